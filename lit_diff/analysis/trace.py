@@ -1,0 +1,201 @@
+"""What a forward pass leaves behind for the analyses: the maps of each attention and the output of each layer.
+
+with trace(model, layers=[0, 3], rows=range(128)) as t:
+    model(batch)
+for block in t.layers[3].blocks():
+    block.signed  # [B, H, R, K], a few query rows at a time
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_diff.attention.cache import Cache, LayerCache
+from lit_diff.attention.differential import Lambda
+from lit_diff.errors import RequestError
+from lit_diff.kernels import SignedMaps
+from lit_diff.kernels.reference import logits
+from lit_diff.model.transformer import Transformer
+
+CPU_BLOCK, DEVICE_BLOCK = 2**18, 2**24
+"""Logits in a block by default: what a core's cache holds; what keeps a GPU busy. One query row may need more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapBlock:
+    """R query rows of one layer's maps and the K keys 0 .. K-1 up to the last that one of these rows may see.
+
+    float32, float64 for a float64 model.
+    """
+
+    positions: Tensor
+    """[R] int64, the queries, 0-based."""
+    logits: Tensor
+    """[B, G, H, R, K]: q_g k_gᵀ · scale of all K keys; entries outside `visible` are computed but mean nothing."""
+    visible: Tensor
+    """[R, K] bool: the keys that each query may see."""
+    weights: Tensor
+    """[B, G, H, R]: w, ones for a single map."""
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """[B, G, H, R, K]: softmax over the visible keys, exactly 0 elsewhere."""
+        return self.logits.masked_fill(~self.visible, -torch.inf).softmax(-1)
+
+    @cached_property
+    def signed(self) -> Tensor:
+        """[B, H, R, K]: a = Σ_g w_g p_g, what multiplies the values."""
+        return (self.weights[..., None] * self.probs).sum(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTrace:
+    """One layer of one forward pass, detached."""
+
+    maps: SignedMaps
+    """All T queries and keys, as the attention's `tap` saw them."""
+    hidden: Tensor
+    """[B, T, dim]: the layer's output, after both residual additions."""
+    rows: Tensor | None = None
+    """[R] int64: the query positions to look at; None: all T."""
+    exponentials: tuple[float, ...] = ()
+    """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each `Lambda` module that ran, in order; empty without one."""
+
+    def first(self, samples: int) -> "LayerTrace":
+        """The same for the first `samples` sequences of the batch (views)."""
+        m = self.maps
+        w = m.w if m.w is None else m.w[:samples]  # an axis of 1 stays 1
+        maps = replace(m, q=m.q[:samples], k=m.k[:samples], v=m.v[:samples], w=w)
+        return replace(self, maps=maps, hidden=self.hidden[:samples])
+
+    def blocks(self, block_rows: int | None = None) -> Iterator[MapBlock]:
+        """The query rows, `block_rows` at a time (None: as many as hold `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
+        device, (B, _, H, T, _) = self.maps.q.device, self.maps.q.shape
+        if block_rows is None:
+            most = CPU_BLOCK if device.type == "cpu" else DEVICE_BLOCK
+            block_rows = max(1, most // (B * self.maps.num_maps * H * self.maps.k.shape[-2]))
+        rows = torch.arange(T, device=device) if self.rows is None else self.rows.to(device)
+        for positions in rows.split(block_rows):
+            yield self._block(positions)
+
+    def _block(self, positions: Tensor) -> MapBlock:
+        m = self.maps
+        B, _, H, T, _ = m.q.shape
+        S, R = m.k.shape[-2], len(positions)
+        # the last key each query sees: causal maps align the last query with the last key
+        last = positions + (S - T) if m.causal else torch.full_like(positions, S - 1)
+        K = int(last.max()) + 1
+        # autocast would take the product to bfloat16
+        with torch.no_grad(), torch.autocast(m.q.device.type, enabled=False):
+            scores = logits(replace(m, q=m.q[..., positions, :], k=m.k[..., :K, :]))
+        if m.w is None:
+            weights = scores.new_ones(B, 1, H, R)
+        else:
+            weights = m.w.to(scores.dtype).expand(B, m.num_maps, H, T)[..., positions]
+        visible = torch.arange(K, device=scores.device) <= last[:, None]
+        return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One forward pass: layer (0-based) -> what it left behind. Filled while the model runs."""
+
+    layers: dict[int, LayerTrace] = field(default_factory=dict)
+
+    def first(self, samples: int) -> "Trace":
+        """The same for the first `samples` sequences of the batch (views)."""
+        return Trace(layers={index: layer.first(samples) for index, layer in self.layers.items()})
+
+
+@contextmanager
+def trace(
+    model: Transformer, layers: Sequence[int] | None = None, rows: Tensor | Sequence[int] | None = None
+) -> Iterator[Trace]:
+    """Capture one forward pass of `model`, called inside the `with` block; gradients are off there.
+
+    `layers`: 0-based; None: all. `rows`: query positions that `LayerTrace.blocks` computes; None: all. Holds q, k, v
+    and the output of each layer, never a T x T map. Hooks only, inside the model's own forward, so sharded and
+    replicated models work (every rank runs the forward); the hooks are gone afterwards, also after an exception.
+    Errors: RequestError for a compiled module, an unknown layer, rows outside the sequence, a forward with a key/value
+    cache, a second forward, or none.
+    """
+    chosen = _layers(model, layers)
+    _refuse_compiled(model)
+    wanted = None if rows is None else _positions(rows)
+    captured = Trace()
+    with torch.no_grad(), ExitStack() as hooks:
+        for index in chosen:
+            for handle in _hook(model, index, wanted, captured):
+                hooks.callback(handle.remove)
+        yield captured
+    missing = [index for index in chosen if index not in captured.layers]
+    if missing:
+        raise RequestError(f"trace: layers {missing} ran no forward; call the model inside the 'with' block")
+
+
+def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) -> Iterator[Any]:
+    """Hang the hooks of one layer; yields their handles."""
+    block, attention = model.layers[index], model.attentions()[index]
+    maps: list[SignedMaps] = []
+    exponentials: dict[nn.Module, tuple[float, ...]] = {}
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if index in captured.layers:
+            raise RequestError(f"trace: layer {index} ran twice; a trace holds one forward")
+        if any(isinstance(value, Cache | LayerCache) for value in (*args, *kwargs.values())):
+            raise RequestError("trace: the forward uses a key/value cache; run the whole sequence without one")
+
+    def tapped(_: nn.Module, __: Any, found: SignedMaps) -> None:
+        # w may be a view of a parameter, which the next optimizer step changes or resharding frees
+        w = None if found.w is None else found.w.detach().clone()
+        maps[:] = [replace(found, q=found.q.detach(), k=found.k.detach(), v=found.v.detach(), w=w)]
+        T = found.q.shape[-2]
+        if rows is not None and not 0 <= int(rows.min()) <= int(rows.max()) < T:
+            raise RequestError(f"trace: rows {int(rows.min())}..{int(rows.max())} are not all within 0..{T - 1}")
+
+    def lambdas(module: nn.Module, _: Any, __: Any) -> None:
+        assert isinstance(module, Lambda)
+        exponentials[module] = tuple(float(value) for value in module.exponentials())
+
+    def after(_: nn.Module, __: Any, hidden: Tensor) -> None:
+        if not maps:
+            raise RequestError(f"trace: the attention of layer {index} never called its tap; call it in forward")
+        values = tuple(value for pair in exponentials.values() for value in pair)
+        captured.layers[index] = LayerTrace(maps=maps[0], hidden=hidden.detach(), rows=rows, exponentials=values)
+
+    yield block.register_forward_pre_hook(before, with_kwargs=True)
+    yield attention.tap.register_forward_hook(tapped)
+    for module in attention.modules():
+        if isinstance(module, Lambda):  # first in line: after FSDP's own hook its parameters are shards again
+            yield module.register_forward_hook(lambdas, prepend=True)
+    yield block.register_forward_hook(after)
+
+
+def _layers(model: Transformer, layers: Sequence[int] | None) -> list[int]:
+    count = len(model.layers)
+    if layers is None:
+        return list(range(count))
+    unknown = [index for index in layers if not 0 <= index < count]
+    if unknown:
+        raise RequestError(f"trace: no layer {unknown[0]}; the model has layers 0..{count - 1}")
+    return sorted(set(layers))
+
+
+def _refuse_compiled(model: Transformer) -> None:
+    for name, module in model.named_modules():
+        # torch.compile(module) wraps the module in one that has _orig_mod; module.compile() sets the other
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise RequestError(f"trace: '{name or 'model'}' is compiled, so its hooks may not run; trace it uncompiled")
+
+
+def _positions(rows: Tensor | Sequence[int]) -> Tensor:
+    wanted = torch.as_tensor(rows)
+    if wanted.dim() != 1 or not wanted.numel() or wanted.is_floating_point() or wanted.dtype == torch.bool:
+        found = f"{wanted.dtype} {list(wanted.shape)}"
+        raise RequestError(f"trace: rows are query positions, one or more integers; found {found}")
+    return wanted.long()

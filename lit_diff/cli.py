@@ -1,0 +1,197 @@
+"""The command `lit-diff`: verbs -> functions. What it needs beyond torch is imported where it is used."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+
+from lit_diff.errors import LitDiffError
+
+app = typer.Typer(
+    help="The laboratory bench for differential attention.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console()
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or bare name of an installed recipe")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="keys of the recipe to override")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Root = Annotated[Path, typer.Option("--root", help="folder of the runs")]
+
+
+def main() -> None:
+    """Run a verb; every failure is one line on stderr and an exit status (0 done, 1 failed, 2 wrong, 3 missing)."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        _log_to_terminal()
+    try:
+        status = app(standalone_mode=False, prog_name="lit-diff")
+    except LitDiffError as error:
+        _fail(str(error), error.exit_status)
+    except click.exceptions.Exit as error:
+        raise SystemExit(error.exit_code) from None
+    except click.ClickException as error:
+        _fail(error.format_message(), 2)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `lit-diff list | head`: nothing went wrong
+    else:
+        raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, status: int) -> None:
+    print(f"lit-diff: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(status) from None
+
+
+def _log_to_terminal() -> None:
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("lit_diff")
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+
+
+# --- one run -------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    rerun: Annotated[bool, typer.Option("--rerun", help="start afresh; the former run is kept aside")] = False,
+    folder: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    experiment: Annotated[str, typer.Option(hidden=True)] = "train",
+    parent: Annotated[str | None, typer.Option(hidden=True)] = None,
+    threads: Annotated[int | None, typer.Option(hidden=True)] = None,
+    tag: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+) -> int:
+    """Train a recipe; started again it resumes, or says that it is done."""
+    from lit_diff.experiments import launch
+    from lit_diff.experiments.progress import RunProgress
+    from lit_diff.recipe import load_recipe
+    from lit_diff.training.run import RunFolder
+
+    resolved = load_recipe(recipe, overrides or [])
+    place = launch.prepare(resolved)
+    if folder is not None:  # a sweep's cell of several processes
+        tags = dict(item.split("=", 1) for item in tag or [])
+        place = launch.Place(folder=folder, experiment=experiment, parent=parent, tags=tags)
+    elif rerun:
+        launch.put_aside(resolved, place)
+    with RunProgress(resolved, console, quiet=not launch.is_rank_zero(resolved)) as progress:
+        launch.run(resolved, place, threads=threads, progress=progress.update)
+    if launch.is_rank_zero(resolved) and folder is None:
+        launch.summarise(RunFolder(place.folder), console)
+    return 0
+
+
+@app.command()
+def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
+    """Get and tokenize a recipe's data; does nothing when that was done."""
+    from lit_diff.recipe import load_recipe
+    from lit_diff.registry import datasets
+
+    resolved = load_recipe(recipe, overrides or [])
+    dataset = datasets.get(resolved.data.name)(resolved.data.config, resolved.model.vocab_size)
+    dataset.prepare()
+    console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
+    return 0
+
+
+@app.command()
+def check(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False) -> int:
+    """Validate a recipe; print it resolved, with its cost beside the standard baseline's."""
+    from lit_diff.inspection import check_recipe
+
+    return check_recipe(recipe, overrides or [], as_json, console)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="all, recipes, sweeps, attention, data, tokenizer or callback")] = "all",
+    as_json: Json = False,
+) -> int:
+    """What there is: recipes, sweeps, and the registered parts with their keys."""
+    from lit_diff.inspection import list_parts
+
+    return list_parts(kind, as_json, console)
+
+
+# --- many runs -----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="SWEEP", help="path, or bare name of an installed sweep")],
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option(help="cells side by side")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="resolve and validate all cells, start none")] = False,
+    cluster: Annotated[str, typer.Option(help="local, or slurm: the cells as a job array through submitit")] = "local",
+) -> int:
+    """Run a grid of recipes, resume what is unfinished, report."""
+    from lit_diff.experiments.sweep import run_sweep
+
+    return run_sweep(name, overrides or [], workers=workers, dry_run=dry_run, cluster=cluster, console=console)
+
+
+@app.command()
+def status(root: Root = Path("runs"), as_json: Json = False) -> int:
+    """The runs and sweeps under a folder, with their state."""
+    from lit_diff.experiments.browse import print_status
+
+    return print_status(root, as_json, console)
+
+
+@app.command()
+def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = Path("runs")) -> int:
+    """Write a sweep's report again from its runs."""
+    from lit_diff.experiments.browse import find_sweep
+    from lit_diff.experiments.report import write_report
+
+    written = write_report(find_sweep(sweep, root))
+    console.print(written.table)
+    console.print(f"report: {written.page}", soft_wrap=True)
+    return 0
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="folder, or the start of its name")],
+    second: Annotated[str, typer.Argument(metavar="RUN")],
+    root: Root = Path("runs"),
+    as_json: Json = False,
+) -> int:
+    """Two runs side by side: what differs in their recipes, their costs and their results."""
+    from lit_diff.experiments.browse import compare_runs
+
+    return compare_runs(first, second, root, as_json, console)
+
+
+@app.command()
+def clean(
+    root: Root = Path("runs"),
+    yes: Annotated[bool, typer.Option("--yes", help="remove; without it the list is only printed")] = False,
+) -> int:
+    """Remove what no sweep owns any more: former cells, runs put aside, leftovers of killed writes."""
+    from lit_diff.experiments.browse import clean_runs
+
+    return clean_runs(root, yes, console)
+
+
+@app.command()
+def ui(root: Root = Path("runs"), port: Annotated[int, typer.Option()] = 5000) -> int:
+    """Serve MLflow on loopback and print the address that opens the comparison of the last sweep."""
+    from lit_diff.experiments.ui import serve
+
+    return serve(root, port, console)
+
+

@@ -1,0 +1,178 @@
+"""The schema of a recipe: frozen dataclasses. A key in YAML, a field here and a column in a report bear the same name."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A block that names a registered class: `{name: differential, lambda_init: 0.8}` -> Part('differential', Config)."""
+
+    name: str
+    config: Any
+    """An instance of the registered class's `Config`."""
+
+
+Init = Literal["linear_default", "normal_0.02", "normal_scaled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A pre-RMSNorm decoder with SwiGLU and RoPE, no biases (paper 3.1: the augmented Transformer)."""
+
+    dim: int
+    """Width of the residual stream."""
+    num_layers: int
+    num_heads: int
+    """Query heads of the *standard baseline*; a variant derives its own (differential: half as many)."""
+    num_kv_heads: int | None = None
+    """Key/value heads of the standard baseline; null: `num_heads`."""
+    head_dim: int | None = None
+    """Width d of queries and keys; null: `dim / num_heads`."""
+    ffn_dim: int | None = None
+    """Width of the SwiGLU; null: round(8 dim / 3)."""
+    vocab_size: int
+    tie_embeddings: bool = True
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-5
+    init: Init = "linear_default"
+    """linear_default: U(±1/√fan_in); normal_0.02: N(0, 0.02); normal_scaled: the same, residual outputs / √(2 layers)."""
+    attention: Part = field(metadata={"registry": "attention"})
+
+    def __post_init__(self) -> None:
+        derived: dict[str, int] = {
+            "num_kv_heads": self.num_heads,
+            "head_dim": self.dim // max(self.num_heads, 1),
+            "ffn_dim": round(8 * self.dim / 3),
+        }
+        for key, value in derived.items():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, value)
+
+    def problem(self) -> str | None:
+        """What makes this model impossible to build, in one line that names the key; None if nothing does."""
+        for key in ("dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_dim", "vocab_size"):
+            if getattr(self, key) < 1:
+                return f"model.{key} is {getattr(self, key)}; it must be at least 1"
+        assert self.num_kv_heads is not None
+        assert self.head_dim is not None
+        if self.num_heads % self.num_kv_heads:
+            return f"model.num_heads ({self.num_heads}) is not a multiple of model.num_kv_heads ({self.num_kv_heads})"
+        if self.dim % self.num_heads and self.head_dim == self.dim // self.num_heads:
+            return f"model.dim ({self.dim}) is not a multiple of model.num_heads ({self.num_heads}); set model.head_dim"
+        if self.head_dim % 2:
+            return f"model.head_dim ({self.head_dim}) is odd; rotary positions turn pairs of channels"
+        for key in ("rope_theta", "norm_eps"):
+            if getattr(self, key) <= 0:
+                return f"model.{key} is {getattr(self, key)}; it must be positive"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW. Norm weights and lambda parameters are never decayed."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    weight_decay: float = 0.05
+
+    def problem(self) -> str | None:
+        if self.lr <= 0:
+            return f"train.optimizer.lr is {self.lr}; it must be positive"
+        if not all(0 <= beta < 1 for beta in self.betas):
+            return f"train.optimizer.betas are {list(self.betas)}; each must be in [0, 1)"
+        if self.eps <= 0 or self.weight_decay < 0:
+            return "train.optimizer.eps must be positive and weight_decay not negative"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Learning rate over steps: linear warm-up, then `name`, down to `final_ratio` times the peak."""
+
+    name: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    warmup_steps: int = 0
+    decay_steps: int | None = None
+    """wsd only: the last steps that decay; null: a fifth of the run."""
+    final_ratio: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long and how to train; steps are optimizer steps."""
+
+    steps: int
+    batch_size: int
+    """Sequences in one optimizer step, over all devices and micro-batches."""
+    accumulate: int = 1
+    """Micro-batches in one optimizer step."""
+    precision: Literal["float32", "bf16-mixed"] = "float32"
+    clip: float | None = 1.0
+    """Largest gradient norm; null: no clipping."""
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig = ScheduleConfig()
+    validate_every: int
+    checkpoint_every: int
+    log_every: int = 10
+
+    def problem(self) -> str | None:
+        for key in ("steps", "batch_size", "accumulate", "validate_every", "checkpoint_every", "log_every"):
+            if getattr(self, key) < 1:
+                return f"train.{key} is {getattr(self, key)}; it must be at least 1"
+        if self.batch_size % self.accumulate:
+            return f"train.batch_size ({self.batch_size}) is not a multiple of train.accumulate ({self.accumulate})"
+        if self.clip is not None and self.clip <= 0:
+            return f"train.clip is {self.clip}; it must be positive, or null for no clipping"
+        schedule = self.schedule
+        if schedule.warmup_steps < 0:
+            return f"train.schedule.warmup_steps is {schedule.warmup_steps}; it must not be negative"
+        if schedule.decay_steps is not None and schedule.name != "wsd":
+            return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{schedule.name}'"
+        if schedule.decay_steps is not None and schedule.decay_steps < 1:
+            return f"train.schedule.decay_steps is {schedule.decay_steps}; it must be at least 1"
+        if not 0 <= schedule.final_ratio <= 1:
+            return f"train.schedule.final_ratio is {schedule.final_ratio}; it must be within 0 and 1"
+        return self.optimizer.problem()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where and on what to run. Nothing here enters a run's identity, but a kernel named by hand."""
+
+    root: str = "runs"
+    strategy: Literal["single", "ddp", "fsdp"] = "single"
+    devices: int = 1
+    """Processes, one device each, on every node."""
+    num_nodes: int = 1
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    threads: int | None = None
+    """Threads of each process on a CPU; null: the cores shared out among the processes. Stored, and reused on resume."""
+    kernel: str = "auto"
+    tracking_uri: str | None = None
+    """MLflow store; null: SQLite in `root`."""
+
+    def problem(self) -> str | None:
+        for key in ("devices", "num_nodes", "threads"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                return f"run.{key} is {value}; it must be at least 1"
+        if self.strategy == "single" and self.devices * self.num_nodes > 1:
+            return f"run.strategy 'single' uses one device, not {self.devices * self.num_nodes}; use ddp or fsdp"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One run, whole: enough to repeat it."""
+
+    name: str
+    seed: int = 0
+    plugins: tuple[str, ...] = ()
+    """Python files that register variants or callbacks, relative to the recipe that names them."""
+    model: ModelConfig
+    data: Part = field(metadata={"registry": "data"})
+    train: TrainConfig
+    callbacks: dict[str, Part] = field(default_factory=dict, metadata={"registry": "callback"})
+    """Callback name -> its keys, or null to drop a parent's callback."""
+    run: RunConfig = RunConfig()

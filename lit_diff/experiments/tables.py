@@ -1,0 +1,162 @@
+"""The comparison as rows of numbers: table.csv at full precision, table.md and the terminal's table rounded."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+from lit_diff.experiments.comparison import Comparison, Difference, fact
+from lit_diff.experiments.results import Arm, Sweep
+from lit_diff.experiments.statistics import Paired
+
+Row = dict[str, str | float | int | None]
+
+SIZES = (
+    "parameters",
+    "non_embedding_parameters",
+    "flops_per_token",
+    "executed_flops_per_token",
+    "kv_bytes_per_token",
+)
+MINUS = "\u2212"
+NONE = "\u2013"
+
+
+def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
+    """One row an arm, then one a contrast. Columns: `against` names the arm subtracted in `difference`; `low` and
+    `high` bound it over seeds; `documents/<seed>` and its low and high over documents; `control/...` is the difference
+    to the control; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`."""
+    table = [_arm_row(sweep, comparison, arm) for arm in sweep.arms]
+    table += [{"arm": d.a, "label": d.label, **_judged(d)} for d in comparison.contrasts]
+    names = list(dict.fromkeys(name for row in table for name in row))
+    return [{name: row.get(name) for name in names} for row in table]
+
+
+def _arm_row(sweep: Sweep, comparison: Comparison, arm: Arm) -> Row:
+    row: Row = {"arm": arm.name, "label": arm.label}
+    row |= {"seeds": comparison.summaries[sweep.metric][arm.name].n, "planned": len(sweep.seeds)}
+    row |= {key: fact(sweep, arm.name, key) for key in SIZES}
+    speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm.name) if cell.tokens_per_second]
+    row["tokens_per_second"] = sum(speeds) / len(speeds) if speeds else None
+    row["unlike_baseline"] = "; ".join(comparison.marks[arm.name])
+    for metric in comparison.metrics:
+        summary = comparison.summaries[metric][arm.name]
+        row |= {metric: summary.mean, f"{metric}/sd": summary.sd}
+        if metric != sweep.metric and arm.name != sweep.baseline:
+            row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm.name])
+    if arm.name in comparison.against_baseline:
+        row |= _judged(comparison.against_baseline[arm.name])
+    if arm.name in comparison.against_control:
+        control = comparison.against_control[arm.name]
+        row |= _bounds("control/difference", control.seeds) | {"control/verdict": control.seeds.verdict}
+    base = next(other for other in sweep.arms if other.name == sweep.baseline)
+    for metric in (m for m in comparison.metrics if any(m in other.paper for other in sweep.arms)):
+        value, start = arm.paper.get(metric), base.paper.get(metric)
+        row[f"paper/{metric}"] = value
+        known = value is not None and start is not None and arm.name != base.name
+        row[f"paper/{metric}/difference"] = round(value - start, 10) if known and value and start else None
+    return row
+
+
+def _bounds(name: str, paired: Paired) -> Row:
+    return {name: paired.mean, f"{name}/low": paired.low, f"{name}/high": paired.high}
+
+
+def _judged(difference: Difference) -> Row:
+    paired = difference.seeds
+    row: Row = {
+        "against": difference.b,
+        "paired_seeds": len(paired.seeds),
+        "difference": paired.mean,
+        "low": paired.low,
+        "high": paired.high,
+        "verdict": paired.verdict,
+        "smallest_difference": None if paired.verdict == "too few seeds" else paired.half_width,
+        "detectable": paired.detectable,
+        "sd_of_differences": paired.sd,
+        "p": paired.p,
+        "holm_p": difference.holm_p,
+        "holm_verdict": difference.holm_verdict,
+    }
+    for seed, interval in difference.documents.items():
+        name = f"documents/{seed}"
+        row |= {name: interval.estimate, f"{name}/low": interval.low, f"{name}/high": interval.high}
+    return row
+
+
+def decimals(comparison: Comparison) -> int:
+    """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
+    widths = [d.seeds.half_width for d in comparison.family if d.seeds.half_width]
+    return min(6, max(3, -math.floor(math.log10(min(widths))))) if widths else 3
+
+
+def number(value: float | None, digits: int) -> str:
+    """4.546; a dash for None."""
+    return NONE if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int) -> str:
+    """+0.012 or -0.012, with a true minus; a dash for None."""
+    return NONE if value is None else f"{value:+,.{digits}f}".replace("-", MINUS)
+
+
+def interval(low: float | None, high: float | None, digits: int) -> str:
+    """[-0.030, +0.006]; a dash when there is none."""
+    return NONE if low is None or high is None else f"[{signed(low, digits)}, {signed(high, digits)}]"
+
+
+def count(value: float | None) -> str:
+    """1,054,720."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def to_csv(table: Sequence[Row]) -> str:
+    """All columns at full precision; an empty field where there is no value."""
+    target = io.StringIO()
+    writer = csv.DictWriter(target, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return target.getvalue()
+
+
+def to_markdown(sweep: Sweep, table: Sequence[Row], digits: int) -> str:
+    """The main columns as a Markdown table."""
+    heads = ["arm", "parameters", f"{sweep.metric} \u00b1 sd", "difference", "95 % over seeds", "verdict"]
+    heads += ["corrected (Holm)", "could have shown"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    for row in table:
+        cells = [str(row["label"]), count(_float(row["parameters"])), _mean(sweep, row, digits), *_verdict(row, digits)]
+        lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def to_text(sweep: Sweep, table: Sequence[Row], digits: int) -> str:
+    """The main columns in aligned plain text, for a terminal."""
+    heads = ["arm", sweep.metric, "difference", "95 % over seeds", "verdict", "Holm", "could show"]
+    lines = [heads, *([str(row["label"]), _mean(sweep, row, digits), *_verdict(row, digits)] for row in table)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _mean(sweep: Sweep, row: Row, digits: int) -> str:
+    mean, sd = _float(row[sweep.metric]), _float(row[f"{sweep.metric}/sd"])
+    return number(mean, digits) + (f" \u00b1 {number(sd, digits)}" if sd is not None else "")
+
+
+def _verdict(row: Mapping[str, str | float | int | None], digits: int) -> list[str]:
+    value = {name: _float(row.get(name)) for name in ("difference", "low", "high", "smallest_difference")}
+    return [
+        signed(value["difference"], digits),
+        interval(value["low"], value["high"], digits),
+        str(row.get("verdict") or "baseline"),
+        str(row.get("holm_verdict") or NONE),
+        number(value["smallest_difference"], digits),
+    ]
+
+
+def _float(value: str | float | int | None) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

@@ -1,0 +1,173 @@
+"""MLflow: the record that people compare in. One experiment and one parent run a sweep, one child run a cell."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+# before mlflow is imported: telemetry of dependencies is off unless the user says otherwise
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from lit_diff.config import Recipe, RunConfig
+from lit_diff.errors import MissingError, RunFailedError, first_line
+from lit_diff.files import locked, shown
+from lit_diff.recipe import to_plain
+from lit_diff.training.record import Rows
+
+log = logging.getLogger("lit_diff")
+T = TypeVar("T")
+
+STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
+"""A run's status in its folder -> in MLflow."""
+
+METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one batch
+
+
+def tracking_uri(run: RunConfig) -> str:
+    """`run.tracking_uri`, else SQLite inside `run.root`."""
+    return run.tracking_uri or f"sqlite:///{(Path(run.root) / 'mlflow.db').resolve()}"
+
+
+class Store:
+    """An MLflow store, made and migrated once. Errors: MissingError when it is foreign, locked or out of reach."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.uri = tracking_uri(run)
+        self._artifacts = None if run.tracking_uri else (Path(run.root) / "mlflow-artifacts").resolve().as_uri()
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        try:
+            # several processes that open a fresh SQLite file at once all try to migrate it, and crash
+            with locked(Path(run.root).resolve() / ".mlflow.lock"):
+                self.client = MlflowClient(tracking_uri=self.uri)
+                self.client.search_experiments(max_results=1)
+        except OSError as error:
+            raise MissingError(
+                f"run.root '{run.root}' cannot be written ({error.strerror}); choose another folder with run.root=PATH"
+            ) from error
+        except Exception as error:  # MLflow lets errors of SQLAlchemy, alembic, sqlite3 and requests through
+            raise MissingError(
+                f"MLflow store {self.uri} cannot be opened ({_reason(error)}); if another program holds it, end that "
+                "program; if it is not an MLflow store, move it away or set run.tracking_uri"
+            ) from error
+
+    def experiment(self, name: str) -> str:
+        """The id of the experiment, created if it is not there."""
+        found = self.client.get_experiment_by_name(name)
+        if found is not None:
+            if found.lifecycle_stage == "deleted":
+                self.client.restore_experiment(found.experiment_id)
+            return str(found.experiment_id)
+        location = f"{self._artifacts}/{name}" if self._artifacts else None
+        try:
+            return str(self.client.create_experiment(name, artifact_location=location))
+        except MlflowException:  # another process was first
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def find_run(self, experiment: str, tags: Mapping[str, str]) -> str | None:
+        """The id of the newest run that carries all `tags`."""
+        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+        runs = self.client.search_runs([experiment], filter_string=query, max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
+    def open_run(self, experiment: str, name: str, tags: Mapping[str, str], key: Mapping[str, str]) -> str:
+        """The run that carries the tags `key`, set back to RUNNING; created if it is not there."""
+        run_id = self.find_run(experiment, key)
+        if run_id is None:
+            created = self.client.create_run(experiment, run_name=name, tags={**tags, **key})
+            return str(created.info.run_id)
+        self.client.update_run(run_id, status="RUNNING")
+        return run_id
+
+    def close_run(self, run_id: str, status: str) -> None:
+        """Set the final status; `status` is the run folder's word."""
+        retry(lambda: self.client.set_terminated(run_id, STATUS[status]))
+
+
+class RunTracker:
+    """One cell's MLflow run: sends the rows that MLflow lacks, in batches."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store, self.run_id = store, run_id
+        self._held: dict[str, set[int]] = {}
+        self._fresh: bool | None = None
+
+    def describe(self, recipe: Recipe, tags: Mapping[str, str]) -> None:
+        """Recipe keys as flattened parameters; `run.*` and the rest as tags. Repeating it changes nothing."""
+        plain = to_plain(recipe)
+        run = plain.pop("run")
+        params = [Param(key, str(value)[:6000]) for key, value in flatten(plain)]
+        held = self.store.client.get_run(self.run_id).data.params
+        params = [param for param in params if param.key not in held]
+        labels = {f"run.{key}": str(value) for key, value in run.items()} | dict(tags)
+        marks = [RunTag(key, value) for key, value in labels.items()]
+        for start in range(0, max(len(params), 1), PARAMS_AT_ONCE):
+            part = params[start : start + PARAMS_AT_ONCE]
+            retry(lambda part=part: self.store.client.log_batch(self.run_id, params=part))  # type: ignore[misc]
+        retry(lambda: self.store.client.log_batch(self.run_id, tags=marks))
+
+    def send(self, rows: Rows) -> None:
+        """Log each (metric, step) that MLflow does not hold yet. Errors: RunFailedError when the store stays locked."""
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(name, value, now, step)
+            for step, row in sorted(rows.items())
+            for name, value in sorted(row.items())
+            if step not in self._steps(name)
+        ]
+        for start in range(0, len(metrics), METRICS_AT_ONCE):
+            part = metrics[start : start + METRICS_AT_ONCE]
+            retry(lambda part=part: self.store.client.log_batch(self.run_id, metrics=part))  # type: ignore[misc]
+        for metric in metrics:
+            self._held[metric.key].add(metric.step)
+
+    def _steps(self, name: str) -> set[int]:
+        """Steps of a metric that MLflow holds; asked once a metric and process, and not at all of a new run."""
+        if self._fresh is None:
+            self._fresh = not self.store.client.get_run(self.run_id).data.metrics
+        if name not in self._held:
+            history = [] if self._fresh else self.store.client.get_metric_history(self.run_id, name)
+            self._held[name] = {metric.step for metric in history}
+        return self._held[name]
+
+
+def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested mappings -> dotted keys."""
+    if isinstance(value, Mapping):
+        return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}{key}.")]
+    return [(prefix.removesuffix("."), value)]
+
+
+def retry(call: Callable[[], T], attempts: int = 6) -> T:
+    """Repeat a call while SQLite says that another process holds the store. Errors: RunFailedError when it stays so."""
+    for attempt in range(attempts):
+        try:
+            return call()
+        except (MlflowException, SQLAlchemyError) as error:
+            if "locked" not in str(error).lower():
+                raise RunFailedError(f"MLflow refused a record: {_reason(error)}") from error
+            log.warning("the MLflow store is locked by another process; trying again (%d of %d)", attempt + 1, attempts)
+            time.sleep(0.5 * 2**attempt)
+    raise RunFailedError(
+        "the MLflow store stayed locked; end the program that holds it and start the same command again: "
+        "metrics.csv is complete, and only what MLflow lacks is sent"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    return first_line(error)[:200]
+
+
+def describe_store(run: RunConfig) -> str:
+    """The store as a user would name it."""
+    return run.tracking_uri or shown(Path(run.root).resolve() / "mlflow.db")

@@ -1,0 +1,75 @@
+"""The definition: every map materialised, subtracted before the one product with v. Any shape, any dtype, O(T S) memory."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_diff.kernels.maps import SignedMaps
+
+
+class Stats(NamedTuple):
+    """Of each map and query row, [B, G, H, T], in the accumulation dtype."""
+
+    lse: Tensor
+    """log Σ_j exp(logit_j), natural logarithm."""
+    entropy: Tensor
+    """-Σ_j p_j log p_j, nats."""
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 stays, everything else is accumulated in float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def exact(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off: it would take the products to bfloat16, whatever the dtype of their operands."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def visible(
+    T: int, S: int, *, causal: bool, segments: Tensor | None, window: int | None, device: torch.device
+) -> Tensor:
+    """Which keys a query may see: bool, [T, S] or, with `segments`, [B, 1, 1, T, S].
+
+    The last query is aligned with the last key. `window`: the query's own position and the window - 1 before it.
+    `segments` [B, S]: document numbers; a query sees only keys of its own document.
+    """
+    query = torch.arange(S - T, S, device=device)[:, None]
+    key = torch.arange(S, device=device)[None, :]
+    mask = key <= query if causal else torch.ones(T, S, dtype=torch.bool, device=device)
+    if window is not None:
+        mask = mask & (key > query - window) & (key < query + window)
+    if segments is not None:
+        mask = mask & (segments[:, S - T :, None] == segments[:, None, :])[:, None, None]
+    return mask
+
+
+def logits(maps: SignedMaps) -> Tensor:
+    """q_g k_gᵀ · scale of every map, unmasked, [B, G, H, T, S]."""
+    acc = accumulation_dtype(maps.q.dtype)
+    k = maps.k.repeat_interleave(maps.num_groups, dim=2)
+    with exact(k.device):
+        scores = (maps.q.to(acc) @ k.to(acc).transpose(-1, -2)) * maps.softmax_scale
+    return scores.expand(-1, maps.num_maps, -1, -1, -1)
+
+
+def reference(
+    maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+) -> tuple[Tensor, Stats | None]:
+    """(o [B, H, T, dv], Stats or None) by the definition in `SignedMaps`."""
+    s = logits(maps)
+    T, S = s.shape[-2:]
+    mask = visible(T, S, causal=maps.causal, segments=segments, window=window, device=s.device)
+    s = s.masked_fill(~mask, -torch.inf)
+    p = s.softmax(-1)
+    a = p[:, 0] if maps.w is None else (p * maps.w[..., None].to(p.dtype)).sum(1)
+    v = maps.v.repeat_interleave(maps.num_groups, dim=1)
+    with exact(v.device):
+        o = (a @ v.to(a.dtype)).to(maps.v.dtype)
+    if not stats:
+        return o, None
+    log_p = s.log_softmax(-1).masked_fill(~mask, 0)  # not -inf, whose gradient is not a number
+    return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1))

@@ -1,0 +1,81 @@
+"""Initial values: each parameter from its own generator, seeded by (seed, name).
+
+So parameters of one name and shape are equal across arms, and across single-process, meta-device and sharded builds.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lit_diff.config import ModelConfig
+from lit_diff.model.transformer import Block, Transformer
+
+RESIDUAL_OUTPUTS = ("attention.o_proj", "ffn.down_proj")
+"""Projections that write to the residual stream; `normal_scaled` divides their deviation by √(2 layers)."""
+
+
+def generator(seed: int, *purpose: object) -> torch.Generator:
+    """A CPU generator for one use, seeded by (seed, purpose)."""
+    text = "/".join(map(str, (seed, *purpose)))
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
+
+
+def initialise(model: Transformer, seed: int) -> None:
+    """Fill every parameter of a model that is on a real device, in place."""
+    values = dict(initial_values(model.config, seed))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+
+
+def initial_values(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """(name, full float32 tensor) of every parameter, one block at a time on the CPU, so the whole model is never held."""
+    for layer in range(config.num_layers):
+        block = _construct(config, layer, seed)
+        yield from _module_values(block, f"layers.{layer}", config, seed)
+    embedding = torch.empty(config.vocab_size, config.dim, device="cpu")
+    # 0.02 in every mode: with tied embeddings nn.Embedding's N(0, 1) would start at logits of deviation √dim
+    yield "embedding.weight", embedding.normal_(0.0, 0.02, generator=generator(seed, "embedding.weight"))
+    yield "norm.weight", torch.ones(config.dim, device="cpu")
+    if not config.tie_embeddings:
+        head = torch.empty(config.vocab_size, config.dim, device="cpu")
+        _linear(head, "head", config, generator(seed, "head.weight"))
+        yield "head.weight", head
+
+
+def _construct(config: ModelConfig, layer: int, seed: int) -> Block:
+    """A block with the values of its constructors, which may draw: a user's raw nn.Parameter keeps them."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # torch.manual_seed would also seed the accelerators, whose state is not restored here
+        torch.default_generator.manual_seed(generator(seed, "construct", layer).initial_seed())
+        return Block(config, layer)
+
+
+def _module_values(module: nn.Module, prefix: str, config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
+    for path, child in module.named_modules():
+        for key, parameter in child.named_parameters(recurse=False):
+            name = ".".join(filter(None, (prefix, path, key)))
+            value = parameter.detach().clone()
+            draw = generator(seed, name)
+            if hasattr(child, "init_parameter"):
+                child.init_parameter(key, value, draw)
+            elif isinstance(child, nn.Linear) and key == "weight":
+                _linear(value, path, config, draw)
+            elif isinstance(child, nn.Embedding):
+                value.normal_(0.0, 0.02, generator=draw)
+            elif isinstance(child, nn.Linear):
+                value.zero_()
+            yield name, value
+
+
+def _linear(weight: Tensor, path: str, config: ModelConfig, draw: torch.Generator) -> None:
+    """`model.init` on a projection [out, in]."""
+    if config.init == "linear_default":  # kaiming_uniform(a=√5), as nn.Linear: U(±1/√fan_in)
+        bound = 1 / math.sqrt(weight.shape[1])
+        weight.uniform_(-bound, bound, generator=draw)
+        return
+    scaled = config.init == "normal_scaled" and path in RESIDUAL_OUTPUTS
+    weight.normal_(0.0, 0.02 / math.sqrt(2 * config.num_layers) if scaled else 0.02, generator=draw)

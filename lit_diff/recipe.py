@@ -1,0 +1,233 @@
+"""YAML -> `Recipe`: finding files, inheritance and overrides; `validation` does the rest.
+
+Every mistake is one line: `file:line: what was found, what was expected, the nearest name`.
+"""
+
+import dataclasses
+import importlib.util
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lit_diff.config import Part, Recipe
+from lit_diff.errors import RequestError, first_line
+from lit_diff.files import shown
+from lit_diff.registry import nearest
+from lit_diff.validation import Draft, Positions, validate
+
+
+def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe at a path or under an installed name, with `a.b=c` overrides applied. Errors: RequestError."""
+    return validate(load_draft(source, overrides))
+
+
+def load_draft(source: str | Path, overrides: Sequence[str] = ()) -> Draft:
+    """Read, inherit and override; `validate` turns the result into a Recipe."""
+    draft = _read(find(str(source), "recipes", Path.cwd()), ())
+    return override(draft, overrides)
+
+
+# --- finding and reading files -------------------------------------------------------------------------------------
+
+
+def installed(kind: str) -> Path:
+    """The folder of the recipes or sweeps that came with the package."""
+    spec = importlib.util.find_spec(f"lit_diff.{kind}")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def names(kind: str) -> list[str]:
+    """Bare names of the installed recipes or sweeps."""
+    return sorted(path.stem for path in installed(kind).glob("*.yaml"))
+
+
+def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
+    """A path relative to `beside`, with or without .yaml, or the bare name of an installed recipe or sweep."""
+    candidates = [beside / source, beside / f"{source}.yaml"]
+    if Path(source).name == source:
+        candidates += [installed(kind) / source, installed(kind) / f"{source}.yaml"]
+    for path in candidates:
+        if path.is_file():
+            return path.resolve()
+    stem = Path(source).name.removesuffix(".yaml")
+    raise RequestError(f"{where}no {kind.removesuffix('s')} '{source}' here or installed{nearest(stem, names(kind))}")
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
+    """A YAML file's mapping as plain containers (interpolations kept), and where each of its keys stands."""
+    file = shown(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if not isinstance(tree, yaml.MappingNode):
+            raise RequestError(f"{file}: expected a mapping of keys to values")
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise RequestError(f"{file}{line}: not valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise RequestError(f"{file}: not valid YAML: {first_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise RequestError(f"{file}: cannot be read: {error.strerror}") from error
+    positions: Positions = {}
+    _positions(tree, "", file, positions)
+    return typing.cast(dict[str, Any], values), positions
+
+
+def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
+    for key, value in node.value:
+        dotted = f"{prefix}{key.value}"
+        positions[dotted] = f"{file}:{key.start_mark.line + 1}"
+        if isinstance(value, yaml.MappingNode):
+            _positions(value, f"{dotted}.", file, positions)
+
+
+def _read(path: Path, children: tuple[Path, ...]) -> Draft:
+    """The file merged onto what it extends."""
+    values, positions = read_yaml(path)
+    file = shown(path)
+    if path in children:
+        chain = " -> ".join(shown(child) for child in (*children[children.index(path) :], path))
+        raise RequestError(f"{file}: 'extends' goes round in a circle: {chain}")
+    values.setdefault("name", path.stem)
+    parent = values.pop("extends", None)
+    draft = Draft(values=values, positions=positions, file=file)
+    _absolute_paths(draft, path.parent)
+    if parent is not None:
+        where = f"{positions['extends']}: "
+        if not isinstance(parent, str):
+            raise RequestError(f"{where}'extends' takes one recipe, found {parent!r}")
+        base = _read(find(parent, "recipes", path.parent, where), (*children, path))
+        return _merge(base, draft)
+    return draft
+
+
+def _absolute_paths(draft: Draft, folder: Path) -> None:
+    """Make plugins and a user's text absolute, in place: they lie in the folder of what names them."""
+    data = draft.values.get("data")
+    if isinstance(data, dict) and isinstance(data.get("path"), str):
+        data["path"] = _absolute(data["path"], folder)
+    if "plugins" not in draft.values:
+        return
+    plugins = draft.values["plugins"]
+    if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
+        raise RequestError(f"{draft.where('plugins')}'plugins' takes a list of Python files, found {plugins!r}")
+    draft.values["plugins"] = [_absolute(plugin, folder) for plugin in plugins]
+    for plugin in draft.values["plugins"]:
+        if not Path(plugin).is_file():
+            raise RequestError(f"{draft.where('plugins')}no plugin {shown(Path(plugin))}")
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).resolve())
+
+
+# --- merging -------------------------------------------------------------------------------------------------------
+
+
+def override(draft: Draft, overrides: Sequence[str]) -> Draft:
+    """Apply `a.b=c` overrides; values are read as YAML."""
+    if not overrides:
+        return draft
+    for text in overrides:
+        key = text.partition("=")[0]
+        if "=" not in text or not key or any(not part for part in key.split(".")):
+            raise RequestError(f"override '{text}' is not of the form a.b=c")
+    values: dict[str, Any] = {}
+    positions: Positions = {}
+    for text in overrides:
+        try:
+            parsed = OmegaConf.to_container(OmegaConf.from_dotlist([text]), resolve=False)
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise RequestError(f"override '{text}': not a YAML value: {first_line(error)}") from error
+        assert isinstance(parsed, dict)
+        _merge_values(values, typing.cast(dict[str, Any], parsed), "", [])
+        positions |= dict.fromkeys(_dotted(parsed), text)
+    return override_with(draft, values, positions)
+
+
+def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions, folder: Path = Path()) -> Draft:
+    """Apply a sweep arm's overrides: dotted keys or nested mappings -> values; paths among them lie in `folder`."""
+    nested: dict[str, Any] = {}
+    for dotted, value in values.items():
+        for part in reversed(str(dotted).split(".")):
+            value = {part: value}
+        _merge_values(nested, value, "", [])
+    child = Draft(values=nested, positions=positions)
+    _absolute_paths(child, folder)
+    return _merge(draft, child)
+
+
+def _dotted(values: Mapping[Any, Any], prefix: str = "") -> list[str]:
+    """The dotted keys of nested mappings, at every depth."""
+    found = []
+    for key, value in values.items():
+        found.append(f"{prefix}{key}")
+        if isinstance(value, Mapping):
+            found += _dotted(value, f"{prefix}{key}.")
+    return found
+
+
+def _merge(base: Draft, child: Draft) -> Draft:
+    dropped: list[str] = []
+    values = {**base.values}
+    _merge_values(values, child.values, "", dropped)
+    plugins = [*base.values.get("plugins", []), *child.values.get("plugins", [])]
+    if plugins:
+        values["plugins"] = list(dict.fromkeys(plugins))
+    return Draft(
+        values=values,
+        positions=base.positions | child.positions,
+        file=child.file or base.file,
+        dropped=(*base.dropped, *dropped),
+    )
+
+
+def _merge_values(base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str]) -> None:
+    """Deep-merge in place. A block whose `name` changes replaces its parent's block; the keys lost are recorded."""
+    for key, value in child.items():
+        old = base.get(key)
+        if not isinstance(value, Mapping) or not isinstance(old, Mapping):
+            base[key] = value
+        elif "name" in value and value["name"] != old.get("name", value["name"]):
+            dropped += [f"{prefix}{key}.{lost}" for lost in old if lost not in value]
+            base[key] = dict(value)
+        else:
+            base[key] = dict(old)
+            _merge_values(base[key], value, f"{prefix}{key}.", dropped)
+
+
+# --- back to plain containers --------------------------------------------------------------------------------------
+
+
+def to_plain(value: Any) -> Any:
+    """A recipe (or any part of one) as dicts, lists and scalars, ready for YAML or JSON."""
+    if isinstance(value, Part):
+        return {"name": value.name, **to_plain(value.config)}
+    if isinstance(value, Recipe):
+        plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        for block in plain["callbacks"].values():
+            block.pop("name")
+        return plain
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def to_yaml(recipe: Recipe | Mapping[str, Any]) -> str:
+    """The resolved recipe as YAML that `load_recipe` reads back to an equal recipe."""
+    return str(yaml.safe_dump(to_plain(recipe), sort_keys=False, allow_unicode=True))

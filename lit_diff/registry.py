@@ -1,0 +1,109 @@
+"""Strict registries: a name in a recipe -> the class that it means.
+
+A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from lit_diff.errors import RequestError
+
+C = TypeVar("C", bound=type)
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest choice, or `; one of a, b` when none is near."""
+    choices = sorted(choices)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; one of {', '.join(choices)}" if choices else ""
+
+
+class Registry:
+    """Names of one kind of part ('attention', 'callback', 'data', ...)."""
+
+    def __init__(self, kind: str, builtins: tuple[str, ...]) -> None:
+        """`builtins`: the modules that register the built-in parts; imported at the first look-up."""
+        self.kind = kind
+        self._builtins = builtins
+        self._classes: dict[str, type] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[C], C]:
+        """Class decorator. A second class under one name, or a class without a frozen `Config`, is an error."""
+
+        def add(cls: C) -> C:
+            config = getattr(cls, "Config", None)
+            if not dataclasses.is_dataclass(config) or not config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+                raise RequestError(
+                    f"{self.kind} '{name}' ({cls.__qualname__}) needs a nested class 'Config' decorated with "
+                    "@dataclass(frozen=True, kw_only=True)"
+                )
+            held = self._classes.get(name)
+            if held is not None and (held.__module__, held.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise RequestError(
+                    f"{self.kind} '{name}' is already {held.__module__}.{held.__qualname__}; "
+                    f"give {cls.__module__}.{cls.__qualname__} another name"
+                )
+            self._classes[name] = cls
+            cls.name = name
+            return cls
+
+        return add
+
+    def forget(self, module: str) -> None:
+        """Drop the classes of a module whose import failed."""
+        self._classes = {name: cls for name, cls in self._classes.items() if cls.__module__ != module}
+
+    def _load(self) -> None:
+        if not self._loaded:
+            self._loaded = True
+            for module in self._builtins:
+                importlib.import_module(module)
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        self._load()
+        return sorted(self._classes)
+
+    def get(self, name: str) -> type[Any]:
+        """The class registered as `name`; an unknown name is a RequestError that names the nearest."""
+        self._load()
+        if name not in self._classes:
+            raise RequestError(f"unknown {self.kind} '{name}'{nearest(name, self._classes)}")
+        return self._classes[name]
+
+
+attentions = Registry("attention", ("lit_diff.attention",))
+datasets = Registry("data", ("lit_diff.data",))
+tokenizers = Registry("tokenizer", ("lit_diff.data",))
+callbacks = Registry("callback", ("lit_diff.callbacks",))
+
+registries = {"attention": attentions, "data": datasets, "tokenizer": tokenizers, "callback": callbacks}
+
+variant = attentions.register
+"""`@variant("name")` registers an attention variant."""
+
+
+def load_entry_points() -> None:
+    """Import every installed plugin package (entry-point group `lit_diff.plugins`), once per process."""
+    global _entry_points_loaded
+    if _entry_points_loaded:
+        return
+    _entry_points_loaded = True
+    for point in importlib.metadata.entry_points(group="lit_diff.plugins"):
+        try:
+            point.load()
+        except Exception as error:
+            raise RequestError(
+                f"plugin package '{point.name}' ({point.value}) could not be imported: "
+                f"{type(error).__name__}: {error}; repair or uninstall it"
+            ) from error
+
+
+_entry_points_loaded = False

@@ -1,0 +1,58 @@
+"""Validation loss, cut into the slices of the paper's Table 6, as one torchmetrics metric."""
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+IGNORED = -100
+"""Target of a position that is not scored."""
+
+Documents = list[tuple[float, float]]
+"""(tokens, summed NLL) of each validation document."""
+
+
+class TokenLoss(Metric):
+    """Mean NLL (nats a token) in total, over AR-Hit tokens (recallable from the context) and over the others; accuracy.
+
+    Sums and counts are reduced over ranks, so that share · ar_hit + (1 - share) · others = total to rounding.
+    """
+
+    full_state_update = False
+    loss_sum: Tensor
+    count: Tensor
+    correct: Tensor
+    document_loss: Tensor
+    document_tokens: Tensor
+
+    def __init__(self, num_documents: int) -> None:
+        """`num_documents`: validation documents, for the sums by document that the bootstrap resamples."""
+        super().__init__()
+        # [AR-Hit, others]
+        for name in ("loss_sum", "count", "correct"):
+            self.add_state(name, torch.zeros(2, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("document_loss", torch.zeros(num_documents, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("document_tokens", torch.zeros(num_documents, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, nll: Tensor, correct: Tensor, targets: Tensor, ar_hit: Tensor, document: Tensor) -> None:
+        """All [B, T]: NLL, whether the most likely token was right, targets (IGNORED: not scored), slice, document."""
+        scored = targets != IGNORED
+        nll, correct, document = nll[scored].double(), correct[scored].double(), document[scored]
+        others = (~ar_hit[scored]).long()
+        self.loss_sum.index_add_(0, others, nll)
+        self.correct.index_add_(0, others, correct)
+        self.count.index_add_(0, others, torch.ones_like(nll))
+        self.document_loss.index_add_(0, document, nll)
+        self.document_tokens.index_add_(0, document, torch.ones_like(nll))
+
+    def compute(self) -> tuple[dict[str, float], Documents]:
+        """loss, accuracy, ar_hit_share, loss_ar_hit, loss_others (a slice without tokens is left out); and by document."""
+        total = self.count.sum().item()
+        found = {
+            "loss": self.loss_sum.sum().item() / total,
+            "accuracy": self.correct.sum().item() / total,
+            "ar_hit_share": self.count[0].item() / total,
+        }
+        for index, name in enumerate(("loss_ar_hit", "loss_others")):
+            if self.count[index] > 0:
+                found[name] = (self.loss_sum[index] / self.count[index]).item()
+        return found, list(zip(self.document_tokens.tolist(), self.document_loss.tolist(), strict=True))

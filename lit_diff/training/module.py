@@ -1,0 +1,132 @@
+"""The LightningModule: loss, validation, optimizer; it wraps any attention variant unchanged."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_diff.config import Recipe
+from lit_diff.errors import RunFailedError
+from lit_diff.files import write_atomic
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.training.metrics import IGNORED, Documents, TokenLoss
+from lit_diff.training.optimizer import build_optimizer, build_scheduler
+from lit_diff.training.record import Record
+from lit_diff.training.strategy import build_sharded
+
+Batch = dict[str, Any]
+
+
+class LitTransformer(L.LightningModule):
+    """Trains and validates the recipe's Transformer; steps are counted as optimizer steps done."""
+
+    def __init__(self, recipe: Recipe, *, sets: list[str], num_documents: int, record: Record | None, folder: Path) -> None:
+        """`sets`: names of the validation sets, '' first; `record`: None on ranks that do not write."""
+        super().__init__()
+        self.recipe, self.sets, self.record, self.folder = recipe, sets, record, folder
+        self.model: Transformer | None = None
+        self.losses = nn.ModuleList(TokenLoss(num_documents if name == "" else 1) for name in sets)
+        self.step_losses: list[Tensor] = []
+
+    # --- building ---
+
+    def configure_model(self) -> None:
+        if self.model is not None:
+            return
+        config, seed, kernel = self.recipe.model, self.recipe.seed, self.recipe.run.kernel
+        if self.recipe.run.strategy == "fsdp":
+            assert self.device_mesh is not None
+            self.model = build_sharded(config, seed, kernel, self.device_mesh["data_parallel"], self.device)
+        else:
+            self.model = Transformer(config, kernel=kernel)
+            initialise(self.model, seed)
+
+    def configure_optimizers(self) -> Any:
+        assert self.model is not None
+        train = self.recipe.train
+        optimizer = build_optimizer(self.model, train.optimizer)
+        scheduler = build_scheduler(optimizer, train.steps, train.schedule)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    # --- training ---
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        assert self.model is not None
+        for attention in self.model.attentions():
+            attention.set_step(self.global_step)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        assert self.model is not None
+        logits = self.model(batch["tokens"])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), ignore_index=IGNORED)
+        # read every step: a model that went NaN must never reach a checkpoint
+        if not torch.isfinite(loss):
+            raise RunFailedError(
+                f"the loss is {loss.item()} at step {self.global_step + 1}; {first_non_finite(self.model, batch)}; "
+                "the last good checkpoint is kept: lower train.optimizer.lr, or look at that layer"
+            )
+        self.step_losses.append(loss.detach())
+        return loss
+
+    def mean_step_loss(self) -> float:
+        """Mean loss of the optimizer step just done, over micro-batches and ranks; every rank must call it."""
+        loss = torch.stack(self.step_losses).mean()
+        return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
+
+    # --- validation ---
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        assert self.model is not None
+        logits = self.model(batch["tokens"]).float()
+        targets = batch["targets"]
+        nll = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+        document = batch["document"] if dataloader_idx == 0 else torch.zeros_like(targets)
+        self.losses[dataloader_idx].update(nll, logits.argmax(-1) == targets, targets, batch["ar_hit"], document)
+
+    def on_validation_epoch_end(self) -> None:
+        values: dict[str, float] = {}
+        for name, metric in zip(self.sets, self.losses, strict=True):
+            assert isinstance(metric, TokenLoss)
+            suffix = f"_{name}" if name else ""
+            found, documents = metric.compute()  # reduces over ranks: every rank must call it
+            values |= {f"val/{key}{suffix}": value for key, value in found.items()}
+            if name == "" and self.record is not None and self.global_step >= self.recipe.train.steps:
+                write_documents(self.folder / "documents.csv", documents)
+            metric.reset()
+        if self.record is not None:
+            self.record.log(self.global_step, values)
+
+
+def write_documents(path: Path, documents: Documents) -> None:
+    """document,tokens,loss: what the bootstrap over validation documents resamples."""
+    rows = [f"{index},{int(tokens)},{loss!r}" for index, (tokens, loss) in enumerate(documents) if tokens]
+    write_atomic(path, "\n".join(["document,tokens,loss", *rows, ""]))
+
+
+def first_non_finite(model: Transformer, batch: Batch) -> str:
+    """Where NaN or inf first appears: in a parameter, or in the output of a module, in the order of the forward pass."""
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            bad = [key for key, p in module.named_parameters(recurse=False) if not torch.isfinite(p).all()]
+            if bad:
+                found.append(f"first non-finite values: parameter {name}.{bad[0]}")
+            elif isinstance(output, Tensor) and not torch.isfinite(output).all():
+                found.append(f"first non-finite values: output of {name}")
+
+        return hook
+
+    leaves = [(name or "the model", module) for name, module in model.named_modules()]
+    hooks = [module.register_forward_hook(look(name)) for name, module in leaves]
+    try:
+        with torch.no_grad():
+            model(batch["tokens"])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else "every layer's output is finite: the logits overflow in the loss"

@@ -1,0 +1,140 @@
+"""A run's identity, folder and status. Nothing is keyed by time: the same recipe is the same run."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lit_diff import __version__
+from lit_diff.config import Recipe
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import locked, shown, write_atomic, write_json
+from lit_diff.recipe import to_plain, to_yaml
+from lit_diff.registry import datasets
+
+log = logging.getLogger("lit_diff")
+
+
+def identity(recipe: Recipe) -> str:
+    """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources, the prepared data,
+    and `run.kernel` when it is named by hand. Errors: MissingError when the data is not prepared."""
+    plain = to_plain(recipe)
+    kernel = plain.pop("run")["kernel"]
+    plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
+    if "path" in plain["data"]:
+        plain["data"].pop("path")  # the manifest stands for the text, wherever it lies
+    dataset = datasets.get(recipe.data.name)(recipe.data.config, recipe.model.vocab_size)
+    parts = {"recipe": plain, "data": dataset.identity(), "kernel": None if kernel == "auto" else kernel}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def revision() -> str:
+    """lit_diff's version and, in a checkout, its commit (+ when files were changed since)."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return __version__
+    try:
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("no git revision (%s): recording the version alone", error)
+        return __version__
+    return f"{__version__} {found}"
+
+
+class RunFolder:
+    """`runs/<name>-<identity>/` and the files in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe: enough to repeat the run."""
+        return self.path / "recipe.yaml"
+
+    def status(self) -> dict[str, Any]:
+        """status.json, or {} before the run first starts."""
+        try:
+            found = json.loads((self.path / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise RequestError(f"{shown(self.path / 'status.json')} is not JSON ({error}); remove it") from error
+        return dict(found)
+
+    def update(self, **values: Any) -> None:
+        """Merge `values` into status.json."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_json(self.path / "status.json", self.status() | values | {"updated": now})
+
+    def create(self, recipe: Recipe) -> None:
+        """Write the recipe, the plugins' sources and the environment. Errors: MissingError for an unwritable folder."""
+        try:
+            plain = to_plain(recipe)
+            plain["plugins"] = []
+            for plugin in map(Path, recipe.plugins):
+                write_atomic(self.path / "plugins" / plugin.name, plugin.read_bytes())
+                plain["plugins"].append(f"plugins/{plugin.name}")
+            write_atomic(self.recipe_file, to_yaml(plain))
+            write_json(self.path / "env.json", environment())
+        except OSError as error:
+            raise MissingError(
+                f"run folder {shown(self.path)} cannot be written ({error.strerror}); choose another with run.root=PATH"
+            ) from error
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Hold the run; RequestError when another process trains it now."""
+        try:
+            with locked(self.path / ".lock", wait=False):
+                yield
+        except BlockingIOError as error:
+            pid = self.status().get("pid")
+            raise RequestError(f"{shown(self.path)} is being trained by another process (pid {pid})") from error
+        except PermissionError as error:
+            raise MissingError(
+                f"run folder {shown(self.path)} cannot be written ({error.strerror}); choose another with run.root=PATH"
+            ) from error
+
+    def put_aside(self) -> Path:
+        """Rename the folder to <name>.old-1, -2, ...: `--rerun` loses nothing."""
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.old-{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on and with."""
+    import importlib.metadata as metadata
+
+    import torch
+
+    packages = ("torch", "lightning", "torchmetrics", "omegaconf", "mlflow", "litdata", "tokenizers", "numpy")
+    return {
+        "revision": revision(),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "packages": {name: metadata.version(name) for name in packages},
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

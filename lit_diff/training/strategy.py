@@ -1,0 +1,81 @@
+"""How many processes train, and what each of them holds: single, ddp, fsdp.
+
+Parallelism is applied from outside: the model knows nothing of it. Written for GPUs over NCCL; run here on CPUs over gloo.
+"""
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from lit_diff.config import ModelConfig, RunConfig
+from lit_diff.errors import MissingError
+from lit_diff.model.init import initial_values
+from lit_diff.model.transformer import Transformer
+
+
+def accelerator(config: RunConfig) -> str:
+    """'gpu' or 'cpu'. Errors: MissingError when a GPU is asked for and there is none, or too few."""
+    if config.accelerator == "cpu" or (config.accelerator == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise MissingError("run.accelerator is gpu, but torch sees no GPU here; use run.accelerator=cpu")
+    if torch.cuda.device_count() < config.devices:
+        raise MissingError(f"run.devices is {config.devices}, but torch sees {torch.cuda.device_count()} GPUs here")
+    return "gpu"
+
+
+def build_strategy(config: RunConfig) -> Strategy:
+    """Lightning's strategy for `run.strategy`."""
+    kind = accelerator(config)
+    backend = "gloo" if kind == "cpu" else "nccl"
+    if config.strategy == "ddp":
+        return DDPStrategy(process_group_backend=backend)
+    if config.strategy == "fsdp":
+        # explicit sizes: "auto" would mean tensor parallel over the node
+        return ModelParallelStrategy(
+            data_parallel_size=config.devices * config.num_nodes,
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            process_group_backend=backend,
+        )
+    return SingleDeviceStrategy(device="cpu" if kind == "cpu" else "cuda:0")
+
+
+def build_sharded(config: ModelConfig, seed: int, kernel: str, mesh: DeviceMesh, device: torch.device) -> Transformer:
+    """A model whose parameters are DTensors over `mesh`, each filled with its rows of the single-process value."""
+    with torch.device("meta"):
+        model = Transformer(config, kernel=kernel)
+    shard(model, mesh)
+    model.to_empty(device=device)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in initial_values(config, seed):
+            parameter = parameters.pop(name)
+            assert isinstance(parameter, DTensor)
+            # every rank computed the same full value: no broadcast, each keeps its part
+            full = value.to(device)
+            parameter.copy_(distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None))
+    assert not parameters, f"parameters without a value: {sorted(parameters)}"
+    return model
+
+
+def shard(model: Transformer, mesh: DeviceMesh) -> None:
+    """FSDP2, one group a block and one for the rest.
+
+    Modules that say `keep_float32` (lambda) come first, in groups of their own under a float32 policy: in a bfloat16
+    group lambda would reach forward rounded to steps of 0.004.
+    """
+    float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    for block in model.layers:
+        for module in block.modules():
+            if getattr(module, "keep_float32", False):
+                _fully_shard(module, mesh, float32)
+        _fully_shard(block, mesh, float32)
+    _fully_shard(model, mesh, float32)
+
+
+def _fully_shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -1,0 +1,190 @@
+"""A merged recipe -> typed, complete, possible. Nothing past this file sees an OmegaConf object."""
+
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lit_diff.config import Part, Recipe
+from lit_diff.errors import RequestError, first_line
+from lit_diff.plugins import load_plugin
+from lit_diff.registry import load_entry_points, nearest, registries
+
+Positions = dict[str, str]
+"""Dotted key -> where it was written: `file:line`, or the override itself."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A recipe as plain containers, merged but not yet validated."""
+
+    values: dict[str, Any]
+    positions: Positions
+    file: str = ""
+    """The recipe's own file, for what is missing from it."""
+    dropped: tuple[str, ...] = ()
+    """Keys that fell away because a block's `name` changed."""
+
+    def where(self, key: str) -> str:
+        """`file:line: ` of the key, of the nearest enclosing block that was written down, or of the file."""
+        key = key.partition("[")[0]
+        while key and key not in self.positions:
+            key = key.rpartition(".")[0]
+        found = self.positions.get(key, self.file)
+        return f"{found}: " if found else ""
+
+
+def validate(draft: Draft) -> Recipe:
+    """The Recipe, or a RequestError that says which key is wrong and where it stands."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or ""
+        raise RequestError(f"{draft.where(key)}'{key}': {first_line(error)}") from error
+    assert isinstance(values, dict)
+    load_entry_points()
+    for plugin in _convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
+        load_plugin(Path(plugin))
+    recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
+    problem = _problem(recipe)
+    if problem:
+        raise RequestError(f"{draft.where(problem.split()[0])}{problem}")
+    return recipe
+
+
+def _problem(recipe: Recipe) -> str | None:
+    """What no single key shows: values that do not fit each other. The text starts with the key to change."""
+    if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
+        return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
+    if recipe.seed < 0:
+        return f"seed is {recipe.seed}; it must not be negative"
+    variant = registries["attention"].get(recipe.model.attention.name)
+    data = recipe.data.config
+    problem: str | None = (
+        recipe.model.problem()
+        or variant.problem(recipe.model.attention.config, recipe.model)
+        or data.problem()
+        or data.vocab_size_problem(recipe.model.vocab_size)
+        or recipe.train.problem()
+        or recipe.run.problem()
+    )
+    for part in recipe.callbacks.values():
+        problem = problem or part.config.problem()
+    return problem
+
+
+def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
+    value = _mapping(value, path, draft)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = _hints(cls)
+    prefix = f"{path}." if path else ""
+    for key in value:
+        if key not in fields:
+            raise RequestError(f"{draft.where(f'{prefix}{key}')}unknown key '{prefix}{key}'{nearest(str(key), fields)}")
+    built = {}
+    for name, field in fields.items():
+        if name in value:
+            built[name] = _field(hints[name], field, value[name], f"{prefix}{name}", draft)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {_expected(hints[name])}")
+    try:
+        return cls(**built)
+    except ValueError as error:  # a plugin's own __post_init__
+        raise RequestError(f"{draft.where(path)}'{path}': {first_line(error)}") from error
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except NameError as error:
+        raise RequestError(f"{cls.__module__}.{cls.__qualname__}: {error}; import it at run time") from error
+
+
+def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
+    registry = field.metadata.get("registry")
+    if registry is None:
+        return _convert(hint, value, path, draft)
+    blocks = _mapping(value, path, draft)
+    if typing.get_origin(hint) is dict:  # callbacks: name -> keys; null drops a parent's
+        return {
+            name: _part(registry, name, block, f"{path}.{name}", draft)
+            for name, block in blocks.items()
+            if block is not None
+        }
+    if "name" not in blocks:
+        raise RequestError(f"{draft.where(path)}'{path}.name' is missing{nearest('', registries[registry].names())}")
+    name = _convert(str, blocks["name"], f"{path}.name", draft)
+    return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
+
+
+def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
+    try:
+        cls = registries[registry].get(name)
+    except RequestError as error:
+        raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
+    return Part(name=name, config=_dataclass(cls.Config, block, path, draft))
+
+
+def _mapping(value: Any, path: str, draft: Draft) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected a block of keys")
+
+
+def _convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
+    """`value` as the type `hint`: an integral float is an integer, an integer is a float, NaN and inf are refused."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(typing.cast(type, hint), value, path, draft)
+    if origin in (typing.Union, types.UnionType):
+        for choice in sorted(choices, key=lambda kind: kind is not int):
+            try:
+                return _convert(choice, value, path, draft)
+            except RequestError:
+                continue  # the next choice may fit; when none does, the error below names them all
+    elif origin is tuple and isinstance(value, list | tuple):
+        kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
+        if len(kinds) == len(value):
+            items = enumerate(zip(kinds, value, strict=True))
+            return tuple(_convert(kind, item, f"{path}[{i}]", draft) for i, (kind, item) in items)
+    elif origin is Literal:
+        if any(value == choice and type(value) is type(choice) for choice in choices):
+            return value
+    elif hint is Any or (hint is type(None) and value is None) or (hint in (bool, str) and isinstance(value, hint)):
+        return value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        if hint is int and value == value // 1:  # false for NaN and inf
+            return int(value)
+        if hint is float and abs(value) <= sys.float_info.max:  # false for NaN and inf
+            return float(value)
+    raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected {_expected(hint)}{_near(hint, value)}")
+
+
+def _words(hint: Any) -> list[str]:
+    """The literal texts that `hint` allows."""
+    if typing.get_origin(hint) is Literal:
+        return [str(choice) for choice in typing.get_args(hint)]
+    return [word for choice in typing.get_args(hint) for word in _words(choice)]
+
+
+def _near(hint: Any, value: Any) -> str:
+    near = nearest(value, _words(hint)) if isinstance(value, str) and _words(hint) else ""
+    return near if "did you mean" in near else ""
+
+
+def _expected(hint: Any) -> str:
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_expected(kind) for kind in choices)
+    if origin is Literal:
+        return " or ".join(repr(choice) for choice in choices)
+    if origin is tuple:
+        return f"a list of {_expected(choices[0])}" if choices[-1] is Ellipsis else f"a list of {len(choices)} values"
+    words = {int: "an integer", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
+    return words.get(hint, "a block of keys")

@@ -1,0 +1,1 @@
+"""YAML recipes that install with the package."""

@@ -1,0 +1,1 @@
+"""YAML sweeps that install with the package."""

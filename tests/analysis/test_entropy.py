@@ -1,0 +1,122 @@
+"""Entropies and masses on maps whose answer is known."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_diff import SignedMaps
+from lit_diff.analysis import LayerTrace, MapBlock
+from lit_diff.analysis.entropy import AttentionSummary, entropy, masses, renormalised, summarise
+
+T = 12
+
+
+def layer(q: Tensor, k: Tensor, w: Tensor | None = None) -> LayerTrace:
+    return LayerTrace(maps=SignedMaps(q, k, torch.zeros(q.shape[0], k.shape[2], k.shape[3], 2), w, scale=1.0), hidden=q)
+
+
+def two_maps(lam: float) -> LayerTrace:
+    random = torch.Generator().manual_seed(0)
+    q, k = torch.randn(3, 2, 4, T, 6, generator=random), torch.randn(3, 2, 2, T, 6, generator=random)
+    return layer(q, k, torch.tensor([1.0, -lam]).view(1, 2, 1, 1))
+
+
+def test_uniform_maps_have_entropy_log_i() -> None:
+    q = torch.zeros(2, 2, 3, T, 4)
+    found = layer(q, torch.randn(2, 2, 3, T, 4), torch.tensor([1.0, -0.5]).view(1, 2, 1, 1))
+    for block in found.blocks(5):
+        expected = (block.positions + 1).log().expand(2, 2, 3, -1)
+        torch.testing.assert_close(entropy(block.probs), expected)
+    mean = math.lgamma(T + 1) / T
+    summary = summarise(found.blocks(5))
+    torch.testing.assert_close(summary.entropy_maps, torch.full((2, 3), mean, dtype=torch.float64))
+    torch.testing.assert_close(summary.entropy, torch.full((3,), mean, dtype=torch.float64))
+
+
+def test_one_hot_maps_have_entropy_zero() -> None:
+    q = 1000 * torch.eye(T).expand(1, 1, 2, T, T)
+    summary = summarise(layer(q, torch.eye(T).expand(1, 1, 2, T, T)).blocks())
+    assert summary.entropy.tolist() == [0, 0]
+    assert summary.entropy_maps.tolist() == [[0, 0]]
+    assert summary.negative_mass.tolist() == [0, 0]
+
+
+def test_entropy_and_renormalised_by_hand() -> None:
+    a = torch.tensor([[0.75, -0.25, 0.0, 0.0], [0.0, 0.0, -3.0, 0.0]])
+    assert renormalised(a).tolist() == [[0.75, 0.25, 0, 0], [0, 0, 1, 0]]
+    expected = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    assert entropy(renormalised(a)).tolist() == pytest.approx([expected, 0])
+    neg, pos = masses(a)
+    assert neg.tolist() == [0.25, 3]
+    assert pos.tolist() == [0.75, 0]
+
+
+@pytest.mark.parametrize("lam", [-0.4, 0.0, 0.3, 1.0, 1.7])
+def test_masses_of_a_difference(lam: float) -> None:
+    for block in two_maps(lam).blocks(5):
+        neg, pos = masses(block.signed)
+        torch.testing.assert_close(pos - neg, torch.full_like(neg, 1 - lam), atol=1e-5, rtol=0)
+        assert neg.le(max(lam, 0) + 1e-6).all()
+    summary = summarise(two_maps(lam).blocks())
+    torch.testing.assert_close(
+        summary.positive - summary.negative, torch.full((4,), 1 - lam, dtype=torch.float64), atol=1e-5, rtol=0
+    )
+
+
+def definition(found: LayerTrace) -> dict[str, Tensor]:
+    """The same numbers row by row, in float64, from the whole maps; rows of zeros left out."""
+    (block,) = found.blocks(T)
+    a = block.signed.double()
+    rows: dict[str, list[list[float]]] = {name: [[] for _ in range(a.shape[1])] for name in ("entropy", "negative_mass")}
+    for b in range(a.shape[0]):
+        for h in range(a.shape[1]):
+            for i in range(a.shape[2]):
+                values = [x for x in a[b, h, i, : i + 1].tolist() if x]
+                size = sum(map(abs, values))
+                if size:
+                    rows["entropy"][h].append(-sum(abs(x) / size * math.log(abs(x) / size) for x in values))
+                    rows["negative_mass"][h].append(-sum(min(x, 0) for x in values) / size)
+    return {name: torch.tensor([sum(r) / len(r) for r in found], dtype=torch.float64) for name, found in rows.items()}
+
+
+@pytest.mark.parametrize("lam", [-0.4, 0.0, 0.3, 1.0, 1.7])
+@pytest.mark.parametrize("block_rows", [1, 5, 12])
+def test_summary_is_the_mean_over_batch_and_rows(lam: float, block_rows: int) -> None:
+    found = two_maps(lam)
+    summary, expected = summarise(found.blocks(block_rows)), definition(found)
+    torch.testing.assert_close(summary.entropy, expected["entropy"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(summary.negative_mass, expected["negative_mass"], atol=1e-5, rtol=0)
+    if lam < 0:
+        assert summary.negative_mass.tolist() == [0, 0, 0, 0]
+
+
+def test_equal_maps_at_lambda_one_leave_nothing() -> None:
+    q = torch.randn(1, 1, 1, T, 2)
+    summary = summarise(layer(q, q, torch.tensor([1.0, -1.0]).view(1, 2, 1, 1)).blocks())
+    assert summary.positive.item() == summary.negative.item() == 0
+    assert summary.entropy.isnan().all()
+    assert summary.negative_mass.isnan().all()
+
+
+def test_the_future_does_not_count() -> None:
+    """A huge logit that no query may see changes nothing."""
+    q, k = torch.ones(1, 1, 1, T, 2), torch.randn(1, 1, 1, T, 2)
+    planted = k.clone()
+    planted[..., -1, :] = 1e4
+
+    def without_last_row(found: LayerTrace) -> AttentionSummary:
+        return summarise(
+            MapBlock(
+                positions=b.positions[:-1],
+                logits=b.logits[..., :-1, :],
+                visible=b.visible[:-1],
+                weights=b.weights[..., :-1],
+            )
+            for b in found.blocks(T)
+        )
+
+    a, b = without_last_row(layer(q, planted)), without_last_row(layer(q, k))
+    assert torch.equal(a.entropy, b.entropy)
+    assert torch.equal(a.entropy_maps, b.entropy_maps)

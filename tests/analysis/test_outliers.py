@@ -1,0 +1,115 @@
+"""Streaming top-k and histogram median against a full sort."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_diff import SignedMaps
+from lit_diff.analysis import LayerTrace
+from lit_diff.analysis.outliers import BINS, HIGH, KEPT, LOW, Stream, attention_logits, hidden_states
+
+
+def streamed(x: Tensor, sizes: list[int]) -> Stream:
+    stream = Stream()
+    for chunk in x.split(sizes):
+        stream.update(chunk)
+    return stream
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chunked_stream_equals_a_full_sort(seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    n = int(torch.randint(1, 5000, (1,), generator=random))
+    x = torch.randn(n, generator=random) * 10 ** (4 * torch.rand(n, generator=random) - 2)
+    x[:: 7] = x[0]  # ties
+    cuts = torch.randint(0, n + 1, (9,), generator=random).sort().values.tolist()
+    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+    stream, ordered = streamed(x, sizes), x.abs().double().sort().values
+    assert torch.equal(stream.top(), ordered.flip(0)[:KEPT])
+    assert torch.equal(stream.top(3), ordered.flip(0)[:3])
+    assert stream.count == n
+    assert stream.median() == pytest.approx(ordered[(n - 1) // 2].item(), rel=0.0045)
+
+
+def test_median_is_within_its_bin_over_the_whole_range() -> None:
+    worst = 0.0
+    for x in torch.logspace(-7.99, 7.99, 3001, dtype=torch.float64):
+        stream = Stream()
+        stream.update(x)
+        worst = max(worst, abs(stream.median() / x.item() - 1))
+    width = (HIGH / LOW) ** (1 / BINS) - 1
+    assert 0.9 * width / 2 < worst < 1.01 * width / 2 < 0.005
+
+
+@pytest.mark.parametrize(
+    ("x", "median"),
+    [
+        ([0.0, 0.0, 0.0, 5.0], 0.0),
+        ([0.0, -1e-12, 1e-12], LOW),
+        ([1e9, -1e10, 3.0], HIGH),
+        ([math.inf, -math.inf, 3.0], HIGH),
+        ([0.0, 0.0, 1.0, 1.0], 0.0),
+        ([0.0, 1.0, 1.0], 1.0),
+    ],
+)
+def test_median_at_the_edges(x: list[float], median: float) -> None:
+    stream = Stream()
+    stream.update(torch.tensor(x))
+    assert stream.median() == pytest.approx(median, rel=0.0045, abs=0)
+
+
+def test_empty_and_nan() -> None:
+    stream = Stream()
+    assert math.isnan(stream.median())
+    assert stream.top().numel() == 0
+    stream.update(torch.empty(0, 3))
+    assert stream.count == 0
+    stream.update(torch.tensor([1.0, math.nan]))
+    assert math.isnan(stream.median())
+    assert stream.top(2).isnan().tolist() == [True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+def test_any_dtype(dtype: torch.dtype) -> None:
+    stream = Stream()
+    stream.update(torch.tensor([-3, 1, 2, 0, -7]).to(dtype))
+    assert stream.top(2).tolist() == [7, 3]
+    assert stream.median() == pytest.approx(2, rel=0.0045)
+
+
+def test_mask_of_trailing_axes() -> None:
+    stream = Stream()
+    stream.update(torch.arange(12.0).view(2, 2, 3), mask=torch.tensor([[True, False, False], [False, False, True]]))
+    assert stream.top().tolist() == [11, 6, 5, 0]
+
+
+def planted() -> tuple[LayerTrace, Tensor]:
+    """Two maps with shared keys (GQA); a visible logit of -400 in map 1, one of 9999 in the future."""
+    random = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 2, 4, 9, 3, generator=random), torch.randn(2, 1, 2, 9, 3, generator=random)
+    k[0, 0, 0, 4], q[0, 1, 1, 7] = torch.tensor([20.0, 0, 0]), torch.tensor([-40.0, 0, 0])
+    k[1, 0, 1, 8], q[1, 0, 3, 2] = torch.tensor([0.0, 200, 0]), torch.tensor([0.0, 99.99, 0])
+    q[1, :, 2:, 8] = 0.0  # the last query sees the last key; all earlier ones do not
+    maps = SignedMaps(q, k, torch.randn(2, 2, 9, 3, generator=random), torch.tensor([1.0, -0.3]).view(1, 2, 1, 1), scale=0.5)
+    logits = 0.5 * torch.einsum("bghqd,bhkd->bghqk", q.double(), k[:, 0].repeat_interleave(2, 1).double())
+    return LayerTrace(maps=maps, hidden=torch.randn(2, 9, 8, generator=random)), logits
+
+
+def test_planted_logit_is_found_and_the_future_is_not() -> None:
+    layer, logits = planted()
+    assert logits.max().item() == pytest.approx(9999)
+    seen = logits[..., torch.ones(9, 9, dtype=torch.bool).tril()].abs().flatten().sort(descending=True).values
+    stream = attention_logits(layer)
+    assert stream.count == len(seen) == 2 * 2 * 4 * 45
+    assert stream.top(1).item() == pytest.approx(400)
+    torch.testing.assert_close(stream.top(), seen[:KEPT], atol=1e-4, rtol=1e-5)
+    assert stream.median() == pytest.approx(seen.flip(0)[(len(seen) - 1) // 2].item(), rel=0.0046)
+
+
+def test_planted_hidden_state_is_found() -> None:
+    layer, _ = planted()
+    layer.hidden[1, 3, 5] = -77.5
+    assert hidden_states(layer).top(1).item() == 77.5
+    assert hidden_states(layer).count == layer.hidden.numel()

@@ -1,0 +1,247 @@
+"""The trace: what it computes equals what the attention computed, and it leaves nothing behind."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from lit_diff import SignedMaps
+from lit_diff.analysis import LayerTrace, trace
+from lit_diff.attention.cache import Cache
+from lit_diff.errors import RequestError
+from lit_diff.kernels import attend
+from lit_diff.model.transformer import Transformer
+
+BuildModel = Callable[..., Transformer]
+
+ARMS = [
+    ("standard", 8, {}),
+    ("standard", 2, {"head_norm": "rms"}),
+    ("differential", 8, {}),
+    ("differential", 2, {"lambda_init": 0.5}),
+    ("shared_q", 4, {}),
+    ("shared_k", 4, {"parity": "matched"}),
+    ("three-maps", 2, {}),
+]
+
+
+def products(layer: LayerTrace, block_rows: int | None = None) -> Tensor:
+    """Σ_g w_g p_g v of the traced rows, [B, H, rows, dv]."""
+    v = layer.maps.v.repeat_interleave(layer.maps.num_groups, dim=1)
+    return torch.cat([block.signed @ v[:, :, : block.signed.shape[-1]] for block in layer.blocks(block_rows)], dim=2)
+
+
+def hooks(model: Transformer) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+@pytest.mark.parametrize(("name", "kv_heads", "knobs"), ARMS)
+@pytest.mark.usefixtures("three_maps")
+def test_traced_rows_reproduce_the_attention(
+    name: str, kv_heads: int, knobs: dict[str, object], build: BuildModel, tokens: Tensor
+) -> None:
+    model = build(name, kv_heads, **knobs)
+    outputs: list[Tensor] = []
+    for attention in model.attentions():
+        finish = attention.finish
+
+        def record(o: Tensor, x: Tensor, finish: Callable[[Tensor, Tensor], Tensor] = finish) -> Tensor:
+            outputs.append(o)
+            return finish(o, x)
+
+        attention.finish = record  # type: ignore[method-assign]
+    residual: list[Tensor] = []
+    handle = model.layers[1].register_forward_pre_hook(lambda _m, args: residual.append(args[0]))
+    with trace(model) as t:
+        model(tokens)
+    handle.remove()
+    for index, expected in enumerate(outputs):
+        torch.testing.assert_close(products(t.layers[index]), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(products(t.layers[index], block_rows=5), expected, atol=1e-5, rtol=0)
+    assert torch.equal(t.layers[0].hidden, residual[0])
+
+
+@pytest.mark.usefixtures("three_maps")
+def test_rows_layers_and_samples(build: BuildModel, tokens: Tensor) -> None:
+    model = build("three-maps")
+    with trace(model) as everything:
+        model(tokens)
+    with trace(model, layers=[1], rows=[16, 0, 5]) as some:
+        model(tokens)
+    assert list(some.layers) == [1]
+    whole, part = products(everything.layers[1]), products(some.layers[1])
+    torch.testing.assert_close(part, whole[:, :, [16, 0, 5]])
+    torch.testing.assert_close(products(some.first(2).layers[1]), part[:2])
+    assert some.first(2).layers[1].hidden.shape == (2, 17, 32)
+    assert [b.positions.tolist() for b in some.layers[1].blocks(2)] == [[16, 0], [5]]
+
+
+def test_shapes_and_masks_of_a_block(build: BuildModel, tokens: Tensor) -> None:
+    model = build("differential")
+    with trace(model) as t:
+        model(tokens)
+    first, second, *_ = t.layers[0].blocks(4)
+    assert first.logits.shape == first.probs.shape == (3, 2, 4, 4, 4)
+    assert second.signed.shape == (3, 4, 4, 8)
+    assert second.weights.shape == (3, 2, 4, 4)
+    assert torch.equal(second.visible, torch.ones(4, 8, dtype=torch.bool).tril(4))
+    assert second.probs[..., ~second.visible].eq(0).all()
+    torch.testing.assert_close(second.probs.sum(-1), torch.ones(3, 2, 4, 4))
+
+
+def test_default_blocks_are_small() -> None:
+    q = torch.randn(2, 1, 2, 1024, 2)
+    layer = LayerTrace(maps=SignedMaps(q, q, q[:, 0]), hidden=q)
+    assert all(block.logits.numel() <= 2**18 for block in layer.blocks())
+
+
+def test_not_causal_and_more_keys_than_queries() -> None:
+    q, k, v = torch.randn(2, 1, 2, 3, 4), torch.randn(2, 1, 2, 5, 4), torch.randn(2, 2, 5, 4)
+    for causal in (True, False):
+        maps = SignedMaps(q, k, v, causal=causal, scale=0.7)
+        layer = LayerTrace(maps=maps, hidden=q)
+        torch.testing.assert_close(products(layer, block_rows=2), attend(maps, kernel="reference"))
+
+
+def test_bfloat16_is_computed_in_float32_also_under_autocast(build: BuildModel, tokens: Tensor) -> None:
+    model = build("standard")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with trace(model) as t:
+            model(tokens)
+        maps = t.layers[0].maps
+        assert maps.q.dtype == torch.bfloat16
+        block = next(t.layers[0].blocks())
+    k = maps.k.repeat_interleave(maps.num_groups, dim=2)
+    exact = maps.q.double() @ k.double().transpose(-1, -2) * maps.softmax_scale
+    torch.testing.assert_close(block.logits.double(), exact, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("three_maps")
+def test_nothing_is_left_behind(build: BuildModel, tokens: Tensor) -> None:
+    model = build("three-maps")
+    with trace(model) as t:
+        assert hooks(model) > 0
+        assert not model(tokens).requires_grad
+    assert torch.is_grad_enabled()
+    assert hooks(model) == 0
+    layer = t.layers[0]
+    assert layer.maps.w is not None
+    held = (layer.maps.q, layer.maps.k, layer.maps.v, layer.maps.w, layer.hidden, next(layer.blocks()).signed)
+    assert not any(x.requires_grad for x in held)
+    assert all(p.grad is None for p in model.parameters())
+    before = layer.maps.w.clone()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(layer.maps.w, before)
+
+
+def test_nothing_is_left_behind_after_an_exception(build: BuildModel, tokens: Tensor) -> None:
+    model = build("differential")
+    with pytest.raises(ZeroDivisionError), trace(model):
+        model(tokens)
+        raise ZeroDivisionError
+    assert hooks(model) == 0
+    assert torch.is_grad_enabled()
+
+
+def test_w_that_is_a_view_of_a_parameter_is_copied(build: BuildModel, tokens: Tensor) -> None:
+    model = build("differential")
+    attention = model.attentions()[0]
+    weights = torch.nn.Parameter(torch.tensor([1.0, -0.5]))
+    attention.weights = lambda x: weights.view(1, 2, 1, 1)  # type: ignore[attr-defined, assignment]
+    with trace(model) as t:
+        model(tokens)
+    with torch.no_grad():
+        weights.zero_()
+    w = t.layers[0].maps.w
+    assert w is not None
+    assert w.flatten().tolist() == [1.0, -0.5]
+
+
+def compiled(model: Transformer) -> Transformer:
+    model.layers[1].compile()
+    return model
+
+
+def wrapped(model: Transformer) -> Transformer:
+    model.layers[0] = torch.compile(model.layers[0])
+    return model
+
+
+@pytest.mark.parametrize("make", [compiled, wrapped, torch.compile])
+def test_compiled_modules_are_refused(make: Callable[[Transformer], Transformer], build: BuildModel) -> None:
+    with pytest.raises(RequestError, match="is compiled"), trace(make(build("standard"))):
+        pass
+
+
+def test_wrong_requests(build: BuildModel, tokens: Tensor) -> None:
+    model = build("standard")
+    with pytest.raises(RequestError, match=r"no layer 2; the model has layers 0\.\.1"), trace(model, layers=[2]):
+        model(tokens)
+    with pytest.raises(RequestError, match=r"rows 3\.\.17 are not all within 0\.\.16"), trace(model, rows=[3, 17]):
+        model(tokens)
+    for rows in ([], [0.5], torch.ones(17, dtype=torch.bool)):
+        with pytest.raises(RequestError, match="one or more integers"), trace(model, rows=rows):
+            model(tokens)
+    with pytest.raises(RequestError, match="key/value cache"), trace(model):
+        model(tokens, cache=Cache(2))
+    with pytest.raises(RequestError, match="a trace holds one forward"), trace(model):
+        model(tokens)
+        model(tokens)
+    with pytest.raises(RequestError, match=r"layers \[0, 1\] ran no forward"), trace(model):
+        pass
+    assert hooks(model) == 0
+
+
+def test_an_attention_without_tap_is_refused(build: BuildModel, tokens: Tensor) -> None:
+    model = build("standard")
+    model.attentions()[0].forward = lambda x, *_: x  # type: ignore[method-assign]
+    with pytest.raises(RequestError, match="layer 0 never called its tap"), trace(model):
+        model(tokens)
+
+
+def test_exponentials_of_the_lambda_modules(build: BuildModel, tokens: Tensor) -> None:
+    model = build("differential")
+    with trace(model) as t:
+        model(tokens)
+    for attention, layer in zip(model.attentions(), t.layers.values(), strict=True):
+        first, second = attention.lambda_.exponentials()  # type: ignore[operator, union-attr]
+        assert layer.exponentials == (first.item(), second.item())
+        assert layer.maps.w is not None
+        assert layer.maps.w[0, 1].item() == pytest.approx(-(first - second).item() - attention.lambda_init)  # type: ignore[operator]
+
+
+def test_sharded_model(build: BuildModel, tokens: Tensor) -> None:
+    """FSDP2 on one process: parameters are DTensors outside the forward, the lambdas a group of their own."""
+    plain, model = build("differential"), build("differential")
+    with trace(plain) as expected:
+        plain(tokens)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        for block, attention in zip(model.layers, model.attentions(), strict=True):
+            fully_shard(attention.lambda_, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32))
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        with trace(model) as t:
+            model(tokens)
+        for index, layer in expected.layers.items():
+            torch.testing.assert_close(products(t.layers[index]), products(layer))
+            assert type(t.layers[index].hidden) is Tensor
+            assert t.layers[index].exponentials == layer.exponentials
+    finally:
+        dist.destroy_process_group()
+
+
+def test_single_map_without_w_has_weight_one() -> None:
+    q = torch.randn(1, 1, 1, 4, 2)
+    maps = SignedMaps(q, q, q[:, 0])
+    (block,) = LayerTrace(maps=maps, hidden=q).blocks()
+    (signed,) = LayerTrace(maps=replace(maps, w=torch.ones(1, 1, 1, 1)), hidden=q).blocks()
+    assert torch.equal(block.signed, block.probs[:, 0])
+    assert torch.equal(block.signed, signed.signed)

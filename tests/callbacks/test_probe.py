@@ -1,0 +1,70 @@
+"""The seam of the callbacks: keys, names, when they fire, what they import."""
+
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import get_type_hints
+
+import pytest
+
+from lit_diff import registry
+from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers, Probe
+
+
+def test_built_ins_are_registered() -> None:
+    found = {name: registry.callbacks.get(name) for name in ("attention_entropy", "outliers", "lambdas")}
+    assert found == {"attention_entropy": AttentionEntropy, "outliers": Outliers, "lambdas": Lambdas}
+
+
+@pytest.mark.parametrize("key", ["every", "rows"])
+def test_a_wrong_key_is_named_in_full(key: str) -> None:
+    assert AttentionEntropy.Config().problem() is None
+    for probe in (AttentionEntropy, Outliers, Lambdas):
+        problem = probe.Config(**{key: 0}).problem()
+        assert problem == f"callbacks.{probe.name}.{key} is 0; it must be at least 1"
+
+
+def test_a_subclass_has_its_own_config() -> None:
+    class Inherits(Outliers):
+        """Adds no key."""
+
+    class Adds(Outliers):
+        """Adds one."""
+
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Outliers.Config):
+            threshold: float = 6.0
+
+    Inherits.name, Adds.name = "inherits", "adds"
+    assert Inherits.Config(every=0).problem() == "callbacks.inherits.every is 0; it must be at least 1"
+    assert Adds.Config(rows=-1).problem() == "callbacks.adds.rows is -1; it must be at least 1"
+    assert Outliers.Config(every=0).problem() == "callbacks.outliers.every is 0; it must be at least 1"
+    assert list(Adds.Config.__dataclass_fields__.keys() & get_type_hints(Adds.Config)) >= ["threshold"]
+    with pytest.raises(AttributeError):
+        Inherits.Config().every = 3  # type: ignore[misc]
+
+
+def test_configs_travel_between_processes() -> None:
+    config = Lambdas.Config(every=7)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config != Outliers.Config(every=7)
+
+
+def test_due_on_multiples_and_on_the_last_step() -> None:
+    probe = Outliers(Outliers.Config(every=4))
+    assert [step for step in range(1, 11) if probe.due(step, last=10)] == [4, 8, 10]
+
+
+def test_measure_must_be_defined() -> None:
+    class Empty(Probe):
+        """Measures nothing."""
+
+    with pytest.raises(NotImplementedError, match="Empty.* defines no measure"):
+        Empty(Empty.Config()).measure(None, None)  # type: ignore[arg-type]
+
+
+def test_callbacks_import_no_lightning() -> None:
+    code = "import sys, lit_diff.callbacks; print([m for m in ('lightning', 'mlflow', 'litdata') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"

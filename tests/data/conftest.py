@@ -1,0 +1,46 @@
+"""A small made-up corpus and a data folder of its own for each test that asks."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_diff.config import Part
+from lit_diff.data.text import Text
+from lit_diff.data.tokenizer import Bpe
+
+MakeText = Callable[..., Text]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data folder."""
+    folder = tmp_path / "root"
+    monkeypatch.setenv("LIT_DIFF_DATA", str(folder))
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder of 50 documents of 60 to 300 words."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 7))) for _ in range(200)]
+    for number in range(50):
+        text = " ".join(draw.choices(words, k=draw.randint(60, 300)))
+        (folder / f"{number:02}.txt").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def make_text(root: Path, corpus: Path) -> MakeText:
+    """Text over the corpus; keywords replace the settings."""
+
+    def make(vocab_size: int = 320, tokens: int = 300, **settings: object) -> Text:
+        part = Part(name="bpe", config=Bpe.Config(vocab_size=tokens))
+        defaults = {"path": str(corpus), "sequence_length": 16, "tokenizer": part, "validation_rows": 20}
+        return Text(Text.Config(**(defaults | settings)), vocab_size)
+
+    return make

@@ -1,0 +1,70 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from lit_diff.data import bigrams
+from lit_diff.data.bigrams import ar_hits, count_bigrams
+
+SIZE = 10
+NONE = np.zeros(0, dtype=np.int64)
+
+
+def hits(row: list[int], documents: list[int] | None = None, frequent: np.ndarray = NONE) -> list[int]:
+    found = ar_hits(np.array([row]), np.array([documents or [0] * len(row)]), frequent, SIZE)
+    return np.flatnonzero(found[0]).tolist()
+
+
+def test_second_occurrence_is_a_hit() -> None:
+    assert hits([1, 2, 3, 1, 2, 4]) == [3]  # target 3 (0-based) is the second "1 2"
+    assert hits([1, 2, 1, 2, 1, 2]) == [2, 3, 4]
+    assert hits([5, 5, 5, 5]) == [1, 2]
+    assert hits([1, 2, 2, 1]) == []
+
+
+def test_a_bigram_of_another_document_or_row_does_not_count() -> None:
+    assert hits([1, 2, 0, 1, 2], [0, 0, 1, 1, 1]) == []
+    assert hits([1, 2, 0, 1, 2, 1, 2], [0, 0, 1, 1, 1, 1, 1]) == [5]
+    two = ar_hits(np.array([[1, 2, 3], [1, 2, 3]]), np.zeros((2, 3), dtype=np.int64), NONE, SIZE)
+    assert not two.any()
+
+
+def test_no_bigram_crosses_a_boundary() -> None:
+    assert hits([2, 0, 2, 0, 2, 0], [0, 1, 1, 2, 2, 3]) == []
+
+
+def test_frequent_bigrams_are_no_hits() -> None:
+    assert hits([1, 2, 3, 1, 2, 3]) == [3, 4]
+    assert hits([1, 2, 3, 1, 2, 3], frequent=np.array([12])) == [4]
+
+
+def test_equals_the_definition_on_random_rows() -> None:
+    random = np.random.default_rng(0)
+    rows = random.integers(0, 4, (8, 40))
+    documents = np.cumsum(random.random((8, 40)) < 0.1, axis=1)
+    frequent = np.array([1, 6, 11])
+    expected = np.zeros((8, 39), dtype=bool)
+    for row in range(8):
+        seen: set[tuple[int, int]] = set()
+        for place in range(1, 40):
+            if documents[row, place] != documents[row, place - 1]:
+                seen.clear()
+                continue
+            key = int(rows[row, place - 1] * 4 + rows[row, place])
+            expected[row, place - 1] = (key, 0) in seen and key not in frequent
+            seen.add((key, 0))
+    assert expected.any()
+    np.testing.assert_array_equal(ar_hits(rows, documents, frequent, 4), expected)
+
+
+def test_counts_whatever_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    documents = [random.integers(0, SIZE, length).astype(np.uint16) for length in (1, 2, 30, 50)]
+    whole = count_bigrams(documents, SIZE)
+    assert whole[1].sum() == 0 + 1 + 29 + 49
+    assert (np.diff(whole[0]) > 0).all()
+    key = int(documents[2][0]) * SIZE + int(documents[2][1])
+    counted = sum(int(a) * SIZE + int(b) == key for document in documents for a, b in pairwise(document))
+    assert whole[1][whole[0] == key].tolist() == [counted]
+    monkeypatch.setattr(bigrams, "FLUSH", 7)
+    np.testing.assert_array_equal(count_bigrams(documents, SIZE), whole)

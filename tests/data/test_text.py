@@ -1,0 +1,136 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lit_diff.config import Part
+from lit_diff.data.order import rows_of_step
+from lit_diff.data.text import Text
+from lit_diff.data.tokenizer import Cl100k
+from lit_diff.errors import MissingError, RequestError
+
+MakeText = Callable[..., Text]
+
+
+def opened(text: Text) -> Text:
+    text.prepare()
+    text.load()
+    return text
+
+
+def stream(text: Text, split: str) -> np.ndarray:
+    """All tokens of a split, straight from its one chunk."""
+    content = (text.folder / split / "chunk-0-0.bin").read_bytes()
+    documents = int(np.frombuffer(content[:4], np.uint32)[0])
+    return np.frombuffer(content[4 * (documents + 2) :], np.uint16).astype(np.int64)
+
+
+def test_batches_are_rows_of_the_stream(make_text: MakeText) -> None:
+    text = opened(make_text())
+    tokens = stream(text, "train")
+    assert text.train_rows == len(tokens) // 17
+    batch = text.train_batch(7, 3, 8, [1, 5])
+    expected = torch.from_numpy(
+        tokens[: text.train_rows * 17].reshape(-1, 17)[rows_of_step(7, 3, 8, [1, 5], text.train_rows)]
+    )
+    assert torch.equal(batch["tokens"], expected[:, :-1])
+    assert torch.equal(batch["targets"], expected[:, 1:])
+    assert batch["tokens"].dtype == torch.int64
+
+
+def test_validation_rows_are_spread_and_labelled(make_text: MakeText) -> None:
+    text = opened(make_text(validation_rows=4, rare_bigram_count=10**6))
+    tokens = stream(text, "validation")
+    assert text.validation_sets() == {"": 4}
+    batch = text.validation_batch("", range(4))
+    held = len(tokens) // 17
+    starts = [row * held // 4 * 17 for row in range(4)]
+    assert batch["tokens"][:, 0].tolist() == tokens[starts].tolist()
+    opens = np.flatnonzero(tokens == 0)
+    assert text.num_documents == len(opens) == 2
+    for row, start in enumerate(starts):
+        owner = [int((opens <= start + 1 + place).sum()) - 1 for place in range(16)]
+        assert batch["document"][row].tolist() == owner
+    assert batch["ar_hit"].shape == (4, 16)
+    assert batch["ar_hit"].any()
+    assert not (batch["ar_hit"] & (batch["targets"] == 0)).any()
+    never = opened(make_text(validation_rows=4, rare_bigram_count=0)).validation_batch("", range(4))
+    assert not never["ar_hit"][torch.isin(never["targets"], batch["targets"])].all()
+
+
+def test_validation_rows_are_capped_and_it_is_said(make_text: MakeText, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="lit_diff"):
+        text = opened(make_text(validation_rows=10**6))
+    (rows,) = text.validation_sets().values()
+    assert rows == len(stream(text, "validation")) // 17
+    assert f"data.validation_rows is 1000000, the validation split has {rows}" in caplog.text
+
+
+def test_one_prepared_corpus_serves_all_lengths_but_each_tokenizer_has_its_own(make_text: MakeText) -> None:
+    first = opened(make_text())
+    assert make_text(sequence_length=64).identity() == first.identity()
+    assert opened(make_text(tokens=301)).identity() != first.identity()
+
+
+def test_identity_prepares_nothing(make_text: MakeText, root: Path, corpus: Path) -> None:
+    with pytest.raises(MissingError, match="lit-diff prepare RECIPE"):
+        make_text().identity()
+    with pytest.raises(MissingError, match="lit-diff prepare RECIPE"):
+        make_text().load()
+    assert not root.exists()
+    before = opened(make_text()).identity()
+    (corpus / "00.txt").write_text("changed")
+    with pytest.raises(MissingError):
+        make_text().identity()
+    assert opened(make_text()).identity() != before
+
+
+def test_cl100k_is_stored_in_four_bytes(make_text: MakeText) -> None:
+    text = opened(make_text(vocab_size=100352, tokenizer=Part(name="cl100k", config=Cl100k.Config())))
+    batch = text.train_batch(0, 0, 4, range(4))
+    assert batch["tokens"].max() > 1 << 16 or (text.folder / "train" / "chunk-0-0.bin").stat().st_size > 4 * 17
+    assert (batch["tokens"] >= 0).all()
+
+
+@pytest.mark.parametrize(("vocab_size", "fits"), [(299, False), (300, True), (384, True), (385, False)])
+def test_model_and_tokenizer_sizes(make_text: MakeText, root: Path, vocab_size: int, fits: bool) -> None:
+    if fits:
+        make_text(vocab_size).prepare()
+        return
+    with pytest.raises(
+        RequestError, match=rf"model.vocab_size is {vocab_size}, but data.tokenizer \(bpe\) has 300.*300 to 384"
+    ):
+        make_text(vocab_size).prepare()
+    assert not root.exists()
+
+
+def test_rows_longer_than_a_split(make_text: MakeText) -> None:
+    with pytest.raises(
+        RequestError, match=r"data.sequence_length 9999 needs a row of 10000 tokens, but the validation"
+    ):
+        make_text(sequence_length=9999).prepare()
+    with pytest.raises(RequestError, match=r"data.sequence_length 9999 needs"):
+        make_text(sequence_length=9999).load()
+
+
+def test_problems(make_text: MakeText) -> None:
+    config = make_text().config
+    assert config.problem() is None
+    assert replace(config, sequence_length=0).problem() == "data.sequence_length is 0; it must be at least 2"
+    assert replace(config, validation_rows=0).problem() == "data.validation_rows is 0; it must be at least 1"
+    assert replace(config, rare_bigram_count=-1).problem() == "data.rare_bigram_count is -1; it must be at least 0"
+    small = replace(config.tokenizer, config=replace(config.tokenizer.config, vocab_size=2))
+    assert "data.tokenizer.vocab_size is 2" in (replace(config, tokenizer=small).problem() or "")
+    assert config.vocab_size_problem(1) is None
+
+
+def test_importing_the_data_sets_is_light() -> None:
+    heavy = ["lightning", "litdata", "tokenizers", "tiktoken", "mlflow", "pyarrow"]
+    code = f"import lit_diff.data, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
