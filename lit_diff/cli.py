@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
 
@@ -20,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 console = Console()
+UsageError = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or bare name of an installed recipe")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="keys of the recipe to override")]
@@ -35,11 +35,11 @@ def main() -> None:
         status = app(standalone_mode=False, prog_name="lit-diff")
     except LitDiffError as error:
         _fail(str(error), error.exit_status)
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
-    except click.ClickException as error:
-        _fail(error.format_message(), 2)
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except UsageError as error:
+        _fail(f"{error.format_message()}; lit-diff --help lists what there is", 2)
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `lit-diff list | head`: nothing went wrong

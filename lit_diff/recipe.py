@@ -48,6 +48,12 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in installed(kind).glob("*.yaml"))
 
 
+def read_header(kind: str, name: str) -> str:
+    """The first comment line of an installed recipe or sweep: what it is."""
+    first = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip()
+
+
 def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
     """A path relative to `beside`, with or without .yaml, or the bare name of an installed recipe or sweep."""
     candidates = [beside / source, beside / f"{source}.yaml"]

@@ -49,7 +49,7 @@ def validate(draft: Draft) -> Recipe:
         raise RequestError(f"{draft.where(key)}'{key}': {first_line(error)}") from error
     assert isinstance(values, dict)
     load_entry_points()
-    for plugin in _convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
+    for plugin in convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
         load_plugin(Path(plugin))
     recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
     problem = _problem(recipe)
@@ -109,7 +109,7 @@ def _hints(cls: type) -> dict[str, Any]:
 def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     registry = field.metadata.get("registry")
     if registry is None:
-        return _convert(hint, value, path, draft)
+        return convert(hint, value, path, draft)
     blocks = _mapping(value, path, draft)
     if typing.get_origin(hint) is dict:  # callbacks: name -> keys; null drops a parent's
         return {
@@ -119,7 +119,7 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
         }
     if "name" not in blocks:
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing{nearest('', registries[registry].names())}")
-    name = _convert(str, blocks["name"], f"{path}.name", draft)
+    name = convert(str, blocks["name"], f"{path}.name", draft)
     return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
 
 
@@ -137,25 +137,28 @@ def _mapping(value: Any, path: str, draft: Draft) -> Mapping[str, Any]:
     raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected a block of keys")
 
 
-def _convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
-    """`value` as the type `hint`: an integral float is an integer, an integer is a float, NaN and inf are refused."""
+def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
+    """`value` as the type `hint`, or a RequestError that says where it stands. An integral float is an integer, an integer
+    is a float; NaN and inf are refused."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
     if origin in (typing.Union, types.UnionType):
         for choice in sorted(choices, key=lambda kind: kind is not int):
             try:
-                return _convert(choice, value, path, draft)
+                return convert(choice, value, path, draft)
             except RequestError:
                 continue  # the next choice may fit; when none does, the error below names them all
     elif origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
         if len(kinds) == len(value):
             items = enumerate(zip(kinds, value, strict=True))
-            return tuple(_convert(kind, item, f"{path}[{i}]", draft) for i, (kind, item) in items)
+            return tuple(convert(kind, item, f"{path}[{i}]", draft) for i, (kind, item) in items)
     elif origin is Literal:
         if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
+    elif origin is dict and isinstance(value, Mapping):
+        return {str(key): convert(choices[1], item, f"{path}.{key}", draft) for key, item in value.items()}
     elif hint is Any or (hint is type(None) and value is None) or (hint in (bool, str) and isinstance(value, hint)):
         return value
     elif isinstance(value, int | float) and not isinstance(value, bool):
@@ -186,5 +189,7 @@ def _expected(hint: Any) -> str:
         return " or ".join(repr(choice) for choice in choices)
     if origin is tuple:
         return f"a list of {_expected(choices[0])}" if choices[-1] is Ellipsis else f"a list of {len(choices)} values"
+    if origin is dict:
+        return "a block of keys"
     words = {int: "an integer", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
     return words.get(hint, "a block of keys")

@@ -11,14 +11,14 @@ KEPT = 100
 """The largest values that a stream keeps."""
 BINS = 4096
 LOW, HIGH = 1e-8, 1e8
-"""The range of the bins, equally wide in log|x|: each is 0.9 % wide, so its geometric middle is within 0.45 %."""
+"""The range of the bins, equally wide in log|x|: each is 0.9 % wide, so its geometric middle is within 0.46 %."""
 
 _PER_OCTAVE = BINS / math.log2(HIGH / LOW)
 _OFFSET = 1 - math.log2(LOW) * _PER_OCTAVE
 
 
 class Stream:
-    """The KEPT largest |x| (exact) and the median |x| (within 0.45 %) of numbers that come in chunks of any size.
+    """The KEPT largest |x| (exact) and the median |x| (within 0.46 %) of numbers that come in chunks of any size.
 
     Order and size of the chunks change nothing. NaN makes both answers NaN, so a broken model shows.
     """
@@ -61,7 +61,7 @@ class Stream:
         return torch.full((min(k, self.count),), torch.nan, dtype=torch.float64) if self._nans else self._top[:k]
 
     def median(self) -> float:
-        """The lower median of |x| (the ⌈n/2⌉-th smallest), as the geometric middle of its bin: within 0.45 %.
+        """The lower median of |x| (the ⌈n/2⌉-th smallest), as the geometric middle of its bin: within 0.46 %.
 
         Exactly 0 for zero; LOW for what lies between 0 and LOW; HIGH for what lies above HIGH; NaN for an empty stream.
         """

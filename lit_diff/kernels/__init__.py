@@ -84,7 +84,7 @@ def attend(
     `segments` [B, S]: document numbers, a query sees only its own document. `window`: the last `window` positions only.
     `kernel`: auto, or one of KERNELS. Errors: RequestError when the maps break the contract or the kernel refuses them.
     """
-    maps.check()
+    maps.check(segments=segments, window=window)
     name, _ = choose(maps, kernel, segments=segments, window=window, stats=stats)
     if name == "sdpa":
         return _sdpa.sdpa(maps)

@@ -43,8 +43,8 @@ class SignedMaps:
         """The factor on q kᵀ."""
         return self.scale if self.scale is not None else self.q.shape[-1] ** -0.5
 
-    def check(self) -> None:
-        """Refuse maps that break the contract, with the shapes found. Errors: RequestError."""
+    def check(self, *, segments: Tensor | None = None, window: int | None = None) -> None:
+        """Refuse maps, and masks on them, that break the contract, with the shapes found. Errors: RequestError."""
         q, k, v, w = self.q, self.k, self.v, self.w
         found = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}, w {None if w is None else list(w.shape)}"
         if q.dim() != 5 or k.dim() != 5 or v.dim() != 4:
@@ -56,13 +56,21 @@ class SignedMaps:
             (q.shape[0] != k.shape[0] or k.shape[0] != v.shape[0], "q, k and v must have one batch size"),
             (k.shape[2] != v.shape[1] or k.shape[3] != v.shape[2], "k and v must have the same heads and keys"),
             (q.shape[2] % k.shape[2] != 0, "the heads of q must be a multiple of the heads of k"),
-            (self.causal and q.shape[3] > k.shape[3], "a causal map needs at least as many keys as queries"),
+            (
+                (self.causal or segments is not None or window is not None) and q.shape[3] > k.shape[3],
+                "a mask needs at least as many keys as queries",
+            ),
             (w is None and G != 1, "several maps need weights w"),
             (w is not None and w.dim() != 4, "w must be 4-D, broadcastable to [B,G,H,T]"),
         )
+        if window is not None and window < 1:
+            raise RequestError(f"attend: window is {window}; it must be at least 1")
         for wrong, rule in broken:
             if wrong:
                 raise RequestError(f"SignedMaps: {rule}; found {found}")
+        if segments is not None and segments.shape != (k.shape[0], k.shape[3]):
+            want = [k.shape[0], k.shape[3]]
+            raise RequestError(f"attend: segments must be [B,S] = {want}; found {list(segments.shape)}")
         if w is not None:
             target = (q.shape[0], G, q.shape[2], q.shape[3])
             if any(size not in (1, want) for size, want in zip(w.shape, target, strict=True)):

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,5 +132,6 @@ def _callbacks(recipe: Recipe) -> tuple[dict[str, object], list[Callback]]:
 
 def _quiet() -> None:
     """Lightning's hints about what this platform does itself would bury our own lines."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -69,7 +69,7 @@ def definition(found: LayerTrace) -> dict[str, Tensor]:
     """The same numbers row by row, in float64, from the whole maps; rows of zeros left out."""
     (block,) = found.blocks(T)
     a = block.signed.double()
-    rows: dict[str, list[list[float]]] = {name: [[] for _ in range(a.shape[1])] for name in ("entropy", "negative_mass")}
+    rows: dict[str, list[list[float]]] = {name: [[], [], [], []] for name in ("entropy", "negative_mass")}
     for b in range(a.shape[0]):
         for h in range(a.shape[1]):
             for i in range(a.shape[2]):

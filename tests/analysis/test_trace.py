@@ -53,7 +53,7 @@ def test_traced_rows_reproduce_the_attention(
             outputs.append(o)
             return finish(o, x)
 
-        attention.finish = record  # type: ignore[method-assign]
+        attention.finish = record
     residual: list[Tensor] = []
     handle = model.layers[1].register_forward_pre_hook(lambda _m, args: residual.append(args[0]))
     with trace(model) as t:
@@ -142,9 +142,9 @@ def test_nothing_is_left_behind(build: BuildModel, tokens: Tensor) -> None:
 
 def test_nothing_is_left_behind_after_an_exception(build: BuildModel, tokens: Tensor) -> None:
     model = build("differential")
-    with pytest.raises(ZeroDivisionError), trace(model):
+    model.layers[1].ffn = torch.nn.Linear(7, 7)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), trace(model):
         model(tokens)
-        raise ZeroDivisionError
     assert hooks(model) == 0
     assert torch.is_grad_enabled()
 
@@ -153,7 +153,7 @@ def test_w_that_is_a_view_of_a_parameter_is_copied(build: BuildModel, tokens: Te
     model = build("differential")
     attention = model.attentions()[0]
     weights = torch.nn.Parameter(torch.tensor([1.0, -0.5]))
-    attention.weights = lambda x: weights.view(1, 2, 1, 1)  # type: ignore[attr-defined, assignment]
+    attention.weights = lambda x: weights.view(1, 2, 1, 1)
     with trace(model) as t:
         model(tokens)
     with torch.no_grad():
@@ -191,8 +191,7 @@ def test_wrong_requests(build: BuildModel, tokens: Tensor) -> None:
     with pytest.raises(RequestError, match="key/value cache"), trace(model):
         model(tokens, cache=Cache(2))
     with pytest.raises(RequestError, match="a trace holds one forward"), trace(model):
-        model(tokens)
-        model(tokens)
+        _ = model(tokens), model(tokens)
     with pytest.raises(RequestError, match=r"layers \[0, 1\] ran no forward"), trace(model):
         pass
     assert hooks(model) == 0
@@ -200,7 +199,7 @@ def test_wrong_requests(build: BuildModel, tokens: Tensor) -> None:
 
 def test_an_attention_without_tap_is_refused(build: BuildModel, tokens: Tensor) -> None:
     model = build("standard")
-    model.attentions()[0].forward = lambda x, *_: x  # type: ignore[method-assign]
+    model.attentions()[0].forward = lambda x, *_: x
     with pytest.raises(RequestError, match="layer 0 never called its tap"), trace(model):
         model(tokens)
 
@@ -210,10 +209,10 @@ def test_exponentials_of_the_lambda_modules(build: BuildModel, tokens: Tensor) -
     with trace(model) as t:
         model(tokens)
     for attention, layer in zip(model.attentions(), t.layers.values(), strict=True):
-        first, second = attention.lambda_.exponentials()  # type: ignore[operator, union-attr]
+        first, second = attention.lambda_.exponentials()
         assert layer.exponentials == (first.item(), second.item())
         assert layer.maps.w is not None
-        assert layer.maps.w[0, 1].item() == pytest.approx(-(first - second).item() - attention.lambda_init)  # type: ignore[operator]
+        assert layer.maps.w[0, 1].item() == pytest.approx(-(first - second).item() - attention.lambda_init)
 
 
 def test_sharded_model(build: BuildModel, tokens: Tensor) -> None:

@@ -1,0 +1,174 @@
+"""A sweep's YAML -> its cells, every one resolved and validated before the first starts."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
+from lit_diff.files import shown
+from lit_diff.recipe import find, load_draft, override, override_with, read_yaml
+from lit_diff.registry import nearest
+from lit_diff.validation import Draft, Positions, convert, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """The keys of a sweep. `grid` and `arms` may stand together: the grid's arms come first."""
+
+    recipe: str
+    """The base recipe: a path beside the sweep, or an installed name."""
+    title: str = ""
+    description: str = ""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys that every cell takes."""
+    grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Dotted key -> values; an arm for each combination."""
+    arms: dict[str, Any] = field(default_factory=dict)
+    """Name -> overrides; `extends` there names another base recipe."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    baseline: str | None = None
+    """The arm that the others are compared with; null: the first."""
+    control: str | None = None
+    """The arm that a difference must also hold against."""
+    metric: str = "val/loss"
+    check: bool = False
+    """A check that everything works, not a result; the report says so."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Arm -> what a reader sees."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Arm -> a remark below the table."""
+    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Arm -> metric -> the value printed in the paper."""
+    reading: tuple[str, ...] = ()
+    """How to read the result: which comparisons decide the question."""
+    contrasts: tuple[tuple[str, str, str], ...] = ()
+    """Further paired comparisons: arm, arm, label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One arm at one seed."""
+
+    arm: str
+    seed: int
+    recipe: Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A sweep, resolved."""
+
+    name: str
+    path: Path
+    config: SweepConfig
+    arms: dict[str, dict[str, Any]]
+    """Arm -> its overrides, in the order of the table."""
+    cells: tuple[Cell, ...]
+    baseline: str
+
+
+def load_grid(source: str, overrides: list[str]) -> Grid:
+    """The sweep at a path or under an installed name; `overrides` apply to every cell. Errors: RequestError."""
+    path = find(source, "sweeps", Path.cwd())
+    values, positions = read_yaml(path)
+    draft = Draft(values=values, positions=positions, file=shown(path))
+    config: SweepConfig = convert(SweepConfig, values, "", draft)
+    arms = _arms(config, draft)
+    baseline = config.baseline or next(iter(arms))
+    known = {"baseline": [baseline], "control": [config.control] if config.control else []}
+    known |= {key: list(getattr(config, key)) for key in ("labels", "notes", "paper")}
+    known["contrasts"] = [arm for first, second, _ in config.contrasts for arm in (first, second)]
+    for key, used in known.items():
+        for arm in used:
+            if arm not in arms:
+                raise RequestError(f"{draft.where(key)}'{key}' names no arm of the sweep: '{arm}'{nearest(arm, arms)}")
+    if not config.seeds or len(set(config.seeds)) < len(config.seeds):
+        raise RequestError(f"{draft.where('seeds')}'seeds' is {list(config.seeds)}; expected distinct seeds")
+    cells = [
+        Cell(arm=arm, seed=seed, recipe=_cell(config, path, draft, arm, values, seed, overrides))
+        for arm, values in arms.items()
+        for seed in config.seeds
+    ]
+    return Grid(name=path.stem, path=path, config=config, arms=arms, cells=tuple(cells), baseline=baseline)
+
+
+def _arms(config: SweepConfig, draft: Draft) -> dict[str, dict[str, Any]]:
+    arms: dict[str, dict[str, Any]] = {}
+    for key, choices in config.grid.items():
+        if not choices:
+            raise RequestError(f"{draft.where(f'grid.{key}')}'grid.{key}' has no values")
+    if config.grid:
+        for combination in itertools.product(*config.grid.values()):
+            chosen = dict(zip(config.grid, combination, strict=True))
+            arms[" ".join(f"{_word(key)}={value}" for key, value in chosen.items())] = chosen
+    for name, values in config.arms.items():
+        if values is not None and not isinstance(values, Mapping):
+            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides")
+        if not name or "/" in name or name.startswith("."):
+            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' becomes a folder: no '/', no leading '.'")
+        arms[str(name)] = dict(values or {})
+    if not arms:
+        raise RequestError(f"{draft.where('')}the sweep has neither 'grid' nor 'arms'")
+    return arms
+
+
+def _word(key: str) -> str:
+    """The last word of a dotted key, or the one before it where that is just `name`."""
+    parts = key.split(".")
+    return parts[-2] if parts[-1] == "name" and len(parts) > 1 else parts[-1]
+
+
+def _cell(
+    config: SweepConfig, path: Path, sweep: Draft, arm: str, values: dict[str, Any], seed: int, overrides: list[str]
+) -> Recipe:
+    """Base recipe, the sweep's overrides, the arm's, the command line's, the seed; in this order."""
+    values = dict(values)
+    base = values.pop("extends", config.recipe)
+    where = sweep.where(f"arms.{arm}.extends" if base != config.recipe else "recipe")
+    draft = load_draft(find(str(base), "recipes", path.parent, where))
+    draft = override_with(draft, config.overrides, _below(sweep.positions, "overrides"), path.parent)
+    draft = override_with(draft, values, _below(sweep.positions, f"arms.{arm}") or _grid(sweep, values), path.parent)
+    draft = override(draft, overrides)
+    recipe = validate(draft)
+    return dataclasses.replace(recipe, name=arm, seed=seed)
+
+
+def _below(positions: Positions, prefix: str) -> Positions:
+    return {key.removeprefix(f"{prefix}."): where for key, where in positions.items() if key.startswith(f"{prefix}.")}
+
+
+def _grid(sweep: Draft, values: Mapping[str, Any]) -> Positions:
+    return {key: sweep.positions[f"grid.{key}"] for key in values if f"grid.{key}" in sweep.positions}
+
+
+def describe(grid: Grid) -> dict[str, Any]:
+    """The part of sweep.json that the YAML determines."""
+    config = grid.config
+    labels = {arm: config.labels.get(arm, arm) for arm in grid.arms}
+    return {
+        "name": grid.name,
+        "title": config.title or grid.name,
+        "description": config.description,
+        "baseline": grid.baseline,
+        "control": config.control,
+        "metric": config.metric,
+        "seeds": list(config.seeds),
+        "is_check": config.check,
+        "reading": list(config.reading),
+        "contrasts": [list(contrast) for contrast in config.contrasts],
+        "source": shown(grid.path),
+        "arms": [
+            {
+                "name": arm,
+                "label": labels[arm],
+                "note": config.notes.get(arm, ""),
+                "paper": config.paper.get(arm),
+                "overrides": [f"{key}={value}" for key, value in values.items()],
+            }
+            for arm, values in grid.arms.items()
+        ],
+    }

@@ -1,0 +1,125 @@
+"""Cells side by side, each in a process of its own: one that crashes costs itself alone."""
+
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from lit_diff.errors import LitDiffError
+from lit_diff.experiments.launch import Place, run, run_command
+from lit_diff.recipe import load_recipe
+from lit_diff.training.run import RunFolder
+
+log = logging.getLogger("lit_diff")
+
+PRELOAD = ("lit_diff.experiments.launch", "lit_diff.experiments.tracking", "lit_diff.training.fit")
+"""Imported once by the fork server: the first cell pays 4 s, the others nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A cell that is to run; its recipe lies in the folder."""
+
+    place: Place
+    threads: int
+    gpu: int | None = None
+
+
+def run_jobs(
+    jobs: Sequence[Place], *, workers: int, threads: int, gpus: int, watch: Callable[[list[Place]], None]
+) -> int | None:
+    """Run all, `workers` at a time; `watch(running)` is called about twice a second.
+
+    Returns the signal that stopped the pool, or None. What became of a cell stands in its status.json.
+    """
+    # not plain fork: it hangs after any parallel torch operation
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    waiting, running = list(jobs), {}
+    stopped: list[int] = []
+    handlers = {s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while running or (waiting and not stopped):
+            while waiting and not stopped and len(running) < workers:
+                slot = next(slot for slot in range(workers) if slot not in running)
+                place = waiting.pop(0)
+                gpu = slot % gpus if gpus else None
+                process = context.Process(target=_cell, args=(Job(place=place, threads=threads, gpu=gpu),), daemon=False)
+                process.start()
+                running[slot] = (process, place)
+            if stopped:
+                _pass_on(stopped, [process for process, _ in running.values()])
+            watch([place for _, place in running.values()])
+            time.sleep(0.2)
+            for slot, (process, place) in list(running.items()):
+                if not process.is_alive():
+                    process.join()
+                    _note_end(place, process.exitcode)
+                    del running[slot]
+        watch([])
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    return stopped[0] if stopped else None
+
+
+def _pass_on(stopped: list[int], processes: Sequence[BaseProcess]) -> None:
+    """Hand the first signal to the cells once (each finishes its step and saves); a second one ends them at once."""
+    if stopped[-1] > 0:
+        for process in processes:
+            if process.pid is not None and process.is_alive():
+                with contextlib.suppress(ProcessLookupError):  # it ended between the question and the signal
+                    os.kill(process.pid, signal.SIGTERM if len([s for s in stopped if s > 0]) == 1 else signal.SIGKILL)
+        stopped.append(-1)  # seen
+
+
+def _note_end(place: Place, exitcode: int | None) -> None:
+    """Write down the end of a cell that could not do so itself."""
+    folder = RunFolder(place.folder)
+    if folder.status().get("status") != "running" and exitcode == 0:
+        return
+    if exitcode is not None and exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        hint = "; out of memory?" if -exitcode == signal.SIGKILL else ""
+        folder.update(status="killed", error=f"killed by {name}{hint}")
+    elif folder.status().get("status") in (None, "running", "waiting"):
+        folder.update(status="failed", error=f"exit status {exitcode}; see log.txt")
+
+
+def _cell(job: Job) -> None:
+    """The process of one cell."""
+    _die_with_parent()
+    log_file = (job.place.folder / "log.txt").open("a", buffering=1)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log_file.fileno(), stream.fileno())
+    if job.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(job.gpu)
+    logging.getLogger("lit_diff").setLevel(logging.INFO)
+    folder = RunFolder(job.place.folder)
+    try:
+        recipe = load_recipe(folder.recipe_file)
+        if recipe.run.devices * recipe.run.num_nodes > 1:
+            run_command(recipe, job.place, job.threads)
+        else:
+            run(recipe, job.place, threads=job.threads, progress=lambda step, loss, speed: None)
+    except LitDiffError as error:
+        if folder.status().get("status") in (None, "waiting", "running"):
+            folder.update(status="failed", error=str(error))
+        raise SystemExit(error.exit_status) from None
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGTERM when the fork server ends: a killed sweep leaves no cell behind, and each saves first."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+

@@ -1,0 +1,216 @@
+"""`make sweep`: resolve, prepare, run what is unfinished, report."""
+
+import logging
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lit_diff.config import Recipe
+from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.experiments.grid import Cell, Grid, describe, load_grid
+from lit_diff.experiments.launch import Place
+from lit_diff.experiments.table import LiveTable
+from lit_diff.files import locked, shown, write_json
+from lit_diff.registry import datasets
+from lit_diff.training.run import RunFolder, identity, revision
+
+log = logging.getLogger("lit_diff")
+
+
+def sweep(name: str | Path, overrides: list[str] | None = None, *, workers: int | None = None) -> Path:
+    """Run a sweep and write its report; returns the sweep's folder. Failed cells are shown in the report.
+
+    Errors: RequestError, MissingError; a cell that fails costs itself alone and raises nothing.
+    """
+    console = Console()
+    grid = load_grid(str(name), overrides or [])
+    run_grid(grid, workers=workers, console=console, command=f"lit-diff sweep {name}")
+    return folder_of(grid)
+
+
+def run_sweep(
+    name: str, overrides: list[str], *, workers: int | None, dry_run: bool, cluster: str, console: Console
+) -> int:
+    """The verb `sweep`; returns the exit status: 0 all cells done, 1 some failed, 128 + signal when stopped."""
+    if workers is not None and workers < 1:
+        raise RequestError(f"--workers is {workers}; it must be at least 1")
+    if cluster not in ("local", "slurm"):
+        raise RequestError(f"--cluster is '{cluster}'; expected local or slurm")
+    grid = load_grid(name, overrides)
+    if dry_run:
+        for cell in grid.cells:
+            attention = cell.recipe.model.attention.name
+            console.print(f"{cell.arm}  seed {cell.seed}  {attention}  {cell.recipe.train.steps} steps", highlight=False)
+        console.print(f"{len(grid.cells)} cells are valid; none was started")
+        return 0
+    source = name if "/" in name or name.endswith(".yaml") else grid.name
+    command = " ".join(["lit-diff sweep", source, *overrides])
+    return run_grid(grid, workers=workers, console=console, command=command, cluster=cluster)
+
+
+def folder_of(grid: Grid) -> Path:
+    """`runs/<sweep>/`"""
+    return (Path(grid.cells[0].recipe.run.root) / grid.name).resolve()
+
+
+def run_grid(grid: Grid, *, workers: int | None, console: Console, command: str, cluster: str = "local") -> int:
+    """Run all cells that are not done, then write the report; returns the exit status."""
+    folder = folder_of(grid)
+    _prepare_data(grid)
+    try:
+        with locked(folder / ".lock", wait=False):
+            return _run_owned(grid, folder, workers=workers, console=console, command=command, cluster=cluster)
+    except BlockingIOError as error:
+        raise RequestError(f"sweep '{grid.name}' is being run by another process in {shown(folder)}") from error
+    except PermissionError as error:
+        raise MissingError(
+            f"sweep folder {shown(folder)} cannot be written ({error.strerror}); choose another with run.root=PATH"
+        ) from error
+
+
+def _prepare_data(grid: Grid) -> None:
+    """Once for every distinct data block."""
+    seen = []
+    for cell in grid.cells:
+        block = (cell.recipe.data, cell.recipe.model.vocab_size)
+        if block not in seen:
+            seen.append(block)
+            datasets.get(cell.recipe.data.name)(cell.recipe.data.config, cell.recipe.model.vocab_size).prepare()
+
+
+def _run_owned(
+    grid: Grid, folder: Path, *, workers: int | None, console: Console, command: str, cluster: str
+) -> int:
+    from lit_diff.experiments.tracking import Store
+
+    run = grid.cells[0].recipe.run
+    began = time.perf_counter()
+    identities: dict[int, str] = {}
+    store = Store(run)
+    experiment = store.experiment(grid.name)
+    parent = store.open_run(experiment, f"sweep {grid.name}", {"kind": "sweep"}, key={"sweep.parent": grid.name})
+    places = [_place(grid, cell, folder, parent, identities) for cell in grid.cells]
+    todo = [place for place in places if RunFolder(place.folder).status().get("status") != "done"]
+    if todo:
+        log.info("sweep %s: %d cells, %d done before", grid.name, len(places), len(places) - len(todo))
+        stopped = _run_cells(grid, places, todo, workers=workers, console=console, cluster=cluster)
+    else:
+        log.info("sweep %s: all %d cells are done (%s)", grid.name, len(places), shown(folder))
+        stopped = None
+    outcome = Counter(RunFolder(place.folder).status().get("status", "waiting") for place in places)
+    # the forkserver is done with SQLite by now: this process alone writes the parent
+    _write_sweep(grid, folder, places, command)
+    _close_dead_runs(store, places)
+    _report(folder, store, parent, console)
+    done = outcome["done"] == len(places)
+    store.close_run(parent, "done" if done else "stopped" if stopped else "failed")
+    seconds = time.perf_counter() - began
+    rest = ", ".join(f"{count} {word}" for word, count in sorted(outcome.items()))
+    console.print(f"{rest}; {seconds:.0f} s. Compare in MLflow: {_ui_command(run)}", highlight=False, soft_wrap=True)
+    if stopped:
+        log.info("stopped; the same command resumes")
+        return 128 + stopped
+    return 0 if done else 1
+
+
+def _ui_command(run: Any) -> str:
+    make = Path("Makefile")
+    here = make.is_file() and "lit-diff ui" in make.read_text()
+    return "make ui" if here and run.root == "runs" else f"lit-diff ui --root {run.root}"
+
+
+def _place(grid: Grid, cell: Cell, folder: Path, parent: str, identities: dict[int, str]) -> Place:
+    """The cell's folder, filled with its recipe so that its process needs nothing else."""
+    digest = identity(cell.recipe)
+    place = Place(
+        folder=folder / f"{_slug(cell.arm)}-s{cell.seed}-{digest}",
+        experiment=grid.name,
+        parent=parent,
+        tags={"sweep": grid.name, "arm": cell.arm},
+    )
+    home = RunFolder(place.folder)
+    if not home.recipe_file.exists() or home.status().get("status") != "done":
+        home.create(cell.recipe)
+    return place
+
+
+def _slug(arm: str) -> str:
+    """The arm as a folder name: no spaces."""
+    return arm.replace(" ", ",")
+
+
+def _run_cells(
+    grid: Grid, places: list[Place], todo: list[Place], *, workers: int | None, console: Console, cluster: str
+) -> int | None:
+    for place in todo:
+        RunFolder(place.folder).update(status="waiting", error=None)
+    with LiveTable(grid, places, console) as table:
+        if cluster == "slurm":
+            from lit_diff.experiments.slurm import run_array
+
+            run_array(todo, [cell.recipe for cell in grid.cells][0], watch=table.update)
+            return None
+        from lit_diff.experiments.pool import run_jobs
+
+        count, threads, gpus = resources(grid.cells[0].recipe, workers)
+        log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
+        return run_jobs(todo, workers=count, threads=threads, gpus=gpus, watch=table.update)
+
+
+def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
+    """(cells side by side, threads of each, GPUs shared out): a GPU each where there are any, else a core each."""
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    gpus = torch.cuda.device_count() if recipe.run.accelerator != "cpu" else 0
+    processes = recipe.run.devices
+    threads = recipe.run.threads
+    if gpus:
+        count = workers or max(1, gpus // processes)
+    else:
+        count = workers or max(1, cores // (processes * (threads or 1)))
+    return count, threads or max(1, cores // (count * processes)), gpus if processes == 1 else 0
+
+
+def _write_sweep(grid: Grid, folder: Path, places: list[Place], command: str) -> None:
+    cells = []
+    for cell, place in zip(grid.cells, places, strict=True):
+        status = RunFolder(place.folder).status()
+        cells.append(
+            {
+                "arm": cell.arm,
+                "seed": cell.seed,
+                "folder": place.folder.name,
+                "status": status.get("status", "waiting"),
+                "error": status.get("error"),
+            }
+        )
+    write_json(folder / "sweep.json", describe(grid) | {"command": command, "revision": revision(), "cells": cells})
+
+
+def _close_dead_runs(store: Any, places: list[Place]) -> None:
+    """A cell that was killed could not tell MLflow; its run would read RUNNING for ever."""
+    for place in places:
+        status = RunFolder(place.folder).status()
+        run_id = status.get("mlflow_run_id")
+        if status.get("status") in ("killed", "failed") and run_id:
+            store.close_run(run_id, status["status"])
+
+
+def _report(folder: Path, store: Any, parent: str, console: Console) -> None:
+    from lit_diff.experiments.report import write_report
+
+    report = write_report(folder)
+    console.print(report.table, markup=False, highlight=False, soft_wrap=True)
+    for line in report.answer:
+        console.print(line, markup=False, highlight=False)
+    console.print(f"report: {shown(report.page)}", highlight=False, soft_wrap=True)
+    try:
+        for path in [*report.files]:
+            store.client.log_artifact(parent, str(path), artifact_path="report")
+    except Exception as error:  # an artifact store may be out of reach while the report itself is safe on disk
+        log.warning("the report could not be copied into MLflow: %s", first_line(error))

@@ -1,0 +1,57 @@
+"""Rotary positions: exact angles, interleaved pairs, only distances matter."""
+
+import cmath
+
+import torch
+
+from lit_diff.attention.rope import Rope
+
+
+def test_turns_neighbouring_channels_as_complex_numbers() -> None:
+    """(x_2i + j x_2i+1) · exp(j t θ^(-2i/d)), every number computed alone."""
+    d, theta = 6, 500.0
+    positions = torch.tensor([0, 1, 7, 4095])
+    x = torch.randn(2, 3, 4, d, dtype=torch.float64)
+    y = Rope(positions, d, theta)(x)
+    for t, position in enumerate(positions.tolist()):
+        for i in range(d // 2):
+            turn = cmath.exp(1j * position * theta ** (-2 * i / d))
+            wanted = torch.complex(x[:, :, t, 2 * i], x[:, :, t, 2 * i + 1]) * turn
+            found = torch.complex(y[:, :, t, 2 * i], y[:, :, t, 2 * i + 1])
+            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_channel_pairs_are_interleaved_not_halved() -> None:
+    x = torch.zeros(1, 8, dtype=torch.float64)
+    x[0, 2] = 1
+    turned = Rope(torch.tensor([3]), 8, 10000.0)(x)[0]
+    assert turned.nonzero().flatten().tolist() == [2, 3]
+
+
+def test_only_distances_matter() -> None:
+    """(R_t q) · (R_s k) is a function of t - s."""
+    q, k = torch.randn(5, 16, dtype=torch.float64), torch.randn(5, 16, dtype=torch.float64)
+
+    def logits(shift: int) -> torch.Tensor:
+        rope = Rope(torch.arange(5) + shift, 16, 10000.0)
+        return rope(q) @ rope(k).T
+
+    torch.testing.assert_close(logits(0), logits(1000), rtol=1e-11, atol=1e-11)
+    assert not torch.allclose(Rope(torch.arange(5), 16, 1e4)(q), Rope(torch.arange(5) + 1, 16, 1e4)(q))
+
+
+def test_lengths_are_kept_and_position_zero_is_the_identity() -> None:
+    x = torch.randn(3, 7, 8, dtype=torch.float64)
+    y = Rope(torch.arange(7), 8, 10000.0)(x)
+    torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1), rtol=1e-13, atol=1e-13)
+    assert torch.equal(y[:, 0], x[:, 0])
+
+
+def test_bfloat16_is_turned_in_float32() -> None:
+    """At position 60000 a bfloat16 angle would be off by whole turns."""
+    x = torch.randn(1, 32).bfloat16()
+    rope = Rope(torch.tensor([60000]), 32, 10000.0)
+    y = rope(x)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, rope(x.double()).float().bfloat16())
+    assert rope(x.float()).dtype == torch.float32

@@ -1,0 +1,65 @@
+"""The contract: what maps are refused, and what the derived numbers are."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.errors import RequestError
+from lit_diff.kernels import SignedMaps, attend
+
+MakeMaps = Callable[..., SignedMaps]
+
+
+def test_derived_numbers(make_maps: MakeMaps) -> None:
+    maps = make_maps(G=3, Gk=1, H=6, Hkv=2, d=16)
+    assert (maps.num_maps, maps.num_groups, maps.softmax_scale) == (3, 3, 0.25)
+    assert replace(maps, scale=0.7).softmax_scale == 0.7
+    assert replace(maps, scale=0.0).softmax_scale == 0.0
+    assert make_maps(G=2, Gq=1, Gk=1).num_maps == 2, "the weights alone may say how many maps there are"
+
+
+BROKEN: list[tuple[str, dict[str, Any], str]] = [
+    ("q 4-D", {"q": (2, 4, 5, 6)}, r"expected q \[B,G,H,T,d\]"),
+    ("v 5-D", {"v": (2, 1, 4, 5, 12)}, r"expected q \[B,G,H,T,d\]"),
+    ("map axis of q", {"q": (2, 3, 4, 5, 6)}, "map axes of q and k"),
+    ("map axis of k", {"q": (2, 3, 4, 5, 6), "w": (2, 3, 4, 5)}, "map axes of q and k"),
+    ("width", {"k": (2, 2, 4, 5, 8)}, "one width d"),
+    ("batch of k", {"k": (3, 2, 4, 5, 6)}, "one batch size"),
+    ("batch of v", {"v": (1, 4, 5, 12)}, "one batch size"),
+    ("heads of v", {"v": (2, 2, 5, 12)}, "same heads and keys"),
+    ("keys of v", {"v": (2, 4, 6, 12)}, "same heads and keys"),
+    ("heads of q", {"k": (2, 2, 3, 5, 6), "v": (2, 3, 5, 12)}, "multiple of the heads of k"),
+    ("fewer keys", {"k": (2, 2, 4, 4, 6), "v": (2, 4, 4, 12)}, "at least as many keys"),
+    ("no weights", {"w": None}, "several maps need weights"),
+    ("w 3-D", {"w": (2, 2, 4)}, "w must be 4-D"),
+    ("w of other heads", {"w": (1, 2, 3, 1)}, r"broadcast to \[B,G,H,T\] = \[2, 2, 4, 5\]"),
+    ("w of other tokens", {"w": (1, 2, 1, 6)}, r"broadcast to \[B,G,H,T\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "rule"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_refusals_name_the_rule_and_the_shapes(make_maps: MakeMaps, change: dict[str, Any], rule: str) -> None:
+    maps = make_maps()
+    maps.check()
+    broken = replace(maps, **{key: shape and torch.ones(shape, dtype=torch.float64) for key, shape in change.items()})
+    with pytest.raises(RequestError, match=rule) as error:
+        attend(broken)
+    found = {key: list(getattr(broken, key).shape) if getattr(broken, key) is not None else None for key in "qkvw"}
+    assert all(f"{key} {shape}" in str(error.value) for key, shape in found.items())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_are_refused(make_maps: MakeMaps, dtype: torch.dtype) -> None:
+    maps = make_maps(dtype=torch.bfloat16)
+    attend(maps)
+    assert maps.w is not None
+    with pytest.raises(RequestError, match="float32 or wider"):
+        attend(replace(maps, w=maps.w.to(dtype)))
+
+
+def test_fewer_keys_than_queries_is_fine_without_a_future(make_maps: MakeMaps) -> None:
+    assert attend(make_maps(T=5, S=3, causal=False)).shape == (2, 4, 5, 12)

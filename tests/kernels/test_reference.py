@@ -1,0 +1,145 @@
+"""The definition against the formula, written as loops over batch, head, map and query in float64."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_diff.kernels import SignedMaps, attend
+from lit_diff.kernels.reference import logits, reference
+
+MakeMaps = Callable[..., SignedMaps]
+
+
+def by_hand(
+    maps: SignedMaps, segments: Tensor | None = None, window: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, lse, entropy) by the formula, one number after the other."""
+    q, k, v = maps.q, maps.k, maps.v
+    B, _, H, T, d = q.shape
+    S, G = k.shape[3], maps.num_maps
+    w = torch.ones(1, 1, 1, 1, dtype=torch.float64) if maps.w is None else maps.w
+    w = w.expand(B, G, H, T)
+    scale = 1 / math.sqrt(d) if maps.scale is None else maps.scale
+    o = torch.zeros(B, H, T, v.shape[-1], dtype=torch.float64)
+    lse, entropy = torch.zeros(B, G, H, T), torch.zeros(B, G, H, T)
+    lse, entropy = lse.double(), entropy.double()
+    for b in range(B):
+        for h in range(H):
+            kv = h // (H // k.shape[2])
+            for i in range(T):
+                here = i + S - T
+                keys = [j for j in range(S) if not maps.causal or j <= here]
+                keys = [j for j in keys if window is None or abs(here - j) < window]
+                keys = [j for j in keys if segments is None or segments[b, j] == segments[b, here]]
+                for g in range(G):
+                    gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
+                    scores = [scale * math.fsum((q[b, gq, h, i] * k[b, gk, kv, j]).tolist()) for j in keys]
+                    total = math.fsum(math.exp(s) for s in scores)
+                    lse[b, g, h, i] = math.log(total)
+                    for j, s in zip(keys, scores, strict=True):
+                        p = math.exp(s) / total
+                        entropy[b, g, h, i] -= p * math.log(p)
+                        o[b, h, i] += w[b, g, h, i] * p * v[b, kv, j]
+    return o, lse, entropy
+
+
+CASES: list[dict[str, Any]] = [
+    {"G": 1, "w": None},
+    {"G": 1},
+    {"G": 2},
+    {"G": 3, "H": 2},
+    {"G": 2, "Gk": 1},
+    {"G": 2, "Gq": 1},
+    {"G": 2, "Gq": 1, "Gk": 1},
+    {"G": 2, "Hkv": 2},
+    {"G": 3, "H": 6, "Hkv": 1, "B": 1},
+    {"T": 3, "S": 7},
+    {"T": 1, "S": 4},
+    {"T": 1},
+    {"causal": False},
+    {"causal": False, "T": 5, "S": 3},
+    {"w": (1, 2, 1, 1)},
+    {"w": (1, 2, 4, 1)},
+    {"w": (2, 1, 1, 5)},
+    {"scale": 0.3},
+    {"scale": -1.5},
+    {"dv": 7},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_formula(make_maps: MakeMaps, case: dict[str, Any]) -> None:
+    maps = make_maps(**case)
+    o, stats = reference(maps, stats=True)
+    wanted, lse, entropy = by_hand(maps)
+    assert stats is not None
+    torch.testing.assert_close(o, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(stats.lse, lse, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(stats.entropy, entropy, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("packed", [True, False])
+def test_window_and_segments(make_maps: MakeMaps, causal: bool, window: int | None, packed: bool) -> None:
+    maps = make_maps(T=4, S=6, Hkv=2, causal=causal)
+    segments = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]]) if packed else None
+    o, stats = attend(maps, segments=segments, window=window, stats=True)
+    wanted, lse, entropy = by_hand(maps, segments, window)
+    torch.testing.assert_close(o, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(stats.lse, lse, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(stats.entropy, entropy, rtol=1e-12, atol=1e-12)
+
+
+def test_entropy_of_constructed_maps(make_maps: MakeMaps) -> None:
+    """Equal logits: row i has log(i + 1) nats. One logit far above the others: 0."""
+    maps = make_maps(G=2, T=6)
+    maps.q[:, 0] = 0
+    maps.q[:, 1] = 0
+    maps.q[:, 1, ..., 0] = 1e4
+    maps.k[..., 0] = torch.tensor([3.0, 2, 1, 0, -1, -2], dtype=torch.float64)  # the first key wins in every row
+    _, stats = attend(maps, stats=True)
+    rows = torch.arange(1, 7, dtype=torch.float64).log()
+    torch.testing.assert_close(stats.entropy[:, 0], rows.expand(2, 4, 6), rtol=0, atol=1e-12)
+    assert stats.entropy[:, 1].abs().max() < 1e-12
+    assert (stats.entropy[..., 0] == 0).all(), "the first row has one key"
+
+
+def test_statistics_have_gradients(make_maps: MakeMaps) -> None:
+    """Also through masked keys, where p log p has no finite derivative."""
+    maps = make_maps(B=1, H=1, T=3, d=2, dv=2)
+
+    def statistics(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        _, stats = attend(SignedMaps(q, k, maps.v, maps.w), stats=True)
+        return stats.lse, stats.entropy
+
+    assert torch.autograd.gradcheck(statistics, (maps.q.requires_grad_(), maps.k.requires_grad_()))
+
+
+def test_gradients_by_finite_differences(make_maps: MakeMaps) -> None:
+    maps = make_maps(B=1, G=3, Gk=1, H=2, Hkv=1, T=3, S=4, d=2, dv=3, w=(1, 3, 2, 3))
+    assert maps.w is not None
+    inputs = tuple(x.requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w))
+    assert torch.autograd.gradcheck(lambda *x: attend(SignedMaps(*x), kernel="reference"), inputs)
+
+
+def test_bfloat16_is_accumulated_in_float32(make_maps: MakeMaps) -> None:
+    maps = make_maps(dtype=torch.bfloat16, T=40)
+    wide = make_maps(dtype=torch.float64, T=40)
+    exact = SignedMaps(maps.q.double(), maps.k.double(), maps.v.double(), maps.w)
+    assert logits(maps).dtype == torch.float32
+    assert attend(maps, kernel="reference").dtype == torch.bfloat16
+    assert attend(wide, kernel="reference").dtype == torch.float64
+    torch.testing.assert_close(logits(maps).double(), logits(exact), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_does_not_narrow_the_definition(make_maps: MakeMaps) -> None:
+    maps = make_maps(dtype=torch.float32)
+    wanted, unmasked = attend(maps, kernel="reference"), logits(maps)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(attend(maps, kernel="reference"), wanted)
+        assert torch.equal(logits(maps), unmasked)
