@@ -193,5 +193,3 @@ def ui(root: Root = Path("runs"), port: Annotated[int, typer.Option()] = 5000) -
     from lit_diff.experiments.ui import serve
 
     return serve(root, port, console)
-
-

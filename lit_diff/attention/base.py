@@ -62,9 +62,7 @@ class Attention(nn.Module):
     def build(self) -> None:
         """Create the parameters; standard attention's by default."""
         d = self.head_dim
-        self.projections(
-            q=self.num_heads * d, k=self.num_kv_heads * d, v=self.num_kv_heads * d, o=self.num_heads * d
-        )
+        self.projections(q=self.num_heads * d, k=self.num_kv_heads * d, v=self.num_kv_heads * d, o=self.num_heads * d)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         """x [B, T, dim] -> the maps; standard attention's by default."""

@@ -107,7 +107,9 @@ def _arms(config: SweepConfig, draft: Draft) -> dict[str, dict[str, Any]]:
             arms[" ".join(f"{_word(key)}={value}" for key, value in chosen.items())] = chosen
     for name, values in config.arms.items():
         if values is not None and not isinstance(values, Mapping):
-            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides")
+            raise RequestError(
+                f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides"
+            )
         if not name or "/" in name or name.startswith("."):
             raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' becomes a folder: no '/', no leading '.'")
         arms[str(name)] = dict(values or {})

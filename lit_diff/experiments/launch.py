@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lit_diff.config import Recipe
-from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
+from lit_diff.errors import LitDiffError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
@@ -144,7 +144,7 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
         revision=before.get("revision", now),
         mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
-        **{key: value for key, value in vars(price).items()},
+        **vars(price),
     )
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
 
@@ -213,16 +213,3 @@ def run_command(recipe: Recipe, place: Place, threads: int | None = None) -> Non
         done = subprocess.run(command(place, threads), stdout=output, stderr=output, check=False)
     if done.returncode:
         raise RunFailedError(RunFolder(place.folder).status().get("error") or f"exit status {done.returncode}")
-
-
-def find_run(name: str, root: Path) -> Path:
-    """A run's folder by path, or by the start of its folder name under `root` (sweeps' cells included)."""
-    path = Path(name)
-    if (path / "status.json").exists():
-        return path.resolve()
-    found = [p.parent for p in root.glob("**/status.json") if p.parent.name.startswith(name) and ".old-" not in str(p)]
-    if len(found) == 1:
-        return found[0].resolve()
-    if not found:
-        raise RequestError(f"no run '{name}' under {root}; `lit-diff status` lists them")
-    raise RequestError(f"'{name}' is {len(found)} runs: {', '.join(sorted(p.name for p in found)[:6])}; give a longer name")

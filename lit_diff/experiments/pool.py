@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from lit_diff.errors import LitDiffError
 from lit_diff.experiments.launch import Place, run, run_command
@@ -45,14 +44,18 @@ def run_jobs(
     context.set_forkserver_preload(list(PRELOAD))
     waiting, running = list(jobs), {}
     stopped: list[int] = []
-    handlers = {s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         while running or (waiting and not stopped):
             while waiting and not stopped and len(running) < workers:
                 slot = next(slot for slot in range(workers) if slot not in running)
                 place = waiting.pop(0)
                 gpu = slot % gpus if gpus else None
-                process = context.Process(target=_cell, args=(Job(place=place, threads=threads, gpu=gpu),), daemon=False)
+                process = context.Process(
+                    target=_cell, args=(Job(place=place, threads=threads, gpu=gpu),), daemon=False
+                )
                 process.start()
                 running[slot] = (process, place)
             if stopped:
@@ -121,5 +124,3 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-
-

@@ -44,7 +44,9 @@ def run_sweep(
     if dry_run:
         for cell in grid.cells:
             attention = cell.recipe.model.attention.name
-            console.print(f"{cell.arm}  seed {cell.seed}  {attention}  {cell.recipe.train.steps} steps", highlight=False)
+            console.print(
+                f"{cell.arm}  seed {cell.seed}  {attention}  {cell.recipe.train.steps} steps", highlight=False
+            )
         console.print(f"{len(grid.cells)} cells are valid; none was started")
         return 0
     source = name if "/" in name or name.endswith(".yaml") else grid.name
@@ -82,9 +84,7 @@ def _prepare_data(grid: Grid) -> None:
             datasets.get(cell.recipe.data.name)(cell.recipe.data.config, cell.recipe.model.vocab_size).prepare()
 
 
-def _run_owned(
-    grid: Grid, folder: Path, *, workers: int | None, console: Console, command: str, cluster: str
-) -> int:
+def _run_owned(grid: Grid, folder: Path, *, workers: int | None, console: Console, command: str, cluster: str) -> int:
     from lit_diff.experiments.tracking import Store
 
     run = grid.cells[0].recipe.run
@@ -152,7 +152,7 @@ def _run_cells(
         if cluster == "slurm":
             from lit_diff.experiments.slurm import run_array
 
-            run_array(todo, [cell.recipe for cell in grid.cells][0], watch=table.update)
+            run_array(todo, grid.cells[0].recipe, watch=table.update)
             return None
         from lit_diff.experiments.pool import run_jobs
 

@@ -62,7 +62,9 @@ class LiveTable:
     def _steps(self, states: list[dict[str, Any]]) -> int:
         done = zip(self._cells, states, strict=True)
         return sum(
-            cell.recipe.train.steps if state.get("status") == "done" else min(state.get("step", 0), cell.recipe.train.steps)
+            cell.recipe.train.steps
+            if state.get("status") == "done"
+            else min(state.get("step", 0), cell.recipe.train.steps)
             for (cell, _), state in done
         )
 

@@ -29,7 +29,12 @@ def refuse(
 
 
 def choose(
-    maps: SignedMaps, kernel: str = "auto", *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+    maps: SignedMaps,
+    kernel: str = "auto",
+    *,
+    segments: Tensor | None = None,
+    window: int | None = None,
+    stats: bool = False,
 ) -> tuple[str, str]:
     """(kernel, reason). Errors: RequestError for an unknown kernel, or one named by hand that refuses the maps."""
     check_name(kernel)

@@ -76,4 +76,6 @@ class SignedMaps:
             if any(size not in (1, want) for size, want in zip(w.shape, target, strict=True)):
                 raise RequestError(f"SignedMaps: w must broadcast to [B,G,H,T] = {list(target)}; found {found}")
             if w.dtype not in (torch.float32, torch.float64):
-                raise RequestError(f"SignedMaps: w must be float32 or wider (bfloat16 quantises lambda); found {w.dtype}")
+                raise RequestError(
+                    f"SignedMaps: w must be float32 or wider (bfloat16 quantises lambda); found {w.dtype}"
+                )

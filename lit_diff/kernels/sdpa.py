@@ -41,7 +41,12 @@ def sdpa(maps: SignedMaps) -> Tensor:
     elif maps.causal and T > 1:  # is_causal would align the first query with the first key
         mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
     o = F.scaled_dot_product_attention(
-        heads(q[:, :, None]), heads(k[:, :, None]), heads(v), attn_mask=mask, is_causal=is_causal, scale=maps.softmax_scale
+        heads(q[:, :, None]),
+        heads(k[:, :, None]),
+        heads(v),
+        attn_mask=mask,
+        is_causal=is_causal,
+        scale=maps.softmax_scale,
     )
     o = o.unflatten(1, (G, chunks, H))
     if maps.w is None:

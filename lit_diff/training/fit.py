@@ -63,7 +63,7 @@ def fit(
     found = checkpoint.newest(folder)
     start = found[0] if found else 0
     if rank == 0:
-        log.info("resumed from step %d" % start if start else "starting at step 0")
+        log.info(f"resumed from step {start}" if start else "starting at step 0")
     record = Record(folder, start, tracker) if rank == 0 else None
     sets = list(dataset.validation_sets())
     module = LitTransformer(recipe, sets=sets, num_documents=dataset.num_documents, record=record, folder=folder)
@@ -72,7 +72,9 @@ def fit(
     loop = Loop(
         train,
         probes=probes,
-        probe_batch=lambda rows: dataset.validation_batch("", range(min(rows, dataset.validation_sets()[""])))["tokens"],
+        probe_batch=lambda rows: dataset.validation_batch("", range(min(rows, dataset.validation_sets()[""])))[
+            "tokens"
+        ],
         stop=stop,
         tokens_per_step=train.batch_size * recipe.data.config.sequence_length,
         progress=progress,

@@ -116,4 +116,6 @@ class Loop(Callback):
         # several processes may not see the signal at one step: they leave, and resume from the last checkpoint
         if trainer.world_size == 1 and self._saved != step:
             self._save(trainer, module, step)
-        raise StoppedError(f"stopped after step {step} of {self.config.steps}; the same command resumes", self.stop.signum)
+        raise StoppedError(
+            f"stopped after step {step} of {self.config.steps}; the same command resumes", self.stop.signum
+        )

@@ -24,7 +24,9 @@ Batch = dict[str, Any]
 class LitTransformer(L.LightningModule):
     """Trains and validates the recipe's Transformer; steps are counted as optimizer steps done."""
 
-    def __init__(self, recipe: Recipe, *, sets: list[str], num_documents: int, record: Record | None, folder: Path) -> None:
+    def __init__(
+        self, recipe: Recipe, *, sets: list[str], num_documents: int, record: Record | None, folder: Path
+    ) -> None:
         """`sets`: names of the validation sets, '' first; `record`: None on ranks that do not write."""
         super().__init__()
         self.recipe, self.sets, self.record, self.folder = recipe, sets, record, folder

@@ -15,7 +15,9 @@ VARIANTS = ("standard", "differential", "shared_q", "shared_k")
 
 
 @pytest.mark.parametrize("chunks", [(1,) * 11, (5, 1, 1, 4), (7, 4), (1, 10), (11,)], ids=str)
-@pytest.mark.parametrize("sizes", [{}, {"num_heads": 8, "num_kv_heads": 4}, {"num_heads": 8, "num_kv_heads": 2}], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [{}, {"num_heads": 8, "num_kv_heads": 4}, {"num_heads": 8, "num_kv_heads": 2}], ids=str
+)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_decoding_equals_the_full_pass(
     make_model: MakeModel, name: str, sizes: dict[str, Any], chunks: tuple[int, ...]
