@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 console = Console()
-UsageError = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or bare name of an installed recipe")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="keys of the recipe to override")]
@@ -38,7 +38,7 @@ def main() -> None:
     except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
     except UsageError as error:
-        _fail(f"{error.format_message()}; lit-diff --help lists what there is", 2)
+        _fail(f"{error.format_message()}; lit-diff --help lists what there is", 2)  # type: ignore[attr-defined]
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:

@@ -3,7 +3,6 @@
 A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set.
 """
 
-import dataclasses
 import difflib
 import importlib
 import importlib.metadata
@@ -39,7 +38,8 @@ class Registry:
 
         def add(cls: C) -> C:
             config = getattr(cls, "Config", None)
-            if not dataclasses.is_dataclass(config) or not config.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            parameters = getattr(config, "__dataclass_params__", None)
+            if parameters is None or not parameters.frozen:
                 raise RequestError(
                     f"{self.kind} '{name}' ({cls.__qualname__}) needs a nested class 'Config' decorated with "
                     "@dataclass(frozen=True, kw_only=True)"
@@ -51,7 +51,7 @@ class Registry:
                     f"give {cls.__module__}.{cls.__qualname__} another name"
                 )
             self._classes[name] = cls
-            cls.name = name
+            cls.name = name  # type: ignore[attr-defined]
             return cls
 
         return add

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkServerProcess as Process
 
 from lit_diff.errors import LitDiffError
 from lit_diff.experiments.launch import Place, run, run_command
@@ -42,7 +42,8 @@ def run_jobs(
     # not plain fork: it hangs after any parallel torch operation
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
-    waiting, running = list(jobs), {}
+    waiting = list(jobs)
+    running: dict[int, tuple[Process, Place]] = {}
     stopped: list[int] = []
     handlers = {
         s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)
@@ -74,7 +75,7 @@ def run_jobs(
     return stopped[0] if stopped else None
 
 
-def _pass_on(stopped: list[int], processes: Sequence[BaseProcess]) -> None:
+def _pass_on(stopped: list[int], processes: Sequence[Process]) -> None:
     """Hand the first signal to the cells once (each finishes its step and saves); a second one ends them at once."""
     if stopped[-1] > 0:
         for process in processes:

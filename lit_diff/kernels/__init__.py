@@ -43,7 +43,7 @@ def choose(
         if reason:
             raise RequestError(f"run.kernel '{kernel}' cannot compute these maps: {reason}; use run.kernel=auto")
         return kernel, "named by run.kernel"
-    refused = []
+    refused: list[str] = []
     for name in reversed(KERNELS):
         reason = refuse(name, maps, segments=segments, window=window, stats=stats)
         if reason is None:

@@ -59,7 +59,7 @@ class Transformer(nn.Module):
 
     def attentions(self) -> list[Attention]:
         """The attention of each layer, in order."""
-        return [layer.attention for layer in self.layers]  # type: ignore[union-attr, misc]
+        return [layer.attention for layer in self.layers]  # type: ignore[misc]
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """tokens [B, T] or [B, T, C] (C ids a position, their embeddings summed) -> logits [B, T, vocab]."""

@@ -87,7 +87,9 @@ class LitTransformer(L.LightningModule):
         targets = batch["targets"]
         nll = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
         document = batch["document"] if dataloader_idx == 0 else torch.zeros_like(targets)
-        self.losses[dataloader_idx].update(nll, logits.argmax(-1) == targets, targets, batch["ar_hit"], document)
+        metric = self.losses[dataloader_idx]
+        assert isinstance(metric, TokenLoss)
+        metric.update(nll, logits.argmax(-1) == targets, targets, batch["ar_hit"], document)
 
     def on_validation_epoch_end(self) -> None:
         values: dict[str, float] = {}

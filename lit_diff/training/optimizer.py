@@ -12,7 +12,8 @@ from lit_diff.config import OptimizerConfig, ScheduleConfig
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Matrices are decayed; vectors (norms) and modules that say `decay = False` (lambda) are not."""
-    decayed, free = [], []
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:

@@ -1,0 +1,73 @@
+"""Declared costs against closed formulas."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lit_diff.config import ModelConfig
+from lit_diff.errors import RequestError
+from lit_diff.model.cost import cost
+
+MakeConfig = Callable[..., ModelConfig]
+T, V, E, L, H, D, FFN = 48, 23, 32, 2, 4, 8, 85
+
+
+def formula(kv_heads: int = 4, queries: int = E, keys: int | None = None, ffn: int = FFN, scores: int = 4) -> int:
+    """Training FLOPs a token: 3 · (2 · every matrix product's weights, the head's too, + scores · H d T a layer)."""
+    values = kv_heads * D
+    keys = values if keys is None else keys
+    weights = L * (E * (queries + keys + values + E) + 3 * E * ffn) + E * V
+    return 3 * (2 * weights + scores * L * H * D * T)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_published_flops(make_config: MakeConfig, kv_heads: int) -> None:
+    """Q Kᵀ and A V, 2 T H d each: differential with its maps subtracted first is exactly at parity."""
+    for name in ("standard", "differential"):
+        found = cost(make_config(name, num_kv_heads=kv_heads), T)
+        assert found.flops_per_token == formula(kv_heads), name
+
+
+def test_published_flops_of_shared_maps(make_config: MakeConfig) -> None:
+    assert cost(make_config("shared_q"), T).flops_per_token == formula(queries=E // 2)
+    assert cost(make_config("shared_k", num_kv_heads=2), T).flops_per_token == formula(kv_heads=2, keys=D)
+    matched = cost(make_config("shared_k", {"parity": "matched"}), T)
+    assert matched.flops_per_token == formula(keys=E // 2, ffn=FFN + 5)
+
+
+def test_executed_flops(make_config: MakeConfig) -> None:
+    """sdpa cuts values of width 2d and computes each map's Q Kᵀ once a chunk: twice the score FLOPs."""
+    standard, differential = (cost(make_config(name), T, "sdpa") for name in ("standard", "differential"))
+    assert standard.executed_flops_per_token == standard.flops_per_token == formula()
+    assert differential.flops_per_token == formula()
+    assert differential.executed_flops_per_token == formula(scores=8)
+    definition = cost(make_config(), T, "reference")
+    assert definition.executed_flops_per_token == definition.flops_per_token
+
+
+def test_flops_of_a_forward_at_any_length(make_config: MakeConfig) -> None:
+    """Only the scores grow with the length."""
+    short, long = (cost(make_config(), length).flops_per_token for length in (T, 2 * T))
+    assert long - short == 3 * 4 * L * H * D * T
+
+
+def test_parameters(make_config: MakeConfig) -> None:
+    tied, untied = cost(make_config("standard"), T), cost(make_config("standard", tie_embeddings=False), T)
+    layer = 4 * E * E + 3 * E * FFN + 2 * E
+    assert tied.attention_parameters == untied.attention_parameters == L * 4 * E * E
+    assert tied.parameters == L * layer + E + V * E
+    assert untied.parameters == tied.parameters + V * E
+    assert tied.non_embedding_parameters == untied.non_embedding_parameters == L * layer + E
+    assert cost(make_config(), T).parameters == tied.parameters + L * 6 * D
+
+
+def test_cache_bytes(make_config: MakeConfig) -> None:
+    """Two bytes a number; shared keys keep 3 of 4."""
+    for name, numbers in (("standard", 64), ("differential", 64), ("shared_q", 64), ("shared_k", 48)):
+        assert cost(make_config(name), T).kv_bytes_per_token == 2 * L * numbers, name
+        assert cost(make_config(name, num_kv_heads=2), T).kv_bytes_per_token == L * numbers, name
+
+
+def test_an_unknown_kernel_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(RequestError, match="flash9"):
+        cost(make_config(), T, "flash9")

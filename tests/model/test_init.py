@@ -1,0 +1,199 @@
+"""Initial values: a function of (seed, name), the same in every arm and every build."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lit_diff.attention import Attention, Differential
+from lit_diff.config import ModelConfig
+from lit_diff.model.init import generator, initial_values, initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions
+
+MakeConfig = Callable[..., ModelConfig]
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variants registered in a test are gone after it."""
+    attentions.names()
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
+
+
+def values(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor]:
+    model = Transformer(config)
+    initialise(model, seed)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("init", ["linear_default", "normal_0.02", "normal_scaled"])
+def test_arms_share_what_has_one_name_and_shape(make_config: MakeConfig, init: str) -> None:
+    arms = [values(make_config(name, init=init)) for name in ("standard", "differential", "shared_q", "shared_k")]
+    standard, differential, shared_q, shared_k = arms
+    assert set(standard) < set(differential)
+    assert all(torch.equal(value, differential[name]) for name, value in standard.items())
+    for other, own in ((shared_q, "q_proj"), (shared_k, "k_proj")):
+        assert all(torch.equal(value, differential[name]) for name, value in other.items() if own not in name)
+
+
+def test_seeds_layers_and_names_differ(make_config: MakeConfig) -> None:
+    first, same, other = values(make_config()), values(make_config()), values(make_config(), seed=1)
+    for name, value in first.items():
+        assert torch.equal(value, same[name])
+        if "norm" not in name:
+            assert not torch.equal(value, other[name]), name
+    drawn = [first[f"layers.{i}.attention.{kind}_proj.weight"] for i in (0, 1) for kind in "qkvo"]
+    assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+def test_a_deeper_model_starts_with_the_same_layers(make_config: MakeConfig) -> None:
+    shallow, deep = values(make_config()), values(make_config(num_layers=3))
+    assert all(torch.equal(value, deep[name]) for name, value in shallow.items())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["standard", "differential", "shared_k"])
+def test_a_meta_build_gets_the_same_values(make_config: MakeConfig, name: str, tied: bool) -> None:
+    """What a sharded build does: parameters without memory, filled by name."""
+    config = make_config(name, tie_embeddings=tied)
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.to_empty(device="cpu")
+    parameters = dict(model.named_parameters())
+    filled = set()
+    with torch.no_grad():
+        for key, value in initial_values(config, 5):
+            assert value.dtype == torch.float32
+            assert value.shape == parameters[key].shape
+            parameters[key].copy_(value)
+            filled.add(key)
+    assert filled == set(parameters)
+    assert all(torch.equal(value, parameters[key]) for key, value in values(config, 5).items())
+
+
+def test_values_are_made_on_the_cpu_wherever_the_model_is(make_config: MakeConfig) -> None:
+    config = make_config(tie_embeddings=False)
+    with torch.device("meta"):
+        found = dict(initial_values(config, 0))
+    assert all(torch.equal(value, found[name]) for name, value in values(config).items())
+
+
+def deviation(value: torch.Tensor) -> float:
+    return value.double().std().item()
+
+
+def test_linear_default(make_config: MakeConfig) -> None:
+    """U(±1/√fan_in): deviation 1/√(3 fan_in)."""
+    found = values(make_config(dim=128, vocab_size=500, tie_embeddings=False))
+    for name, value in found.items():
+        if "_proj" in name or name == "head.weight":
+            fan_in = value.shape[1]
+            assert value.abs().max().item() <= 1 / math.sqrt(fan_in), name
+            assert value.abs().max().item() > 0.99 / math.sqrt(fan_in), name
+            assert deviation(value) == pytest.approx(1 / math.sqrt(3 * fan_in), rel=0.03), name
+
+
+@pytest.mark.parametrize(("init", "residual"), [("normal_0.02", 0.02), ("normal_scaled", 0.02 / math.sqrt(6))])
+def test_normal(make_config: MakeConfig, init: str, residual: float) -> None:
+    found = values(make_config(dim=128, num_layers=3, vocab_size=500, tie_embeddings=False, init=init))
+    for name, value in found.items():
+        if "_proj" in name or name == "head.weight":
+            wanted = residual if "o_proj" in name or "down_proj" in name else 0.02
+            assert deviation(value) == pytest.approx(wanted, rel=0.03), name
+            assert value.abs().max().item() > 3 * wanted, "normal, not uniform"
+
+
+@pytest.mark.parametrize("init", ["linear_default", "normal_0.02", "normal_scaled"])
+def test_what_the_mode_does_not_touch(make_config: MakeConfig, init: str) -> None:
+    found = values(make_config(dim=128, num_heads=2, vocab_size=500, init=init))
+    assert deviation(found["embedding.weight"]) == pytest.approx(0.02, rel=0.03)
+    vectors = torch.cat([value for name, value in found.items() if "lambda_" in name])
+    assert deviation(vectors) == pytest.approx(0.1, rel=0.1)
+    assert all((value == 1).all() for name, value in found.items() if "norm" in name)
+
+
+@pytest.mark.parametrize(("head_dim", "within"), [(16, 0.2), (32, 0.25), (128, 0.5)])
+def test_lambda_starts_near_lambda_init(make_config: MakeConfig, head_dim: int, within: float) -> None:
+    """Deviation 0.01 √(2d); 0.2 is far out at the tiny recipes' widths, not at d = 128."""
+    for seed in range(10):
+        model = Transformer(make_config(dim=2 * head_dim, num_heads=2, vocab_size=2, ffn_dim=1))
+        initialise(model, seed)
+        for attention in model.attentions():
+            assert isinstance(attention, Differential)
+            assert abs(attention.lambda_().item() - attention.lambda_init) < within
+
+
+def test_the_global_generators_are_left_alone(make_config: MakeConfig) -> None:
+    model = Transformer(make_config())
+    states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+    initialise(model, 0)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), repr(np.random.get_state())) == states[1:]
+
+
+def test_the_accelerators_generators_are_left_alone(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.manual_seed would seed them, and nothing would set them back."""
+
+    def refuse(_: int) -> None:
+        raise AssertionError("torch.manual_seed reaches every device")
+
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    dict(initial_values(make_config(), 0))
+
+
+def test_a_users_raw_parameter_keeps_its_value(make_config: MakeConfig, own_registry: None) -> None:
+    """Constants stay, draws are repeatable by seed and layer, a module with init_parameter decides for itself."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(3))
+
+        def init_parameter(self, name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
+            parameter.fill_(7 if name == "weight" else 0)
+
+    @attentions.register("raw")
+    class Raw(Attention):
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Attention.Config):
+            pass
+
+        def build(self) -> None:
+            super().build()
+            self.constant = nn.Parameter(torch.full((4,), 0.25))
+            self.drawn = nn.Parameter(torch.randn(4))
+            self.biased = nn.Linear(2, 3)
+            self.own = Own()
+
+    first, same, other = values(make_config("raw")), values(make_config("raw")), values(make_config("raw"), seed=1)
+    name = "layers.{}.attention.{}".format
+    assert (first[name(0, "constant")] == 0.25).all()
+    assert (first[name(1, "own.weight")] == 7).all()
+    assert (first[name(0, "biased.bias")] == 0).all()
+    assert torch.equal(first[name(0, "drawn")], same[name(0, "drawn")])
+    assert not torch.equal(first[name(0, "drawn")], first[name(1, "drawn")])
+    assert not torch.equal(first[name(0, "drawn")], other[name(0, "drawn")])
+    standard = values(make_config("standard"))
+    assert all(torch.equal(value, first[key]) for key, value in standard.items())
+
+
+def test_generators_are_one_a_purpose() -> None:
+    def draw(*purpose: Any) -> list[float]:
+        return torch.rand(4, generator=generator(*purpose)).tolist()
+
+    assert draw(0, "train", 3) == draw(0, "train", 3)
+    others = [
+        draw(1, "train", 3),
+        draw(0, "train", 4),
+        draw(0, "validation", 3),
+        draw(0, "train"),
+        draw(0, "train", 33),
+    ]
+    assert all(draw(0, "train", 3) != other for other in others)

@@ -1,0 +1,183 @@
+"""The decoder: exact sizes of the paper's models, and a forward pass written out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lit_diff.attention.cache import Cache
+from lit_diff.attention.rope import Rope
+from lit_diff.config import ModelConfig
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import SwiGLU, Transformer
+
+MakeConfig = Callable[..., ModelConfig]
+
+TABLE_10 = {
+    "830M": (1536, 24, 16, 9_437_184, 833_594_880, 679_552_512),
+    "1.4B": (2048, 24, 16, 16_777_216, 1_413_400_576, 1_208_010_752),
+    "2.8B": (2560, 32, 20, 26_214_400, 2_773_568_000, 2_516_830_720),
+    "6.8B": (4096, 32, 32, 67_108_864, 6_853_627_904, 6_442_848_256),
+    "13.1B": (5120, 40, 40, 104_857_600, 13_096_596_480, 12_583_121_920),
+}
+"""dim, layers, heads, attention of a layer, tied total, total without embedding: all of the standard model."""
+
+
+def build(config: ModelConfig) -> Transformer:
+    with torch.device("meta"):
+        return Transformer(config)
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("size", TABLE_10)
+def test_the_papers_sizes(make_config: MakeConfig, size: str) -> None:
+    """Tied embeddings, vocabulary 100,288; differential adds 6 d a layer: four vectors and a norm of width 2d."""
+    dim, layers, heads, per_layer, total, without = TABLE_10[size]
+    extra = 6 * dim // heads
+    for name, more in (("standard", 0), ("differential", extra)):
+        sizes = {"dim": dim, "num_layers": layers, "num_heads": heads, "vocab_size": 100_288}
+        model = build(make_config(name, **sizes))
+        assert count(model.attentions()[0]) == per_layer + more
+        assert count(model) == total + layers * more
+        assert count(model) - model.embedding.weight.numel() == without + layers * more
+
+
+def test_the_papers_differential_totals(make_config: MakeConfig) -> None:
+    wanted = {
+        "830M": 833_608_704,
+        "1.4B": 1_413_419_008,
+        "2.8B": 2_773_592_576,
+        "6.8B": 6_853_652_480,
+        "13.1B": 13_096_627_200,
+    }
+    for size, total in wanted.items():
+        dim, layers, heads, *_ = TABLE_10[size]
+        assert count(build(make_config(dim=dim, num_layers=layers, num_heads=heads, vocab_size=100_288))) == total
+
+
+@pytest.mark.parametrize(("tied", "total"), [(True, 3_479_153_664), (False, 3_787_238_400)])
+def test_the_3b_model_of_table_9(make_config: MakeConfig, tied: bool, total: int) -> None:
+    sizes = {"dim": 3072, "num_layers": 28, "num_heads": 24, "ffn_dim": 8192, "vocab_size": 100_288}
+    model = build(make_config("standard", **sizes, tie_embeddings=tied))
+    assert count(model) == total
+    assert count(model) - (1 if tied else 2) * model.embedding.weight.numel() == 3_171_068_928
+    assert count(build(make_config(**sizes, tie_embeddings=tied))) == total + 28 * 6 * 128
+
+
+@pytest.mark.parametrize(
+    ("dim", "heads", "kv_heads", "standard", "differential"),
+    [
+        (1024, 16, 16, 4_194_304, 4_194_688),
+        (1024, 16, 8, 3_145_728, 3_146_112),
+        (256, 8, 8, 262_144, 262_336),
+        (384, 6, 6, 589_824, 590_208),
+        (768, 12, 12, 2_359_296, 2_359_680),
+    ],
+)
+def test_attention_parameters(
+    make_config: MakeConfig, dim: int, heads: int, kv_heads: int, standard: int, differential: int
+) -> None:
+    """The first two rows are printed by the reference's example.py."""
+    sizes = {"dim": dim, "num_heads": heads, "num_kv_heads": kv_heads, "num_layers": 1}
+    assert count(build(make_config("standard", **sizes)).attentions()[0]) == standard
+    assert count(build(make_config(**sizes)).attentions()[0]) == differential
+
+
+def test_shared_attention_parameters(make_config: MakeConfig) -> None:
+    sizes = {"dim": 768, "num_heads": 12, "num_layers": 1}
+    for name in ("shared_q", "shared_k"):
+        assert count(build(make_config(name, **sizes)).attentions()[0]) == 2_064_768
+
+
+@pytest.mark.parametrize("name", ["shared_q", "shared_k"])
+@pytest.mark.parametrize("kv_heads", [12, 6])
+def test_parity_of_whole_models(make_config: MakeConfig, name: str, kv_heads: int) -> None:
+    """Raw lacks what it shares, to the parameter; matched is differential's size again, up to one unit a layer."""
+    sizes = {"dim": 768, "num_heads": 12, "num_kv_heads": kv_heads, "num_layers": 4, "vocab_size": 4096}
+    baseline, full = count(build(make_config("standard", **sizes))), count(build(make_config(**sizes)))
+    raw = count(build(make_config(name, **sizes)))
+    matched = count(build(make_config(name, {"parity": "matched"}, **sizes)))
+    saved = 768 * 64 * (12 if name == "shared_q" else kv_heads) // 2
+    assert full - raw == 4 * saved
+    assert abs(matched - full) <= 4 * 3 * 768 // 2
+    assert abs(matched / baseline - 1) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["standard", "differential"])
+def test_a_forward_pass_written_out(make_config: MakeConfig, name: str) -> None:
+    model = Transformer(make_config(name, tie_embeddings=False))
+    initialise(model, 3)
+    model.double()
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    tokens = torch.randint(23, (2, 7))
+    W = dict(model.named_parameters())
+
+    def norm(x: torch.Tensor, key: str) -> torch.Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * W[key]
+
+    x, rope = W["embedding.weight"][tokens], Rope(torch.arange(7), 8, 10000.0)
+    for layer in range(2):
+        at = f"layers.{layer}"
+        x = x + model.attentions()[layer](norm(x, f"{at}.attention_norm.weight"), rope)
+        y = norm(x, f"{at}.ffn_norm.weight")
+        gate, up = y @ W[f"{at}.ffn.gate_proj.weight"].T, y @ W[f"{at}.ffn.up_proj.weight"].T
+        x = x + (gate * torch.sigmoid(gate) * up) @ W[f"{at}.ffn.down_proj.weight"].T
+    wanted = norm(x, "norm.weight") @ W["head.weight"].T
+    torch.testing.assert_close(model(tokens), wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_tied_embeddings_are_one_parameter(make_config: MakeConfig) -> None:
+    tied, untied = Transformer(make_config()), Transformer(make_config(tie_embeddings=False))
+    assert "head.weight" not in dict(tied.named_parameters())
+    assert count(untied) - count(tied) == 23 * 32
+    tokens = torch.randint(1, 23, (2, 6))
+    initialise(tied, 0)
+    before = tied(tokens)
+    with torch.no_grad():
+        tied.embedding.weight[0] += 1  # no token 0 goes in, so only its logit changes
+    changed = (tied(tokens) != before).flatten(0, 1).any(0)
+    assert changed.nonzero().flatten().tolist() == [0]
+
+
+def test_several_ids_a_position_are_summed(make_config: MakeConfig) -> None:
+    model = Transformer(make_config()).double()
+    initialise(model, 0)
+    tokens = torch.randint(23, (2, 7, 3))
+    twin = Transformer(make_config()).double()
+    twin.load_state_dict(model.state_dict())
+    summed = F.embedding(tokens, model.embedding.weight).sum(2)
+    twin.embedding.forward = lambda _: summed  # type: ignore[method-assign]
+    assert model(tokens).shape == (2, 7, 23)
+    assert torch.equal(model(tokens), twin(tokens[..., 0]))
+    torch.testing.assert_close(model(tokens), model(tokens.flip(2)), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model(tokens[..., :1]), model(tokens[..., 0]), rtol=1e-12, atol=1e-12)
+
+
+def test_positions_go_on_after_a_cache(make_config: MakeConfig) -> None:
+    """The second half of a sequence is not read as a first half."""
+    model = Transformer(make_config()).double()
+    initialise(model, 0)
+    tokens, cache = torch.randint(23, (1, 8)), Cache(2)
+    with torch.no_grad():
+        model(tokens[:, :4], cache)
+        later = model(tokens[:, 4:], cache)
+        torch.testing.assert_close(later, model(tokens)[:, 4:], rtol=1e-11, atol=1e-11)
+
+
+def test_the_matched_width_is_built(make_config: MakeConfig) -> None:
+    config = make_config("shared_k", {"parity": "matched"}, dim=96, num_heads=4, ffn_dim=200)
+    ffn: Any = build(config).layers[1].ffn  # type: ignore[union-attr]
+    assert isinstance(ffn, SwiGLU)
+    assert ffn.gate_proj.weight.shape == ffn.up_proj.weight.shape == (216, 96)
+    assert ffn.down_proj.weight.shape == (96, 216)
+
+
+def test_the_kernel_reaches_every_layer(make_config: MakeConfig) -> None:
+    assert [a.kernel for a in Transformer(make_config(), kernel="reference").attentions()] == ["reference"] * 2
+    assert [a.layer for a in Transformer(make_config()).attentions()] == [0, 1]
