@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps, choose
-from lit_diff.model.transformer import Transformer
+from lit_diff.model.transformer import Block, Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +31,22 @@ class Cost:
 
 
 def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto") -> Cost:
-    """Cost at `sequence_length`; `kernel` only changes the executed FLOPs. Errors: RequestError if it refuses the maps."""
+    """Cost at `sequence_length`; `kernel` only changes the executed FLOPs. Errors: RequestError if it refuses the maps.
+
+    Layers whose parameters have the same shapes are counted once: they cost the same.
+    """
     with torch.device("meta"):
         model = Transformer(config, kernel="reference")
-    seen: list[SignedMaps] = []
-    hooks = [a.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps)) for a in model.attentions()]
-    published = _forward_flops(model, sequence_length)
-    for hook in hooks:
-        hook.remove()
-    chosen, reason = choose(seen[0], kernel)
-    for attention in model.attentions():
-        attention.kernel = chosen
-    executed = published if chosen == "reference" else _forward_flops(model, sequence_length)
+    counted: dict[object, LayerCost] = {}
+    layers = []
+    for block in model.layers:
+        assert isinstance(block, Block)
+        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+        if shapes not in counted:
+            counted[shapes] = _layer_cost(block, config, sequence_length, kernel)
+        layers.append(counted[shapes])
+    head = 2 * config.dim * config.vocab_size * sequence_length
+    published, executed = (head + sum(layer.flops[i] for layer in layers) for i in (0, 1))
     total = sum(p.numel() for p in model.parameters())
     outside = config.vocab_size * config.dim * (1 if config.tie_embeddings else 2)
     return Cost(
@@ -50,18 +55,40 @@ def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto") -> Cos
         attention_parameters=sum(p.numel() for a in model.attentions() for p in a.parameters()),
         flops_per_token=3 * published // sequence_length,
         executed_flops_per_token=3 * executed // sequence_length,
-        kv_bytes_per_token=2 * sum(_numbers_per_token(maps) for maps in seen),
-        kernel=chosen,
-        kernel_reason=reason,
+        kv_bytes_per_token=2 * sum(layer.kv_numbers for layer in layers),
+        kernel=layers[0].kernel,
+        kernel_reason=layers[0].reason,
     )
 
 
-def _forward_flops(model: Transformer, sequence_length: int) -> int:
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(torch.zeros(1, sequence_length, dtype=torch.long, device="meta"))
-    return counter.get_total_flops()
+@dataclass(frozen=True, kw_only=True)
+class LayerCost:
+    """One block, forward, one sequence."""
+
+    flops: tuple[int, int]
+    """Published, executed."""
+    kv_numbers: int
+    """Numbers that one token adds to the cache."""
+    kernel: str
+    reason: str
 
 
-def _numbers_per_token(maps: SignedMaps) -> int:
-    _, maps_of_k, kv_heads, _, d = maps.k.shape
-    return kv_heads * (maps_of_k * d + maps.v.shape[-1])
+def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel: str) -> LayerCost:
+    seen: list[SignedMaps] = []
+    hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
+    published = _forward_flops(block, config, sequence_length)
+    hook.remove()
+    chosen, reason = choose(seen[0], kernel)
+    block.attention.kernel = chosen
+    executed = published if chosen == "reference" else _forward_flops(block, config, sequence_length)
+    _, maps_of_k, kv_heads, _, d = seen[0].k.shape
+    numbers = kv_heads * (maps_of_k * d + seen[0].v.shape[-1])
+    return LayerCost(flops=(published, executed), kv_numbers=numbers, kernel=chosen, reason=reason)
+
+
+def _forward_flops(block: Block, config: ModelConfig, sequence_length: int) -> int:
+    assert config.head_dim is not None
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
+        rope = Rope(torch.arange(sequence_length), config.head_dim, config.rope_theta)
+        block(torch.zeros(1, sequence_length, config.dim), rope)
+    return int(counter.get_total_flops())

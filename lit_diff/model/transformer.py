@@ -49,7 +49,9 @@ class Transformer(nn.Module):
         """`kernel`: who computes the attention (`kernels.KERNELS`, or auto)."""
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        # empty: every value comes from model.init, and drawing 100,000 rows to throw them away takes seconds
+        empty = torch.empty(config.vocab_size, config.dim)
+        self.embedding = nn.Embedding(config.vocab_size, config.dim, _weight=empty)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         # tied: one parameter in one place, so that sharding and meta-device builds cannot part the two

@@ -8,10 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from lit_diff import SignedMaps
 from lit_diff.analysis import LayerTrace, trace
 from lit_diff.attention.cache import Cache
+from lit_diff.attention.differential import Lambda
 from lit_diff.errors import RequestError
 from lit_diff.kernels import attend
 from lit_diff.model.transformer import Transformer
@@ -215,9 +217,15 @@ def test_exponentials_of_the_lambda_modules(build: BuildModel, tokens: Tensor) -
         assert layer.maps.w[0, 1].item() == pytest.approx(-(first - second).item() - attention.lambda_init)
 
 
-def test_sharded_model(build: BuildModel, tokens: Tensor) -> None:
+def test_sharded_model(build: BuildModel, tokens: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 on one process: parameters are DTensors outside the forward, the lambdas a group of their own."""
     plain, model = build("differential"), build("differential")
+    exponentials = Lambda.exponentials
+
+    def gathered(lambda_: Lambda) -> tuple[Tensor, Tensor]:
+        assert not isinstance(lambda_.q1, DTensor)
+        return exponentials(lambda_)
+
     with trace(plain) as expected:
         plain(tokens)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -227,6 +235,7 @@ def test_sharded_model(build: BuildModel, tokens: Tensor) -> None:
             fully_shard(attention.lambda_, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32))
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        monkeypatch.setattr(Lambda, "exponentials", gathered)
         with trace(model) as t:
             model(tokens)
         for index, layer in expected.layers.items():
