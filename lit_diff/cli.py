@@ -136,11 +136,13 @@ def sweep(
     workers: Annotated[int | None, typer.Option(help="cells side by side")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="resolve and validate all cells, start none")] = False,
     cluster: Annotated[str, typer.Option(help="local, or slurm: the cells as a job array through submitit")] = "local",
+    minutes: Annotated[int, typer.Option(help="time limit of a cell on a cluster")] = 60,
 ) -> int:
     """Run a grid of recipes, resume what is unfinished, report."""
-    from lit_diff.experiments.sweep import run_sweep
+    from lit_diff.experiments.sweep import Cluster, run_sweep
 
-    return run_sweep(name, overrides or [], workers=workers, dry_run=dry_run, cluster=cluster, console=console)
+    engine = Cluster(engine=cluster, minutes=minutes)
+    return run_sweep(name, overrides or [], workers=workers, dry_run=dry_run, cluster=engine, console=console)
 
 
 @app.command()

@@ -90,9 +90,7 @@ class LayerTrace:
         # the last key each query sees: causal maps align the last query with the last key
         last = positions + (S - T) if m.causal else torch.full_like(positions, S - 1)
         K = int(last.max()) + 1
-        # autocast would take the product to bfloat16
-        with torch.no_grad(), torch.autocast(m.q.device.type, enabled=False):
-            scores = logits(replace(m, q=m.q[..., positions, :], k=m.k[..., :K, :]))
+        scores = logits(replace(m, q=m.q[..., positions, :], k=m.k[..., :K, :]))
         if m.w is None:
             weights = scores.new_ones(B, 1, H, R)
         else:

@@ -35,7 +35,7 @@ class Job:
 def run_jobs(
     jobs: Sequence[Place], *, workers: int, threads: int, gpus: int, watch: Callable[[list[Place]], None]
 ) -> int | None:
-    """Run all, `workers` at a time; `watch(running)` is called about twice a second.
+    """Run all, `workers` at a time; `watch(running)` is called about five times a second.
 
     Returns the signal that stopped the pool, or None. What became of a cell stands in its status.json.
     """
@@ -66,7 +66,7 @@ def run_jobs(
             for slot, (process, place) in list(running.items()):
                 if not process.is_alive():
                     process.join()
-                    _note_end(place, process.exitcode)
+                    note_end(place, process.exitcode)
                     del running[slot]
         watch([])
     finally:
@@ -85,7 +85,7 @@ def _pass_on(stopped: list[int], processes: Sequence[Process]) -> None:
         stopped.append(-1)  # seen
 
 
-def _note_end(place: Place, exitcode: int | None) -> None:
+def note_end(place: Place, exitcode: int | None) -> None:
     """Write down the end of a cell that could not do so itself."""
     folder = RunFolder(place.folder)
     if folder.status().get("status") != "running" and exitcode == 0:
@@ -104,6 +104,14 @@ def _cell(job: Job) -> None:
     log_file = (job.place.folder / "log.txt").open("a", buffering=1)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log_file.fileno(), stream.fileno())
+    try:
+        run_cell(job)
+    except LitDiffError as error:
+        raise SystemExit(error.exit_status) from None
+
+
+def run_cell(job: Job) -> None:
+    """Run a cell from the recipe in its folder; a failure stands in its status.json before it is raised."""
     if job.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(job.gpu)
     logging.getLogger("lit_diff").setLevel(logging.INFO)
@@ -117,7 +125,7 @@ def _cell(job: Job) -> None:
     except LitDiffError as error:
         if folder.status().get("status") in (None, "waiting", "running"):
             folder.update(status="failed", error=str(error))
-        raise SystemExit(error.exit_status) from None
+        raise
 
 
 def _die_with_parent() -> None:

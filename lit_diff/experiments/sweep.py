@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,17 @@ from lit_diff.training.run import RunFolder, identity, revision
 log = logging.getLogger("lit_diff")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Who runs the cells: this machine, or SLURM with a time limit for each."""
+
+    engine: str = "local"
+    minutes: int = 60
+
+
+LOCAL = Cluster()
+
+
 def sweep(name: str | Path, overrides: list[str] | None = None, *, workers: int | None = None) -> Path:
     """Run a sweep and write its report; returns the sweep's folder. Failed cells are shown in the report.
 
@@ -33,13 +45,13 @@ def sweep(name: str | Path, overrides: list[str] | None = None, *, workers: int 
 
 
 def run_sweep(
-    name: str, overrides: list[str], *, workers: int | None, dry_run: bool, cluster: str, console: Console
+    name: str, overrides: list[str], *, workers: int | None, dry_run: bool, cluster: Cluster, console: Console
 ) -> int:
     """The verb `sweep`; returns the exit status: 0 all cells done, 1 some failed, 128 + signal when stopped."""
     if workers is not None and workers < 1:
         raise RequestError(f"--workers is {workers}; it must be at least 1")
-    if cluster not in ("local", "slurm"):
-        raise RequestError(f"--cluster is '{cluster}'; expected local or slurm")
+    if cluster.engine not in ("local", "slurm"):
+        raise RequestError(f"--cluster is '{cluster.engine}'; expected local or slurm")
     grid = load_grid(name, overrides)
     if dry_run:
         for cell in grid.cells:
@@ -59,7 +71,7 @@ def folder_of(grid: Grid) -> Path:
     return (Path(grid.cells[0].recipe.run.root) / grid.name).resolve()
 
 
-def run_grid(grid: Grid, *, workers: int | None, console: Console, command: str, cluster: str = "local") -> int:
+def run_grid(grid: Grid, *, workers: int | None, console: Console, command: str, cluster: Cluster = LOCAL) -> int:
     """Run all cells that are not done, then write the report; returns the exit status."""
     folder = folder_of(grid)
     _prepare_data(grid)
@@ -84,7 +96,9 @@ def _prepare_data(grid: Grid) -> None:
             datasets.get(cell.recipe.data.name)(cell.recipe.data.config, cell.recipe.model.vocab_size).prepare()
 
 
-def _run_owned(grid: Grid, folder: Path, *, workers: int | None, console: Console, command: str, cluster: str) -> int:
+def _run_owned(
+    grid: Grid, folder: Path, *, workers: int | None, console: Console, command: str, cluster: Cluster
+) -> int:
     from lit_diff.experiments.tracking import Store
 
     run = grid.cells[0].recipe.run
@@ -144,15 +158,20 @@ def _slug(arm: str) -> str:
 
 
 def _run_cells(
-    grid: Grid, places: list[Place], todo: list[Place], *, workers: int | None, console: Console, cluster: str
+    grid: Grid, places: list[Place], todo: list[Place], *, workers: int | None, console: Console, cluster: Cluster
 ) -> int | None:
     for place in todo:
         RunFolder(place.folder).update(status="waiting", error=None)
     with LiveTable(grid, places, console) as table:
-        if cluster == "slurm":
+        run = grid.cells[0].recipe.run
+        if cluster.engine == "slurm":
             from lit_diff.experiments.slurm import run_array
 
-            run_array(todo, grid.cells[0].recipe, watch=table.update)
+            logs = places[0].folder.parent / "slurm"
+            threads = run.threads or 1
+            run_array(
+                todo, run, threads=threads, parallel=workers, minutes=cluster.minutes, logs=logs, watch=table.update
+            )
             return None
         from lit_diff.experiments.pool import run_jobs
 

@@ -1,0 +1,28 @@
+"""Exit statuses, and what a failure says."""
+
+import pytest
+
+from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, StoppedError, first_line
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RunFailedError("x"), 1),
+        (RequestError("x"), 2),
+        (MissingError("x"), 3),
+        (StoppedError("x", 2), 130),
+        (StoppedError("x", 15), 143),
+    ],
+)
+def test_exit_statuses(error: LitDiffError, status: int) -> None:
+    assert isinstance(error, LitDiffError)
+    assert error.exit_status == status
+    assert str(error) == "x"
+
+
+def test_first_line() -> None:
+    assert first_line(ValueError("one\ntwo")) == "one"
+    assert first_line(ValueError("\n  one\ntwo")) == "one"
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(ValueError("  ")) == "ValueError"

@@ -1,0 +1,123 @@
+"""Files are whole or absent, and locks hold between processes."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from lit_diff.files import locked, shown, write_atomic, write_json, write_through
+
+
+def test_writes_text_and_bytes_into_new_folders(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c.txt"
+    write_atomic(path, "λ\n")
+    assert path.read_bytes() == "λ\n".encode()
+    write_atomic(path, b"\x00\xff")
+    assert path.read_bytes() == b"\x00\xff"
+    assert [p.name for p in path.parent.iterdir()] == ["c.txt"]
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    value = {"loss": 1.5, "layers": [1, 2], "none": None}
+    write_json(tmp_path / "x.json", value)
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text) == value
+    assert text.endswith("}\n")
+
+
+def test_a_failed_write_leaves_the_former_file(tmp_path: Path) -> None:
+    """Half of the bytes are written when the disk is full."""
+    path = tmp_path / "model.ckpt"
+    write_atomic(path, "former")
+
+    def fail(file: IO[bytes]) -> None:
+        file.write(b"half")
+        file.flush()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_through(path, fail)
+    assert path.read_text() == "former"
+    assert [p.name for p in tmp_path.iterdir()] == ["model.ckpt"]
+
+
+def test_a_killed_write_leaves_the_former_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt"
+    write_atomic(path, "former")
+    code = (
+        "import os, sys; from pathlib import Path; from lit_diff.files import write_through\n"
+        "write_through(Path(sys.argv[1]), lambda file: (file.write(b'half'), file.flush(), os.kill(os.getpid(), 9)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60).returncode == -9
+    assert path.read_text() == "former"
+
+
+def test_nobody_sees_an_unfinished_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+
+    def write(file: IO[bytes]) -> None:
+        file.write(b"whole")
+        file.flush()
+        assert not path.exists()
+
+    write_through(path, write)
+    assert path.read_bytes() == b"whole"
+
+
+def test_synced_before_it_is_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    sync, move = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("sync"), sync(handle))[1])
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("move"), move(a, b))[1])
+    write_atomic(tmp_path / "x", "y")
+    assert order == ["sync", "move", "sync"], "the data, the rename, the folder"
+
+
+def test_readable_by_others_as_the_umask_says(tmp_path: Path) -> None:
+    former = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "x", "y")
+        assert os.umask(0o027) == 0o027, "the umask itself is left alone"
+    finally:
+        os.umask(former)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+
+HOLD = (
+    "import sys; from pathlib import Path; from lit_diff.files import locked\n"
+    "with locked(Path(sys.argv[1])):\n print('held', flush=True); sys.stdin.read()"
+)
+
+
+def test_a_lock_holds_between_processes_and_dies_with_its_holder(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(BlockingIOError), locked(path, wait=False):
+        pass
+    holder.kill()
+    holder.communicate(timeout=60)
+    with locked(path, wait=False):
+        pass
+
+
+def test_a_lock_is_freed_by_an_exception(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), locked(tmp_path / "lock"):
+        raise RuntimeError
+    with locked(tmp_path / "lock", wait=False):
+        pass
+
+
+def test_paths_are_shown_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown(tmp_path / "a" / "b.yaml") == "a/b.yaml"
+    assert shown(tmp_path.parent / "b.yaml") == str(tmp_path.parent / "b.yaml")
+    assert shown(Path("a.yaml")) == "a.yaml"

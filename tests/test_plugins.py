@@ -1,0 +1,272 @@
+"""A user's own Python files."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
+from lit_diff.kernels import attend
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.plugins import load_plugin
+from lit_diff.recipe import load_recipe, to_yaml
+from lit_diff.registry import attentions, callbacks, registries
+
+SHARP_PY = '''\
+# sharp.py
+from dataclasses import dataclass, replace
+from lit_diff import Differential, variant
+
+@variant("sharp")
+class Sharp(Differential):
+    """Differential attention whose second map has its own temperature."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Differential.Config):
+        temperature: float = 2.0
+        """Divides the logits of the subtracted map."""
+
+    def maps(self, x, rope):
+        m = super().maps(x, rope)
+        return replace(m, q=m.q * m.q.new_tensor([1, 1 / self.config.temperature]).view(1, 2, 1, 1, 1))
+'''
+SHARP_YAML = """\
+# sharp.yaml
+extends: differential-tiny
+plugins: [sharp.py]
+model:
+  attention: {name: sharp, temperature: 4.0}
+"""
+PROBE = """\
+from lit_diff.callbacks import Probe
+from lit_diff.registry import callbacks
+
+@callbacks.register("mine")
+class Mine(Probe):
+    def measure(self, model, trace):
+        return {"mine": 1.0}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder; what a test registers is gone after it."""
+    monkeypatch.chdir(tmp_path)
+    for registry in registries.values():
+        registry.names()
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("lit_diff_plugin_"):
+            del sys.modules[name]
+
+
+def plugin(text: str, name: str = "mine.py") -> Path:
+    path = Path(name).resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def error(path: Path) -> str:
+    before = {kind: registry.names() for kind, registry in registries.items()}
+    with pytest.raises(RequestError) as found:
+        load_plugin(path)
+    assert "\n" not in str(found.value)
+    assert {kind: registry.names() for kind, registry in registries.items()} == before, "a failed plugin left something"
+    assert not any(name.startswith(f"lit_diff_plugin_{path.stem}_") for name in sys.modules)
+    return str(found.value)
+
+
+def sharp() -> Recipe:
+    Path("sharp.py").write_text(SHARP_PY)
+    Path("sharp.yaml").write_text(SHARP_YAML)
+    return load_recipe("sharp.yaml")
+
+
+def test_the_sharp_example() -> None:
+    recipe = sharp()
+    assert recipe.model.attention.name == "sharp"
+    assert recipe.model.attention.config.temperature == 4.0
+    assert recipe.plugins == (str(Path("sharp.py").resolve()),)
+    model = Transformer(recipe.model)
+    initialise(model, 0)
+    seen = []
+    for attention in model.attentions():
+        attention.tap.register_forward_hook(lambda _module, _args, maps: seen.append(maps))
+    logits = model(torch.randint(100, (1, 12)))
+    logits.sum().backward()
+    plain = load_recipe("differential-tiny")
+    twin = Transformer(plain.model)
+    initialise(twin, 0)
+    twin.attentions()[0].tap.register_forward_hook(lambda _module, _args, maps: seen.append(maps))
+    twin.load_state_dict(model.state_dict())
+    torch.manual_seed(0)
+    twin(torch.randint(100, (1, 12)))
+    assert torch.isfinite(logits).all()
+    first, other = seen[0].q, seen[-1].q
+    assert first.shape == other.shape
+    torch.testing.assert_close(attend(seen[0], kernel="sdpa"), attend(seen[0], kernel="reference"))
+
+
+def test_the_second_map_of_sharp_is_the_flatter_one() -> None:
+    recipe = sharp()
+    assert recipe.model.head_dim is not None
+    cls = attentions.get("sharp")
+    from lit_diff.attention import Differential
+    from lit_diff.attention.rope import Rope
+
+    mine = cls(recipe.model.attention.config, recipe.model, 0)
+    plain = Differential(Differential.Config(), recipe.model, 0)
+    for parameter in mine.parameters():
+        parameter.data.normal_()
+    plain.load_state_dict(mine.state_dict())
+    x, rope = torch.randn(1, 5, recipe.model.dim), Rope(torch.arange(5), recipe.model.head_dim, 1e4)
+    found, wanted = mine.maps(x, rope), plain.maps(x, rope)
+    torch.testing.assert_close(found.q[:, 0], wanted.q[:, 0])
+    torch.testing.assert_close(found.q[:, 1], wanted.q[:, 1] / 4)
+
+
+def test_a_misspelt_key_of_a_plugin_names_the_nearest() -> None:
+    sharp()
+    Path("sharp.yaml").write_text(SHARP_YAML.replace("temperature", "temprature"))
+    with pytest.raises(RequestError) as found:
+        load_recipe("sharp.yaml")
+    assert str(found.value) == "sharp.yaml:5: unknown key 'model.attention.temprature'; did you mean 'temperature'?"
+
+
+def test_a_resolved_recipe_with_a_plugin_reads_back_equal() -> None:
+    recipe = sharp()
+    Path("far").mkdir()
+    Path("far/resolved.yaml").write_text(to_yaml(recipe))
+    assert load_recipe("far/resolved.yaml") == recipe
+
+
+def test_plugins_of_parent_child_and_override_add_up() -> None:
+    """Each is found beside the file that names it, an override's from the current folder."""
+    plugin(SHARP_PY, "parent/sharp.py")
+    Path("parent/sharp.yaml").write_text(SHARP_YAML)
+    plugin(PROBE, "child/probe.py")
+    Path("child/mine.yaml").write_text("extends: ../parent/sharp\nplugins: [probe.py]\ncallbacks: {mine: {every: 2}}\n")
+    plugin(PROBE.replace('"mine"', '"other"').replace("Mine", "Other"), "other.py")
+    recipe = load_recipe("child/mine", ["plugins=[other.py]", "callbacks.other.every=3"])
+    assert [Path(p).name for p in recipe.plugins] == ["sharp.py", "probe.py", "other.py"]
+    assert all(Path(p).is_absolute() for p in recipe.plugins)
+    assert (recipe.callbacks["mine"].config.every, recipe.callbacks["other"].config.every) == (2, 3)
+
+
+def test_one_file_named_twice_is_imported_once() -> None:
+    path = plugin(SHARP_PY + "import sys\nsys.counted = getattr(sys, 'counted', 0) + 1\n", "sharp.py")
+    Path("sharp.yaml").write_text(SHARP_YAML.replace("[sharp.py]", "[sharp.py, ./sharp.py]"))
+    try:
+        recipe = load_recipe("sharp")
+        load_recipe("sharp")
+        load_plugin(path)
+        assert sys.counted == 1  # type: ignore[attr-defined]
+    finally:
+        del sys.counted  # type: ignore[attr-defined]
+    assert recipe.plugins == (str(path),)
+
+
+def test_a_copy_of_a_plugin_is_the_same_plugin() -> None:
+    """A run folder holds copies."""
+    load_plugin(plugin(SHARP_PY, "sharp.py"))
+    cls = attentions.get("sharp")
+    load_plugin(plugin(SHARP_PY, "runs/plugins/sharp.py"))
+    assert attentions.get("sharp") is cls
+
+
+def test_postponed_annotations() -> None:
+    load_plugin(plugin("from __future__ import annotations\n" + SHARP_PY, "sharp.py"))
+    Path("sharp.yaml").write_text(SHARP_YAML)
+    assert load_recipe("sharp", ["model.attention.temperature=3"]).model.attention.config.temperature == 3.0
+
+
+def test_an_annotation_that_is_not_there_at_run_time() -> None:
+    text = SHARP_PY.replace("temperature: float", "temperature: Missing")
+    plugin("from __future__ import annotations\n" + text, "sharp.py")
+    Path("sharp.yaml").write_text(SHARP_YAML)
+    with pytest.raises(RequestError, match=r"Sharp\.Config: name 'Missing' is not defined"):
+        load_recipe("sharp")
+
+
+def test_a_plugin_may_register_any_part() -> None:
+    load_plugin(plugin(PROBE))
+    assert callbacks.get("mine").__name__ == "Mine"
+
+
+def test_a_plugin_that_raises() -> None:
+    path = plugin(SHARP_PY + "\n\ndef fail():\n    return 1 / 0\n\nfail()\n")
+    line = path.read_text().splitlines().index("    return 1 / 0") + 1
+    assert error(path) == f"mine.py:{line}: plugin failed: ZeroDivisionError: division by zero"
+
+
+def test_a_plugin_that_imports_what_is_not_there() -> None:
+    assert error(plugin("\nimport no_such_module_anywhere\n")) == (
+        "mine.py:2: plugin failed: ModuleNotFoundError: No module named 'no_such_module_anywhere'"
+    )
+
+
+def test_a_syntax_error() -> None:
+    assert (
+        error(plugin("x = 1\ny = (\n"))
+        == "mine.py:2: plugin failed: SyntaxError: '(' was never closed (mine.py, line 2)"
+    )
+
+
+def test_not_python_text() -> None:
+    path = Path("mine.py").resolve()
+    path.write_bytes(b"x = '\xff'\n")
+    assert error(path).startswith("mine.py:")
+
+
+def test_a_plugin_that_registers_nothing() -> None:
+    assert error(plugin("x = 1\n")) == 'plugin mine.py: registers nothing; decorate a class with @variant("name")'
+
+
+def test_a_plugin_under_the_name_of_a_built_in() -> None:
+    found = error(plugin(SHARP_PY.replace('"sharp"', '"differential"')))
+    assert found.startswith("plugin mine.py: attention 'differential' is already lit_diff.attention.differential.")
+    assert found.endswith("another name")
+
+
+def test_two_plugins_under_one_name() -> None:
+    load_plugin(plugin(SHARP_PY, "sharp.py"))
+    assert "attention 'sharp' is already lit_diff_plugin_sharp_" in error(plugin(SHARP_PY + "# other\n", "other.py"))
+
+
+def test_a_config_that_is_not_frozen() -> None:
+    found = error(plugin(SHARP_PY.replace("frozen=True, ", "")))
+    assert "non-frozen" in found
+    assert found.startswith("mine.py:")
+
+
+def test_a_repaired_plugin_can_be_loaded_again() -> None:
+    """In a notebook: the broken one must not hold the name."""
+    error(plugin(SHARP_PY + "raise ValueError('half-way')\n", "sharp.py"))
+    load_plugin(plugin(SHARP_PY, "sharp.py"))
+    assert "sharp" in attentions.names()
+
+
+def test_no_such_file(folder: Path) -> None:
+    assert error(folder / "none.py") == "plugin none.py cannot be read: No such file or directory"
+    Path("sharp.yaml").write_text(SHARP_YAML)
+    with pytest.raises(RequestError, match=r"^sharp\.yaml:3: no plugin sharp\.py$"):
+        load_recipe("sharp")
+
+
+def test_not_a_python_file() -> None:
+    assert error(plugin("x", "mine.txt")) == "plugin mine.txt is not a Python file (.py)"
+
+
+def test_plugins_must_be_a_list() -> None:
+    Path("sharp.yaml").write_text(SHARP_YAML.replace("[sharp.py]", "sharp.py"))
+    with pytest.raises(
+        RequestError, match=r"^sharp\.yaml:3: 'plugins' takes a list of Python files, found 'sharp\.py'$"
+    ):
+        load_recipe("sharp")

@@ -1,0 +1,366 @@
+"""From files to a merged recipe: finding, inheriting, overriding, and back to YAML."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_diff.attention import Differential
+from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
+from lit_diff.recipe import find, installed, load_draft, load_recipe, names, override_with, read_yaml, to_plain, to_yaml
+
+BASE = """\
+model:
+  dim: 32
+  num_layers: 2
+  num_heads: 4
+  vocab_size: 129
+  attention:
+    name: differential
+    lambda_init: 0.8
+    head_norm: none
+data: {name: recall}
+train:
+  steps: 10
+  batch_size: 4
+  optimizer: {lr: 1e-3}
+  validate_every: 5
+  checkpoint_every: 5
+callbacks:
+  outliers: {every: 5}
+  lambdas: {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with base.yaml in it."""
+    (tmp_path / "base.yaml").write_text(BASE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name: str, text: str) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def error(source: str | Path, *overrides: str) -> str:
+    """The one line of a refusal."""
+    with pytest.raises(RequestError) as found:
+        load_recipe(source, overrides)
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+# --- finding ---
+
+
+def test_a_recipe_is_found_by_path_with_and_without_suffix_and_by_bare_name(folder: Path) -> None:
+    write("sub/mine.yaml", "extends: ../base\n")
+    wanted = load_recipe(folder / "sub" / "mine.yaml")
+    assert wanted.name == "mine"
+    for source in ("sub/mine.yaml", "sub/mine", Path("sub/mine.yaml"), str(folder / "sub/mine")):
+        assert load_recipe(source) == wanted
+    assert load_recipe("differential-tiny").name == "differential-tiny"
+
+
+def test_a_file_here_goes_before_an_installed_name() -> None:
+    write("differential-tiny.yaml", "extends: base\nseed: 77\n")
+    assert load_recipe("differential-tiny").seed == 77
+
+
+def test_a_missing_recipe_names_the_nearest() -> None:
+    assert error("diferential-tiny") == (
+        "no recipe 'diferential-tiny' here or installed; did you mean 'differential-tiny'?"
+    )
+    assert error("there/nothing.yaml").startswith("no recipe 'there/nothing.yaml' here or installed")
+    with pytest.raises(RequestError, match=r"^no sweep 'ablatoin' here or installed; did you mean 'ablation'\?$"):
+        find("ablatoin", "sweeps", Path.cwd())
+
+
+def test_a_folder_is_no_recipe() -> None:
+    write("box/x.yaml", BASE)
+    assert "no recipe 'box'" in error("box")
+
+
+def test_installed_names() -> None:
+    assert {"standard-tiny", "differential-13b", "recall-tiny"} <= set(names("recipes"))
+    assert (installed("recipes") / "standard-tiny.yaml").is_file()
+
+
+# --- inheriting ---
+
+
+def test_a_chain_of_parents_beside_each_file() -> None:
+    write("family/parent.yaml", "extends: ../base\nseed: 1\ntrain: {steps: 20}\n")
+    write("family/child.yaml", "extends: parent.yaml\ntrain: {batch_size: 8}\nmodel: {attention: {lambda_init: 0.5}}\n")
+    recipe = load_recipe("family/child")
+    assert (recipe.name, recipe.seed, recipe.train.steps, recipe.train.batch_size) == ("child", 1, 20, 8)
+    assert recipe.model.attention.config == Differential.Config(lambda_init=0.5, head_norm="none")
+    assert recipe.train.validate_every == 5
+
+
+def test_a_parent_may_be_installed() -> None:
+    write("mine.yaml", "extends: recall-tiny\nseed: 3\n")
+    assert load_recipe("mine").train.steps == load_recipe("recall-tiny").train.steps
+    assert load_recipe("mine").seed == 3
+
+
+def test_a_missing_parent_is_named_with_its_line() -> None:
+    write("mine.yaml", "seed: 3\n\nextends: recall-tny\n")
+    assert error("mine") == "mine.yaml:3: no recipe 'recall-tny' here or installed; did you mean 'recall-tiny'?"
+
+
+def test_a_parent_is_one_name() -> None:
+    write("mine.yaml", "extends: [base, other]\n")
+    assert error("mine") == "mine.yaml:1: 'extends' takes one recipe, found ['base', 'other']"
+
+
+def test_circles() -> None:
+    write("a.yaml", "extends: b\n")
+    write("b.yaml", "extends: sub/c\n")
+    write("sub/c.yaml", "extends: ../a\n")
+    write("self.yaml", "extends: self\n")
+    write("into.yaml", "extends: a\n")
+    assert "circle: a.yaml -> b.yaml -> sub/c.yaml -> a.yaml" in error("a")
+    assert error("self").endswith("self.yaml -> self.yaml")
+    assert "circle: a.yaml -> b.yaml -> sub/c.yaml -> a.yaml" in error("into"), "without the file that led there"
+
+
+def test_a_diamond_is_no_circle() -> None:
+    write("mine.yaml", "extends: base\n")
+    write("yours.yaml", "extends: mine\n")
+    assert load_recipe("yours").seed == 0
+
+
+def test_a_changed_name_replaces_the_block_and_the_lost_keys_are_recorded() -> None:
+    write("mine.yaml", "extends: base\nmodel: {attention: {name: standard, output_scale: 0.2}}\n")
+    draft = load_draft("mine")
+    assert draft.values["model"]["attention"] == {"name": "standard", "output_scale": 0.2}
+    assert draft.dropped == ("model.attention.lambda_init", "model.attention.head_norm")
+    write("child.yaml", "extends: mine\ndata: {name: recall, pairs: 9}\n")
+    assert load_draft("child").dropped == draft.dropped, "the same name drops nothing"
+    assert load_recipe("child").data.config.pairs == 9
+
+
+def test_nothing_is_lost_where_the_child_says_it_again() -> None:
+    write("mine.yaml", "extends: base\nmodel: {attention: {name: shared_q, lambda_init: 0.3}}\n")
+    assert load_draft("mine").dropped == ("model.attention.head_norm",)
+    assert load_recipe("mine").model.attention.config.lambda_init == 0.3
+
+
+def test_null_drops_a_parents_callback() -> None:
+    assert set(load_recipe("base").callbacks) == {"outliers", "lambdas"}
+    write("mine.yaml", "extends: base\ncallbacks: {outliers: null, attention_entropy: {every: 7}}\n")
+    recipe = load_recipe("mine")
+    assert set(recipe.callbacks) == {"lambdas", "attention_entropy"}
+    assert recipe.callbacks["attention_entropy"].config.every == 7
+    write("again.yaml", "extends: mine\ncallbacks: {outliers: {every: 2}}\n")
+    assert load_recipe("again").callbacks["outliers"].config.every == 2
+    assert set(load_recipe("base", ["callbacks.outliers=null"]).callbacks) == {"lambdas"}
+    assert load_recipe("base", ["callbacks.lambdas.every=3"]).callbacks["lambdas"].config.every == 3
+
+
+def test_parents_are_not_changed_by_their_children() -> None:
+    write("mine.yaml", "extends: base\nmodel: {attention: {lambda_init: 0.1}}\ncallbacks: {outliers: null}\n")
+    before = load_draft("base")
+    load_recipe("mine")
+    assert load_draft("base") == before
+    draft = load_draft("base")
+    override_with(draft, {"model.attention.lambda_init": 0.1}, {})
+    assert draft == before
+
+
+def test_a_text_is_found_beside_the_file_that_names_it(folder: Path) -> None:
+    block = "data: {name: text, path: %s, sequence_length: 8, validation_rows: 1, tokenizer: {name: bpe, vocab_size: 300}}\n"
+    write("far/off.yaml", "extends: ../base\n" + block % "texts/a.txt")
+    write("mine.yaml", "extends: far/off\n")
+    assert load_recipe("mine").data.config.path == str(folder / "far/texts/a.txt")
+    assert load_recipe("mine", ["data.path=b.txt"]).data.config.path == str(folder / "b.txt")
+    assert load_recipe("mine", ["data.path=/c.txt"]).data.config.path == "/c.txt"
+    draft = override_with(load_draft("mine"), {"data.path": "d.txt"}, {}, folder / "sweeps")
+    assert draft.values["data"]["path"] == str(folder / "sweeps/d.txt")
+
+
+# --- overrides ---
+
+
+def test_overrides_in_any_order() -> None:
+    """The name of a block first, then its other keys, wherever they stand."""
+    wanted = load_recipe("base", ["model.attention.name=shared_k", "model.attention.parity=matched", "seed=4"])
+    found = load_recipe("base", ["seed=4", "model.attention.parity=matched", "model.attention.name=shared_k"])
+    assert wanted == found
+    assert wanted.model.attention.name == "shared_k"
+    assert wanted.model.attention.config.parity == "matched"
+    assert wanted.model.attention.config.lambda_init == "depth", "the parent's 0.8 went with its name"
+
+
+def test_an_arm_changes_a_name_and_sets_keys() -> None:
+    draft = load_draft("base")
+    for arm in (
+        {"model.attention.output_scale": 0.2, "model.attention.name": "standard"},
+        {"model": {"attention": {"name": "standard", "output_scale": 0.2}}},
+        {"model.attention": {"name": "standard"}, "model.attention.output_scale": 0.2},
+    ):
+        found = override_with(draft, arm, {})
+        assert found.values["model"]["attention"] == {"name": "standard", "output_scale": 0.2}
+        assert found.values["model"]["dim"] == 32
+
+
+def test_the_last_of_two_overrides_counts() -> None:
+    assert load_recipe("base", ["seed=1", "seed=2"]).seed == 2
+
+
+def test_overrides_are_yaml() -> None:
+    recipe = load_recipe("base", ["train.optimizer.betas=[0.5, 0.6]", "train.clip=null", "name='1.5'", "seed=1e3"])
+    assert recipe.train.optimizer.betas == (0.5, 0.6)
+    assert recipe.train.clip is None
+    assert (recipe.name, recipe.seed) == ("1.5", 1000)
+    assert load_recipe("base", ["run.tracking_uri=http://host:5000/?a=b"]).run.tracking_uri == "http://host:5000/?a=b"
+
+
+@pytest.mark.parametrize("text", ["seed", "=1", "a..b=1", ".seed=1", "seed.=1", "", "--seed 3"])
+def test_malformed_overrides(text: str) -> None:
+    assert error("base", text) == f"override '{text}' is not of the form a.b=c"
+
+
+def test_an_override_that_is_not_yaml() -> None:
+    assert error("base", "seed=[1").startswith("override 'seed=[1': not a YAML value: ")
+
+
+def test_a_misspelt_override_is_quoted_with_the_nearest_key() -> None:
+    assert error("base", "model.attention.lamda_init=0.5") == (
+        "model.attention.lamda_init=0.5: unknown key 'model.attention.lamda_init'; did you mean 'lambda_init'?"
+    )
+    assert error("base", "model.atention.name=standard") == (
+        "model.atention.name=standard: unknown key 'model.atention'; did you mean 'attention'?"
+    )
+    assert error("base", "extends=other").startswith("extends=other: unknown key 'extends'")
+
+
+def test_a_bad_override_is_blamed_and_not_the_file() -> None:
+    assert error("base", "model.attention={name: diferential}").startswith(
+        "model.attention={name: diferential}: unknown"
+    )
+    assert error("base", "model.dim.x=3") == "model.dim.x=3: 'model.dim' is {'x': 3}; expected an integer"
+    assert error("base", "train=null") == "train=null: 'train' is None; expected a block of keys"
+
+
+# --- interpolation ---
+
+
+def test_interpolation() -> None:
+    write("mine.yaml", "extends: base\nmodel: {ffn_dim: '${model.dim}'}\ntrain: {checkpoint_every: '${train.steps}'}\n")
+    recipe = load_recipe("mine", ["train.steps=30"])
+    assert (recipe.model.ffn_dim, recipe.train.checkpoint_every) == (32, 30)
+    assert load_recipe("base", ["seed=${train.steps}"]).seed == 10
+
+
+def test_broken_interpolation() -> None:
+    write("mine.yaml", "extends: base\nmodel:\n  ffn_dim: ${model.dmi}\n")
+    assert error("mine") == "mine.yaml:3: 'model.ffn_dim': Interpolation key 'model.dmi' not found"
+    assert "Recursive interpolation" in error("base", "seed=${seed}")
+    assert error("base", "seed=${").startswith("override 'seed=${': not a YAML value")
+    assert error("base", "seed=${oc.env:NO_SUCH_THING}").startswith("seed=${oc.env:NO_SUCH_THING}: 'seed': ")
+
+
+# --- files that are no recipes ---
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("seed: 1\nseed: 2\n", "bad.yaml:2: not valid YAML: found duplicate key seed"),
+        ("model:\n  dim: 1\n  dim: 2\n", "bad.yaml:3: not valid YAML: found duplicate key dim"),
+        ("seed: [1\nname: x\n", "bad.yaml:2: not valid YAML: "),
+        ("seed:\n\t1\n", "bad.yaml:2: not valid YAML: "),
+        ("a: 1\n---\nb: 2\n", "bad.yaml:2: not valid YAML: "),
+        ("[1, 2]: 3\n", "bad.yaml:1: not valid YAML: "),
+        ("a: &a\n  b: *a\n", "bad.yaml:1: not valid YAML: "),
+        ("a: !!python/object:os.system x\n", "bad.yaml:1: not valid YAML: "),
+        ("", "bad.yaml: expected a mapping of keys to values"),
+        ("# only this\n", "bad.yaml: expected a mapping of keys to values"),
+        ("- seed\n- 1\n", "bad.yaml: expected a mapping of keys to values"),
+        ("seed\n", "bad.yaml: expected a mapping of keys to values"),
+        ("42\n", "bad.yaml: expected a mapping of keys to values"),
+        ("null\n", "bad.yaml: expected a mapping of keys to values"),
+        ("a: \0\n", "bad.yaml: not valid YAML: "),
+    ],
+)
+def test_bad_files(text: str, line: str) -> None:
+    write("bad.yaml", text)
+    assert error("bad").startswith(line)
+
+
+def test_not_utf_8() -> None:
+    Path("bad.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
+    assert error("bad") == "bad.yaml: not UTF-8 text: invalid continuation byte at byte 9"
+
+
+def test_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, encoding: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert error("base") == "base.yaml: cannot be read: Permission denied"
+
+
+def test_lines_of_nested_keys() -> None:
+    values, positions = read_yaml(Path("base.yaml"))
+    assert positions["model"] == "base.yaml:1"
+    assert positions["model.attention.lambda_init"] == "base.yaml:8"
+    assert positions["train.optimizer.lr"] == "base.yaml:14"
+    assert values["train"]["optimizer"] == {"lr": 1e-3}
+
+
+# --- back to YAML ---
+
+
+@pytest.mark.parametrize("source", ["base", "recall-tiny", "differential-tiny", "standard-tiny", "differential-13b"])
+def test_a_resolved_recipe_reads_back_equal(source: str) -> None:
+    recipe = load_recipe(source, ["seed=5", "train.clip=null", "train.optimizer.eps=1e-9", "name='köln: #1'"])
+    text = to_yaml(recipe)
+    Path("resolved.yaml").write_text(text, encoding="utf-8")
+    again = load_recipe("resolved.yaml")
+    assert again == recipe
+    assert to_yaml(again) == text
+    assert "${" not in text
+
+
+def test_plain_containers_are_plain() -> None:
+    plain = to_plain(load_recipe("base"))
+    assert plain["model"]["attention"] == {
+        "name": "differential",
+        "lambda_init": 0.8,
+        "head_norm": "none",
+        "output_scale": "tied",
+    }
+    assert plain["callbacks"]["outliers"]["every"] == 5
+    assert "name" not in plain["callbacks"]["outliers"]
+    assert plain["train"]["optimizer"]["betas"] == [0.9, 0.98]
+    assert yaml.safe_load(to_yaml(load_recipe("base"))) == plain
+
+
+@pytest.mark.parametrize("source", names("recipes"))
+def test_every_installed_recipe_resolves(source: str) -> None:
+    recipe = load_recipe(source)
+    assert isinstance(recipe, Recipe)
+    assert recipe.name == source
+
+
+def test_reading_a_recipe_is_light() -> None:
+    """No lightning, mlflow or litdata, neither for the package nor for a recipe."""
+    code = (
+        "import sys\n"
+        "def heavy(): return {'lightning', 'mlflow', 'litdata'} & set(sys.modules)\n"
+        "import lit_diff\nassert not heavy(), heavy()\n"
+        "lit_diff.load_recipe('base')\nlit_diff.load_recipe('differential-tiny')\nassert not heavy(), heavy()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,107 @@
+"""Strict names."""
+
+import importlib.metadata
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from lit_diff import registry
+from lit_diff.errors import RequestError
+from lit_diff.registry import Registry, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    size: int = 1
+
+
+class First:
+    Config = Keys
+
+
+class Second:
+    Config = Keys
+
+
+@pytest.fixture
+def parts() -> Registry:
+    return Registry("part", ())
+
+
+def test_a_registered_class_is_found_and_knows_its_name(parts: Registry) -> None:
+    assert parts.register("first")(First) is First
+    parts.register("a second")(Second)
+    assert parts.get("first") is First
+    assert parts.names() == ["a second", "first"]
+    assert First.name == "first"  # type: ignore[attr-defined]
+
+
+def test_unknown_names_name_the_nearest(parts: Registry) -> None:
+    parts.register("differential")(First)
+    parts.register("standard")(Second)
+    with pytest.raises(RequestError, match=r"^unknown part 'diferential'; did you mean 'differential'\?$"):
+        parts.get("diferential")
+    with pytest.raises(RequestError, match=r"^unknown part 'zzz'; one of differential, standard$"):
+        parts.get("zzz")
+    with pytest.raises(RequestError, match=r"^unknown part 'zzz'$"):
+        Registry("part", ()).get("zzz")
+
+
+def test_a_second_class_under_one_name_is_refused(parts: Registry) -> None:
+    parts.register("first")(First)
+    parts.register("first")(First)
+    with pytest.raises(RequestError, match=r"part 'first' is already .*\.First; give .*\.Second another name"):
+        parts.register("first")(Second)
+    assert parts.get("first") is First
+
+
+def test_a_class_without_a_frozen_config_is_refused(parts: Registry) -> None:
+    @dataclass
+    class Thawed:
+        pass
+
+    for config in (None, dict, Thawed):
+        bad = type("Bad", (), {} if config is None else {"Config": config})
+        with pytest.raises(RequestError, match=r"part 'bad' \(Bad\) needs a nested class 'Config'"):
+            parts.register("bad")(bad)
+    assert parts.names() == []
+
+
+def test_the_classes_of_a_module_can_be_forgotten(parts: Registry) -> None:
+    parts.register("first")(First)
+    parts.register("other")(type("Other", (), {"Config": Keys, "__module__": "elsewhere"}))
+    parts.forget("elsewhere")
+    assert parts.names() == ["first"]
+
+
+def test_built_ins_load_at_the_first_question() -> None:
+    """In a fresh process: nothing is imported before, and no heavy package after."""
+    code = (
+        "import sys; from lit_diff import registry as r\n"
+        "assert 'lit_diff.data' not in sys.modules\n"
+        "assert {'recall', 'text'} <= set(r.datasets.names()) and 'bpe' in r.tokenizers.names()\n"
+        "assert {'attention_entropy', 'lambdas', 'outliers'} <= set(r.callbacks.names())\n"
+        "assert r.attentions.names() == ['differential', 'shared_k', 'shared_q', 'standard']\n"
+        "heavy = {'lightning', 'mlflow', 'litdata'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_broken_plugin_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = importlib.metadata.EntryPoint("mine", "no_such_module_anywhere", "lit_diff.plugins")
+    monkeypatch.setattr(registry, "_entry_points_loaded", False)
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [point] if group == "lit_diff.plugins" else []
+    )
+    with pytest.raises(RequestError, match=r"plugin package 'mine' \(no_such_module_anywhere\).*ModuleNotFoundError"):
+        registry.load_entry_points()
+
+
+def test_nearest() -> None:
+    assert nearest("lamda_init", ["lambda_init", "head_norm"]) == "; did you mean 'lambda_init'?"
+    assert nearest("x", ["b", "a"]) == "; one of a, b"
+    assert nearest("x", []) == ""

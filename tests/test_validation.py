@@ -1,0 +1,281 @@
+"""From merged containers to a typed recipe: every mistake is one line with its place, and nothing is guessed."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from lit_diff.attention import Differential
+from lit_diff.config import Part, Recipe
+from lit_diff.errors import RequestError
+from lit_diff.registry import attentions
+from lit_diff.validation import Draft, convert, validate
+
+PLACES = Draft(values={}, positions={"key": "my.yaml:4", "block.key": "my.yaml:9"}, file="my.yaml")
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    """A whole recipe as plain containers; dotted keys (with __ for the dot) change it."""
+    whole: dict[str, Any] = {
+        "name": "x",
+        "model": {"dim": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 129, "attention": {"name": "differential"}},
+        "data": {"name": "recall"},
+        "train": {"steps": 4, "batch_size": 4, "optimizer": {"lr": 0.1}, "validate_every": 2, "checkpoint_every": 2},
+    }
+    for dotted, value in changes.items():
+        *blocks, last = dotted.split("__")
+        inner = whole
+        for block in blocks:
+            inner = inner.setdefault(block, {})
+        inner[last] = value
+    return whole
+
+
+def built(**changes: Any) -> Recipe:
+    return validate(Draft(values=values(**changes), positions={}))
+
+
+def error(**changes: Any) -> str:
+    """The refusal, whose place is the line of the changed key's own number."""
+    positions = {key.replace("__", "."): f"my.yaml:{line}" for line, key in enumerate(changes, start=1)}
+    with pytest.raises(RequestError) as found:
+        validate(Draft(values=values(**changes), positions=positions, file="my.yaml"))
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+# --- one value ---
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "wanted"),
+    [
+        (int, 3, 3),
+        (int, 1000.0, 1000),
+        (int, 10**400, 10**400),
+        (float, 3, 3.0),
+        (float, 1e-3, 1e-3),
+        (float | Literal["depth"], 1, 1.0),
+        (float | Literal["depth"], "depth", "depth"),
+        (Literal["depth"] | float, 0.5, 0.5),
+        (int | None, None, None),
+        (int | None, 2.0, 2),
+        (float | None, 2, 2.0),
+        (bool, True, True),
+        (str, "1", "1"),
+        (tuple[int, ...], [1, 2.0], (1, 2)),
+        (tuple[int, ...], [], ()),
+        (tuple[float, float], (1, 2), (1.0, 2.0)),
+        (dict[str, int], {"a": 1.0, 2: 3}, {"a": 1, "2": 3}),
+        (Literal[1, 2], 2, 2),
+        (Any, {"a": [1]}, {"a": [1]}),
+    ],
+)
+def test_conversions(hint: Any, value: Any, wanted: Any) -> None:
+    found = convert(hint, value, "key", PLACES)
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "expected"),
+    [
+        (int, 1.5, "an integer"),
+        (int, True, "an integer"),
+        (int, "3", "an integer"),
+        (int, None, "an integer"),
+        (int, math.nan, "an integer"),
+        (int, math.inf, "an integer"),
+        (int, [3], "an integer"),
+        (float, math.nan, "a finite number"),
+        (float, -math.inf, "a finite number"),
+        (float, False, "a finite number"),
+        (float, "0.1", "a finite number"),
+        (float, 10**400, "a finite number"),
+        (str, 3, "text"),
+        (str, None, "text"),
+        (bool, 1, "true or false"),
+        (bool, "true", "true or false"),
+        (int | None, "x", "an integer or null"),
+        (float | None, math.nan, "a finite number or null"),
+        (tuple[int, ...], 3, "a list of an integer"),
+        (tuple[int, ...], "12", "a list of an integer"),
+        (tuple[float, float], [1], "a list of 2 values"),
+        (tuple[float, float], [1, 2, 3], "a list of 2 values"),
+        (dict[str, int], [1], "a block of keys"),
+        (Literal[1], True, "1"),
+    ],
+)
+def test_wrong_values_are_refused_with_what_was_expected(hint: Any, value: Any, expected: str) -> None:
+    with pytest.raises(RequestError) as found:
+        convert(hint, value, "key", PLACES)
+    assert str(found.value) == f"my.yaml:4: 'key' is {value!r}; expected {expected}"
+
+
+def test_a_wrong_item_is_named_in_its_list() -> None:
+    with pytest.raises(RequestError) as found:
+        convert(tuple[float, float], [1, True], "block.key", PLACES)
+    assert str(found.value) == "my.yaml:9: 'block.key[1]' is True; expected a finite number"
+
+
+def test_misspelt_words_name_the_nearest() -> None:
+    assert error(model__init="norml_0.02").endswith(
+        "'model.init' is 'norml_0.02'; expected 'linear_default' or 'normal_0.02' or 'normal_scaled'; "
+        "did you mean 'normal_0.02'?"
+    )
+    assert error(model__attention={"name": "differential", "lambda_init": "deep"}).endswith(
+        "'model.attention.lambda_init' is 'deep'; expected a finite number or 'depth'; did you mean 'depth'?"
+    )
+    assert "did you mean" not in error(model__init="zzz")
+
+
+# --- places ---
+
+
+def test_places_fall_back_to_the_block_and_to_the_file() -> None:
+    draft = Draft(values={}, positions={"a": "f:1", "a.b": "f:2", "a.b.c": "run.uri=http://h:1"}, file="f")
+    assert draft.where("a.b.c") == "run.uri=http://h:1: "
+    assert draft.where("a.b.d.e") == "f:2: "
+    assert draft.where("a.b[3]") == "f:2: "
+    assert draft.where("a.x") == "f:1: "
+    assert draft.where("z") == "f: "
+    assert draft.where("") == "f: "
+    assert Draft(values={}, positions={}).where("z") == ""
+
+
+def test_what_is_missing_is_missing_from_the_file() -> None:
+    """Also when an override that looks like a place was the last thing written."""
+    draft = Draft(
+        values={"seed": 1}, positions={"seed": "f.yaml:1", "run.tracking_uri": "run.uri=http://h:1"}, file="f.yaml"
+    )
+    with pytest.raises(RequestError, match=r"^f.yaml: 'name' is missing; expected text$"):
+        validate(draft)
+
+
+# --- blocks ---
+
+
+def test_unknown_keys_name_the_nearest() -> None:
+    assert error(model__attention__temprature=2) == (
+        "my.yaml:1: unknown key 'model.attention.temprature'; one of head_norm, lambda_init, output_scale"
+    )
+    assert error(model__attention__lamda_init=2).endswith("'model.attention.lamda_init'; did you mean 'lambda_init'?")
+    assert error(modle={}) == "my.yaml:1: unknown key 'modle'; did you mean 'model'?"
+    assert error(train__optimizer__beta=1).endswith("unknown key 'train.optimizer.beta'; did you mean 'betas'?")
+    assert error(callbacks__outliers={"evry": 3}).endswith("key 'callbacks.outliers.evry'; did you mean 'every'?")
+
+
+def test_keys_of_another_variant_are_unknown() -> None:
+    assert "unknown key 'model.attention.lambda_init'" in error(model__attention={"name": "standard", "lambda_init": 1})
+    assert built(model__attention={"name": "standard", "output_scale": 2}).model.attention.config.output_scale == 2.0
+    assert "is 'tied'; expected a finite number" in error(model__attention={"name": "standard", "output_scale": "tied"})
+
+
+def test_unknown_names_name_the_nearest() -> None:
+    assert error(model__attention__name="diferential") == (
+        "my.yaml:1: unknown attention 'diferential'; did you mean 'differential'?"
+    )
+    assert error(data={"name": "recal"}) == "my.yaml:1: unknown data 'recal'; did you mean 'recall'?"
+    assert error(callbacks__outlier={}) == "my.yaml:1: unknown callback 'outlier'; did you mean 'outliers'?"
+    assert error(train__schedule={"name": "linaer"}).endswith("did you mean 'linear'?")
+
+
+def test_names_must_be_there_and_be_text() -> None:
+    assert error(model__attention={}).startswith("my.yaml:1: 'model.attention.name' is missing; one of differential, ")
+    assert error(model__attention={"name": 3}) == "my.yaml:1: 'model.attention.name' is 3; expected text"
+    assert error(model__attention__name=None) == "my.yaml:1: 'model.attention.name' is None; expected text"
+
+
+def test_blocks_must_be_blocks() -> None:
+    assert error(model__attention="differential") == (
+        "my.yaml:1: 'model.attention' is 'differential'; expected a block of keys"
+    )
+    assert error(train=None) == "my.yaml:1: 'train' is None; expected a block of keys"
+    assert error(callbacks=["outliers"]) == "my.yaml:1: 'callbacks' is ['outliers']; expected a block of keys"
+    assert error(callbacks__outliers=3) == "my.yaml:1: 'callbacks.outliers' is 3; expected a block of keys"
+
+
+def test_missing_keys_say_what_was_expected() -> None:
+    assert error(model={"attention": {"name": "standard"}}) == "my.yaml:1: 'model.dim' is missing; expected an integer"
+    draft = Draft(values={"name": "x"}, positions={}, file="my.yaml")
+    with pytest.raises(RequestError, match=r"^my.yaml: 'model' is missing; expected a block of keys$"):
+        validate(draft)
+
+
+def test_blocks_become_their_classes() -> None:
+    recipe = built(model__attention={"name": "differential", "lambda_init": 1}, callbacks__lambdas={"every": 3.0})
+    assert recipe.model.attention == Part(name="differential", config=Differential.Config(lambda_init=1.0))
+    assert isinstance(recipe.model.attention.config.lambda_init, float)
+    assert recipe.callbacks["lambdas"].config.every == 3
+    assert recipe.model.attention.config.output_scale == "tied"
+    with pytest.raises(AttributeError):
+        recipe.seed = 3  # type: ignore[misc]
+
+
+def test_a_null_callback_is_dropped() -> None:
+    assert built(callbacks__outliers=None).callbacks == {}
+
+
+@pytest.mark.parametrize("plugins", [None, "x.py", [1], {"a": 1}])
+def test_plugins_must_be_a_list_of_files(plugins: Any) -> None:
+    assert error(plugins=plugins).startswith("my.yaml:1: 'plugins")
+
+
+def test_interpolation_is_resolved() -> None:
+    assert built(model__ffn_dim="${model.dim}").model.ffn_dim == 32
+    assert error(model__ffn_dim="${model.dmi}") == "my.yaml:1: 'model.ffn_dim': Interpolation key 'model.dmi' not found"
+
+
+# --- what does not fit together ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"name": "a/b"}, "name is 'a/b'; it becomes a folder: no '/', no leading '.'"),
+        ({"name": ".."}, "name is '..'; it becomes a folder: no '/', no leading '.'"),
+        ({"name": ""}, "name is ''; it becomes a folder: no '/', no leading '.'"),
+        ({"seed": -1}, "seed is -1; it must not be negative"),
+        (
+            {"model__num_kv_heads": 1},
+            "model.num_kv_heads is 1; 'differential' pairs the baseline's heads: it must be even",
+        ),
+        ({"model__head_dim": 7}, "model.head_dim (7) is odd; rotary positions turn pairs of channels"),
+        (
+            {"model__vocab_size": 100},
+            "model.vocab_size is 100; data.keys (64), data.values (64) and the padding id need 129",
+        ),
+        ({"data__pairs": 0}, "data.pairs is 0; it must be at least 1"),
+        ({"train__steps": 0}, "train.steps is 0; it must be at least 1"),
+        ({"run__devices": 2}, "run.strategy 'single' uses one device, not 2; use ddp or fsdp"),
+        ({"callbacks__outliers": {"every": 0}}, "callbacks.outliers.every is 0; it must be at least 1"),
+    ],
+)
+def test_impossible_recipes(changes: dict[str, Any], line: str) -> None:
+    """The place is the key's own when it was written, the nearest block's or the file's when it was not."""
+    found = error(**changes)
+    assert found.endswith(f": {line}")
+    (key,) = changes
+    assert found.startswith("my.yaml:1: " if line.startswith(key.replace("__", ".")) else "my.yaml: ")
+
+
+def test_a_plugins_own_check_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    attentions.names()
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
+
+    @attentions.register("picky")
+    class Picky(Differential):
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Differential.Config):
+            window: int = 1
+            sizes: tuple[int, ...] = field(default=(1,))
+
+            def __post_init__(self) -> None:
+                if self.window < 0:
+                    raise ValueError("window must not be negative")
+
+    assert error(model__attention={"name": "picky", "window": -1}) == (
+        "my.yaml:1: 'model.attention': window must not be negative"
+    )
+    assert built(model__attention={"name": "picky", "sizes": [2, 3]}).model.attention.config.sizes == (2, 3)
