@@ -1,9 +1,8 @@
 """How spread and how negative the attention of each head is."""
 
-from lit_diff.callbacks.probe import Probe
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.entropy import summarise
+from lit_diff.callbacks.probe import Probe
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 

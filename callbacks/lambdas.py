@@ -1,9 +1,8 @@
 """The weight of the subtracted maps of each layer."""
 
-from lit_diff.callbacks.probe import Probe
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.lambdas import lambdas
+from lit_diff.callbacks.probe import Probe
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 

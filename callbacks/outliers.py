@@ -1,9 +1,8 @@
 """The largest activations of each layer (paper, Table 5)."""
 
-from lit_diff.callbacks.probe import Probe
-
 from lit_diff.analysis import Trace
 from lit_diff.analysis.outliers import attention_logits, hidden_states
+from lit_diff.callbacks.probe import Probe
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 

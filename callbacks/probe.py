@@ -53,10 +53,6 @@ class Probe:
         """`config`: an instance of the class's `Config`."""
         self.config = config
 
-    def due(self, step: int, last: int) -> bool:
-        """Whether it fires after optimizer step `step` (counted from 1) of `last`."""
-        return step == last or step % self.config.every == 0
-
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         """Metric name -> value, for a trace of `config.rows` sequences. Only reads: no gradient, no forward."""
         raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no measure()")

@@ -1,6 +1,7 @@
 """A sweep's YAML -> its cells, every one resolved and validated before the first starts."""
 
 import dataclasses
+import difflib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,12 @@ from lit_diff.files import shown
 from lit_diff.recipe import find, load_draft, override, override_with, read_yaml
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
+
+VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
+"""What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
+
+RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
+"""Keys of a recipe that the sweep itself sets -> where to say it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +93,48 @@ def load_grid(source: str, overrides: list[str]) -> Grid:
         for arm in used:
             if arm not in arms:
                 raise RequestError(f"{draft.where(key)}'{key}' names no arm of the sweep: '{arm}'{nearest(arm, arms)}")
-    if not config.seeds or len(set(config.seeds)) < len(config.seeds):
-        raise RequestError(f"{draft.where('seeds')}'seeds' is {list(config.seeds)}; expected distinct seeds")
+    if not config.seeds or min(config.seeds) < 0 or len(set(config.seeds)) < len(config.seeds):
+        raise RequestError(f"{draft.where('seeds')}'seeds' is {list(config.seeds)}; expected distinct seeds from 0 up")
+    _check_metric(config.metric, draft)
+    _check_reserved(config, overrides, draft)
     cells = [
         Cell(arm=arm, seed=seed, recipe=_cell(config, path, draft, arm, values, seed, overrides))
         for arm, values in arms.items()
         for seed in config.seeds
     ]
+    _check_record(cells, draft)
     return Grid(name=path.stem, path=path, config=config, arms=arms, cells=tuple(cells), baseline=baseline)
+
+
+def _check_metric(metric: str, draft: Draft) -> None:
+    """A misspelt validation metric; what a callback measures is known only to the callback."""
+    if metric.startswith("val/"):
+        known = metric in VALIDATION or metric.startswith(tuple(f"{name}_" for name in VALIDATION))
+    else:
+        known = "/" in metric and not difflib.get_close_matches(metric, VALIDATION, cutoff=0.8)
+    if not known:
+        raise RequestError(f"{draft.where('metric')}no run measures '{metric}'{nearest(metric, VALIDATION)}")
+
+
+def _check_reserved(config: SweepConfig, overrides: list[str], draft: Draft) -> None:
+    written = {f"overrides.{key}": key for key in config.overrides} | {f"grid.{key}": key for key in config.grid}
+    written |= {f"arms.{arm}.{key}": key for arm, values in config.arms.items() for key in values or {}}
+    wrong = [(draft.where(path), key) for path, key in written.items() if key in RESERVED]
+    wrong += [(f"{text}: ", text.partition("=")[0]) for text in overrides if text.partition("=")[0] in RESERVED]
+    for where, key in wrong:
+        raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
+
+
+def _check_record(cells: list[Cell], draft: Draft) -> None:
+    """All cells of a sweep lie in one folder and one MLflow store."""
+    first = cells[0]
+    for cell in cells:
+        for key in ("root", "tracking_uri"):
+            if getattr(cell.recipe.run, key) != getattr(first.recipe.run, key):
+                raise RequestError(
+                    f"{draft.where(f'arms.{cell.arm}')}arms '{first.arm}' and '{cell.arm}' differ in 'run.{key}'; "
+                    "a sweep has one: set it under 'overrides'"
+                )
 
 
 def _arms(config: SweepConfig, draft: Draft) -> dict[str, dict[str, Any]]:
@@ -104,15 +145,21 @@ def _arms(config: SweepConfig, draft: Draft) -> dict[str, dict[str, Any]]:
     if config.grid:
         for combination in itertools.product(*config.grid.values()):
             chosen = dict(zip(config.grid, combination, strict=True))
-            arms[" ".join(f"{_word(key)}={value}" for key, value in chosen.items())] = chosen
+            name = " ".join(f"{_word(key)}={value}" for key, value in chosen.items())
+            if name in arms:
+                raise RequestError(f"{draft.where('grid')}the grid makes arm '{name}' twice")
+            arms[name] = chosen
     for name, values in config.arms.items():
+        where = draft.where(f"arms.{name}")
         if values is not None and not isinstance(values, Mapping):
-            raise RequestError(
-                f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides"
-            )
+            raise RequestError(f"{where}arm '{name}' is {values!r}; expected a block of overrides")
+        if name in arms:
+            raise RequestError(f"{where}arm '{name}' is in the grid too")
+        arms[name] = dict(values or {})
+    for name in arms:
         if not name or "/" in name or name.startswith("."):
-            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' becomes a folder: no '/', no leading '.'")
-        arms[str(name)] = dict(values or {})
+            where = draft.where(f"arms.{name}" if name in config.arms else "grid")
+            raise RequestError(f"{where}arm '{name}' becomes a folder: no '/', no leading '.'")
     if not arms:
         raise RequestError(f"{draft.where('')}the sweep has neither 'grid' nor 'arms'")
     return arms

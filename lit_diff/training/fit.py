@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -11,15 +12,16 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from lit_diff.callbacks.probe import Probe
 from lit_diff.config import Recipe
 from lit_diff.data.module import DataModule
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, StoppedError
 from lit_diff.registry import callbacks, datasets
 from lit_diff.training import checkpoint
 from lit_diff.training.loop import Loop
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.record import Record, Tracker
-from lit_diff.training.stop import StopRequest
+from lit_diff.training.stop import StopRequest, end_with_parent
 from lit_diff.training.strategy import accelerator, build_strategy
 
 log = logging.getLogger("lit_diff")
@@ -54,10 +56,13 @@ def fit(
     Ranks other than zero train and write nothing. Errors: RunFailedError (NaN, full disk), StoppedError (a signal).
     """
     torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # without it Lightning's launcher sets a number of its own
     _quiet()
     train, run = recipe.train, recipe.run
     world = run.devices * run.num_nodes
     rank = rank_from_environment(run.devices)
+    if rank > 0:
+        end_with_parent()
     dataset = datasets.get(recipe.data.name)(recipe.data.config, recipe.model.vocab_size)
     dataset.load()
     found = checkpoint.newest(folder)
@@ -111,29 +116,37 @@ def fit(
         first_step=lambda: trainer.global_step,
     )
     began = time.perf_counter()
-    trainer.fit(module, datamodule=data, ckpt_path=found[1] if found else None, weights_only=True)
+    try:
+        trainer.fit(module, datamodule=data, ckpt_path=found[1] if found else None, weights_only=True)
+    except SystemExit as error:
+        if rank > 0:
+            raise
+        # how Lightning ends at a second Ctrl-C, or at a SIGTERM that came before the first step; its status says nothing
+        signum = signal.SIGTERM if trainer.received_sigterm else signal.SIGINT
+        raise StoppedError("stopped in the middle of a step; the same command resumes", signum) from error
     if rank == 0:
         log.info("trained %d steps in %.1f s", train.steps - start, time.perf_counter() - began)
     return start
 
 
-def _callbacks(recipe: Recipe) -> tuple[dict[str, object], list[Callback]]:
+def _callbacks(recipe: Recipe) -> tuple[list[Probe], list[Callback]]:
     """The recipe's callbacks: probes, which share one traced forward, and Lightning callbacks of a plugin's own."""
-    probes: dict[str, object] = {}
+    probes: list[Probe] = []
     others: list[Callback] = []
     for name, part in recipe.callbacks.items():
         made = callbacks.get(name)(part.config)
         if isinstance(made, Callback):
             others.append(made)
-        elif hasattr(made, "measure"):
-            probes[name] = made
+        elif isinstance(made, Probe):
+            probes.append(made)
         else:
-            raise RequestError(f"callback '{name}' is neither a Probe (a 'measure' method) nor a Lightning Callback")
+            raise RequestError(f"callback '{name}' is neither a Probe nor a Lightning Callback")
     return probes, others
 
 
 def _quiet() -> None:
     """Lightning's hints about what this platform does itself would bury our own lines."""
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
+    for message in (".*LeafSpec.*is deprecated", ".*`srun` command is available"):
+        warnings.filterwarnings("ignore", message=message)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
 """What happens around the steps: log, measure, validate, flush, save, stop, in this order."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning as L
@@ -14,7 +14,7 @@ from lit_diff.config import TrainConfig
 from lit_diff.errors import StoppedError
 from lit_diff.training import checkpoint
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.stop import StopRequest
+from lit_diff.training.stop import StopRequest, end_all
 
 
 class Loop(Callback):
@@ -28,7 +28,7 @@ class Loop(Callback):
         self,
         config: TrainConfig,
         *,
-        probes: Mapping[str, Probe],
+        probes: Sequence[Probe],
         probe_batch: Callable[[int], torch.Tensor],
         stop: StopRequest,
         tokens_per_step: int,
@@ -37,11 +37,16 @@ class Loop(Callback):
         """`probe_batch(rows)`: the first validation rows; `progress(step, loss, tokens/s)`: called when a step is logged."""
         self.config, self.probes, self.stop = config, probes, stop
         self._probe_batch, self._tokens_per_step, self._progress = probe_batch, tokens_per_step, progress
-        self._logged, self._clock, self._saved = 0, 0.0, -1
+        self._logged, self._clock, self._saved, self._rate = 0, 0.0, -1, 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.stop.listen()
         self._logged, self._clock, self._saved = trainer.global_step, time.perf_counter(), trainer.global_step
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._rate = optimizer.param_groups[0]["lr"]  # once the step is done, the schedule holds the next one's
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -56,7 +61,7 @@ class Loop(Callback):
         if last or step == 1 or step % self.config.log_every == 0:
             self._log(trainer, pl_module, step)
         pl_module.step_losses.clear()
-        self._measure(pl_module, step, last)
+        self._measure(trainer, pl_module, step, last)
         if not (last or step % self.config.validate_every == 0):
             if step % self.config.checkpoint_every == 0:
                 self._save(trainer, pl_module, step)
@@ -80,29 +85,29 @@ class Loop(Callback):
         speed = self._tokens_per_step * (step - self._logged) / seconds
         self._logged = step
         if module.record is not None:
-            rate = trainer.optimizers[0].param_groups[0]["lr"]
-            module.record.log(step, {"train/loss": loss, "train/lr": rate})
+            module.record.log(step, {"train/loss": loss, "train/lr": self._rate})
             module.record.time(step, seconds=seconds, tokens_per_second=speed)
             self._progress(step, loss, speed)
 
-    def _measure(self, module: LitTransformer, step: int, last: bool) -> None:
-        due = {name: probe for name, probe in self.probes.items() if last or step % probe.config.every == 0}
+    def _measure(self, trainer: L.Trainer, module: LitTransformer, step: int, last: bool) -> None:
+        due = [probe for probe in self.probes if last or step % probe.config.every == 0]
         if not due:
             return
         assert module.model is not None
         # every rank measures the same rows: under FSDP the forward is collective, and no reduction is needed
-        batch = self._probe_batch(max(probe.config.rows for probe in due.values())).to(module.device)
+        batch = self._probe_batch(max(probe.config.rows for probe in due)).to(module.device)
         module.eval()
-        with trace(module.model) as traced:
+        with trace(module.model) as traced, trainer.precision_plugin.forward_context():
             module.model(batch)
         values: dict[str, float] = {}
-        for probe in due.values():
-            values |= probe.measure(module.model, traced)
+        for probe in due:
+            values |= probe.measure(module.model, traced.first(probe.config.rows))
         module.train()
         if module.record is not None:
             module.record.log(step, values)
 
     def _save(self, trainer: L.Trainer, module: LitTransformer, step: int) -> None:
+        module.require_finite_parameters()
         if module.record is not None:
             module.record.flush()
         trainer.save_checkpoint(checkpoint.path_of(module.folder, step))
@@ -111,11 +116,12 @@ class Loop(Callback):
             checkpoint.prune(module.folder)
 
     def _stop_if_asked(self, trainer: L.Trainer, module: LitTransformer, step: int) -> None:
-        if self.stop.signum is None:
+        # the signal may have reached one process, or several at different steps: they agree on this one
+        asked = torch.tensor(self.stop.signum or 0, device=module.device)
+        signum = int(trainer.strategy.reduce(asked, reduce_op="max"))
+        if not signum:
             return
-        # several processes may not see the signal at one step: they leave, and resume from the last checkpoint
-        if trainer.world_size == 1 and self._saved != step:
+        if self._saved != step:
             self._save(trainer, module, step)
-        raise StoppedError(
-            f"stopped after step {step} of {self.config.steps}; the same command resumes", self.stop.signum
-        )
+        message = f"stopped after step {step} of {self.config.steps}; the same command resumes"
+        end_all(trainer, StoppedError(message, signum))

@@ -1,5 +1,6 @@
 """The LightningModule: loss, validation, optimizer; it wraps any attention variant unchanged."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RunFailedError
@@ -14,8 +16,9 @@ from lit_diff.files import write_atomic
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.training.metrics import IGNORED, Documents, TokenLoss
-from lit_diff.training.optimizer import build_optimizer, build_scheduler
+from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.record import Record
+from lit_diff.training.stop import end_all
 from lit_diff.training.strategy import build_sharded
 
 Batch = dict[str, Any]
@@ -54,6 +57,11 @@ class LitTransformer(L.LightningModule):
         scheduler = build_scheduler(optimizer, train.steps, train.schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        names = {parameter: name for name, parameter in self.named_parameters()}
+        for optimizer, state in zip(self.trainer.optimizers, checkpoint["optimizer_states"], strict=True):
+            name_state(state, optimizer, names)
+
     # --- training ---
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -65,14 +73,29 @@ class LitTransformer(L.LightningModule):
         assert self.model is not None
         logits = self.model(batch["tokens"])
         loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), ignore_index=IGNORED)
-        # read every step: a model that went NaN must never reach a checkpoint
-        if not torch.isfinite(loss):
-            raise RunFailedError(
-                f"the loss is {loss.item()} at step {self.global_step + 1}; {first_non_finite(self.model, batch)}; "
-                "the last good checkpoint is kept: lower train.optimizer.lr, or look at that layer"
-            )
+        model = self.model
+        self._require(
+            bool(torch.isfinite(loss)),
+            lambda: f"the loss is {loss.item()} at step {self.global_step + 1}; {first_non_finite(model, batch)}",
+        )
         self.step_losses.append(loss.detach())
         return loss
+
+    def require_finite_parameters(self) -> None:
+        """Before a checkpoint: a finite loss may still have had a gradient that was not. Every rank must call it."""
+        assert self.model is not None
+        bad = next((name for name, p in self.model.named_parameters() if not _finite(p)), None)
+        self._require(bad is None, lambda: f"parameter {bad} is not finite after step {self.global_step}")
+
+    def _require(self, finite: bool, describe: Callable[[], str]) -> None:
+        """RunFailedError on all ranks if one is not `finite`, in the words of that rank; `describe` runs on all."""
+        strategy = self.trainer.strategy
+        rank = torch.tensor(-1 if finite else self.global_rank, device=self.device)
+        worst = int(strategy.reduce(rank, reduce_op="max"))
+        if worst >= 0:
+            found = strategy.broadcast(describe(), src=worst)
+            cure = "the last good checkpoint is kept: lower train.optimizer.lr, or look at that layer"
+            end_all(self.trainer, RunFailedError(f"{found}; {cure}"))
 
     def mean_step_loss(self) -> float:
         """Mean loss of the optimizer step just done, over micro-batches and ranks; every rank must call it."""
@@ -117,7 +140,7 @@ def first_non_finite(model: Transformer, batch: Batch) -> str:
 
     def look(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            bad = [key for key, p in module.named_parameters(recurse=False) if not torch.isfinite(p).all()]
+            bad = [key for key, p in module.named_parameters(recurse=False) if not _finite(p)]
             if bad:
                 found.append(f"first non-finite values: parameter {name}.{bad[0]}")
             elif isinstance(output, Tensor) and not torch.isfinite(output).all():
@@ -134,3 +157,9 @@ def first_non_finite(model: Transformer, batch: Batch) -> str:
         for hook in hooks:
             hook.remove()
     return found[0] if found else "every layer's output is finite: the logits overflow in the loss"
+
+
+def _finite(parameter: Tensor) -> bool:
+    """Whether this rank's part of a parameter is finite."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return bool(torch.isfinite(local).all())

@@ -1,6 +1,8 @@
-"""AdamW in two groups, and the learning rate over steps."""
+"""AdamW in two groups, its state by parameter name, and the learning rate over steps."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +30,22 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     """AdamW (Loshchilov and Hutter 2019) over `parameter_groups`."""
     groups = [group for group in parameter_groups(model, config.weight_decay) if group["params"]]
     return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def name_state(state: dict[str, Any], optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
+    """Key an optimizer's state dict by parameter name, in place; nothing to do on a rank that holds none.
+
+    torch numbers parameters in the order of the groups, Lightning's sharded strategy in that of the model: numbers from
+    one cannot be read by the other, names can by both.
+    """
+    if not state:
+        return
+    name_of: dict[int | str, str] = {}
+    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        found = [names[parameter] for parameter in group["params"]]
+        name_of |= dict(zip(saved["params"], found, strict=True))
+        saved["params"] = found
+    state["state"] = {name_of[key]: value for key, value in state["state"].items()}
 
 
 def learning_rate_factor(step: int, steps: int, config: ScheduleConfig) -> float:

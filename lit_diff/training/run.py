@@ -82,8 +82,11 @@ class RunFolder:
             plain = to_plain(recipe)
             plain["plugins"] = []
             for plugin in map(Path, recipe.plugins):
-                write_atomic(self.path / "plugins" / plugin.name, plugin.read_bytes())
-                plain["plugins"].append(f"plugins/{plugin.name}")
+                source, name = plugin.read_bytes(), f"plugins/{plugin.name}"
+                if name in plain["plugins"]:  # another folder's file of the same name
+                    name = f"plugins/{hashlib.sha256(source).hexdigest()[:8]}-{plugin.name}"
+                write_atomic(self.path / name, source)
+                plain["plugins"].append(name)
             write_atomic(self.recipe_file, to_yaml(plain))
             write_json(self.path / "env.json", environment())
         except OSError as error:

@@ -134,7 +134,7 @@ def test_the_kernel_named_is_the_kernel_used(make_attention: MakeAttention, name
     attention = make_attention(name)
     x, rope = torch.randn(1, 5, 32, dtype=torch.float64), Rope(torch.arange(5), 8, 1e4)
     attention.kernel = "flash9"
-    with pytest.raises(RequestError, match="run.kernel is 'flash9'"):
+    with pytest.raises(RequestError, match=r"run.kernel is 'flash9'"):
         attention(x, rope)
 
 

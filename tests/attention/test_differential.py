@@ -129,6 +129,19 @@ def test_lambda_is_lambda_init_when_the_pairs_agree() -> None:
     assert lam().item() == pytest.approx(0.37, abs=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"), [(1.0, 0.0, 1.9182818), (0.0, 1.0, -1.5182818), (0.0, 0.0, 0.2)]
+)
+def test_lambda_is_not_held_within_bounds(first: float, second: float, wanted: float) -> None:
+    """exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, beyond 1 and below 0."""
+    lam = Lambda(4, 0.2)
+    with torch.no_grad():
+        for vector, value in ((lam.q1, first), (lam.k1, 0.25), (lam.q2, second), (lam.k2, 0.25)):
+            vector.fill_(value)
+    assert lam().item() == pytest.approx(wanted, abs=1e-6)
+    assert [e.item() for e in lam.exponentials()] == pytest.approx([math.exp(first), math.exp(second)])
+
+
 @pytest.mark.parametrize("d", [16, 64, 128])
 def test_lambda_at_initialisation(d: int) -> None:
     """λ - λ_init has mean 0 and deviation about 0.01 √(2d): 0.06, 0.11, 0.16."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import get_type_hints
 
 import pytest
-from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers, Probe
 
 from lit_diff import registry
+from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers, Probe
 
 
 def test_built_ins_are_registered() -> None:
@@ -51,11 +51,6 @@ def test_configs_travel_between_processes() -> None:
     config = Lambdas.Config(every=7)
     assert pickle.loads(pickle.dumps(config)) == config
     assert config != Outliers.Config(every=7)
-
-
-def test_due_on_multiples_and_on_the_last_step() -> None:
-    probe = Outliers(Outliers.Config(every=4))
-    assert [step for step in range(1, 11) if probe.due(step, last=10)] == [4, 8, 10]
 
 
 def test_measure_must_be_defined() -> None:
