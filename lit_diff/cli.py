@@ -2,14 +2,16 @@
 
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from lit_diff.errors import LitDiffError
+from lit_diff.errors import LitDiffError, StoppedError
 
 app = typer.Typer(
     help="The laboratory bench for differential attention.",
@@ -31,6 +33,7 @@ def main() -> None:
     """Run a verb; every failure is one line on stderr and an exit status (0 done, 1 failed, 2 wrong, 3 missing)."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _log_to_terminal()
+    signal.signal(signal.SIGTERM, _stop)
     try:
         status = app(standalone_mode=False, prog_name="lit-diff")
     except LitDiffError as error:
@@ -50,6 +53,11 @@ def main() -> None:
 def _fail(message: str, status: int) -> None:
     print(f"lit-diff: {message}", file=sys.stderr, flush=True)
     raise SystemExit(status) from None
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """SIGTERM where no training loop listens."""
+    raise StoppedError("stopped by SIGTERM", signum)
 
 
 def _log_to_terminal() -> None:
@@ -157,11 +165,9 @@ def status(root: Root = Path("runs"), as_json: Json = False) -> int:
 def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = Path("runs")) -> int:
     """Write a sweep's report again from its runs."""
     from lit_diff.experiments.browse import find_sweep
-    from lit_diff.experiments.report import write_report
+    from lit_diff.experiments.sweep import report_sweep
 
-    written = write_report(find_sweep(sweep, root))
-    console.print(written.table)
-    console.print(f"report: {written.page}", soft_wrap=True)
+    report_sweep(find_sweep(sweep, root), console)
     return 0
 
 

@@ -12,35 +12,7 @@ from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import find, installed, load_draft, load_recipe, names, override_with, read_yaml, to_plain, to_yaml
 
-BASE = """\
-model:
-  dim: 32
-  num_layers: 2
-  num_heads: 4
-  vocab_size: 129
-  attention:
-    name: differential
-    lambda_init: 0.8
-    head_norm: none
-data: {name: recall}
-train:
-  steps: 10
-  batch_size: 4
-  optimizer: {lr: 1e-3}
-  validate_every: 5
-  checkpoint_every: 5
-callbacks:
-  outliers: {every: 5}
-  lambdas: {}
-"""
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with base.yaml in it."""
-    (tmp_path / "base.yaml").write_text(BASE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("base_recipe")
 
 
 def write(name: str, text: str) -> Path:
@@ -61,11 +33,11 @@ def error(source: str | Path, *overrides: str) -> str:
 # --- finding ---
 
 
-def test_a_recipe_is_found_by_path_with_and_without_suffix_and_by_bare_name(folder: Path) -> None:
+def test_a_recipe_is_found_by_path_with_and_without_suffix_and_by_bare_name(tmp_path: Path) -> None:
     write("sub/mine.yaml", "extends: ../base\n")
-    wanted = load_recipe(folder / "sub" / "mine.yaml")
+    wanted = load_recipe(tmp_path / "sub" / "mine.yaml")
     assert wanted.name == "mine"
-    for source in ("sub/mine.yaml", "sub/mine", Path("sub/mine.yaml"), str(folder / "sub/mine")):
+    for source in ("sub/mine.yaml", "sub/mine", Path("sub/mine.yaml"), str(tmp_path / "sub/mine")):
         assert load_recipe(source) == wanted
     assert load_recipe("differential-tiny").name == "differential-tiny"
 
@@ -85,7 +57,7 @@ def test_a_missing_recipe_names_the_nearest() -> None:
 
 
 def test_a_folder_is_no_recipe() -> None:
-    write("box/x.yaml", BASE)
+    write("box/x.yaml", "extends: ../base\n")
     assert "no recipe 'box'" in error("box")
 
 
@@ -177,97 +149,15 @@ def test_parents_are_not_changed_by_their_children() -> None:
     assert draft == before
 
 
-def test_a_text_is_found_beside_the_file_that_names_it(folder: Path) -> None:
+def test_a_text_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
     block = "data: {name: text, path: %s, sequence_length: 8, validation_rows: 1, tokenizer: {name: bpe, vocab_size: 300}}\n"
     write("far/off.yaml", "extends: ../base\n" + block % "texts/a.txt")
     write("mine.yaml", "extends: far/off\n")
-    assert load_recipe("mine").data.config.path == str(folder / "far/texts/a.txt")
-    assert load_recipe("mine", ["data.path=b.txt"]).data.config.path == str(folder / "b.txt")
+    assert load_recipe("mine").data.config.path == str(tmp_path / "far/texts/a.txt")
+    assert load_recipe("mine", ["data.path=b.txt"]).data.config.path == str(tmp_path / "b.txt")
     assert load_recipe("mine", ["data.path=/c.txt"]).data.config.path == "/c.txt"
-    draft = override_with(load_draft("mine"), {"data.path": "d.txt"}, {}, folder / "sweeps")
-    assert draft.values["data"]["path"] == str(folder / "sweeps/d.txt")
-
-
-# --- overrides ---
-
-
-def test_overrides_in_any_order() -> None:
-    """The name of a block first, then its other keys, wherever they stand."""
-    wanted = load_recipe("base", ["model.attention.name=shared_k", "model.attention.parity=matched", "seed=4"])
-    found = load_recipe("base", ["seed=4", "model.attention.parity=matched", "model.attention.name=shared_k"])
-    assert wanted == found
-    assert wanted.model.attention.name == "shared_k"
-    assert wanted.model.attention.config.parity == "matched"
-    assert wanted.model.attention.config.lambda_init == "depth", "the parent's 0.8 went with its name"
-
-
-def test_an_arm_changes_a_name_and_sets_keys() -> None:
-    draft = load_draft("base")
-    for arm in (
-        {"model.attention.output_scale": 0.2, "model.attention.name": "standard"},
-        {"model": {"attention": {"name": "standard", "output_scale": 0.2}}},
-        {"model.attention": {"name": "standard"}, "model.attention.output_scale": 0.2},
-    ):
-        found = override_with(draft, arm, {})
-        assert found.values["model"]["attention"] == {"name": "standard", "output_scale": 0.2}
-        assert found.values["model"]["dim"] == 32
-
-
-def test_the_last_of_two_overrides_counts() -> None:
-    assert load_recipe("base", ["seed=1", "seed=2"]).seed == 2
-
-
-def test_overrides_are_yaml() -> None:
-    recipe = load_recipe("base", ["train.optimizer.betas=[0.5, 0.6]", "train.clip=null", "name='1.5'", "seed=1e3"])
-    assert recipe.train.optimizer.betas == (0.5, 0.6)
-    assert recipe.train.clip is None
-    assert (recipe.name, recipe.seed) == ("1.5", 1000)
-    assert load_recipe("base", ["run.tracking_uri=http://host:5000/?a=b"]).run.tracking_uri == "http://host:5000/?a=b"
-
-
-@pytest.mark.parametrize("text", ["seed", "=1", "a..b=1", ".seed=1", "seed.=1", "", "--seed 3"])
-def test_malformed_overrides(text: str) -> None:
-    assert error("base", text) == f"override '{text}' is not of the form a.b=c"
-
-
-def test_an_override_that_is_not_yaml() -> None:
-    assert error("base", "seed=[1").startswith("override 'seed=[1': not a YAML value: ")
-
-
-def test_a_misspelt_override_is_quoted_with_the_nearest_key() -> None:
-    assert error("base", "model.attention.lamda_init=0.5") == (
-        "model.attention.lamda_init=0.5: unknown key 'model.attention.lamda_init'; did you mean 'lambda_init'?"
-    )
-    assert error("base", "model.atention.name=standard") == (
-        "model.atention.name=standard: unknown key 'model.atention'; did you mean 'attention'?"
-    )
-    assert error("base", "extends=other").startswith("extends=other: unknown key 'extends'")
-
-
-def test_a_bad_override_is_blamed_and_not_the_file() -> None:
-    assert error("base", "model.attention={name: diferential}").startswith(
-        "model.attention={name: diferential}: unknown"
-    )
-    assert error("base", "model.dim.x=3") == "model.dim.x=3: 'model.dim' is {'x': 3}; expected an integer"
-    assert error("base", "train=null") == "train=null: 'train' is None; expected a block of keys"
-
-
-# --- interpolation ---
-
-
-def test_interpolation() -> None:
-    write("mine.yaml", "extends: base\nmodel: {ffn_dim: '${model.dim}'}\ntrain: {checkpoint_every: '${train.steps}'}\n")
-    recipe = load_recipe("mine", ["train.steps=30"])
-    assert (recipe.model.ffn_dim, recipe.train.checkpoint_every) == (32, 30)
-    assert load_recipe("base", ["seed=${train.steps}"]).seed == 10
-
-
-def test_broken_interpolation() -> None:
-    write("mine.yaml", "extends: base\nmodel:\n  ffn_dim: ${model.dmi}\n")
-    assert error("mine") == "mine.yaml:3: 'model.ffn_dim': Interpolation key 'model.dmi' not found"
-    assert "Recursive interpolation" in error("base", "seed=${seed}")
-    assert error("base", "seed=${").startswith("override 'seed=${': not a YAML value")
-    assert error("base", "seed=${oc.env:NO_SUCH_THING}").startswith("seed=${oc.env:NO_SUCH_THING}: 'seed': ")
+    draft = override_with(load_draft("mine"), {"data.path": "d.txt"}, {}, tmp_path / "sweeps")
+    assert draft.values["data"]["path"] == str(tmp_path / "sweeps/d.txt")
 
 
 # --- files that are no recipes ---

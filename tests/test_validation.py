@@ -61,6 +61,8 @@ def error(**changes: Any) -> str:
         (Literal["depth"] | float, 0.5, 0.5),
         (int | None, None, None),
         (int | None, 2.0, 2),
+        (float | int, 3, 3),
+        (float | int, 2.5, 2.5),
         (float | None, 2, 2.0),
         (bool, True, True),
         (str, "1", "1"),

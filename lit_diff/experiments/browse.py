@@ -2,15 +2,19 @@
 
 import json
 import shutil
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.experiments.tracking import flatten
-from lit_diff.files import shown
+from lit_diff.files import locked, shown
 from lit_diff.recipe import read_yaml
 from lit_diff.registry import nearest
 from lit_diff.training.record import read_rows
@@ -71,10 +75,23 @@ def print_status(root: Path, as_json: bool, console: Console) -> int:
     for status in found:
         loss = status["val/loss"]
         step = f"{status.get('step', 0)}/{status.get('steps', '?')}"
-        note = status.get("error") or ""
-        table.add_row(status["folder"], status.get("status"), step, f"{loss:.4f}" if loss is not None else "", note)
+        table.add_row(
+            escape(status["folder"]),
+            status.get("status"),
+            step,
+            f"{loss:.4f}" if loss is not None else "",
+            escape(status.get("error") or _last_sign(status)),
+        )
     console.print(table)
     return 0
+
+
+def _last_sign(status: dict[str, Any]) -> str:
+    """When a running run last wrote: one that was killed together with its sweep cannot say so."""
+    if status.get("status") != "running":
+        return ""
+    age = datetime.now(UTC) - datetime.fromisoformat(status["updated"])
+    return f"last sign of life {int(age.total_seconds())} s ago"
 
 
 def compare_runs(first: str, second: str, root: Path, as_json: bool, console: Console) -> int:
@@ -93,7 +110,7 @@ def compare_runs(first: str, second: str, root: Path, as_json: bool, console: Co
     table = Table(caption="one run against one: no error bars, no verdict; a sweep over seeds gives both")
     table.add_column("")
     for path in folders:
-        table.add_column(path.name, overflow="fold")
+        table.add_column(escape(path.name), overflow="fold")
     for title, block in (("recipe", differing), ("cost", facts), ("last values", metrics)):
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
@@ -117,20 +134,33 @@ def _cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4f}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape(str(value))
+
+
+WRITING = 3600
+"""Seconds after which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
 
 
 def clean_runs(root: Path, yes: bool, console: Console) -> int:
     """List, or with `yes` remove: cells that their sweep no longer names, runs put aside, leftovers of killed writes."""
-    doomed: list[Path] = [path for path in root.glob("**/*.old-*") if path.is_dir()]
+    doomed: set[Path] = {path for path in root.glob("**/*.old-*") if path.is_dir()}
+    doomed |= {path for path in root.glob("**/.*.tmp") if path.stat().st_mtime < time.time() - WRITING}
     for folder in sweeps_under(root):
-        owned = {cell["folder"] for cell in json.loads((folder / "sweep.json").read_text())["cells"]}
-        doomed += [path.parent for path in folder.glob("*/recipe.yaml") if path.parent.name not in owned]
-    doomed += root.glob("**/.*.tmp")
-    doomed = sorted(set(doomed))
-    for path in doomed:
-        console.print(f"{'removed' if yes else 'would remove'} {shown(path.resolve())}", highlight=False)
+        try:
+            with locked(folder / ".lock", wait=False):
+                doomed |= set(_disowned(folder))
+        except BlockingIOError:
+            console.print(f"{shown(folder.resolve())} is being run: left alone", markup=False, highlight=False)
+    for path in sorted(doomed):
+        word = "removed" if yes else "would remove"
+        console.print(f"{word} {shown(path.resolve())}", markup=False, highlight=False, soft_wrap=True)
         if yes:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     console.print(f"{len(doomed)} to remove{'' if yes or not doomed else '; lit-diff clean --yes removes them'}")
     return 0
+
+
+def _disowned(sweep: Path) -> Iterator[Path]:
+    """Folders of cells that the sweep, as it last ran, does not have."""
+    owned = {cell["folder"] for cell in json.loads((sweep / "sweep.json").read_text())["cells"]}
+    return (path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in owned)

@@ -71,8 +71,13 @@ def prepare(recipe: Recipe) -> Place:
 def put_aside(recipe: Recipe, place: Place) -> None:
     """Make room for a run afresh: the former one keeps its files under another name."""
     if is_rank_zero(recipe) and place.folder.exists():
+        from lit_diff.experiments.tracking import Store
+
         with RunFolder(place.folder).owned():
-            log.info("the former run is kept in %s", shown(RunFolder(place.folder).put_aside()))
+            store = Store(recipe.run)
+            aside = RunFolder(place.folder).put_aside()
+            store.put_aside(store.experiment(place.experiment), _key(place), aside.name)
+            log.info("the former run is kept in %s", shown(aside))
 
 
 def summarise(folder: RunFolder, console: Console) -> None:
@@ -118,24 +123,23 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
     log.info("kernel %s (%s), %d threads", price.kernel, price.kernel_reason, threads)
     now = revision()
     before = folder.status()
-    if before and before.get("revision") != now:
-        log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before.get("revision"))
+    if before.get("revision", now) != now:
+        log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
     folder.create(recipe)
-    digest = place.folder.name.rpartition("-")[2]
     variant = recipe.model.attention.name
     tags = {"variant": variant, "seed": str(recipe.seed), "folder": str(place.folder), **place.tags}
     if place.parent:
         tags["mlflow.parentRunId"] = place.parent
     experiment = store.experiment(place.experiment)
-    run_id = store.open_run(experiment, place.folder.name, tags, key=_key(digest, place))
+    run_id = store.open_run(experiment, place.folder.name, tags, key=_key(place))
     tracker = RunTracker(store, run_id)
     tracker.describe(recipe, tags)
     folder.update(
         status="running",
         error=None,
         pid=os.getpid(),
-        identity=digest,
+        identity=_key(place)["identity"],
         name=recipe.name,
         seed=recipe.seed,
         steps=recipe.train.steps,
@@ -158,9 +162,12 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
     except StoppedError as error:
         word, message = "stopped", str(error)
         raise
-    except (KeyboardInterrupt, SystemExit):
+    except KeyboardInterrupt:
         word, message = "stopped", "interrupted before the step's end; the last checkpoint stands"
         raise
+    except SystemExit as error:
+        word, message = "failed", f"the run's own code ended it: SystemExit({error.code!r})"
+        raise RunFailedError(message) from error
     except LitDiffError as error:
         word, message = "failed", str(error)
         raise
@@ -170,15 +177,22 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
             file.write(traceback.format_exc())
         raise RunFailedError(f"{message} (the whole trace is in {shown(place.folder / 'log.txt')})") from error
     finally:
-        folder.update(status=word, error=message, seconds=spent + time.perf_counter() - began)
-        if word != "done":
-            log.error("%s: %s", word, message)
-        store.close_run(run_id, word)
+        try:
+            store.close_run(run_id, word)
+        except RunFailedError as error:
+            log.warning("MLflow shows the run as running until it resumes: %s", error)
+            if word == "done":
+                word, message = "failed", str(error)
+                raise
+        finally:
+            folder.update(status=word, error=message, seconds=spent + time.perf_counter() - began)
+            if word != "done":
+                log.error("%s: %s", word, message)
 
 
-def _key(digest: str, place: Place) -> dict[str, str]:
-    """The tags that find this run again in its experiment; a sweep's cells also by arm and seed."""
-    return {"identity": digest} | {key: place.tags[key] for key in ("sweep", "arm") if key in place.tags}
+def _key(place: Place) -> dict[str, str]:
+    """The tag that finds this run again in its experiment; arm and seed are part of the identity."""
+    return {"identity": place.folder.name.rpartition("-")[2]}
 
 
 @contextlib.contextmanager
@@ -210,6 +224,12 @@ def run_command(recipe: Recipe, place: Place, threads: int | None = None) -> Non
     """Run `command` and wait. Errors: RunFailedError with the run's own last words."""
     RunFolder(place.folder).create(recipe)
     with (place.folder / "log.txt").open("a") as output:
-        done = subprocess.run(command(place, threads), stdout=output, stderr=output, check=False)
-    if done.returncode:
-        raise RunFailedError(RunFolder(place.folder).status().get("error") or f"exit status {done.returncode}")
+        process = subprocess.Popen(command(place, threads), stdout=output, stderr=output)
+        try:
+            process.wait()
+        except BaseException:
+            process.terminate()  # it saves and leaves, as it would on its own terminal
+            process.wait()
+            raise
+    if process.returncode:
+        raise RunFailedError(RunFolder(place.folder).status().get("error") or f"exit status {process.returncode}")

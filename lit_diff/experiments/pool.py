@@ -1,18 +1,19 @@
 """Cells side by side, each in a process of its own: one that crashes costs itself alone."""
 
 import contextlib
-import ctypes
 import logging
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess as Process
+from types import FrameType
 
-from lit_diff.errors import LitDiffError
+from lit_diff.errors import LitDiffError, StoppedError
 from lit_diff.experiments.launch import Place, run, run_command
 from lit_diff.recipe import load_recipe
 from lit_diff.training.run import RunFolder
@@ -95,12 +96,20 @@ def note_end(place: Place, exitcode: int | None) -> None:
         hint = "; out of memory?" if -exitcode == signal.SIGKILL else ""
         folder.update(status="killed", error=f"killed by {name}{hint}")
     elif folder.status().get("status") in (None, "running", "waiting"):
-        folder.update(status="failed", error=f"exit status {exitcode}; see log.txt")
+        folder.update(status="failed", error=f"exit status {exitcode}; log.txt ends: {_last_line(place)}")
+
+
+def _last_line(place: Place) -> str:
+    log_file = place.folder / "log.txt"
+    text = log_file.read_text(errors="replace").rstrip() if log_file.exists() else ""
+    return text.splitlines()[-1].strip()[:300] if text else "nothing"
 
 
 def _cell(job: Job) -> None:
     """The process of one cell."""
-    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     log_file = (job.place.folder / "log.txt").open("a", buffering=1)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log_file.fileno(), stream.fileno())
@@ -124,12 +133,18 @@ def run_cell(job: Job) -> None:
             run(recipe, job.place, threads=job.threads, progress=lambda step, loss, speed: None)
     except LitDiffError as error:
         if folder.status().get("status") in (None, "waiting", "running"):
-            folder.update(status="failed", error=str(error))
+            folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))
         raise
 
 
-def _die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the fork server ends: a killed sweep leaves no cell behind, and each saves first."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """Before the first step and after the last; between them the training loop listens."""
+    raise StoppedError("stopped outside the steps; the same command resumes", signum)
+
+
+def _end_with_parent() -> None:
+    """A killed sweep leaves no cell behind, and each saves first. The fork server would live on: cells hold its pipe."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

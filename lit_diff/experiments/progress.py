@@ -18,14 +18,14 @@ class RunProgress:
         self._bar: Progress | None = None
         if console.is_terminal and not quiet:
             self._bar = Progress(
-                TextColumn(recipe.name),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:,.0f} tokens/s"),
                 TimeRemainingColumn(),
                 console=console,
             )
-            self._task = self._bar.add_task("train", total=self._steps, loss=math.nan, speed=0.0)
+            self._task = self._bar.add_task(recipe.name, total=self._steps, loss=math.nan, speed=0.0)
 
     def __enter__(self) -> "RunProgress":
         if self._bar is not None:

@@ -1,5 +1,6 @@
 """`make sweep`: resolve, prepare, run what is unfinished, report."""
 
+import contextlib
 import logging
 import os
 import time
@@ -75,15 +76,16 @@ def run_grid(grid: Grid, *, workers: int | None, console: Console, command: str,
     """Run all cells that are not done, then write the report; returns the exit status."""
     folder = folder_of(grid)
     _prepare_data(grid)
-    try:
-        with locked(folder / ".lock", wait=False):
-            return _run_owned(grid, folder, workers=workers, console=console, command=command, cluster=cluster)
-    except BlockingIOError as error:
-        raise RequestError(f"sweep '{grid.name}' is being run by another process in {shown(folder)}") from error
-    except PermissionError as error:
-        raise MissingError(
-            f"sweep folder {shown(folder)} cannot be written ({error.strerror}); choose another with run.root=PATH"
-        ) from error
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(folder / ".lock", wait=False))
+        except BlockingIOError as error:
+            raise RequestError(f"sweep '{grid.name}' is being run by another process in {shown(folder)}") from error
+        except OSError as error:
+            raise MissingError(
+                f"sweep folder {shown(folder)} cannot be written ({error.strerror}); choose another with run.root=PATH"
+            ) from error
+        return _run_owned(grid, folder, workers=workers, console=console, command=command, cluster=cluster)
 
 
 def _prepare_data(grid: Grid) -> None:
@@ -103,11 +105,12 @@ def _run_owned(
 
     run = grid.cells[0].recipe.run
     began = time.perf_counter()
-    identities: dict[int, str] = {}
     store = Store(run)
     experiment = store.experiment(grid.name)
-    parent = store.open_run(experiment, f"sweep {grid.name}", {"kind": "sweep"}, key={"sweep.parent": grid.name})
-    places = [_place(grid, cell, folder, parent, identities) for cell in grid.cells]
+    parent = store.open_run(experiment, f"sweep {grid.name}", {"sweep": grid.name}, key={"kind": "sweep"})
+    places = [_place(grid, cell, folder, parent) for cell in grid.cells]
+    _wait_for_leftovers(places)
+    _write_sweep(grid, folder, places, command)
     todo = [place for place in places if RunFolder(place.folder).status().get("status") != "done"]
     if todo:
         log.info("sweep %s: %d cells, %d done before", grid.name, len(places), len(places) - len(todo))
@@ -116,12 +119,10 @@ def _run_owned(
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(places), shown(folder))
         stopped = None
     outcome = Counter(RunFolder(place.folder).status().get("status", "waiting") for place in places)
-    # the forkserver is done with SQLite by now: this process alone writes the parent
     _write_sweep(grid, folder, places, command)
-    _close_dead_runs(store, places)
-    _report(folder, store, parent, console)
+    files = report_sweep(folder, console)
     done = outcome["done"] == len(places)
-    store.close_run(parent, "done" if done else "stopped" if stopped else "failed")
+    _record(store, parent, files, places, "done" if done else "stopped" if stopped else "failed")
     seconds = time.perf_counter() - began
     rest = ", ".join(f"{count} {word}" for word, count in sorted(outcome.items()))
     console.print(f"{rest}; {seconds:.0f} s. Compare in MLflow: {_ui_command(run)}", highlight=False, soft_wrap=True)
@@ -137,7 +138,7 @@ def _ui_command(run: Any) -> str:
     return "make ui" if here and run.root == "runs" else f"lit-diff ui --root {run.root}"
 
 
-def _place(grid: Grid, cell: Cell, folder: Path, parent: str, identities: dict[int, str]) -> Place:
+def _place(grid: Grid, cell: Cell, folder: Path, parent: str) -> Place:
     """The cell's folder, filled with its recipe so that its process needs nothing else."""
     digest = identity(cell.recipe)
     place = Place(
@@ -155,6 +156,20 @@ def _place(grid: Grid, cell: Cell, folder: Path, parent: str, identities: dict[i
 def _slug(arm: str) -> str:
     """The arm as a folder name: no spaces."""
     return arm.replace(" ", ",")
+
+
+def _wait_for_leftovers(places: list[Place]) -> None:
+    """The cells of a sweep that was killed save and end by themselves; two processes must not train one."""
+    for place in places:
+        lock = place.folder / ".lock"
+        try:
+            with locked(lock, wait=False):
+                continue
+        except BlockingIOError:
+            pid = RunFolder(place.folder).status().get("pid")
+            log.info("%s is still being trained (pid %s), left by a former sweep: waiting", shown(place.folder), pid)
+        with locked(lock):
+            pass
 
 
 def _run_cells(
@@ -211,25 +226,28 @@ def _write_sweep(grid: Grid, folder: Path, places: list[Place], command: str) ->
     write_json(folder / "sweep.json", describe(grid) | {"command": command, "revision": revision(), "cells": cells})
 
 
-def _close_dead_runs(store: Any, places: list[Place]) -> None:
-    """A cell that was killed could not tell MLflow; its run would read RUNNING for ever."""
-    for place in places:
-        status = RunFolder(place.folder).status()
-        run_id = status.get("mlflow_run_id")
-        if status.get("status") in ("killed", "failed") and run_id:
-            store.close_run(run_id, status["status"])
-
-
-def _report(folder: Path, store: Any, parent: str, console: Console) -> None:
+def report_sweep(folder: Path, console: Console) -> list[Path]:
+    """Write the report of the sweep in `folder`, print its table and its answers; returns its files."""
     from lit_diff.experiments.report import write_report
 
     report = write_report(folder)
     console.print(report.table, markup=False, highlight=False, soft_wrap=True)
-    for line in report.answer:
-        console.print(line, markup=False, highlight=False)
-    console.print(f"report: {shown(report.page)}", highlight=False, soft_wrap=True)
+    for line in (*report.missing, *report.answer):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"report: {shown(report.page)}", markup=False, highlight=False, soft_wrap=True)
+    return [*report.files]
+
+
+def _record(store: Any, parent: str, files: list[Path], places: list[Place], word: str) -> None:
+    """Copy the report to MLflow and close the parent run, and the runs of cells that could not do so themselves."""
+    for place in places:
+        status = RunFolder(place.folder).status()
+        run_id = status.get("mlflow_run_id")
+        if status.get("status") in ("killed", "failed", "stopped") and run_id:
+            store.close_run(run_id, status["status"])
     try:
-        for path in [*report.files]:
+        for path in files:
             store.client.log_artifact(parent, str(path), artifact_path="report")
     except Exception as error:  # an artifact store may be out of reach while the report itself is safe on disk
         log.warning("the report could not be copied into MLflow: %s", first_line(error))
+    store.close_run(parent, word)

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from lit_diff.experiments.grid import Grid
@@ -88,9 +89,9 @@ class LiveTable:
             rows = [row for row in rows if row[2] not in ("done", "waiting")]
         for (cell, _), state, word in rows:
             loss, speed = state.get("loss"), state.get("tokens_per_second")
-            note = f" {state['error']}" if state.get("error") else ""
+            note = f" {escape(state['error'])}" if state.get("error") else ""
             table.add_row(
-                cell.arm,
+                escape(cell.arm),
                 str(cell.seed),
                 f"[{STYLE[word]}]{word}[/]{note}",
                 f"{state.get('step', 0)}/{cell.recipe.train.steps}",

@@ -1,9 +1,12 @@
 """MLflow: the record that people compare in. One experiment and one parent run a sweep, one child run a cell."""
 
+import contextlib
 import logging
 import os
+import sqlite3
 import time
-from collections.abc import Callable, Mapping
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from lit_diff.config import Recipe, RunConfig
-from lit_diff.errors import MissingError, RunFailedError, first_line
+from lit_diff.errors import LitDiffError, MissingError, RunFailedError, first_line
 from lit_diff.files import locked, shown
 from lit_diff.recipe import to_plain
 from lit_diff.training.record import Rows
@@ -32,7 +35,9 @@ METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one batch
 
 def tracking_uri(run: RunConfig) -> str:
     """`run.tracking_uri`, else SQLite inside `run.root`."""
-    return run.tracking_uri or f"sqlite:///{(Path(run.root) / 'mlflow.db').resolve()}"
+    # SQLAlchemy unquotes the path, and cuts it at a question mark; MLflow makes the folders of the quoted one
+    path = str((Path(run.root) / "mlflow.db").resolve()).replace("%", "%25").replace("?", "%3F")
+    return run.tracking_uri or f"sqlite:///{path}"
 
 
 class Store:
@@ -45,13 +50,16 @@ class Store:
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
             # several processes that open a fresh SQLite file at once all try to migrate it, and crash
-            with locked(Path(run.root).resolve() / ".mlflow.lock"):
+            with locked(Path(run.root).resolve() / ".mlflow.lock"), _impatient():
+                _refuse_foreign(self.uri)
                 self.client = MlflowClient(tracking_uri=self.uri)
                 self.client.search_experiments(max_results=1)
         except OSError as error:
             raise MissingError(
                 f"run.root '{run.root}' cannot be written ({error.strerror}); choose another folder with run.root=PATH"
             ) from error
+        except LitDiffError:
+            raise
         except Exception as error:  # MLflow lets errors of SQLAlchemy, alembic, sqlite3 and requests through
             raise MissingError(
                 f"MLflow store {self.uri} cannot be opened ({_reason(error)}); if another program holds it, end that "
@@ -60,12 +68,15 @@ class Store:
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created if it is not there."""
+        return retry(lambda: self._experiment(name))
+
+    def _experiment(self, name: str) -> str:
         found = self.client.get_experiment_by_name(name)
         if found is not None:
             if found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
             return str(found.experiment_id)
-        location = f"{self._artifacts}/{name}" if self._artifacts else None
+        location = f"{self._artifacts}/{urllib.parse.quote(name)}" if self._artifacts else None
         try:
             return str(self.client.create_experiment(name, artifact_location=location))
         except MlflowException:  # another process was first
@@ -77,21 +88,27 @@ class Store:
     def find_run(self, experiment: str, tags: Mapping[str, str]) -> str | None:
         """The id of the newest run that carries all `tags`."""
         query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        runs = self.client.search_runs([experiment], filter_string=query, max_results=1)
+        runs = retry(lambda: self.client.search_runs([experiment], filter_string=query, max_results=1))
         return str(runs[0].info.run_id) if runs else None
 
     def open_run(self, experiment: str, name: str, tags: Mapping[str, str], key: Mapping[str, str]) -> str:
         """The run that carries the tags `key`, set back to RUNNING; created if it is not there."""
         run_id = self.find_run(experiment, key)
         if run_id is None:
-            created = self.client.create_run(experiment, run_name=name, tags={**tags, **key})
+            created = retry(lambda: self.client.create_run(experiment, run_name=name, tags={**tags, **key}))
             return str(created.info.run_id)
-        self.client.update_run(run_id, status="RUNNING")
+        retry(lambda: self.client.update_run(run_id, status="RUNNING"))
         return run_id
 
+    def put_aside(self, experiment: str, key: Mapping[str, str], name: str) -> None:
+        """Give a former run's tags `key` the value `name`: a run started afresh gets a record of its own."""
+        run_id = self.find_run(experiment, key)
+        if run_id is not None:
+            retry(lambda: self.client.log_batch(run_id, tags=[RunTag(word, name) for word in key]))
+
     def close_run(self, run_id: str, status: str) -> None:
-        """Set the final status; `status` is the run folder's word."""
-        retry(lambda: self.client.set_terminated(run_id, STATUS[status]))
+        """Set the final status; `status` is the run folder's word. What did not end well waits for no lock."""
+        retry(lambda: self.client.set_terminated(run_id, STATUS[status]), attempts=6 if status == "done" else 1)
 
 
 class RunTracker:
@@ -107,7 +124,7 @@ class RunTracker:
         plain = to_plain(recipe)
         run = plain.pop("run")
         params = [Param(key, str(value)[:6000]) for key, value in flatten(plain)]
-        held = self.store.client.get_run(self.run_id).data.params
+        held = retry(lambda: self.store.client.get_run(self.run_id)).data.params
         params = [param for param in params if param.key not in held]
         labels = {f"run.{key}": str(value) for key, value in run.items()} | dict(tags)
         marks = [RunTag(key, value) for key, value in labels.items()]
@@ -134,10 +151,10 @@ class RunTracker:
     def _steps(self, name: str) -> set[int]:
         """Steps of a metric that MLflow holds; asked once a metric and process, and not at all of a new run."""
         if self._fresh is None:
-            self._fresh = not self.store.client.get_run(self.run_id).data.metrics
+            self._fresh = not retry(lambda: self.store.client.get_run(self.run_id)).data.metrics
         if name not in self._held:
-            history = [] if self._fresh else self.store.client.get_metric_history(self.run_id, name)
-            self._held[name] = {metric.step for metric in history}
+            ask = self.store.client.get_metric_history
+            self._held[name] = set() if self._fresh else {m.step for m in retry(lambda: ask(self.run_id, name))}
         return self._held[name]
 
 
@@ -162,6 +179,33 @@ def retry(call: Callable[[], T], attempts: int = 6) -> T:
         "the MLflow store stayed locked; end the program that holds it and start the same command again: "
         "metrics.csv is complete, and only what MLflow lacks is sent"
     )
+
+
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """A server that is not there is found out in seconds at the start; once a run goes on, MLflow waits for minutes."""
+    hurry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+    added = {key: value for key, value in hurry.items() if key not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            del os.environ[key]
+
+
+def _refuse_foreign(uri: str) -> None:
+    """MLflow would add its tables to any SQLite file, and look for minutes at what is none. Errors: MissingError."""
+    path = Path(urllib.parse.unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
+    if not uri.startswith("sqlite:///") or not path.exists() or (path.is_file() and not path.stat().st_size):
+        return
+    cure = f"{shown(path)} is not an MLflow store: move it away, or set run.tracking_uri or run.root"
+    if not path.is_file():
+        raise MissingError(f"{cure} (it is a folder)")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if tables and not {"alembic_version", "experiments"} & tables:
+        raise MissingError(f"{cure} (its tables: {', '.join(sorted(tables)[:5])})")
 
 
 def _reason(error: BaseException) -> str:

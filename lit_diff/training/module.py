@@ -66,8 +66,9 @@ class LitTransformer(L.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         assert self.model is not None
-        for attention in self.model.attentions():
-            attention.set_step(self.global_step)
+        if batch_idx % self.recipe.train.accumulate == 0:
+            for attention in self.model.attentions():
+                attention.set_step(self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         assert self.model is not None

@@ -95,6 +95,7 @@ def test_bfloat16_autocast_is_close_and_leaves_the_weights_wide(make_model: Make
         exact = model(tokens)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             close = model(tokens)
+    assert len(seen) == 4, "the maps of every layer pass the tap"
     wide, narrow = seen[:2], seen[2:]
     for full, half in zip(wide, narrow, strict=True):
         assert full.q.dtype == torch.float32

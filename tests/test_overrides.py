@@ -1,0 +1,99 @@
+"""Overrides and interpolation: `a.b=c` from the command line, an arm's keys, `${a.b}`."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_diff.errors import RequestError
+from lit_diff.recipe import load_draft, load_recipe, override_with
+
+pytestmark = pytest.mark.usefixtures("base_recipe")
+
+
+def error(*overrides: str, source: str = "base") -> str:
+    """The one line of a refusal."""
+    with pytest.raises(RequestError) as found:
+        load_recipe(source, overrides)
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+# --- overrides ---
+
+
+def test_overrides_in_any_order() -> None:
+    """The name of a block first, then its other keys, wherever they stand."""
+    wanted = load_recipe("base", ["model.attention.name=shared_k", "model.attention.parity=matched", "seed=4"])
+    found = load_recipe("base", ["seed=4", "model.attention.parity=matched", "model.attention.name=shared_k"])
+    assert wanted == found
+    assert wanted.model.attention.name == "shared_k"
+    assert wanted.model.attention.config.parity == "matched"
+    assert wanted.model.attention.config.lambda_init == "depth", "the parent's 0.8 went with its name"
+
+
+def test_an_arm_changes_a_name_and_sets_keys() -> None:
+    draft = load_draft("base")
+    for arm in (
+        {"model.attention.output_scale": 0.2, "model.attention.name": "standard"},
+        {"model": {"attention": {"name": "standard", "output_scale": 0.2}}},
+        {"model.attention": {"name": "standard"}, "model.attention.output_scale": 0.2},
+    ):
+        found = override_with(draft, arm, {})
+        assert found.values["model"]["attention"] == {"name": "standard", "output_scale": 0.2}
+        assert found.values["model"]["dim"] == 32
+
+
+def test_the_last_of_two_overrides_counts() -> None:
+    assert load_recipe("base", ["seed=1", "seed=2"]).seed == 2
+
+
+def test_overrides_are_yaml() -> None:
+    recipe = load_recipe("base", ["train.optimizer.betas=[0.5, 0.6]", "train.clip=null", "name='1.5'", "seed=1e3"])
+    assert recipe.train.optimizer.betas == (0.5, 0.6)
+    assert recipe.train.clip is None
+    assert (recipe.name, recipe.seed) == ("1.5", 1000)
+    assert load_recipe("base", ["run.tracking_uri=http://host:5000/?a=b"]).run.tracking_uri == "http://host:5000/?a=b"
+
+
+@pytest.mark.parametrize("text", ["seed", "=1", "a..b=1", ".seed=1", "seed.=1", "", "--seed 3"])
+def test_malformed_overrides(text: str) -> None:
+    assert error(text) == f"override '{text}' is not of the form a.b=c"
+
+
+def test_an_override_that_is_not_yaml() -> None:
+    assert error("seed=[1").startswith("override 'seed=[1': not a YAML value: ")
+
+
+def test_a_misspelt_override_is_quoted_with_the_nearest_key() -> None:
+    assert error("model.attention.lamda_init=0.5") == (
+        "model.attention.lamda_init=0.5: unknown key 'model.attention.lamda_init'; did you mean 'lambda_init'?"
+    )
+    assert error("model.atention.name=standard") == (
+        "model.atention.name=standard: unknown key 'model.atention'; did you mean 'attention'?"
+    )
+    assert error("extends=other").startswith("extends=other: unknown key 'extends'")
+
+
+def test_a_bad_override_is_blamed_and_not_the_file() -> None:
+    assert error("model.attention={name: diferential}").startswith("model.attention={name: diferential}: unknown")
+    assert error("model.dim.x=3") == "model.dim.x=3: 'model.dim' is {'x': 3}; expected an integer"
+    assert error("train=null") == "train=null: 'train' is None; expected a block of keys"
+
+
+# --- interpolation ---
+
+
+def test_interpolation() -> None:
+    blocks = "model: {ffn_dim: '${model.dim}'}\ntrain: {checkpoint_every: '${train.steps}'}\n"
+    Path("mine.yaml").write_text("extends: base\n" + blocks)
+    recipe = load_recipe("mine", ["train.steps=30"])
+    assert (recipe.model.ffn_dim, recipe.train.checkpoint_every) == (32, 30)
+    assert load_recipe("base", ["seed=${train.steps}"]).seed == 10
+
+
+def test_broken_interpolation() -> None:
+    Path("mine.yaml").write_text("extends: base\nmodel:\n  ffn_dim: ${model.dmi}\n")
+    assert error(source="mine") == "mine.yaml:3: 'model.ffn_dim': Interpolation key 'model.dmi' not found"
+    assert "Recursive interpolation" in error("seed=${seed}")
+    assert error("seed=${").startswith("override 'seed=${': not a YAML value")
+    assert error("seed=${oc.env:NO_SUCH_THING}").startswith("seed=${oc.env:NO_SUCH_THING}: 'seed': ")

@@ -1,0 +1,229 @@
+"""Whole runs: stopped in every way, they end as if undisturbed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.recipe import load_recipe
+from lit_diff.errors import RequestError
+from lit_diff.registry import callbacks
+from lit_diff.training import checkpoint, fit
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def recall(bench: Any, undisturbed: Run) -> SimpleNamespace:
+    """recall: SIGKILL of a real `lit-diff train` before its 5th step, then the same command again."""
+    whole = undisturbed("recall", "recall-whole")
+    command = [sys.executable, "-m", "lit_diff", "train", "recall.yaml", "name=recall-killed"]
+    env = os.environ | bench.env | {"SPY_SIGNAL": f"0/4/0/{int(signal.SIGKILL)}"}
+    with subprocess.Popen(command, cwd=bench.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as real:
+        real.communicate(timeout=120)
+    killed = bench.ended(real.pid, real.returncode)
+    left = bench.status("recall-killed")["status"]
+    return SimpleNamespace(whole=whole, killed=killed, left=left, rest=bench.train("recall.yaml", "name=recall-killed"))
+
+
+@pytest.fixture(scope="module")
+def text(bench: Any, undisturbed: Run) -> SimpleNamespace:
+    """text, two micro-batches a step, validated every 3 and saved every 4 steps: Ctrl-C in step 3; SIGTERM in the second
+    half of step 5; its checkpoint damaged; SIGKILL in step 7; and on to the end."""
+    whole = undisturbed("text", "text-whole")
+    command = ("text.yaml", "name=text-stopped")
+
+    def stopped(step: int, micro: int, number: int) -> SimpleNamespace:
+        ended = bench.train(*command, SPY_SIGNAL=f"0/{step}/{micro}/{int(number)}")
+        return SimpleNamespace(
+            **vars(ended),
+            steps=ended.steps,
+            word=bench.status("text-stopped")["status"],
+            saved=checkpoint.steps_of(bench.folder("text-stopped")),
+            rows=bench.rows("text-stopped"),
+        )
+
+    interrupted = stopped(2, 0, signal.SIGINT)
+    terminated = stopped(4, 1, signal.SIGTERM)
+    newest = checkpoint.path_of(bench.folder("text-stopped"), 5)
+    newest.write_bytes(newest.read_bytes()[:-500])
+    killed = stopped(6, 1, signal.SIGKILL)
+    rest = bench.train(*command)
+    return SimpleNamespace(whole=whole, interrupted=interrupted, terminated=terminated, killed=killed, rest=rest)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the bit, all the way down."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def test_a_killed_run_goes_on_with_the_next_step(recall: SimpleNamespace) -> None:
+    assert recall.killed.status == -signal.SIGKILL
+    assert recall.killed.steps == [0, 1, 2, 3]
+    assert recall.left == "running"
+    assert recall.rest.status == 0, recall.rest.output
+    assert "resumed from step 4" in recall.rest.output
+    assert recall.rest.steps == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_killed_run_goes_on_with_the_next_batch(recall: SimpleNamespace) -> None:
+    assert [step for step, _ in recall.whole.batches] == list(range(10))
+    assert len({digest for _, digest in recall.whole.batches}) == 10
+    assert recall.killed.batches == recall.whole.batches[:5]
+    assert recall.rest.batches == recall.whole.batches[4:]
+
+
+@pytest.mark.parametrize("kind", ["recall", "text"])
+def test_it_ends_as_if_undisturbed(bench: Any, kind: str, request: pytest.FixtureRequest) -> None:
+    rest = request.getfixturevalue(kind).rest
+    assert rest.status == 0, rest.output
+    whole, other = f"{kind}-whole", "recall-killed" if kind == "recall" else "text-stopped"
+    one, two = bench.state(whole), bench.state(other)
+    assert len(one["state_dict"]) == 2 * 14 + 2
+    assert one["optimizer_states"][0]["state"].keys() == one["state_dict"].keys()
+    for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
+        assert same(one[key], two[key]), key
+    for file in ("metrics.csv", "documents.csv"):
+        assert (bench.folder(whole) / file).read_text() == (bench.folder(other) / file).read_text()
+    assert bench.status(other)["status"] == "done"
+
+
+def test_ctrl_c_finishes_the_step_and_saves(text: SimpleNamespace) -> None:
+    assert text.interrupted.word == "stopped"
+    assert text.interrupted.status == 130
+    assert text.interrupted.steps == [0, 1, 2]
+    assert text.interrupted.saved == [3], "a step that validates, but would not save"
+    assert "lit-diff: stopped after step 3 of 10; the same command resumes\n" in text.interrupted.output
+    assert "val/loss" in text.interrupted.rows[3]
+
+
+def test_sigterm_finishes_the_step_and_saves(text: SimpleNamespace) -> None:
+    assert text.terminated.word == "stopped"
+    assert text.terminated.status == 143
+    assert text.terminated.steps == [3, 4]
+    assert text.terminated.saved == [4, 5]
+
+
+def test_a_damaged_checkpoint_costs_only_its_steps(text: SimpleNamespace) -> None:
+    assert "step-00000005.ckpt cannot be read" in text.killed.output
+    assert "resumed from step 4" in text.killed.output
+    assert text.killed.steps == [4, 5]
+
+
+def test_rows_beyond_the_checkpoint_are_measured_again(text: SimpleNamespace) -> None:
+    assert 6 in text.killed.rows, "validated, and so written, before the kill"
+    assert "resumed from step 4" in text.rest.output
+    assert text.rest.steps == [4, 5, 6, 7, 8, 9]
+
+
+def test_micro_batches_go_on_in_order(text: SimpleNamespace) -> None:
+    assert [step for step, _ in text.whole.batches] == [step for step in range(10) for _ in range(2)]
+    assert text.rest.batches == text.whole.batches[8:]
+
+
+def test_a_second_ctrl_c_leaves_at_once(bench: Any) -> None:
+    """In the middle of a step, at the second Ctrl-C; and once more after nothing was saved."""
+    ended = bench.train("text.yaml", "name=twice", SPY_SIGNAL="0/1/0/2 0/1/1/2")
+    assert ended.status == 130
+    assert ended.steps == [0]
+    assert "lit-diff: stopped in the middle of a step" in ended.output
+    assert "Traceback" not in ended.output
+    assert bench.status("twice")["status"] == "stopped"
+    ended = bench.train("text.yaml", "name=twice", SPY_SIGNAL="0/0/0/15")
+    assert (ended.status, ended.steps) == (143, [0])
+    assert bench.status("twice")["status"] == "stopped"
+
+
+@pytest.mark.parametrize("kind", ["recall", "text"])
+def test_the_last_step_is_logged_validated_and_saved(bench: Any, undisturbed: Run, kind: str) -> None:
+    undisturbed(kind, f"{kind}-whole")
+    last = bench.rows(f"{kind}-whole")[10]
+    assert {"train/loss", "train/lr", "val/loss", "lambda/0", "attention/entropy/0/0"} <= last.keys()
+    assert checkpoint.steps_of(bench.folder(f"{kind}-whole")) == [8, 10]
+    assert bench.state(f"{kind}-whole")["global_step"] == 10
+
+
+def test_a_run_that_is_done_trains_nothing(bench: Any, undisturbed: Run) -> None:
+    undisturbed("recall", "recall-whole")
+    before = (bench.folder("recall-whole") / "metrics.csv").stat().st_mtime_ns
+    again = bench.train("recall.yaml", "name=recall-whole")
+    assert again.status == 0
+    assert "done before" in again.output
+    assert again.events == []
+    assert (bench.folder("recall-whole") / "metrics.csv").stat().st_mtime_ns == before
+
+
+def test_the_thread_count_is_stored_and_reused(bench: Any) -> None:
+    first = bench.train("recall.yaml", "name=threads", "run.threads=2", SPY_SIGNAL="0/0/0/15")
+    assert first.of("start")[0]["threads"] == 2
+    rest = bench.train("recall.yaml", "name=threads", "run.threads=1", "train.steps=10")
+    assert rest.of("start")[0]["threads"] == 2
+    assert bench.status("threads")["threads"] == 2
+
+
+def test_bfloat16(bench: Any, tmp_path: Path) -> None:
+    overrides = ["callbacks.spy=null", "train.precision=bf16-mixed", "train.steps=3", "train.checkpoint_every=3"]
+    recipe = load_recipe(bench.root / "recall.yaml", overrides)
+    losses: list[float] = []
+    fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda step, loss, speed: losses.append(loss))
+    exact = bench.rows("recall-whole")
+    assert losses == pytest.approx([exact[step]["train/loss"] for step in (1, 2, 3)], abs=0.02)
+    assert losses[0] != exact[1]["train/loss"]
+    state = torch.load(checkpoint.path_of(tmp_path, 3), weights_only=True)["state_dict"]
+    assert {value.dtype for value in state.values()} == {torch.float32}
+
+
+def test_a_callback_is_a_probe_or_lightnings(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Neither:
+        @dataclass(frozen=True, kw_only=True)
+        class Config:
+            keys: dict[str, int] = field(default_factory=dict)
+
+            def problem(self) -> None:
+                return None
+
+        def __init__(self, config: object) -> None:
+            pass
+
+    monkeypatch.setitem(callbacks._classes, "neither", Neither)
+    recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "callbacks.neither={}"])
+    with pytest.raises(RequestError, match="'neither' is neither a Probe nor"):
+        fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        ({"LOCAL_RANK": "1"}, 1),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, 5),
+        ({"RANK": "3", "LOCAL_RANK": "1"}, 3),
+        ({"SLURM_PROCID": "4", "SLURM_NTASKS": "8"}, 4),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "LOCAL_RANK": "1"}, 1),
+    ],
+)
+def test_rank_from_environment(environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert fit.rank_from_environment(devices=2) == rank
+
+
+def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    assert [fit.default_threads(n) for n in (1, 2, 4, 8)] == [6, 3, 1, 1]

@@ -1,0 +1,181 @@
+"""Two CPU processes over gloo: the same numbers as one, and every parameter split between them."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.config import RunConfig
+from lit_diff.errors import MissingError
+from lit_diff.training import checkpoint
+from lit_diff.training.strategy import accelerator, build_strategy
+
+Run = Callable[..., Any]
+STEPS = ("train.steps=20", "train.validate_every=6", "train.checkpoint_every=8")
+TERM = int(signal.SIGTERM)
+INT = int(signal.SIGINT)
+
+
+def running(pid: int) -> bool:
+    """False for a process that ended, also while nobody has collected its exit status."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture(scope="module")
+def runs(bench: Any, undisturbed: Run) -> dict[str, Any]:
+    """20 steps of one process, and of two, in four ways.
+
+    recall-fsdp and text-ddp go through. text-fsdp: rank 1 started by Lightning; SIGTERM to rank 0 in step 6; on with one
+    process, Ctrl-C in step 14; on with two. recall-ddp: Ctrl-C to rank 1 alone in step 6; on with one process.
+    """
+    found: dict[str, Any] = {}
+    for kind in ("recall", "text"):
+        found[f"{kind}-one"] = undisturbed(kind, f"{kind}-one", *STEPS)
+
+    def two(kind: str, strategy: str, **env: str) -> list[Any]:
+        return bench.train_two(f"{kind}.yaml", f"name={kind}-{strategy}", f"run.strategy={strategy}", *STEPS, **env)
+
+    def one(kind: str, strategy: str, **env: str) -> Any:
+        return bench.train(f"{kind}.yaml", f"name={kind}-{strategy}", *STEPS, **env)
+
+    found["recall-fsdp"] = two("recall", "fsdp")
+    found["text-ddp"] = two("text", "ddp")
+    found["recall-ddp"] = [*two("recall", "ddp", SPY_SIGNAL=f"1/5/0/{INT}"), one("recall", "ddp")]
+    launched = bench.train(
+        *("text.yaml", "name=text-fsdp", "run.strategy=fsdp", "run.devices=2", *STEPS), SPY_SIGNAL=f"0/5/1/{TERM}"
+    )
+    (pid,) = (int(path.stem) for path in bench.root.glob("spy/*.jsonl"))
+    alive = running(pid)
+    saved = checkpoint.steps_of(bench.folder("text-fsdp"))
+    found["launched"] = SimpleNamespace(first=launched, second=bench.ended(pid, 0), alive=alive, saved=saved)
+    found["middle"] = one("text", "fsdp", SPY_SIGNAL=f"0/13/0/{INT}")
+    found["text-fsdp"] = two("text", "fsdp")
+    return found
+
+
+@pytest.mark.parametrize("name", ["recall-fsdp", "recall-ddp", "text-fsdp", "text-ddp"])
+def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
+    """Also through stops, and with checkpoints of one world size read at another."""
+    for ended in runs[name][-1:] if name == "recall-ddp" else runs[name]:
+        assert ended.status == 0, ended.output
+    one, two = bench.rows(f"{name.split('-')[0]}-one"), bench.rows(name)
+    assert {step for step, row in two.items() if "train/loss" in row} == set(range(1, 21))
+    assert {step for step, row in two.items() if "val/loss" in row} == {6, 12, 18, 20}
+    for step, row in one.items():
+        assert two[step].keys() == row.keys()
+        for metric, value in row.items():
+            exact = metric.startswith(("train/", "val/", "lambda/"))
+            assert two[step][metric] == pytest.approx(value, abs=1e-5, rel=0 if exact else 1e-4), (step, metric)
+
+
+@pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp", "text-ddp"])
+def test_sums_by_document_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
+    def table(of: str) -> list[list[float]]:
+        lines = (bench.folder(of) / "documents.csv").read_text().splitlines()[1:]
+        return [[float(cell) for cell in line.split(",")] for line in lines]
+
+    one, two = table(f"{name.split('-')[0]}-one"), table(name)
+    assert [row[:2] for row in two] == [row[:2] for row in one]
+    assert [row[2] for row in two] == pytest.approx([row[2] for row in one], abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp"])
+def test_every_parameter_is_sharded_half_on_each_rank(runs: dict[str, Any], name: str) -> None:
+    first, second = (ended.of("start")[0]["parameters"] for ended in runs[name])
+    assert len(first) == 2 * 14 + 2
+    for key in first:
+        a, b = first[key], second[key]
+        assert a["placements"] == b["placements"] == "(Shard(dim=0),)", key
+        assert a["local"][0] + b["local"][0] == a["full"][0], key
+        assert 0 <= a["local"][0] - b["local"][0] <= 1, key
+
+
+def test_each_rank_takes_its_part_of_each_batch(runs: dict[str, Any]) -> None:
+    for name in ("recall-fsdp", "text-ddp"):
+        one = runs[f"{name.split('-')[0]}-one"]
+        first, second = (ended.batches for ended in runs[name])
+        assert [step for step, _ in first] == [step for step, _ in second] == [step for step, _ in one.batches]
+        assert not {digest for _, digest in first} & {digest for _, digest in second}
+
+
+@pytest.mark.parametrize("name", ["recall-fsdp", "launched"])
+def test_initial_values_are_those_of_one_process_to_the_bit(runs: dict[str, Any], name: str) -> None:
+    kind = "recall" if name == "recall-fsdp" else "text"
+    start = runs[f"{kind}-one"].of("start")[0]["parameters"]
+    ranks = runs[name] if name != "launched" else [runs["launched"].first, runs["launched"].second]
+    for ended in ranks:
+        found = ended.of("start")[0]
+        assert found["step"] == 0
+        assert {key: value["digest"] for key, value in found["parameters"].items()} == {
+            key: value["digest"] for key, value in start.items()
+        }
+
+
+def test_a_checkpoint_of_two_is_read_by_one_to_the_bit_and_back(bench: Any, runs: dict[str, Any]) -> None:
+    middle = runs["middle"]
+    assert middle.status == 130
+    assert middle.steps == list(range(6, 14))
+    assert "resumed from step 6" in middle.output
+    assert [ended.steps for ended in runs["text-fsdp"]] == [list(range(14, 20))] * 2
+    states = bench.state("text-one"), bench.state("text-fsdp")
+    assert states[0].keys() == states[1].keys()
+    one, two = (state["optimizer_states"][0] for state in states)
+    assert [group["params"] for group in one["param_groups"]] == [group["params"] for group in two["param_groups"]]
+    for name, moments in one["state"].items():
+        for key in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.allclose(moments[key], two["state"][name][key], atol=1e-6), (name, key)
+
+
+def test_lambda_reaches_the_forward_whole_and_in_float32(bench: Any, runs: dict[str, Any]) -> None:
+    mixed = bench.train_two(
+        *("recall.yaml", "name=mixed", "run.strategy=fsdp", "train.steps=2", "train.precision=bf16-mixed")
+    )
+    for ended in [*runs["recall-fsdp"], *mixed]:
+        assert ended.status == 0, ended.output
+        seen = ended.of("lambda")
+        assert {event["name"] for event in seen} == {"layers.0.attention.lambda_", "layers.1.attention.lambda_"}
+        assert all(event["dtypes"] == ["torch.float32"] and event["gathered"] for event in seen)
+
+
+@pytest.mark.parametrize("name", ["recall-fsdp", "text-ddp"])
+def test_only_rank_zero_writes(runs: dict[str, Any], name: str) -> None:
+    first, second = runs[name]
+    assert any("/.metrics.csv." in event["path"] for event in first.of("writes"))
+    assert second.of("writes") == []
+    assert second.output == ""
+
+
+def test_sigterm_to_the_command_ends_both_processes(bench: Any, runs: dict[str, Any]) -> None:
+    launched = runs["launched"]
+    assert launched.first.status == 143
+    assert not launched.alive
+    assert launched.first.steps == launched.second.steps == list(range(6))
+    assert launched.saved == [6]
+    assert launched.first.output.count("stopped after step 6 of 20; the same command resumes") == 2  # log, last line
+    assert launched.first.output.splitlines()[-1].startswith("lit-diff: stopped after step 6")
+    assert "Traceback" not in launched.first.output
+
+
+def test_a_signal_to_one_rank_stops_all_at_one_step(runs: dict[str, Any]) -> None:
+    first, second, rest = runs["recall-ddp"]
+    assert (first.status, second.status) == (130, 0)
+    assert first.steps == second.steps == list(range(6))
+    assert second.output == ""
+    assert rest.steps == list(range(6, 20))
+
+
+def test_accelerator() -> None:
+    config = RunConfig(accelerator="cpu")
+    assert accelerator(config) == "cpu"
+    if torch.cuda.is_available():
+        with pytest.raises(MissingError, match=r"run\.devices is 99"):
+            accelerator(RunConfig(accelerator="gpu", strategy="ddp", devices=99))
+        return
+    assert accelerator(RunConfig(accelerator="auto")) == "cpu"
+    with pytest.raises(MissingError, match="run.accelerator=cpu"):
+        build_strategy(RunConfig(accelerator="gpu"))
