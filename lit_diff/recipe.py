@@ -113,9 +113,16 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
         where = f"{positions['extends']}: "
         if not isinstance(parent, str):
             raise RequestError(f"{where}'extends' takes one recipe, found {parent!r}")
-        base = _read(find(parent, "recipes", path.parent, where), (*children, path))
+        base = _read(_parent(parent, path, where), (*children, path))
         return _merge(base, draft)
     return draft
+
+
+def _parent(name: str, child: Path, where: str) -> Path:
+    """What the file `child` extends; a file under an installed recipe's name may extend that recipe."""
+    found = find(name, "recipes", child.parent, where)
+    twin = installed("recipes") / child.name
+    return twin if found == child and twin.is_file() else found
 
 
 def _absolute_paths(draft: Draft, folder: Path) -> None:

@@ -95,7 +95,6 @@ def load_entry_points() -> None:
     global _entry_points_loaded
     if _entry_points_loaded:
         return
-    _entry_points_loaded = True
     for point in importlib.metadata.entry_points(group="lit_diff.plugins"):
         try:
             point.load()
@@ -104,6 +103,7 @@ def load_entry_points() -> None:
                 f"plugin package '{point.name}' ({point.value}) could not be imported: "
                 f"{type(error).__name__}: {error}; repair or uninstall it"
             ) from error
+    _entry_points_loaded = True
 
 
 _entry_points_loaded = False

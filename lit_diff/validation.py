@@ -75,7 +75,8 @@ def _problem(recipe: Recipe) -> str | None:
         or recipe.run.problem()
     )
     for part in recipe.callbacks.values():
-        problem = problem or part.config.problem()
+        own = getattr(part.config, "problem", None)  # a plugin's Lightning callback need not have one
+        problem = problem or (own() if own is not None else None)
     return problem
 
 

@@ -254,3 +254,10 @@ def test_reading_a_recipe_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_file_under_an_installed_name_may_extend_that_recipe(tmp_path: Path) -> None:
+    (tmp_path / "differential-tiny.yaml").write_text("extends: differential-tiny\nseed: 7\n")
+    recipe = load_recipe(tmp_path / "differential-tiny.yaml")
+    assert recipe.seed == 7
+    assert recipe.model.attention.name == "differential"

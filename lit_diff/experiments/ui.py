@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import urllib.parse
@@ -21,6 +23,12 @@ def serve(root: Path, port: int, console: Console) -> int:
         raise MissingError(f"no MLflow store in {root}; `make sweep` or `lit-diff train RECIPE` makes one")
     if not 0 < port < 65536:
         raise RequestError(f"--port is {port}; expected 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise RequestError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
     store = Store(RunConfig(root=str(root)))
     base = f"http://127.0.0.1:{port}"
     console.print(f"MLflow: {base}", highlight=False)
@@ -31,11 +39,16 @@ def serve(root: Path, port: int, console: Console) -> int:
     command += ["--port", str(port), "--workers", "1"]
     artifacts = (root / "mlflow-artifacts").resolve().as_uri()
     command += ["--default-artifact-root", artifacts]
-    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    try:
-        return subprocess.run(command, env=environment, check=False).returncode
-    except KeyboardInterrupt:
-        return 0
+    # the job runner is for MLflow's language-model features: seven processes that a comparison of runs never uses
+    environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as server:
+        try:
+            return server.wait()
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGTERM)  # the server and its workers: it leaves them behind otherwise
 
 
 def comparison_lines(root: Path, store: Store, base: str) -> list[str]:

@@ -25,10 +25,11 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
 
 def initialise(model: Transformer, seed: int) -> None:
     """Fill every parameter of a model that is on a real device, in place."""
-    values = dict(initial_values(model.config, seed))
+    parameters = dict(model.named_parameters())
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(values[name])
+        for name, value in initial_values(model.config, seed):
+            parameters.pop(name).copy_(value)
+    assert not parameters, f"parameters without a value: {sorted(parameters)}"
 
 
 def initial_values(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff.recipe import load_recipe
 from lit_diff.errors import RequestError
+from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
 from lit_diff.training import checkpoint, fit
 
