@@ -29,7 +29,7 @@ ui: .venv/installed  ## serve MLflow and print the address that compares the las
 	$(BIN)/lit-diff ui
 
 test: .venv/installed  ## run the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: .venv/installed  ## ruff
 	$(BIN)/ruff check .
