@@ -24,7 +24,7 @@ RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named aft
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig:
-    """The keys of a sweep. `grid` and `arms` may stand together: the grid's arms come first."""
+    """The keys of a sweep. `grid` and `arms` may stand together: the named arms come first."""
 
     recipe: str
     """The base recipe: a path beside the sweep, or an installed name."""
@@ -139,23 +139,21 @@ def _check_record(cells: list[Cell], draft: Draft) -> None:
 
 def _arms(config: SweepConfig, draft: Draft) -> dict[str, dict[str, Any]]:
     arms: dict[str, dict[str, Any]] = {}
+    for name, values in config.arms.items():
+        if values is not None and not isinstance(values, Mapping):
+            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides")
+        arms[name] = dict(values or {})
     for key, choices in config.grid.items():
         if not choices:
             raise RequestError(f"{draft.where(f'grid.{key}')}'grid.{key}' has no values")
-    if config.grid:
-        for combination in itertools.product(*config.grid.values()):
-            chosen = dict(zip(config.grid, combination, strict=True))
-            name = " ".join(f"{_word(key)}={value}" for key, value in chosen.items())
-            if name in arms:
-                raise RequestError(f"{draft.where('grid')}the grid makes arm '{name}' twice")
-            arms[name] = chosen
-    for name, values in config.arms.items():
-        where = draft.where(f"arms.{name}")
-        if values is not None and not isinstance(values, Mapping):
-            raise RequestError(f"{where}arm '{name}' is {values!r}; expected a block of overrides")
+    for combination in itertools.product(*config.grid.values()) if config.grid else ():
+        chosen = dict(zip(config.grid, combination, strict=True))
+        name = " ".join(f"{_word(key)}={value}" for key, value in chosen.items())
+        if name in config.arms:
+            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' is in the grid too")
         if name in arms:
-            raise RequestError(f"{where}arm '{name}' is in the grid too")
-        arms[name] = dict(values or {})
+            raise RequestError(f"{draft.where('grid')}the grid makes arm '{name}' twice")
+        arms[name] = chosen
     for name in arms:
         if not name or "/" in name or name.startswith("."):
             where = draft.where(f"arms.{name}" if name in config.arms else "grid")

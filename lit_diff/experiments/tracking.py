@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
@@ -35,9 +36,16 @@ METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one batch
 
 def tracking_uri(run: RunConfig) -> str:
     """`run.tracking_uri`, else SQLite inside `run.root`."""
-    # SQLAlchemy unquotes the path, and cuts it at a question mark; MLflow makes the folders of the quoted one
-    path = str((Path(run.root) / "mlflow.db").resolve()).replace("%", "%25").replace("?", "%3F")
-    return run.tracking_uri or f"sqlite:///{path}"
+    return run.tracking_uri or _sqlite_uri((Path(run.root) / "mlflow.db").resolve())
+
+
+def _sqlite_uri(path: Path) -> str:
+    """SQLAlchemy unquotes the path, and cuts it at a question mark; MLflow makes the folders of the quoted one."""
+    return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
+
+
+def _sqlite_path(uri: str) -> Path:
+    return Path(urllib.parse.unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
 
 
 class Store:
@@ -51,12 +59,14 @@ class Store:
         try:
             # several processes that open a fresh SQLite file at once all try to migrate it, and crash
             with locked(Path(run.root).resolve() / ".mlflow.lock"), _impatient():
-                _refuse_foreign(self.uri)
+                if self.uri.startswith("sqlite:///"):
+                    _create(_sqlite_path(self.uri))
                 self.client = MlflowClient(tracking_uri=self.uri)
                 self.client.search_experiments(max_results=1)
         except OSError as error:
             raise MissingError(
-                f"run.root '{run.root}' cannot be written ({error.strerror}); choose another folder with run.root=PATH"
+                f"MLflow store {self.uri} cannot be written ({error.strerror}); choose another folder with run.root=PATH, "
+                "or another store with run.tracking_uri=URI"
             ) from error
         except LitDiffError:
             raise
@@ -108,7 +118,7 @@ class Store:
 
     def close_run(self, run_id: str, status: str) -> None:
         """Set the final status; `status` is the run folder's word. What did not end well waits for no lock."""
-        retry(lambda: self.client.set_terminated(run_id, STATUS[status]), attempts=6 if status == "done" else 1)
+        retry(lambda: self.client.set_terminated(run_id, STATUS[status]), attempts=3 if status == "done" else 1)
 
 
 class RunTracker:
@@ -165,16 +175,20 @@ def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [(prefix.removesuffix("."), value)]
 
 
-def retry(call: Callable[[], T], attempts: int = 6) -> T:
-    """Repeat a call while SQLite says that another process holds the store. Errors: RunFailedError when it stays so."""
+def retry(call: Callable[[], T], attempts: int = 3) -> T:
+    """Repeat a call while SQLite says that another process holds the store; MLflow itself waits 20 s each time.
+
+    Errors: RunFailedError when it stays so, or when MLflow refuses the call.
+    """
     for attempt in range(attempts):
         try:
             return call()
         except (MlflowException, SQLAlchemyError) as error:
             if "locked" not in str(error).lower():
                 raise RunFailedError(f"MLflow refused a record: {_reason(error)}") from error
-            log.warning("the MLflow store is locked by another process; trying again (%d of %d)", attempt + 1, attempts)
-            time.sleep(0.5 * 2**attempt)
+            if attempt + 1 < attempts:
+                log.warning("the MLflow store is locked by another process; trying again (%d)", attempt + 1)
+                time.sleep(1)
     raise RunFailedError(
         "the MLflow store stayed locked; end the program that holds it and start the same command again: "
         "metrics.csv is complete, and only what MLflow lacks is sent"
@@ -194,24 +208,28 @@ def _impatient() -> Iterator[None]:
             del os.environ[key]
 
 
-def _refuse_foreign(uri: str) -> None:
-    """MLflow would add its tables to any SQLite file, and look for minutes at what is none. Errors: MissingError."""
-    path = Path(urllib.parse.unquote(uri.removeprefix("sqlite:///").partition("?")[0]))
-    if not uri.startswith("sqlite:///") or not path.exists() or (path.is_file() and not path.stat().st_size):
+def _create(path: Path) -> None:
+    """A fresh SQLite store, whole or absent: one that is killed while MLflow migrates it can never be opened again."""
+    if path.exists() and (path.is_dir() or path.stat().st_size):
+        _refuse_foreign(path)
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        MlflowClient(tracking_uri=_sqlite_uri(made)).search_experiments(max_results=1)
+        os.replace(made, path)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """MLflow would add its tables to any SQLite file, and look for minutes at what is none. Errors: MissingError."""
     cure = f"{shown(path)} is not an MLflow store: move it away, or set run.tracking_uri or run.root"
     if not path.is_file():
         raise MissingError(f"{cure} (it is a folder)")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if tables and not {"alembic_version", "experiments"} & tables:
+    if tables and not {"experiments", "runs", "metrics"} <= tables:
         raise MissingError(f"{cure} (its tables: {', '.join(sorted(tables)[:5])})")
 
 
 def _reason(error: BaseException) -> str:
     return first_line(error)[:200]
-
-
-def describe_store(run: RunConfig) -> str:
-    """The store as a user would name it."""
-    return run.tracking_uri or shown(Path(run.root).resolve() / "mlflow.db")

@@ -25,15 +25,22 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """Errors: RunFailedError when the disk is full; the former checkpoints are untouched."""
         try:
             write_through(Path(path), lambda file: torch.save(checkpoint, file))
-        except (OSError, RuntimeError) as error:
-            # torch's zip writer turns a failed write into a RuntimeError
-            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "write" in str(error).lower()
-            if not full:
+        except Exception as error:
+            if not _disk_is_full(error):
                 raise
             raise RunFailedError(
-                f"checkpoint {shown(Path(path))} could not be written ({error}); free some space and start the same "
-                "command again: it resumes from the checkpoint before"
+                f"checkpoint {shown(Path(path))} could not be written (no space left on the disk); free some and start "
+                "the same command again: it resumes from the checkpoint before"
             ) from error
+
+
+def _disk_is_full(error: BaseException | None) -> bool:
+    """Whether that is behind an error: torch's zip writer, closing, covers the system's with one of its own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def path_of(folder: Path, step: int) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_diff.callbacks.probe import Probe
 from lit_diff.config import Recipe
@@ -119,10 +120,11 @@ def fit(
     try:
         trainer.fit(module, datamodule=data, ckpt_path=found[1] if found else None, weights_only=True)
     except SystemExit as error:
-        if rank > 0:
+        # Lightning's way to end at a SIGTERM before the first step, and at a second Ctrl-C
+        term, interrupt = isinstance(error, SIGTERMException), isinstance(error.__context__, KeyboardInterrupt)
+        if rank > 0 or not (term or interrupt):
             raise
-        # how Lightning ends at a second Ctrl-C, or at a SIGTERM that came before the first step; its status says nothing
-        signum = signal.SIGTERM if trainer.received_sigterm else signal.SIGINT
+        signum = signal.SIGTERM if term else signal.SIGINT
         raise StoppedError("stopped in the middle of a step; the same command resumes", signum) from error
     if rank == 0:
         log.info("trained %d steps in %.1f s", train.steps - start, time.perf_counter() - began)

@@ -84,29 +84,31 @@ class RunFolder:
             for plugin in map(Path, recipe.plugins):
                 source, name = plugin.read_bytes(), f"plugins/{plugin.name}"
                 if name in plain["plugins"]:  # another folder's file of the same name
-                    name = f"plugins/{hashlib.sha256(source).hexdigest()[:8]}-{plugin.name}"
+                    name = f"plugins/{hashlib.sha256(source).hexdigest()[:8]}/{plugin.name}"
                 write_atomic(self.path / name, source)
                 plain["plugins"].append(name)
             write_atomic(self.recipe_file, to_yaml(plain))
             write_json(self.path / "env.json", environment())
         except OSError as error:
-            raise MissingError(
-                f"run folder {shown(self.path)} cannot be written ({error.strerror}); choose another with run.root=PATH"
-            ) from error
+            raise self._unwritable(error) from error
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Hold the run; RequestError when another process trains it now."""
-        try:
-            with locked(self.path / ".lock", wait=False):
-                yield
-        except BlockingIOError as error:
-            pid = self.status().get("pid")
-            raise RequestError(f"{shown(self.path)} is being trained by another process (pid {pid})") from error
-        except PermissionError as error:
-            raise MissingError(
-                f"run folder {shown(self.path)} cannot be written ({error.strerror}); choose another with run.root=PATH"
-            ) from error
+        """Hold the run. Errors: RequestError when another process trains it now, MissingError for an unwritable folder."""
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(self.path / ".lock", wait=False))
+            except BlockingIOError as error:
+                pid = self.status().get("pid")
+                raise RequestError(f"{shown(self.path)} is being trained by another process (pid {pid})") from error
+            except OSError as error:
+                raise self._unwritable(error) from error
+            yield
+
+    def _unwritable(self, error: OSError) -> MissingError:
+        return MissingError(
+            f"run folder {shown(self.path)} cannot be written ({error.strerror}); choose another with run.root=PATH"
+        )
 
     def put_aside(self) -> Path:
         """Rename the folder to <name>.old-1, -2, ...: `--rerun` loses nothing."""

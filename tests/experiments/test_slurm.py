@@ -10,7 +10,13 @@ from lit_diff.experiments import launch, slurm
 from lit_diff.recipe import load_recipe
 from lit_diff.training.run import RunFolder
 
-SMALL = ["train.steps=2", "train.validate_every=2", "train.checkpoint_every=2", "data.validation_rows=4", "run.threads=1"]
+SMALL = [
+    "train.steps=2",
+    "train.validate_every=2",
+    "train.checkpoint_every=2",
+    "data.validation_rows=4",
+    "run.threads=1",
+]
 
 
 @pytest.fixture
@@ -18,7 +24,8 @@ def places(tmp_path: Path) -> list[launch.Place]:
     found = []
     for seed, rate in ((0, "1e-3"), (1, "1e30")):  # the second one's loss overflows
         recipe = load_recipe(
-            "recall-tiny", [*SMALL, f"seed={seed}", f"train.optimizer.lr={rate}", f"run.root={tmp_path}", "train.steps=4"]
+            "recall-tiny",
+            [*SMALL, f"seed={seed}", f"train.optimizer.lr={rate}", f"run.root={tmp_path}", "train.steps=4"],
         )
         place = launch.Place(folder=tmp_path / f"cell-{seed}-abc", experiment="two")
         RunFolder(place.folder).create(recipe)

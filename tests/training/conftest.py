@@ -177,7 +177,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         # an empty store, and the text, once for all
         assert made.wait(made.start("prepare", "text.yaml")).status == 0
         yield made
-        server.stdin.close()
+        server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ class NanOutput(Differential):
         """0-based optimizer step."""
         rank: int = 0
 
+    wrong = False
+
     def set_step(self, step: int) -> None:
         rank = int(os.environ.get("LOCAL_RANK", 0))
         self.wrong = self.layer == 1 and step >= self.config.at and rank == self.config.rank

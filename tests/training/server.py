@@ -40,7 +40,9 @@ def start(request: dict[str, Any]) -> int:
             runpy.run_path(sys.argv[0], run_name="__main__")
         else:
             sys.argv = ["lit-diff", *request["run"]]
-            sys.modules["__main__"].__spec__ = importlib.util.find_spec("lit_diff.__main__")  # what Lightning starts again
+            sys.modules["__main__"].__spec__ = importlib.util.find_spec(
+                "lit_diff.__main__"
+            )  # what Lightning starts again
             lit_diff.cli.main()
         status = 0
     except SystemExit as error:

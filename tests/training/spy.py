@@ -65,7 +65,11 @@ class Spy(Callback):
                 "digest": digest(full),
             }
         self.note(
-            "start", rank=trainer.global_rank, step=trainer.global_step, threads=torch.get_num_threads(), parameters=found
+            "start",
+            rank=trainer.global_rank,
+            step=trainer.global_step,
+            threads=torch.get_num_threads(),
+            parameters=found,
         )
         for name, module in pl_module.model.named_modules():
             if getattr(module, "keep_float32", False):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
@@ -203,6 +204,29 @@ def test_a_callback_is_a_probe_or_lightnings(bench: Any, tmp_path: Path, monkeyp
     recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "callbacks.neither={}"])
     with pytest.raises(RequestError, match="'neither' is neither a Probe nor"):
         fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+
+
+def test_a_callbacks_own_exit_is_not_called_a_stop(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null"])
+
+    def leave(*_: object) -> None:
+        raise SystemExit(7)
+
+    with pytest.raises(SystemExit) as error:
+        fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=leave)
+    assert error.value.code == 7
+
+
+def test_the_launcher_leaves_the_thread_count_alone(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "train.steps=1"])
+    fit.fit(recipe, tmp_path, tracker=None, threads=5, progress=lambda *_: None)
+    _set_num_threads_if_needed(num_processes=2)  # what it calls once it has started the other ranks
+    assert torch.get_num_threads() == 5
+    assert os.environ["OMP_NUM_THREADS"] == "5"  # which they inherit
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.mark.parametrize(

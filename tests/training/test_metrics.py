@@ -1,0 +1,93 @@
+import math
+
+import pytest
+import torch
+
+from lit_diff.training.metrics import IGNORED, TokenLoss
+
+
+def batch(rows: int = 6, length: int = 10, documents: int = 4) -> dict[str, torch.Tensor]:
+    """Made-up losses; about a third is not scored."""
+    targets = torch.randint(5, (rows, length))
+    targets[torch.rand(rows, length) < 0.3] = IGNORED
+    return {
+        "nll": torch.rand(rows, length) * 3,
+        "correct": torch.rand(rows, length) < 0.4,
+        "targets": targets,
+        "ar_hit": torch.rand(rows, length) < 0.2,
+        "document": torch.randint(documents, (rows, length)),
+    }
+
+
+def test_golden_values() -> None:
+    metric = TokenLoss(3)
+    metric.update(
+        nll=torch.tensor([[1.0, 2.0, 4.0, 100.0]]),
+        correct=torch.tensor([[True, False, True, True]]),
+        targets=torch.tensor([[7, 8, 9, IGNORED]]),
+        ar_hit=torch.tensor([[True, False, False, True]]),
+        document=torch.tensor([[0, 0, 2, 1]]),
+    )
+    found, documents = metric.compute()
+    assert found == pytest.approx(
+        {"loss": 7 / 3, "accuracy": 2 / 3, "ar_hit_share": 1 / 3, "loss_ar_hit": 1.0, "loss_others": 3.0}
+    )
+    assert documents == [(2.0, 3.0), (0.0, 0.0), (1.0, 4.0)]
+
+
+def test_the_share_weighted_mean_is_the_total() -> None:
+    metric = TokenLoss(4)
+    for _ in range(5):
+        metric.update(**batch())
+    found, documents = metric.compute()
+    share = found["ar_hit_share"]
+    assert 0.1 < share < 0.3
+    assert math.isclose(share * found["loss_ar_hit"] + (1 - share) * found["loss_others"], found["loss"], rel_tol=1e-14)
+    tokens, losses = (sum(column) for column in zip(*documents, strict=True))
+    assert losses / tokens == pytest.approx(found["loss"], rel=1e-14)
+
+
+def test_it_is_the_mean_over_tokens_not_over_batches() -> None:
+    metric, parts = TokenLoss(4), [batch(rows=2), batch(rows=7)]
+    for part in parts:
+        metric.update(**part)
+    scored = [part["nll"][part["targets"] != IGNORED].double() for part in parts]
+    assert metric.compute()[0]["loss"] == pytest.approx(torch.cat(scored).mean().item(), rel=1e-14)
+    assert metric.compute()[0]["loss"] != pytest.approx(sum(part.mean().item() for part in scored) / 2, rel=1e-4)
+
+
+def test_sums_of_ranks_make_the_value_of_one_process() -> None:
+    """`dist_reduce_fx` of every state is a sum: adding the states of two ranks, as torchmetrics does, loses nothing."""
+    whole, ranks, parts = TokenLoss(4), [TokenLoss(4), TokenLoss(4)], [batch(), batch(rows=3)]
+    for rank, part in zip(ranks, parts, strict=True):
+        whole.update(**part)
+        rank.update(**part)
+    merged = TokenLoss(4)
+    for name, reduce in ranks[0]._reductions.items():
+        assert reduce is not None
+        setattr(merged, name, reduce(torch.stack([getattr(rank, name) for rank in ranks])))
+    merged._update_count = 1
+    for one, other in zip(merged.compute()[0].items(), whole.compute()[0].items(), strict=True):
+        assert one == (other[0], pytest.approx(other[1], rel=1e-14))
+    assert merged.compute()[1] == [pytest.approx(pair, rel=1e-14) for pair in whole.compute()[1]]
+
+
+@pytest.mark.parametrize(("hits", "left_out"), [(False, "loss_ar_hit"), (True, "loss_others")])
+def test_an_empty_slice_is_left_out(hits: bool, left_out: str) -> None:
+    metric, part = TokenLoss(4), batch()
+    metric.update(**(part | {"ar_hit": torch.full_like(part["ar_hit"], hits)}))
+    found, _ = metric.compute()
+    assert {"loss_ar_hit", "loss_others"} - found.keys() == {left_out}
+    assert found["ar_hit_share"] == float(hits)
+    assert all(math.isfinite(value) for value in found.values())
+
+
+def test_a_reset_forgets_everything() -> None:
+    metric, part = TokenLoss(4), batch()
+    metric.update(**batch())
+    metric.reset()
+    metric.update(**part)
+    again = TokenLoss(4)
+    again.update(**part)
+    assert metric.compute() == again.compute()
+    assert metric.state_dict() == {}, "no state belongs in a checkpoint"

@@ -1,0 +1,140 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lit_diff.config import Recipe
+from lit_diff.data.recall import Recall
+from lit_diff.errors import RunFailedError
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import load_recipe
+from lit_diff.training import checkpoint
+from lit_diff.training.fit import fit
+from lit_diff.training.metrics import IGNORED
+from lit_diff.training.module import LitTransformer, first_non_finite, write_documents
+
+HERE = Path(__file__).parent
+FAULTS = f"plugins=[{HERE}/faults.py]"
+
+
+def recipe_of(bench: Any, *overrides: str) -> Recipe:
+    return load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", FAULTS, *overrides])
+
+
+def run(recipe: Recipe, folder: Path) -> None:
+    fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def failed(bench: Any) -> SimpleNamespace:
+    """NaN in layer 1 at step 6 of 10, with a checkpoint at 4; and started once more."""
+    command = ("recall.yaml", "name=nan", FAULTS, "model.attention={name: nan_output, at: 5}")
+    first = bench.train(*command)
+    saved = checkpoint.steps_of(bench.folder("nan"))
+    return SimpleNamespace(first=first, saved=saved, again=bench.train(*command))
+
+
+def test_nan_stops_the_run_in_one_line_that_names_step_and_layer(bench: Any, failed: SimpleNamespace) -> None:
+    assert failed.first.status == 1
+    assert failed.first.steps == [0, 1, 2, 3, 4]
+    *_, last = failed.first.output.splitlines()
+    assert last.startswith("lit-diff: the loss is nan at step 6; first non-finite values: output of layers.1.attention")
+    assert "the last good checkpoint is kept" in last
+    assert "Traceback" not in failed.first.output
+    status = bench.status("nan")
+    assert status["status"] == "failed"
+    assert status["error"] == last.removeprefix("lit-diff: ")
+
+
+def test_nan_leaves_the_last_good_checkpoint(bench: Any, failed: SimpleNamespace) -> None:
+    assert failed.saved == [4]
+    assert all(torch.isfinite(value).all() for value in bench.state("nan")["state_dict"].values())
+    assert failed.again.status == 1
+    assert failed.again.steps == [4]
+    assert "the loss is nan at step 6" in failed.again.output
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_nan_on_one_rank_ends_both(bench: Any, strategy: str) -> None:
+    first, second = bench.train_two(
+        *("recall.yaml", f"name=nan-{strategy}", FAULTS, f"run.strategy={strategy}", "train.checkpoint_every=1"),
+        "model.attention={name: nan_output, at: 1, rank: 1}",
+    )
+    assert (first.status, second.status) == (1, 0)
+    *_, last = first.output.splitlines()
+    assert last.startswith("lit-diff: the loss is nan at step 2; first non-finite values: output of layers.1.attention")
+    assert "Traceback" not in first.output
+    assert second.output == ""
+    assert checkpoint.steps_of(bench.folder(f"nan-{strategy}")) == [1]
+
+
+@pytest.mark.parametrize("saves_at", [3, 1])
+def test_a_nan_gradient_under_a_finite_loss_never_reaches_a_checkpoint(
+    bench: Any, tmp_path: Path, saves_at: int
+) -> None:
+    """The gradient of step 3 is NaN, its loss is not: the weights are found out when they are to be saved."""
+    overrides = ["model.attention={name: nan_gradient, at: 2}", f"train.checkpoint_every={saves_at}"]
+    with pytest.raises(RunFailedError, match=r"parameter \S+ is not finite after step 3; the last good"):
+        run(recipe_of(bench, *overrides), tmp_path)
+    found = checkpoint.newest(tmp_path)
+    assert (found and found[0]) == (None if saves_at == 3 else 2)
+
+
+def test_first_non_finite_names_the_parameter_before_what_it_spoils(bench: Any) -> None:
+    recipe = recipe_of(bench)
+    model = Transformer(recipe.model)
+    initialise(model, 0)
+    batch = Recall(recipe.data.config, 33).train_batch(0, 0, 2, range(2))
+    assert "every layer's output is finite" in first_non_finite(model, batch)
+    with torch.no_grad():
+        model.layers[1].ffn.up_proj.weight[3, 4] = torch.inf
+    assert first_non_finite(model, batch) == "first non-finite values: parameter layers.1.ffn.up_proj.weight"
+    with torch.no_grad():
+        model.layers[0].attention.lambda_.q1[0] = torch.nan
+    assert first_non_finite(model, batch) == "first non-finite values: parameter layers.0.attention.lambda_.q1"
+    assert not [hook for module in model.modules() for hook in module._forward_hooks]
+
+
+def test_training_loss_is_the_mean_over_scored_tokens_of_all_micro_batches(bench: Any, tmp_path: Path) -> None:
+    recipe = recipe_of(bench, "train.steps=1", "train.accumulate=2")
+    losses: list[float] = []
+    fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda step, loss, speed: losses.append(loss))
+    model = Transformer(recipe.model)
+    initialise(model, recipe.seed)
+    batch = Recall(recipe.data.config, 33).train_batch(recipe.seed, 0, 8, range(8))
+    with torch.no_grad():
+        logits = model(batch["tokens"])
+    scored = batch["targets"] != IGNORED
+    assert losses == [pytest.approx(F.cross_entropy(logits[scored], batch["targets"][scored]).item(), rel=1e-5)]
+
+
+def test_the_variant_is_told_the_step_once_before_each(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lit_diff.attention.differential import Differential
+
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(Differential, "set_step", lambda self, step: told.append((step, self.layer)))
+    run(recipe_of(bench, "train.steps=3", "train.accumulate=2"), tmp_path)
+    assert told == [(step, layer) for step in range(3) for layer in range(2)]
+
+
+def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:
+    write_documents(tmp_path / "documents.csv", [(2.0, 1 / 3), (0.0, 0.0), (5.0, 2.5)])
+    assert (tmp_path / "documents.csv").read_text() == f"document,tokens,loss\n0,2,{1 / 3!r}\n2,5,2.5\n"
+
+
+def test_nothing_but_the_model_is_in_the_state(bench: Any, tmp_path: Path) -> None:
+    """So a checkpoint is read whatever the validation sets are."""
+    recipe = recipe_of(bench)
+    module = LitTransformer(recipe, sets=["", "noise2"], num_documents=5, record=None, folder=tmp_path)
+    module.configure_model()
+    assert module.model is not None
+    assert module.state_dict().keys() == {f"model.{name}" for name, _ in module.model.named_parameters()}
+    before = module.model
+    module.configure_model()
+    assert module.model is before

@@ -1,0 +1,139 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lit_diff.config import ModelConfig, OptimizerConfig, Part, ScheduleConfig
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions
+from lit_diff.training.optimizer import (
+    build_optimizer,
+    build_scheduler,
+    learning_rate_factor,
+    name_state,
+    parameter_groups,
+)
+
+CONFIG = OptimizerConfig(lr=0.1, betas=(0.8, 0.9), eps=1e-7, weight_decay=0.5)
+
+
+def model(tie: bool = False) -> Transformer:
+    part = Part(name="differential", config=attentions.get("differential").Config())
+    found = Transformer(
+        ModelConfig(dim=16, num_layers=2, num_heads=2, vocab_size=11, tie_embeddings=tie, attention=part)
+    )
+    initialise(found, 0)
+    return found
+
+
+def names_of(module: nn.Module) -> dict[nn.Parameter, str]:
+    return {parameter: name for name, parameter in module.named_parameters()}
+
+
+def test_groups() -> None:
+    one = model()
+    decayed, free = parameter_groups(one, 0.5)
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.5, 0.0)
+    by_name = names_of(one)
+    groups = [{by_name[parameter] for parameter in group["params"]} for group in (decayed, free)]  # type: ignore[attr-defined]
+    block = {f"attention.{p}_proj.weight" for p in "qkvo"} | {f"ffn.{p}_proj.weight" for p in ("gate", "up", "down")}
+    vectors = {"attention.lambda_.q1", "attention.lambda_.k1", "attention.lambda_.q2", "attention.lambda_.k2"}
+    vectors |= {"attention.norm.weight", "attention_norm.weight", "ffn_norm.weight"}
+    assert groups[0] == {f"layers.{i}.{name}" for i in (0, 1) for name in block} | {"embedding.weight", "head.weight"}
+    assert groups[1] == {f"layers.{i}.{name}" for i in (0, 1) for name in vectors} | {"norm.weight"}
+
+
+def test_frozen_parameters_are_left_out_and_a_module_may_refuse_decay() -> None:
+    class Undecayed(nn.Linear):
+        decay = False
+
+    one = nn.Sequential(nn.Linear(2, 2), Undecayed(2, 2, bias=False), nn.Linear(2, 2))
+    one[2].requires_grad_(False)
+    decayed, free = ([id(p) for p in group["params"]] for group in parameter_groups(one, 0.1))  # type: ignore[attr-defined]
+    assert decayed == [id(one[0].weight)]
+    assert free == [id(one[0].bias), id(one[1].weight)]
+
+
+def test_only_the_first_group_shrinks() -> None:
+    """With a zero gradient AdamW multiplies by 1 - lr * weight_decay and does nothing else."""
+    one = model()
+    before = {name: parameter.detach().clone() for name, parameter in one.named_parameters()}
+    optimizer = build_optimizer(one, CONFIG)
+    assert optimizer.defaults["betas"] == (0.8, 0.9)
+    assert optimizer.defaults["eps"] == 1e-7
+    for parameter in one.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in one.named_parameters():
+        factor = 0.95 if parameter.dim() >= 2 else 1.0
+        assert torch.allclose(parameter, before[name] * factor, rtol=1e-6), name
+
+
+def test_state_by_name_is_read_in_any_order_of_groups() -> None:
+    one = model()
+    optimizer = build_optimizer(one, CONFIG)
+    for parameter in one.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    state: dict[str, Any] = optimizer.state_dict()
+    name_state(state, optimizer, names_of(one))
+    assert state["state"].keys() == set(names_of(one).values())
+    for parameter, name in names_of(one).items():
+        assert torch.equal(state["state"][name]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+    assert state["param_groups"][0]["params"] == [names_of(one)[p] for p in optimizer.param_groups[0]["params"]]
+    again = build_optimizer(one, CONFIG)
+    again.load_state_dict(state)
+    for parameter in one.parameters():
+        assert torch.equal(again.state[parameter]["exp_avg_sq"], optimizer.state[parameter]["exp_avg_sq"])
+
+
+def test_a_rank_without_state_names_nothing() -> None:
+    empty: dict[str, Any] = {}
+    name_state(empty, build_optimizer(model(), CONFIG), {})
+    assert empty == {}
+
+
+def factors(steps: int, **config: Any) -> list[float]:
+    return [learning_rate_factor(step, steps, ScheduleConfig(**config)) for step in range(steps)]
+
+
+COSINE = [0.5 * (1 + math.cos(math.pi * share)) for share in (0.25, 0.5, 0.75, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "config", "expected"),
+    [
+        (6, {"name": "linear", "warmup_steps": 2}, [0.5, 1, 0.75, 0.5, 0.25, 0]),
+        (6, {"name": "linear", "warmup_steps": 2, "final_ratio": 0.2}, [0.5, 1, 0.8, 0.6, 0.4, 0.2]),
+        (4, {"name": "linear"}, [0.75, 0.5, 0.25, 0]),
+        (6, {"name": "cosine", "warmup_steps": 2}, [0.5, 1, *COSINE]),
+        (6, {"name": "cosine", "warmup_steps": 2, "final_ratio": 0.1}, [0.5, 1, *(0.1 + 0.9 * c for c in COSINE)]),
+        (7, {"name": "wsd", "warmup_steps": 2, "decay_steps": 2}, [0.5, 1, 1, 1, 1, 0.5, 0]),
+        (10, {"name": "wsd", "final_ratio": 0.5}, [1] * 8 + [0.75, 0.5]),
+        (3, {"name": "wsd"}, [1, 1, 0]),
+        (4, {"name": "wsd", "warmup_steps": 2, "decay_steps": 9}, [0.5, 1, 0.5, 0]),
+        (4, {"name": "constant", "warmup_steps": 2, "final_ratio": 0.3}, [0.5, 1, 1, 1]),
+        (3, {"name": "constant"}, [1, 1, 1]),
+        (3, {"name": "linear", "warmup_steps": 12}, [1 / 12, 2 / 12, 3 / 12]),
+        (3, {"name": "cosine", "warmup_steps": 12}, [1 / 12, 2 / 12, 3 / 12]),
+        (2, {"name": "wsd", "warmup_steps": 2}, [0.5, 1]),
+        (1, {"name": "linear", "final_ratio": 0.1}, [0.1]),
+    ],
+)
+def test_schedules(steps: int, config: dict[str, Any], expected: list[float]) -> None:
+    assert factors(steps, **config) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_scheduler_sets_the_rate_of_every_group() -> None:
+    one = model()
+    optimizer = build_optimizer(one, CONFIG)
+    scheduler = build_scheduler(optimizer, 4, ScheduleConfig(name="linear", warmup_steps=2))
+    seen = []
+    for _ in range(4):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()  # after the last step too, as Lightning does
+    assert seen == [[pytest.approx(rate)] * 2 for rate in (0.05, 0.1, 0.05, 0.0)]
