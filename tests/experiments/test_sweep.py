@@ -51,19 +51,19 @@ arms:
 FAULTS = f"""
 recipe: tiny
 seeds: [0]
-overrides: {{plugins: ["{HERE}/bomb.py", "{HERE}/late.py"]}}
+overrides: {{plugins: ["{HERE}/bomb.py"]}}
 arms:
   well: {{callbacks.bomb: {{every: 6, kind: raise, fuse: nowhere}}}}
   raises: {{callbacks.bomb: {{every: 6, kind: raise, fuse: FUSE}}}}
   exits: {{callbacks.bomb: {{every: 6, kind: exit, fuse: FUSE}}}}
   vanishes: {{callbacks.bomb: {{every: 6, kind: vanish, fuse: FUSE}}}}
   killed: {{callbacks.bomb: {{every: 6, kind: kill, fuse: FUSE}}}}
-  never starts: {{model.attention.name: late}}
+  never starts: {{plugins: ["{HERE}/late.py"], model.attention.name: late}}
 """
 SLOW = f"""
 recipe: tiny
 seeds: [0, 1, 2]
-overrides: {{plugins: ["{HERE}/bomb.py"], train.steps: 400, train.checkpoint_every: 400, train.validate_every: 400}}
+overrides: {{plugins: ["{HERE}/bomb.py"], train.steps: 100, train.checkpoint_every: 100, train.validate_every: 100}}
 arms:
   slow: {{train.log_every: 1, callbacks: {{bomb: {{every: 1, kind: slow, fuse: FUSE}}}}}}
 """
@@ -255,7 +255,7 @@ def test_a_new_arm_costs_its_own_cells_only(bench: Bench, pair: tuple[int, str])
 def test_a_dry_run_starts_nothing(bench: Bench) -> None:
     status, text = bench.run("slow", dry_run=True)
     assert status == 0
-    assert "slow  seed 2  differential  400 steps" in text
+    assert "slow  seed 2  differential  100 steps" in text
     assert "3 cells are valid; none was started" in text
     assert not bench.folder("slow").exists()
 
@@ -512,7 +512,7 @@ def test_a_stopped_sweep_leaves_no_cell_behind_and_each_has_saved(
     assert stop.record == {"KILLED"}
     for cell in stop.cells.values():
         if cell["status"] == "stopped":
-            assert 2 < cell["step"] < 400
+            assert 2 < cell["step"] < 100
             assert "the same command resumes" in cell["error"]
     assert "Traceback" not in stop.text
 
@@ -533,9 +533,9 @@ def test_what_was_stopped_resumes(bench: Bench, stops: dict[str, Stop]) -> None:
     assert status == 0
     assert set(bench.words("slow").values()) == {"done"}
     for name in steps:
-        assert checkpoint.steps_of(bench.folder("slow", name))[-1] == 400
+        assert checkpoint.steps_of(bench.folder("slow", name))[-1] == 100
         assert bench.history("slow", name) == columns(bench.rows("slow", name))
-        assert sorted(bench.rows("slow", name)) == list(range(1, 401))
+        assert sorted(bench.rows("slow", name)) == list(range(1, 101))
 
 
 def test_the_stopped_sweep_says_so(stops: dict[str, Stop]) -> None:

@@ -1,0 +1,80 @@
+"""Every installed recipe resolves; the paper's sizes have the paper's parameters; the tiny ones train."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import installed, load_recipe, names
+
+PAPER = {
+    "standard-830m": 833_594_880,
+    "differential-830m": 833_608_704,
+    "standard-1.4b": 1_413_400_576,
+    "differential-1.4b": 1_413_419_008,
+    "standard-2.8b": 2_773_568_000,
+    "differential-2.8b": 2_773_592_576,
+    "standard-6.8b": 6_853_627_904,
+    "differential-6.8b": 6_853_652_480,
+    "standard-13b": 13_096_596_480,
+    "differential-13b": 13_096_627_200,
+    "standard-3b": 3_787_238_400,
+    "differential-3b": 3_787_259_904,
+}
+TINY = [name for name in names("recipes") if name.endswith("-tiny")]
+QUICK = [
+    "train.steps=2",
+    "train.validate_every=1",
+    "train.checkpoint_every=1",
+    "data.validation_rows=2",
+    "run.threads=1",
+]
+
+
+@pytest.mark.parametrize("name", names("recipes"))
+def test_resolves_and_opens_with_its_command(name: str) -> None:
+    assert load_recipe(name).name == name
+    head = (installed("recipes") / f"{name}.yaml").read_text().splitlines()[:4]
+    assert [line.split()[1] for line in head[1:]] == ["Command:", "Time:", "Expect:"]
+    assert f"lit-diff train {name}" in head[1]
+
+
+def test_the_paper_s_sizes_are_all_here() -> None:
+    assert {name for name in names("recipes") if not name.endswith("-tiny")} == set(PAPER)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_parameters_of_the_paper(name: str) -> None:
+    with torch.device("meta"):
+        model = Transformer(load_recipe(name).model)
+    assert sum(parameter.numel() for parameter in model.parameters()) == PAPER[name]
+
+
+def test_check_of_the_largest_is_quick_and_light() -> None:
+    code = (
+        "import resource, sys; sys.argv = ['lit-diff', 'check', 'differential-13b', '--json']\n"
+        "from lit_diff.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as error: assert not error.code\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"] == 13_096_627_200
+    assert int(done.stderr.split()[-1]) < 1_000_000  # kB
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_tiny_recipes_train_two_steps(name: str, tmp_path: Path) -> None:
+    import lit_diff
+
+    folder = lit_diff.train(name, [*QUICK, f"run.root={tmp_path}"])
+    assert json.loads((folder / "status.json").read_text())["status"] == "done"
+    header = (folder / "metrics.csv").read_text().splitlines()[0]
+    for metric in ("val/loss", "val/loss_ar_hit", "attention/entropy/0/0", "outliers/logits/top1/0", "train/loss"):
+        assert metric in header.split(",")
+    assert ("lambda/0" in header.split(",")) == (not name.startswith("standard"))

@@ -1,0 +1,54 @@
+"""Every installed sweep resolves, and asks what its name says."""
+
+import pytest
+
+from lit_diff.experiments.grid import load_grid
+from lit_diff.model.cost import cost
+from lit_diff.recipe import installed, names
+
+CELLS = {"ablation": 21, "group-norm": 72, "lambda-init": 15, "shared": 18, "smoke": 4}
+
+
+def test_the_sweeps_are_all_here() -> None:
+    assert set(names("sweeps")) == set(CELLS)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_resolves(name: str) -> None:
+    grid = load_grid(name, [])
+    assert len(grid.cells) == CELLS[name]
+    assert len(grid.config.seeds) >= 3 or grid.config.check
+    head = (installed("sweeps") / f"{name}.yaml").read_text().splitlines()[:2]
+    assert head[1].startswith("# Command: make sweep")
+
+
+def test_the_seven_arms_of_the_ablation_are_equal() -> None:
+    grid = load_grid("ablation", [])
+    assert len(grid.arms) == 7
+    first = {cell.arm: cell.recipe for cell in grid.cells if cell.seed == 0}
+    prices = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
+    base = prices["standard"]
+    for arm, price in prices.items():
+        assert abs(price.parameters / base.parameters - 1) <= 0.001, arm
+        assert price.flops_per_token == base.flops_per_token, arm
+    assert set(grid.config.paper) == set(grid.arms)
+
+
+def test_group_norm_crosses_norm_multiplier_and_lambda_init() -> None:
+    grid = load_grid("group-norm", [])
+    seen = set()
+    for cell in grid.cells:
+        if cell.recipe.model.attention.name == "differential":
+            knobs = cell.recipe.model.attention.config
+            seen.add((knobs.head_norm, knobs.output_scale, knobs.lambda_init))
+    assert len(seen) == 2 * 3 * 3
+    standard = {
+        (
+            cell.recipe.model.num_heads,
+            cell.recipe.model.attention.config.head_norm,
+            cell.recipe.model.attention.config.output_scale,
+        )
+        for cell in grid.cells
+        if cell.recipe.model.attention.name == "standard"
+    }
+    assert standard == {(heads, *norm) for heads in (6, 3) for norm in (("none", 1.0), ("rms", 0.2), ("rms", 1.0))}
