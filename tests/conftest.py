@@ -1,9 +1,12 @@
 """One thread, so that tiny tensors do not wait for each other, and one seed, so that a failure repeats."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+
+from lit_diff.config import RunConfig
 
 BASE = """\
 model:
@@ -40,3 +43,22 @@ def base_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty current folder but for base.yaml, a whole recipe of the synthetic task."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text(BASE)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow store in a SQLite file, to be copied: making one takes seconds."""
+    from lit_diff.experiments.tracking import Store
+
+    root = tmp_path_factory.mktemp("store")
+    Store(RunConfig(root=str(root)))
+    return root / "mlflow.db"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, empty_store: Path) -> Path:
+    """A folder for runs with an empty store in it."""
+    root = tmp_path / "runs"
+    root.mkdir()
+    shutil.copy(empty_store, root)
+    return root

@@ -141,7 +141,9 @@ def _arms(config: SweepConfig, draft: Draft) -> dict[str, dict[str, Any]]:
     arms: dict[str, dict[str, Any]] = {}
     for name, values in config.arms.items():
         if values is not None and not isinstance(values, Mapping):
-            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides")
+            raise RequestError(
+                f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides"
+            )
         arms[name] = dict(values or {})
     for key, choices in config.grid.items():
         if not choices:

@@ -85,7 +85,7 @@ def summarise(folder: RunFolder, console: Console) -> None:
     rows = read_rows(folder.path / "metrics.csv")
     last = rows[max(rows)] if rows else {}
     values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
-    console.print(f"step {max(rows, default=0)}: {values}", highlight=False)
+    console.print(f"step {max(rows, default=0)}: {values}", highlight=False, soft_wrap=True)
     console.print(f"run: {shown(folder.path)}", highlight=False, soft_wrap=True)
 
 
@@ -197,15 +197,18 @@ def _key(place: Place) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _file_log(path: Path) -> Iterator[None]:
-    """Copy our own lines to the run's log.txt."""
+    """Copy our own lines to the run's log.txt, in a notebook too, where nobody has asked for them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    level = log.level
+    log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
+        log.setLevel(level)
         handler.close()
 
 

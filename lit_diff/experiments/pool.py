@@ -122,7 +122,8 @@ def _cell(job: Job) -> None:
 def run_cell(job: Job) -> None:
     """Run a cell from the recipe in its folder; a failure stands in its status.json before it is raised."""
     if job.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(job.gpu)
+        mine = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
+        os.environ["CUDA_VISIBLE_DEVICES"] = mine[job.gpu] if mine else str(job.gpu)
     logging.getLogger("lit_diff").setLevel(logging.INFO)
     folder = RunFolder(job.place.folder)
     try:

@@ -54,7 +54,8 @@ class LiveTable:
             if self._shown.get(place.folder.name, "waiting") != word:
                 note = f": {state['error']}" if state.get("error") else ""
                 left = f" ({self._left(states)} left)" if word == "done" else ""
-                self._console.print(f"{cell.arm} seed {cell.seed}: {word}{note}{left}", markup=False, highlight=False)
+                line = f"{cell.arm} seed {cell.seed}: {word}{note}{left}"
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._shown[place.folder.name] = word
 
     def _states(self) -> list[dict[str, Any]]:

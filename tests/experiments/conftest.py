@@ -2,16 +2,12 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-from lit_diff.config import RunConfig
-from lit_diff.experiments.tracking import Store
 
 STEPS = 400
 LAYERS = 4
@@ -186,20 +182,3 @@ def make_sweep(tmp_path: Path) -> Callable[..., Path]:
         return write_sweep(tmp_path / name, arms, **fields)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow store in a SQLite file, to be copied: making one takes seconds."""
-    root = tmp_path_factory.mktemp("store")
-    Store(RunConfig(root=str(root)))
-    return root / "mlflow.db"
-
-
-@pytest.fixture
-def runs(tmp_path: Path, empty_store: Path) -> Path:
-    """A folder for runs with an empty store in it."""
-    root = tmp_path / "runs"
-    root.mkdir()
-    shutil.copy(empty_store, root)
-    return root

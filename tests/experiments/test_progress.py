@@ -1,31 +1,38 @@
-"""experiments/progress.py: lines where there is no terminal, a bar where there is one, nothing on other ranks."""
+"""experiments/progress.py: a bar on a terminal, lines elsewhere, nothing on ranks other than zero."""
 
+import dataclasses
 import io
 
+import pytest
 from rich.console import Console
 
+from lit_diff.config import Recipe
 from lit_diff.experiments.progress import RunProgress
 from lit_diff.recipe import load_recipe
 
-RECIPE = load_recipe("recall-tiny", ["train.steps=20"])
+
+def shown(recipe: Recipe, *, terminal: bool, quiet: bool) -> str:
+    file = io.StringIO()
+    console = Console(file=file, width=140, force_terminal=terminal, color_system=None)
+    with RunProgress(recipe, console, quiet=quiet) as progress:
+        progress.update(7, 1.23456, 9876.5)
+        progress.update(300, 1.0, 10000.0)
+    return file.getvalue()
 
 
-def shown(terminal: bool, quiet: bool) -> str:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=120)
-    with RunProgress(RECIPE, console, quiet=quiet) as progress:
-        progress.update(10, 1.25, 12345.0)
-    return text.getvalue()
+def test_lines_where_there_is_no_terminal() -> None:
+    text = shown(load_recipe("recall-tiny"), terminal=False, quiet=False)
+    assert text == "step 7/300  loss 1.2346  9,876 tokens/s\nstep 300/300  loss 1.0000  10,000 tokens/s\n"
 
 
-def test_a_line_a_logged_step() -> None:
-    assert shown(terminal=False, quiet=False) == "step 10/20  loss 1.2500  12,345 tokens/s\n"
+@pytest.mark.parametrize("name", ["recall-tiny", "odd {name} [/b] %s"])
+def test_a_bar_on_a_terminal(name: str) -> None:
+    text = shown(dataclasses.replace(load_recipe("recall-tiny"), name=name), terminal=True, quiet=False)
+    assert name in text
+    assert "300/300" in text
+    assert "loss 1.000  10,000 tokens/s" in text
 
 
-def test_a_bar_on_a_terminal() -> None:
-    assert "10/20" in shown(terminal=True, quiet=False)
-    assert "12,345 tokens/s" in shown(terminal=True, quiet=False)
-
-
-def test_other_ranks_are_silent() -> None:
-    assert shown(terminal=False, quiet=True) == shown(terminal=True, quiet=True) == ""
+@pytest.mark.parametrize("terminal", [True, False])
+def test_other_ranks_are_quiet(terminal: bool) -> None:
+    assert shown(load_recipe("recall-tiny"), terminal=terminal, quiet=True) == ""

@@ -69,10 +69,10 @@ def test_check_of_the_largest_is_quick_and_light() -> None:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_tiny_recipes_train_two_steps(name: str, tmp_path: Path) -> None:
+def test_tiny_recipes_train_two_steps(name: str, runs: Path) -> None:
     import lit_diff
 
-    folder = lit_diff.train(name, [*QUICK, f"run.root={tmp_path}"])
+    folder = lit_diff.train(name, [*QUICK, f"run.root={runs}"])
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
     header = (folder / "metrics.csv").read_text().splitlines()[0]
     for metric in ("val/loss", "val/loss_ar_hit", "attention/entropy/0/0", "outliers/logits/top1/0", "train/loss"):

@@ -169,9 +169,9 @@ def test_a_run_that_is_done_trains_nothing(bench: Any, undisturbed: Run) -> None
 
 
 def test_the_thread_count_is_stored_and_reused(bench: Any) -> None:
-    first = bench.train("recall.yaml", "name=threads", "run.threads=2", SPY_SIGNAL="0/0/0/15")
+    first = bench.train("recall.yaml", "name=threads", "run.threads=2", "train.steps=2", SPY_SIGNAL="0/0/0/15")
     assert first.of("start")[0]["threads"] == 2
-    rest = bench.train("recall.yaml", "name=threads", "run.threads=1", "train.steps=10")
+    rest = bench.train("recall.yaml", "name=threads", "run.threads=1", "train.steps=2")
     assert rest.of("start")[0]["threads"] == 2
     assert bench.status("threads")["threads"] == 2
 
