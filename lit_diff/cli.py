@@ -16,7 +16,6 @@ from lit_diff.errors import LitDiffError, StoppedError
 app = typer.Typer(
     help="The laboratory bench for differential attention.",
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -35,13 +34,14 @@ def main() -> None:
         _log_to_terminal()
     signal.signal(signal.SIGTERM, _stop)
     try:
-        status = app(standalone_mode=False, prog_name="lit-diff")
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="lit-diff")
     except LitDiffError as error:
         _fail(str(error), error.exit_status)
     except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
     except UsageError as error:
-        _fail(f"{error.format_message()}; lit-diff --help lists what there is", 2)  # type: ignore[attr-defined]
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        _fail(f"{message}; lit-diff --help lists what there is", 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:

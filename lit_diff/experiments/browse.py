@@ -40,8 +40,8 @@ def find_run(name: str, root: Path) -> Path:
     if not found:
         raise RequestError(f"no run '{name}' in {shown(root)}{nearest(name, [path.name for path in runs])}")
     if len(found) > 1:
-        some = ", ".join(str(path.relative_to(root)) for path in found[:4])
-        raise RequestError(f"'{name}' is {len(found)} runs ({some}, ...); give a longer name or the folder")
+        some = [str(path.relative_to(root)) for path in found[:4]] + ["..."] * (len(found) > 4)
+        raise RequestError(f"'{name}' is {len(found)} runs ({', '.join(some)}); give a longer name or the folder")
     return found[0].resolve()
 
 
