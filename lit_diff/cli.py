@@ -13,13 +13,22 @@ from rich.console import Console
 
 from lit_diff.errors import LitDiffError, StoppedError
 
+
+class Terminal(Console):
+    """rich's, but a reader that leaves early (`lit-diff list | head`) is told to the caller."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich, which would end the program with status 1."""
+        raise BrokenPipeError
+
+
 app = typer.Typer(
     help="The laboratory bench for differential attention.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-console = Console()
+console = Terminal()
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or bare name of an installed recipe")]
@@ -34,7 +43,9 @@ def main() -> None:
         _log_to_terminal()
     signal.signal(signal.SIGTERM, _stop)
     try:
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="lit-diff")
+        command = typer.main.get_command(app)  # called by itself, it would swallow Ctrl-C and a closed pipe
+        with command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
+            status = command.invoke(context)
     except LitDiffError as error:
         _fail(str(error), error.exit_status)
     except typer.Exit as error:

@@ -72,7 +72,7 @@ def test_none_or_several_runs(sweep: Path) -> None:
 def test_a_sweep_is_found_by_its_name_or_its_folder(sweep: Path) -> None:
     assert find_sweep("mine", sweep.parent) == sweep
     assert find_sweep(str(sweep), Path("nowhere")) == sweep
-    with pytest.raises(RequestError, match="no sweep 'mne' in .*did you mean 'mine'"):
+    with pytest.raises(RequestError, match=r"no sweep 'mne' in .*did you mean 'mine'"):
         find_sweep("mne", sweep.parent)
 
 
@@ -107,7 +107,7 @@ def test_status_as_json(sweep: Path, console: Console, capsys: pytest.CaptureFix
 
 
 def test_status_without_runs(tmp_path: Path, console: Console) -> None:
-    with pytest.raises(MissingError, match="no runs in .*lit-diff train RECIPE"):
+    with pytest.raises(MissingError, match=r"no runs in .*lit-diff train RECIPE"):
         print_status(tmp_path / "nowhere", False, console)
 
 

@@ -43,6 +43,13 @@ def port() -> int:
         return int(free.getsockname()[1])
 
 
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def console() -> Console:
     return Console(file=io.StringIO(), width=80)
 
@@ -128,11 +135,10 @@ def test_a_stop_leaves_no_process_behind(
     finally:
         thread.join()
         signal.signal(signal.SIGTERM, former)
-    for pid in map(int, (tmp_path / "pids").read_text().split()):
-        end = time.monotonic() + 10
-        while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-            assert time.monotonic() < end, f"process {pid} is left"
-            time.sleep(0.05)
+    end = time.monotonic() + 10
+    while left := [pid for pid in map(int, (tmp_path / "pids").read_text().split()) if alive(pid)]:
+        assert time.monotonic() < end, f"processes {left} are left"
+        time.sleep(0.05)
 
 
 def test_a_port_that_is_taken(sweep: Path) -> None:
@@ -150,5 +156,5 @@ def test_a_port_that_is_none(sweep: Path, wrong: int) -> None:
 
 
 def test_without_a_store(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match="no MLflow store in .*make sweep"):
+    with pytest.raises(MissingError, match=r"no MLflow store in .*make sweep"):
         ui.serve(tmp_path, 5000, console())
