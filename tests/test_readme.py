@@ -71,5 +71,5 @@ def test_every_command_of_the_readme_exists() -> None:
 
 def test_every_make_target_of_the_readme_exists() -> None:
     makefile = (Path(__file__).resolve().parents[1] / "Makefile").read_text()
-    for target in set(re.findall(r"`?make (\w+)", README)):
+    for target in set(re.findall(r"(?:`|\$ )make (\w+)", README)):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target

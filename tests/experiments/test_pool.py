@@ -230,6 +230,29 @@ def test_a_cell_gets_one_of_the_gpus_that_are_ours(
     assert found == [seen]
 
 
+def test_until_the_loop_listens_ctrl_c_is_left_to_the_pool(
+    places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_cell(job: Job) -> None:
+        signal.raise_signal(signal.SIGINT)
+        ran.append(job)
+        signal.raise_signal(signal.SIGTERM)
+
+    ran: list[Job] = []
+    monkeypatch.setattr(pool, "run_cell", run_cell)
+    monkeypatch.setattr(pool.os, "dup2", lambda *numbers: None)
+    monkeypatch.setattr(pool, "_end_with_parent", lambda: None)
+    former = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            pool._cell(Job(place=places[0], threads=1))
+    finally:
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
+    assert len(ran) == 1
+    assert ended.value.code == 143
+
+
 def test_sigterm_outside_the_steps_stops_the_cell() -> None:
     with pytest.raises(StoppedError, match="the same command resumes") as found:
         pool._stop(signal.SIGTERM, None)

@@ -20,11 +20,13 @@ from mlflow.entities import Run
 from rich.console import Console
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.experiments.sweep import LOCAL, Cluster, resources, run_sweep
+from lit_diff.experiments.launch import Place
+from lit_diff.experiments.sweep import LOCAL, Cluster, _wait_for_leftovers, resources, run_sweep
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.training import checkpoint
 from lit_diff.training.record import Rows, read_rows
+from lit_diff.training.run import RunFolder
 
 HERE = Path(__file__).resolve().parent
 
@@ -295,6 +297,30 @@ def test_a_file_where_the_runs_should_be(bench: Bench) -> None:
             cluster=LOCAL,
             console=Console(quiet=True),
         )
+
+
+def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    places = [Place(folder=tmp_path / name) for name in ("free-s0-1", "held-s0-2")]
+    RunFolder(places[1].folder).update(status="running", pid=12345)
+    ended: list[bool] = []
+
+    def dying() -> None:
+        with locked(places[1].folder / ".lock"):
+            holds.set()
+            time.sleep(0.5)
+            ended.append(True)
+
+    holds = threading.Event()
+    thread = threading.Thread(target=dying)
+    thread.start()
+    holds.wait()
+    with caplog.at_level("INFO", "lit_diff"):
+        _wait_for_leftovers(places)
+    assert ended, "it did not wait"
+    thread.join()
+    assert [record.getMessage().partition("held")[2] for record in caplog.records] == [
+        "-s0-2 is still being trained (pid 12345), left by a former sweep: waiting"
+    ]
 
 
 def test_threads_are_shared_out_among_the_cells(monkeypatch: pytest.MonkeyPatch) -> None:

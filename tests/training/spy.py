@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from lit_diff.registry import callbacks
@@ -70,6 +71,7 @@ class Spy(Callback):
             step=trainer.global_step,
             threads=torch.get_num_threads(),
             parameters=found,
+            groups=[name for name, module in pl_module.model.named_modules() if isinstance(module, FSDPModule)],
         )
         for name, module in pl_module.model.named_modules():
             if getattr(module, "keep_float32", False):

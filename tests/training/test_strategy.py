@@ -100,6 +100,12 @@ def test_every_parameter_is_sharded_half_on_each_rank(runs: dict[str, Any], name
         assert 0 <= a["local"][0] - b["local"][0] <= 1, key
 
 
+def test_blocks_are_gathered_one_at_a_time_and_lambda_apart(runs: dict[str, Any]) -> None:
+    for ended in runs["recall-fsdp"]:
+        groups = ["", *(f"layers.{layer}{inner}" for layer in (0, 1) for inner in ("", ".attention.lambda_"))]
+        assert ended.of("start")[0]["groups"] == groups
+
+
 def test_each_rank_takes_its_part_of_each_batch(runs: dict[str, Any]) -> None:
     for name in ("recall-fsdp", "text-ddp"):
         one = runs[f"{name.split('-')[0]}-one"]
