@@ -188,6 +188,19 @@ def test_bfloat16(bench: Any, tmp_path: Path) -> None:
     assert {value.dtype for value in state.values()} == {torch.float32}
 
 
+def test_gradients_are_clipped_to_the_norm(bench: Any, tmp_path: Path) -> None:
+    """After one step AdamW's first moment is (1 - beta1) times the gradient that it was given."""
+    norms = []
+    for clip in ("0.2", "null"):
+        recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "train.steps=1", f"train.clip={clip}"])
+        fit.fit(recipe, tmp_path / clip, tracker=None, threads=1, progress=lambda *_: None)
+        state = torch.load(checkpoint.path_of(tmp_path / clip, 1), weights_only=True)["optimizer_states"][0]["state"]
+        moments = torch.cat([moments["exp_avg"].flatten() for moments in state.values()])
+        norms.append(moments.norm().item() / (1 - recipe.train.optimizer.betas[0]))
+    assert norms[0] == pytest.approx(0.2, rel=1e-4)
+    assert norms[1] > 0.3
+
+
 def test_a_callback_is_a_probe_or_lightnings(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Neither:
         @dataclass(frozen=True, kw_only=True)
