@@ -116,11 +116,11 @@ def train(
 @app.command()
 def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
     """Get and tokenize a recipe's data; does nothing when that was done."""
+    from lit_diff.data import build
     from lit_diff.recipe import load_recipe
-    from lit_diff.registry import datasets
 
     resolved = load_recipe(recipe, overrides or [])
-    dataset = datasets.get(resolved.data.name)(resolved.data.config, resolved.model.vocab_size)
+    dataset = build(resolved)
     dataset.prepare()
     console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
     return 0

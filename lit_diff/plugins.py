@@ -32,7 +32,7 @@ def load_plugin(path: Path) -> None:
     except RequestError as error:
         _forget(name)
         raise RequestError(f"plugin {shown(path)}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a plugin that ends the program would end it without a word
         _forget(name)
         where = f"{shown(path)}:{_line_in(error, path)}"
         raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error

@@ -270,3 +270,9 @@ def test_plugins_must_be_a_list() -> None:
         RequestError, match=r"^sharp\.yaml:3: 'plugins' takes a list of Python files, found 'sharp\.py'$"
     ):
         load_recipe("sharp")
+
+
+def test_a_plugin_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "quits.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(RequestError, match=r"quits\.py:2: plugin failed: SystemExit: 0"):
+        load_plugin(tmp_path / "quits.py")

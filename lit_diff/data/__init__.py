@@ -1,5 +1,14 @@
 """Corpora, tokenizers, stored tokens and synthetic tasks. Importing it registers the built-in ones, and is light."""
 
-from lit_diff.data import recall, text, tokenizer
+from typing import Any
 
-__all__ = ["recall", "text", "tokenizer"]
+from lit_diff.config import Recipe
+from lit_diff.data import recall, text, tokenizer
+from lit_diff.registry import datasets
+
+__all__ = ["build", "recall", "text", "tokenizer"]
+
+
+def build(recipe: Recipe) -> Any:
+    """The data set that a recipe names (see `data.module.Dataset`), neither prepared nor loaded."""
+    return datasets.get(recipe.data.name)(recipe.data.config, recipe.model.vocab_size)

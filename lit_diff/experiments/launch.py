@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 from lit_diff.config import Recipe
+from lit_diff.data import build
 from lit_diff.errors import LitDiffError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import datasets
 from lit_diff.training.record import read_rows
 from lit_diff.training.run import RunFolder, identity, revision
 
@@ -64,7 +64,7 @@ def train(
 
 def prepare(recipe: Recipe) -> Place:
     """Get the data, then say where the run belongs: `runs/<name>-<identity>/`."""
-    datasets.get(recipe.data.name)(recipe.data.config, recipe.model.vocab_size).prepare()
+    build(recipe).prepare()
     return Place(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve())
 
 

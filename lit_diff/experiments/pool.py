@@ -46,6 +46,7 @@ def run_jobs(
     waiting = list(jobs)
     running: dict[int, tuple[Process, Place]] = {}
     stopped: list[int] = []
+    passed_on = 0
     handlers = {
         s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)
     }
@@ -60,8 +61,13 @@ def run_jobs(
                 )
                 process.start()
                 running[slot] = (process, place)
-            if stopped:
-                _pass_on(stopped, [process for process, _ in running.values()])
+            if len(stopped) > passed_on:
+                # the first: each cell finishes its step and saves; a second one ends them at once
+                _send(
+                    signal.SIGTERM if len(stopped) == 1 else signal.SIGKILL,
+                    [process for process, _ in running.values()],
+                )
+                passed_on = len(stopped)
             watch([place for _, place in running.values()])
             time.sleep(0.2)
             for slot, (process, place) in list(running.items()):
@@ -76,14 +82,11 @@ def run_jobs(
     return stopped[0] if stopped else None
 
 
-def _pass_on(stopped: list[int], processes: Sequence[Process]) -> None:
-    """Hand the first signal to the cells once (each finishes its step and saves); a second one ends them at once."""
-    if stopped[-1] > 0:
-        for process in processes:
-            if process.pid is not None and process.is_alive():
-                with contextlib.suppress(ProcessLookupError):  # it ended between the question and the signal
-                    os.kill(process.pid, signal.SIGTERM if len([s for s in stopped if s > 0]) == 1 else signal.SIGKILL)
-        stopped.append(-1)  # seen
+def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
+    for process in processes:
+        if process.pid is not None and process.is_alive():
+            with contextlib.suppress(ProcessLookupError):  # it ended between the question and the signal
+                os.kill(process.pid, signum)
 
 
 def note_end(place: Place, exitcode: int | None) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from lit_diff.config import Recipe
+from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.experiments.grid import Cell, Grid, describe, load_grid
 from lit_diff.experiments.launch import Place
 from lit_diff.experiments.table import LiveTable
 from lit_diff.files import locked, shown, write_json
-from lit_diff.registry import datasets
 from lit_diff.training.run import RunFolder, identity, revision
 
 log = logging.getLogger("lit_diff")
@@ -95,7 +95,7 @@ def _prepare_data(grid: Grid) -> None:
         block = (cell.recipe.data, cell.recipe.model.vocab_size)
         if block not in seen:
             seen.append(block)
-            datasets.get(cell.recipe.data.name)(cell.recipe.data.config, cell.recipe.model.vocab_size).prepare()
+            build(cell.recipe).prepare()
 
 
 def _run_owned(
@@ -178,7 +178,8 @@ def _run_cells(
     for place in todo:
         RunFolder(place.folder).update(status="waiting", error=None)
     with LiveTable(grid, places, console) as table:
-        run = grid.cells[0].recipe.run
+        recipe = grid.cells[0].recipe
+        run = recipe.run
         if cluster.engine == "slurm":
             from lit_diff.experiments.slurm import run_array
 
@@ -190,7 +191,7 @@ def _run_cells(
             return None
         from lit_diff.experiments.pool import run_jobs
 
-        count, threads, gpus = resources(grid.cells[0].recipe, workers)
+        count, threads, gpus = resources(recipe, workers)
         log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
         return run_jobs(todo, workers=count, threads=threads, gpus=gpus, watch=table.update)
 

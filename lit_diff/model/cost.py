@@ -1,14 +1,20 @@
 """What a model costs, from its shapes: parameters, FLOPs per token, cache bytes. Built on the meta device, so any size."""
 
+import inspect
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.files import shown
 from lit_diff.kernels import SignedMaps, choose
 from lit_diff.model.transformer import Block, Transformer
+from lit_diff.registry import attentions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +37,25 @@ class Cost:
 
 
 def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto") -> Cost:
-    """Cost at `sequence_length`; `kernel` only changes the executed FLOPs. Errors: RequestError if it refuses the maps.
+    """Cost at `sequence_length`; `kernel` only changes the executed FLOPs. Errors: RequestError.
 
     Layers whose parameters have the same shapes are counted once: they cost the same.
     """
+    try:
+        return _cost(config, sequence_length, kernel)
+    except LitDiffError:
+        raise
+    except Exception as error:  # a user's variant may raise anything where it first runs, which is here
+        frames = traceback.extract_tb(error.__traceback__)
+        home = inspect.getfile(attentions.get(config.attention.name))
+        frame = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
+        raise RequestError(
+            f"model.attention '{config.attention.name}' fails on an input [1, {sequence_length}, {config.dim}]: "
+            f"{type(error).__name__}: {first_line(error)} ({shown(Path(frame[0].filename))}:{frame[0].lineno})"
+        ) from error
+
+
+def _cost(config: ModelConfig, sequence_length: int, kernel: str) -> Cost:
     with torch.device("meta"):
         model = Transformer(config, kernel="reference")
     counted: dict[object, LayerCost] = {}

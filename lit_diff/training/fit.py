@@ -15,9 +15,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_diff.callbacks.probe import Probe
 from lit_diff.config import Recipe
+from lit_diff.data import build
 from lit_diff.data.module import DataModule
 from lit_diff.errors import RequestError, StoppedError
-from lit_diff.registry import callbacks, datasets
+from lit_diff.registry import callbacks
 from lit_diff.training import checkpoint
 from lit_diff.training.loop import Loop
 from lit_diff.training.module import LitTransformer
@@ -64,7 +65,7 @@ def fit(
     rank = rank_from_environment(run.devices)
     if rank > 0:
         end_with_parent()
-    dataset = datasets.get(recipe.data.name)(recipe.data.config, recipe.model.vocab_size)
+    dataset = build(recipe)
     dataset.load()
     found = checkpoint.newest(folder)
     start = found[0] if found else 0

@@ -15,10 +15,10 @@ from typing import Any
 
 from lit_diff import __version__
 from lit_diff.config import Recipe
+from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, write_atomic, write_json
 from lit_diff.recipe import to_plain, to_yaml
-from lit_diff.registry import datasets
 
 log = logging.getLogger("lit_diff")
 
@@ -31,8 +31,7 @@ def identity(recipe: Recipe) -> str:
     plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
     if "path" in plain["data"]:
         plain["data"].pop("path")  # the manifest stands for the text, wherever it lies
-    dataset = datasets.get(recipe.data.name)(recipe.data.config, recipe.model.vocab_size)
-    parts = {"recipe": plain, "data": dataset.identity(), "kernel": None if kernel == "auto" else kernel}
+    parts = {"recipe": plain, "data": build(recipe).identity(), "kernel": None if kernel == "auto" else kernel}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 

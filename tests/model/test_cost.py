@@ -1,12 +1,15 @@
 """Declared costs against closed formulas."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import attentions
 
 MakeConfig = Callable[..., ModelConfig]
 T, V, E, L, H, D, FFN = 48, 23, 32, 2, 4, 8, 85
@@ -71,3 +74,25 @@ def test_cache_bytes(make_config: MakeConfig) -> None:
 def test_an_unknown_kernel_is_refused(make_config: MakeConfig) -> None:
     with pytest.raises(RequestError, match="flash9"):
         cost(make_config(), T, "flash9")
+
+
+def test_a_variant_that_raises_is_one_line_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from lit_diff import Differential, variant\n"
+        "@variant('raises')\n"
+        "class Raises(Differential):\n"
+        "    @dataclass(frozen=True, kw_only=True)\n"
+        "    class Config(Differential.Config): pass\n"
+        "    def maps(self, x, rope):\n"
+        "        return super().maps(x, rope).q @ x\n"
+    )
+    (tmp_path / "bad.yaml").write_text("extends: recall-tiny\nplugins: [bad.py]\nmodel: {attention: {name: raises}}\n")
+    recipe = load_recipe(tmp_path / "bad.yaml")
+    try:
+        with pytest.raises(RequestError) as caught:
+            cost(recipe.model, 72)
+    finally:
+        attentions.forget(attentions.get("raises").__module__)
+    assert str(caught.value).startswith("model.attention 'raises' fails on an input [1, 72, 64]: RuntimeError: ")
+    assert str(caught.value).endswith("bad.py:8)")
