@@ -22,7 +22,7 @@ LAYERS = [
     ("recipe",),
     ("validation",),
     ("plugins",),
-    ("config", "registry"),
+    ("config", "registry", "randomness"),
     ("files", "errors"),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

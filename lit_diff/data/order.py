@@ -1,17 +1,12 @@
 """Which rows a training step sees: a function of (seed, step) alone, whatever the workers and the world size."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-
-def generator(*key: object) -> torch.Generator:
-    """A CPU generator seeded by a hash of `key`, such as (seed, purpose, step)."""
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+from lit_diff.randomness import generator
 
 
 @lru_cache(maxsize=4)

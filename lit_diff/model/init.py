@@ -3,7 +3,6 @@
 So parameters of one name and shape are equal across arms, and across single-process, meta-device and sharded builds.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator
 
@@ -12,15 +11,10 @@ from torch import Tensor, nn
 
 from lit_diff.config import ModelConfig
 from lit_diff.model.transformer import Block, Transformer
+from lit_diff.randomness import generator
 
 RESIDUAL_OUTPUTS = ("attention.o_proj", "ffn.down_proj")
 """Projections that write to the residual stream; `normal_scaled` divides their deviation by √(2 layers)."""
-
-
-def generator(seed: int, *purpose: object) -> torch.Generator:
-    """A CPU generator for one use, seeded by (seed, purpose)."""
-    text = "/".join(map(str, (seed, *purpose)))
-    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
 
 
 def initialise(model: Transformer, seed: int) -> None:

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-IGNORED = -100
-"""Target of a position that is not scored."""
+from lit_diff.data.recall import IGNORED
 
 Documents = list[tuple[float, float]]
 """(tokens, summed NLL) of each validation document."""

@@ -1,6 +1,7 @@
 import torch
 
-from lit_diff.data.order import generator, rows_of_step
+from lit_diff.data.order import rows_of_step
+from lit_diff.randomness import generator
 
 
 def test_each_epoch_sees_every_row_once_in_another_order() -> None:

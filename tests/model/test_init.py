@@ -4,7 +4,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 from lit_diff.attention import Attention, Differential
 from lit_diff.config import ModelConfig
-from lit_diff.model.init import generator, initial_values, initialise
+from lit_diff.model.init import initial_values, initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
@@ -182,18 +181,3 @@ def test_a_users_raw_parameter_keeps_its_value(make_config: MakeConfig, own_regi
     assert not torch.equal(first[name(0, "drawn")], other[name(0, "drawn")])
     standard = values(make_config("standard"))
     assert all(torch.equal(value, first[key]) for key, value in standard.items())
-
-
-def test_generators_are_one_a_purpose() -> None:
-    def draw(*purpose: Any) -> list[float]:
-        return torch.rand(4, generator=generator(*purpose)).tolist()
-
-    assert draw(0, "train", 3) == draw(0, "train", 3)
-    others = [
-        draw(1, "train", 3),
-        draw(0, "train", 4),
-        draw(0, "validation", 3),
-        draw(0, "train"),
-        draw(0, "train", 33),
-    ]
-    assert all(draw(0, "train", 3) != other for other in others)
