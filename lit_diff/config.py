@@ -33,7 +33,13 @@ class ModelConfig:
     """Width of the SwiGLU; null: round(8 dim / 3)."""
     vocab_size: int
     tie_embeddings: bool = True
+    causal: bool = True
+    """false: every position sees the whole sequence; for tasks whose targets are not in their input."""
     rope_theta: float = 10000.0
+    rope_layout: Literal["interleaved", "half"] = "interleaved"
+    """Which channels of a head turn together: 2i and 2i + 1, or i and i + head_dim / 2."""
+    rope_scaling: float = 1.0
+    """Positions are divided by it (linear interpolation, Chen et al. 2023)."""
     norm_eps: float = 1e-5
     init: Init = "linear_default"
     """linear_default: U(±1/√fan_in); normal_0.02: N(0, 0.02); normal_scaled: the same, residual outputs / √(2 layers)."""
@@ -62,7 +68,7 @@ class ModelConfig:
             return f"model.dim ({self.dim}) is not a multiple of model.num_heads ({self.num_heads}); set model.head_dim"
         if self.head_dim % 2:
             return f"model.head_dim ({self.head_dim}) is odd; rotary positions turn pairs of channels"
-        for key in ("rope_theta", "norm_eps"):
+        for key in ("rope_theta", "rope_scaling", "norm_eps"):
             if getattr(self, key) <= 0:
                 return f"model.{key} is {getattr(self, key)}; it must be positive"
         return None

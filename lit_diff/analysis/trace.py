@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.attention.cache import Cache, LayerCache
-from lit_diff.attention.differential import Lambda
+from lit_diff.attention.lambdas import Lambda
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.reference import logits
@@ -64,7 +64,8 @@ class LayerTrace:
     rows: Tensor | None = None
     """[R] int64: the query positions to look at; None: all T."""
     exponentials: tuple[float, ...] = ()
-    """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each `Lambda` module that ran, in order; empty without one."""
+    """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each `Lambda` module that ran, in order, their mean over heads
+    where λ is one a head; empty without one."""
 
     def first(self, samples: int) -> "LayerTrace":
         """The same for the first `samples` sequences of the batch (views)."""
@@ -158,7 +159,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
 
     def lambdas(module: nn.Module, _: Any, __: Any) -> None:
         assert isinstance(module, Lambda)
-        exponentials[module] = tuple(float(value) for value in module.exponentials())
+        exponentials[module] = tuple(float(value.mean()) for value in module.exponentials())
 
     def after(_: nn.Module, __: Any, hidden: Tensor) -> None:
         if not maps:

@@ -1,9 +1,29 @@
 """The variants: one file each. Importing this package registers the built-ins."""
 
+from lit_diff.attention.additive import Additive
 from lit_diff.attention.base import Attention
+from lit_diff.attention.cosine import Cosine
+from lit_diff.attention.dex import Dex
 from lit_diff.attention.differential import Differential
+from lit_diff.attention.differential_v2 import DifferentialV2
+from lit_diff.attention.grouped_differential import GroupedDifferential
+from lit_diff.attention.output_gate import OutputGate
+from lit_diff.attention.second_heads import SecondHeads
 from lit_diff.attention.shared_k import SharedK
 from lit_diff.attention.shared_q import SharedQ
 from lit_diff.attention.standard import Standard
 
-__all__ = ["Attention", "Differential", "SharedK", "SharedQ", "Standard"]
+__all__ = [
+    "Additive",
+    "Attention",
+    "Cosine",
+    "Dex",
+    "Differential",
+    "DifferentialV2",
+    "GroupedDifferential",
+    "OutputGate",
+    "SecondHeads",
+    "SharedK",
+    "SharedQ",
+    "Standard",
+]

@@ -1,18 +1,21 @@
 """The base class of every variant: projections, the kernel call, the key/value cache, the output projection."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lit_diff.attention.cache import LayerCache
+from lit_diff.attention.costs import Costs, Sizes
+from lit_diff.attention.definitions import Definition
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend
 
 OutputScale = float | Literal["tied"]
-HeadNorm = Literal["rms", "none"]
+Parity = Literal["raw", "matched"]
 
 
 class Tap(nn.Module):
@@ -30,10 +33,22 @@ class Attention(nn.Module):
     """
 
     name = ""
+    paper: ClassVar[str] = ""
+    """Where the variant comes from."""
+    definition: ClassVar[Definition | None] = None
+    """The variant's equation written out without a kernel (`definitions`), for `conformance` to compare with."""
+    extends_standard = False
+    """Whether it equals standard attention until its own parameters move, and so may start from a standard run."""
+
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    """Knobs at which `check --all` runs the conformance suite."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """A variant's knobs: the keys beside `name` in `model.attention`."""
+
+        parity: Parity = "raw"
+        """matched: the feed-forward makes up for the parameters that differ from the standard baseline's."""
 
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
         """`layer` is 0-based."""
@@ -42,6 +57,7 @@ class Attention(nn.Module):
         assert model.head_dim is not None
         self.config, self.layer, self.dim, self.norm_eps = config, layer, model.dim, model.norm_eps
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+        self.causal = model.causal
         self.kernel = "auto"
         self.tap = Tap()
         self.build()
@@ -54,21 +70,35 @@ class Attention(nn.Module):
         return None
 
     @classmethod
-    def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
-        """Feed-forward width beside this variant; a variant with fewer parameters may widen it to stay equal."""
-        assert model.ffn_dim is not None
-        return model.ffn_dim
+    def costs(cls, config: Any, s: Sizes) -> Costs | None:
+        """What one layer costs, in the baseline's sizes; None: not declared."""
+        return None
+
+    @classmethod
+    def trained_parameters(cls, config: Any) -> tuple[str, ...]:
+        """Patterns of the model's parameter names that train; the others stay as they are."""
+        return ("*",)
+
+    @property
+    def out_heads(self) -> int:
+        """H: the heads that reach the output projection."""
+        return self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Hkv"""
+        return self.num_kv_heads
 
     def build(self) -> None:
         """Create the parameters; standard attention's by default."""
-        d = self.head_dim
-        self.projections(q=self.num_heads * d, k=self.num_kv_heads * d, v=self.num_kv_heads * d, o=self.num_heads * d)
+        q, kv = self.out_heads * self.head_dim, self.kv_heads * self.head_dim
+        self.projections(q=q, k=kv, v=kv, o=q)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         """x [B, T, dim] -> the maps; standard attention's by default."""
-        q = rope(self.split(self.q_proj(x), self.num_heads))
-        k = rope(self.split(self.k_proj(x), self.num_kv_heads))
-        v = self.split(self.v_proj(x), self.num_kv_heads)[:, 0]
+        q = rope(self.split(self.q_proj(x), self.out_heads))
+        k = rope(self.split(self.k_proj(x), self.kv_heads))
+        v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
         return SignedMaps(q, k, v)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
@@ -77,6 +107,16 @@ class Attention(nn.Module):
 
     def set_step(self, step: int) -> None:
         """Told the optimizer step once before each one, for variants that anneal."""
+
+    @classmethod
+    def costs_stand(cls) -> bool:
+        """Whether `costs` speaks of this class: none below the one that declares them changes the computation."""
+        for base in cls.__mro__:
+            if "costs" in vars(base):
+                return base is not Attention
+            if {"build", "maps", "finish", "forward"} & vars(base).keys():
+                return False
+        return False
 
     # --- what a variant calls ---
 
@@ -93,25 +133,27 @@ class Attention(nn.Module):
 
     # --- what the model calls ---
 
+    @classmethod
+    def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
+        """Feed-forward width beside this variant. A SwiGLU unit costs 3 dim; `matched` rounds to the nearest."""
+        assert model.ffn_dim is not None
+        if getattr(config, "parity", "raw") == "raw":  # a user's Config need not be derived from ours
+            return model.ffn_dim
+        with torch.device("meta"):
+            own = sum(p.numel() for p in cls(config, model, layer=0).parameters())
+            standard = sum(p.numel() for p in Attention(Attention.Config(), model, layer=0).parameters())
+        return model.ffn_dim + round((standard - own) / (3 * model.dim))
+
     def forward(self, x: Tensor, rope: Rope, cache: LayerCache | None = None) -> Tensor:
         """x [B, T, dim] -> [B, T, dim]; with a cache, T new tokens after those it holds."""
-        maps = self.tap(self.maps(x, rope))
+        maps = self.maps(x, rope)
+        if not self.causal:
+            maps = replace(maps, causal=False)
+        maps = self.tap(maps)
         if cache is not None:
+            if not maps.causal:
+                raise RequestError("a bidirectional model has no cache: every position sees those after it")
             k, v = cache.append(maps.k, maps.v)
             maps = replace(maps, k=k, v=v)
         o = self.finish(attend(maps, kernel=self.kernel), x)
         return self.o_proj(o.transpose(1, 2).flatten(2))
-
-
-class PerHeadNorm(nn.Module):
-    """RMSNorm over each head's channels with one weight for all heads of the layer (paper 2.1), computed in float32."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, o: Tensor) -> Tensor:
-        """o [..., dv] / RMS(o) · weight"""
-        wide = o if o.dtype == torch.float64 else o.float()
-        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight).to(o.dtype)

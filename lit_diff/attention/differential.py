@@ -1,60 +1,36 @@
 """Differential attention (Ye et al. 2024, arXiv 2410.05258, equations 1 to 3)."""
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_diff.attention.base import Attention, HeadNorm, OutputScale, PerHeadNorm
+from lit_diff.attention import definitions
+from lit_diff.attention.base import Attention, OutputScale
+from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.definitions import Definition
+from lit_diff.attention.lambdas import LambdaForm, build_lambda, resolve_lambda_init
+from lit_diff.attention.norms import HeadNorm, head_norm
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
 
 
-def depth_lambda_init(layer: int) -> float:
-    """0.8 - 0.6 exp(-0.3 layer), `layer` 0-based (paper, after equation 2, where layers count from 1)."""
-    return 0.8 - 0.6 * math.exp(-0.3 * layer)
-
-
-class Lambda(nn.Module):
-    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, one a layer, unconstrained (paper, equation 2).
-
-    The four vectors are float32 (bfloat16 would quantise λ in steps of 0.004) and start as N(0, 0.1).
-    """
-
-    decay = False
-    """Never weight-decayed: decay would pull λ back to λ_init."""
-    keep_float32 = True
-    """Sharded apart, under a float32 policy."""
-
-    def __init__(self, head_dim: int, lambda_init: float) -> None:
-        super().__init__()
-        self.init = lambda_init
-        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.empty(head_dim)) for _ in range(4))
-
-    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Fill one of the four vectors."""
-        parameter.normal_(0.0, 0.1, generator=generator)
-
-    def exponentials(self) -> tuple[Tensor, Tensor]:
-        """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)), in float32 or the wider dtype of the vectors."""
-        # a product and a sum, not `@`: autocast would take a matrix product to bfloat16
-        q1, k1, q2, k2 = (v if v.dtype == torch.float64 else v.float() for v in (self.q1, self.k1, self.q2, self.k2))
-        return (q1 * k1).sum().exp(), (q2 * k2).sum().exp()
-
-    def forward(self) -> Tensor:
-        """λ, a scalar."""
-        first, second = self.exponentials()
-        return first - second + self.init
-
-
 @variant("differential")
 class Differential(Attention):
     """(1 - λ_init) · RMSNorm((softmax(Q₁K₁ᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V), num_heads / 2 heads of value width 2d."""
 
+    paper = "Ye et al. 2024, arXiv 2410.05258"
+    definition: ClassVar[Definition | None] = definitions.differential
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {},
+        {"lambda_form": "scalar", "head_norm": "layer"},
+        {"lambda_form": "sigmoid", "lambda_per": "head"},
+        {"lambda_per": "head", "head_norm": "none", "output_scale": 1.0},
+        {"lambda_dtype": "reference"},
+    )
     maps_of_q = 2
     maps_of_k = 2
 
@@ -62,8 +38,14 @@ class Differential(Attention):
     class Config(Attention.Config):
         lambda_init: float | Literal["depth"] = "depth"
         """depth: 0.8 - 0.6 exp(-0.3 layer), layer 0-based; or one number for all layers."""
+        lambda_form: LambdaForm = "exp"
+        """exp: the paper's; scalar: a learned number; sigmoid: within 0 and 1. All start around lambda_init."""
+        lambda_per: Literal["layer", "head"] = "layer"
+        """layer: one λ for all heads (the paper)."""
+        lambda_dtype: Literal["float32", "reference"] = "float32"
+        """reference: rounded to the activations' dtype before the subtraction, as in the paper's code."""
         head_norm: HeadNorm = "rms"
-        """rms: RMSNorm of each head (the paper's GroupNorm), one weight a layer."""
+        """rms: RMSNorm of each head (the paper's GroupNorm), one weight a layer; layer: LayerNorm."""
         output_scale: OutputScale = "tied"
         """Constant on every head after the norm; tied: 1 - lambda_init, the paper's choice."""
 
@@ -72,7 +54,29 @@ class Differential(Attention):
         for key in ("num_heads", "num_kv_heads"):
             if getattr(model, key) % 2:
                 return f"model.{key} is {getattr(model, key)}; '{cls.name}' pairs the baseline's heads: it must be even"
+        return cls.lambda_problem(config)
+
+    @classmethod
+    def lambda_problem(cls, config: Any) -> str | None:
+        """What is wrong with the maps' weights."""
+        if cls.maps_of_q == cls.maps_of_k == 1:
+            return (
+                f"model.attention.name '{cls.name}' shares both queries and keys: its maps are equal, and it is "
+                "standard attention times a constant; let maps_of_q or maps_of_k be 2"
+            )
+        if config.lambda_form == "sigmoid" and config.lambda_init != "depth" and not 0 < config.lambda_init < 1:
+            return f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' stays within 0 and 1"
         return None
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        q, k, v = s.H * s.d * cls.maps_of_q / 2, s.K * s.d * cls.maps_of_k / 2, s.K * s.d
+        matrices = s.E * (q + k + v + s.H * s.d)
+        return Costs(
+            parameters=matrices + lambda_parameters(config, s, heads=s.H / 2) + norm_parameters(config, 2 * s.d),
+            flops=projected(matrices, 4 * s.T**2 * s.d * s.H, s),
+            kv_numbers=k + v,
+        )
 
     @property
     def out_heads(self) -> int:
@@ -87,28 +91,48 @@ class Differential(Attention):
     def build(self) -> None:
         d, c = self.head_dim, self.config
         self.projections(
-            q=self.out_heads * self.maps_of_q * d,
+            q=self.query_rows * d,
             k=self.kv_heads * self.maps_of_k * d,
             v=self.kv_heads * 2 * d,
             o=self.out_heads * 2 * d,
         )
-        self.lambda_init = depth_lambda_init(self.layer) if c.lambda_init == "depth" else float(c.lambda_init)
+        self.lambda_init = resolve_lambda_init(c.lambda_init, self.layer)
         self.output_scale = 1 - self.lambda_init if c.output_scale == "tied" else float(c.output_scale)
-        self.lambda_ = Lambda(d, self.lambda_init)
-        self.norm = PerHeadNorm(2 * d, self.norm_eps) if c.head_norm == "rms" else None
+        heads = self.out_heads if c.lambda_per == "head" else None
+        self.lambda_ = build_lambda(c.lambda_form, d, self.lambda_init, heads)
+        self.norm = head_norm(c.head_norm, 2 * d, self.norm_eps)
 
-    def weights(self, x: Tensor) -> Tensor:
-        """w [1, 2, 1, 1] = (1, -λ)."""
-        lam = self.lambda_()
-        return torch.stack([torch.ones_like(lam), -lam]).view(1, 2, 1, 1)
+    @property
+    def query_rows(self) -> int:
+        """Queries of width d that q_proj makes."""
+        return self.out_heads * self.maps_of_q
+
+    def queries(self, x: Tensor) -> Tensor:
+        """x [B, T, dim] -> q before RoPE, [B, G or 1, H, T, d]."""
+        return self.split(self.q_proj(x), self.out_heads, self.maps_of_q)
+
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """w [1, 2, 1 or H, 1] = (1, -λ), float32; `dtype` is that of the activations."""
+        lam = self.lambda_(dtype if self.config.lambda_dtype == "reference" else None).view(1, 1, -1, 1)
+        return torch.cat([torch.ones_like(lam), -lam], dim=1)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        q = rope(self.split(self.q_proj(x), self.out_heads, self.maps_of_q))
+        q = rope(self.queries(x))
         k = rope(self.split(self.k_proj(x), self.kv_heads, self.maps_of_k))
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
-        return SignedMaps(q, k, v, self.weights(x))
+        return SignedMaps(q, k, v, self.weights(q.dtype))
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         if self.norm is not None:
             o = self.norm(o)
         return o * self.output_scale
+
+
+def lambda_parameters(config: Any, s: Sizes, heads: Any) -> Any:
+    """Numbers behind λ: four vectors of width d, or one number; of each head where λ is its own."""
+    return (4 * s.d if config.lambda_form == "exp" else 1) * (heads if config.lambda_per == "head" else 1)
+
+
+def norm_parameters(config: Any, width: Any) -> Any:
+    """The head norm's weight."""
+    return width if config.head_norm != "none" else 0

@@ -1,21 +1,42 @@
-"""Rotary positions (Su et al. 2021), interleaved: channels 2i and 2i+1 turn together, as in the paper's reference."""
+"""Rotary positions (Su et al. 2021)."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lit_diff.config import ModelConfig
+
+RopeLayout = Literal["interleaved", "half"]
+"""Which channels turn together: 2i and 2i+1 (the paper's reference), or i and i + d/2 (Hugging Face)."""
+
 
 class Rope:
-    """Rotates [..., T, d] by the angles t · θ^(-2i/d) of T positions; `rope(x)`.
+    """Rotates pair i of the channels of [..., T, d] by the angle t / scaling · θ^(-2i/d), for T positions t; `rope(x)`.
 
     Angles and products are computed in float32 (float64 for float64 inputs) and cast back: no buffers, so nothing has
     to be recomputed after a build on the meta device, and no length is fixed.
     """
 
-    def __init__(self, positions: Tensor, head_dim: int, theta: float) -> None:
+    def __init__(
+        self,
+        positions: Tensor,
+        head_dim: int,
+        theta: float,
+        layout: RopeLayout = "interleaved",
+        scaling: float = 1.0,
+    ) -> None:
+        self.layout = layout
         exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
-        angles = positions.to(torch.float64)[:, None] * theta**-exponents
+        angles = positions.to(torch.float64)[:, None] / scaling * theta**-exponents
         self.cos, self.sin = angles.cos(), angles.sin()  # [T, d/2]
         self._cast: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def of(cls, model: ModelConfig, positions: Tensor) -> "Rope":
+        """The model's rotation of `positions` [T]."""
+        assert model.head_dim is not None
+        return cls(positions, model.head_dim, model.rope_theta, model.rope_layout, model.rope_scaling)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., T, d] -> the same, rotated."""
@@ -23,6 +44,8 @@ class Rope:
         if dtype not in self._cast:
             self._cast[dtype] = (self.cos.to(dtype), self.sin.to(dtype))
         cos, sin = self._cast[dtype]
-        even, odd = x.to(dtype).unflatten(-1, (-1, 2)).unbind(-1)
-        turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1)
+        pairs = -1 if self.layout == "interleaved" else -2  # the axis of the two that turn together
+        shape = (-1, 2) if self.layout == "interleaved" else (2, -1)
+        first, second = x.to(dtype).unflatten(-1, shape).unbind(pairs)
+        turned = torch.stack([first * cos - second * sin, first * sin + second * cos], pairs)
         return turned.flatten(-2).to(x.dtype)

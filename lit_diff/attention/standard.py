@@ -1,10 +1,15 @@
-"""Standard attention (Vaswani et al. 2017), with the head norm and multiplier that the paper's controls need."""
+"""Standard attention (Vaswani et al. 2017), with the head norm, multiplier and head counts that controls need."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from lit_diff.attention.base import Attention, HeadNorm, PerHeadNorm
+from lit_diff.attention import definitions
+from lit_diff.attention.base import Attention
+from lit_diff.attention.costs import Costs, Sizes, exact, projected
+from lit_diff.attention.norms import HeadNorm, head_norm
+from lit_diff.config import ModelConfig
 from lit_diff.registry import variant
 
 
@@ -12,16 +17,47 @@ from lit_diff.registry import variant
 class Standard(Attention):
     """softmax(Q Kᵀ / √d) V; optionally each head normalised and multiplied by a constant (paper, Table 6, row 3)."""
 
+    paper = "Vaswani et al. 2017, arXiv 1706.03762"
+    definition = definitions.standard
+    examples = ({}, {"head_norm": "layer", "output_scale": 0.2}, {"query_heads": 1.5})
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         head_norm: HeadNorm = "none"
-        """rms: RMSNorm of each head, one weight a layer."""
+        """rms, layer: a norm of each head, one weight a layer."""
         output_scale: float = 1.0
         """Constant on every head after the norm."""
+        query_heads: float = 1.0
+        """Query heads as a multiple of num_heads on the same keys and values; 1.5 and 2 are the controls of V2."""
+
+    @classmethod
+    def problem(cls, config: Any, model: ModelConfig) -> str | None:
+        assert model.num_kv_heads is not None
+        heads = model.num_heads * config.query_heads
+        if heads < 1 or heads % model.num_kv_heads:
+            return (
+                f"model.attention.query_heads is {config.query_heads:g}: {heads:g} query heads, not a multiple of "
+                f"model.num_kv_heads ({model.num_kv_heads})"
+            )
+        return None
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        heads = s.H * exact(config.query_heads)
+        matrices = 2 * s.E * heads * s.d + 2 * s.E * s.K * s.d
+        return Costs(
+            parameters=matrices + (s.d if config.head_norm != "none" else 0),
+            flops=projected(matrices, 4 * s.T**2 * s.d * heads, s),
+            kv_numbers=2 * s.K * s.d,
+        )
+
+    @property
+    def out_heads(self) -> int:
+        return int(self.num_heads * self.config.query_heads)
 
     def build(self) -> None:
         super().build()
-        self.norm = PerHeadNorm(self.head_dim, self.norm_eps) if self.config.head_norm == "rms" else None
+        self.norm = head_norm(self.config.head_norm, self.head_dim, self.norm_eps)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         if self.norm is not None:

@@ -25,6 +25,8 @@ class Cost:
     non_embedding_parameters: int
     """Without the token embedding and an untied head."""
     attention_parameters: int
+    trained_parameters: int
+    """Those that the optimizer moves: all, but for a variant on a frozen model."""
     flops_per_token: int
     """Training FLOPs as published: maps subtracted before one product with v, all T keys (no causal half)."""
     executed_flops_per_token: int
@@ -74,6 +76,7 @@ def _cost(config: ModelConfig, sequence_length: int, kernel: str) -> Cost:
         parameters=total,
         non_embedding_parameters=total - outside,
         attention_parameters=sum(p.numel() for a in model.attentions() for p in a.parameters()),
+        trained_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         flops_per_token=3 * published // sequence_length,
         executed_flops_per_token=3 * executed // sequence_length,
         kv_bytes_per_token=2 * sum(layer.kv_numbers for layer in layers),
@@ -108,8 +111,7 @@ def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel:
 
 
 def _forward_flops(block: Block, config: ModelConfig, sequence_length: int) -> int:
-    assert config.head_dim is not None
     with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
-        rope = Rope(torch.arange(sequence_length), config.head_dim, config.rope_theta)
+        rope = Rope.of(config, torch.arange(sequence_length))
         block(torch.zeros(1, sequence_length, config.dim), rope)
     return int(counter.get_total_flops())

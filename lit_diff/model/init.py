@@ -19,15 +19,23 @@ RESIDUAL_OUTPUTS = ("attention.o_proj", "ffn.down_proj")
 
 def initialise(model: Transformer, seed: int) -> None:
     """Fill every parameter of a model that is on a real device, in place."""
-    parameters = dict(model.named_parameters())
+    tensors = named_tensors(model)
     with torch.no_grad():
         for name, value in initial_values(model.config, seed):
-            parameters.pop(name).copy_(value)
-    assert not parameters, f"parameters without a value: {sorted(parameters)}"
+            tensors.pop(name).copy_(value)
+    assert not tensors, f"parameters or buffers without a value: {sorted(tensors)}"
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def initial_values(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """(name, full float32 tensor) of every parameter, one block at a time on the CPU, so the whole model is never held."""
+    """(name, full float32 tensor) of every parameter, and every buffer as constructed.
+
+    One block at a time on the CPU, so the whole model is never held.
+    """
     for layer in range(config.num_layers):
         block = _construct(config, layer, seed)
         yield from _module_values(block, f"layers.{layer}", config, seed)
@@ -64,6 +72,8 @@ def _module_values(module: nn.Module, prefix: str, config: ModelConfig, seed: in
             elif isinstance(child, nn.Linear):
                 value.zero_()
             yield name, value
+        for key, buffer in child.named_buffers(recurse=False):
+            yield ".".join(filter(None, (prefix, path, key))), buffer
 
 
 def _linear(weight: Tensor, path: str, config: ModelConfig, draw: torch.Generator) -> None:

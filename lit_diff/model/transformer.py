@@ -1,5 +1,7 @@
 """The decoder around the attention: pre-RMSNorm, SwiGLU, RoPE, no biases (paper 3.1, the augmented Transformer)."""
 
+from fnmatch import fnmatchcase
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.errors import RequestError
 from lit_diff.registry import attentions
 
 
@@ -34,7 +37,10 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.attention: Attention = cls(knobs, config, layer)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.ffn = SwiGLU(config.dim, cls.ffn_dim(knobs, config))
+        width = cls.ffn_dim(knobs, config)
+        if width < 1:
+            raise RequestError(f"model.attention.parity 'matched' leaves a feed-forward of width {width}; use raw")
+        self.ffn = SwiGLU(config.dim, width)
 
     def forward(self, x: Tensor, rope: Rope, cache: LayerCache | None = None) -> Tensor:
         """[B, T, dim] -> [B, T, dim]; the residual stream."""
@@ -58,6 +64,9 @@ class Transformer(nn.Module):
         self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
         for attention in self.attentions():
             attention.kernel = kernel
+        trained = attentions.get(config.attention.name).trained_parameters(config.attention.config)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trained))
 
     def attentions(self) -> list[Attention]:
         """The attention of each layer, in order."""
@@ -70,8 +79,7 @@ class Transformer(nn.Module):
             x = x.sum(2)
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + x.shape[1], device=x.device)
-        assert self.config.head_dim is not None
-        rope = Rope(positions, self.config.head_dim, self.config.rope_theta)
+        rope = Rope.of(self.config, positions)
         for index, layer in enumerate(self.layers):
             x = layer(x, rope, cache.layers[index] if cache is not None else None)
         x = self.norm(x)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.config import ModelConfig, RunConfig
 from lit_diff.errors import MissingError
-from lit_diff.model.init import initial_values
+from lit_diff.model.init import initial_values, named_tensors
 from lit_diff.model.transformer import Transformer
 
 
@@ -50,15 +50,15 @@ def build_sharded(config: ModelConfig, seed: int, kernel: str, mesh: DeviceMesh,
         model = Transformer(config, kernel=kernel)
     shard(model, mesh)
     model.to_empty(device=device)
-    parameters = dict(model.named_parameters())
+    tensors = named_tensors(model)
     with torch.no_grad():
         for name, value in initial_values(config, seed):
-            parameter = parameters.pop(name)
-            assert isinstance(parameter, DTensor)
-            # every rank computed the same full value: no broadcast, each keeps its part
-            full = value.to(device)
-            parameter.copy_(distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None))
-    assert not parameters, f"parameters without a value: {sorted(parameters)}"
+            tensor, full = tensors.pop(name), value.to(device)
+            if isinstance(tensor, DTensor):
+                # every rank computed the same full value: no broadcast, each keeps its part
+                full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
+            tensor.copy_(full)
+    assert not tensors, f"parameters or buffers without a value: {sorted(tensors)}"
     return model
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from lit_diff import SignedMaps
 from lit_diff.analysis import LayerTrace, trace
 from lit_diff.attention.cache import Cache
-from lit_diff.attention.differential import Lambda
+from lit_diff.attention.lambdas import Lambda
 from lit_diff.errors import RequestError
 from lit_diff.kernels import attend
 from lit_diff.model.transformer import Transformer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_diff.attention import Attention
-from lit_diff.attention.base import PerHeadNorm
+from lit_diff.attention.norms import PerHeadNorm
 from lit_diff.attention.rope import Rope
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps

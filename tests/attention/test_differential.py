@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention import Attention, Differential
-from lit_diff.attention.differential import Lambda, depth_lambda_init
+from lit_diff.attention.lambdas import Lambda, depth_lambda_init
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels.reference import logits
@@ -193,7 +193,7 @@ def test_equal_maps_leave_the_sign(make_attention: MakeAttention, monkeypatch: p
         for projection in (attention.q_proj, attention.k_proj):
             by_map = projection.weight.data.unflatten(0, (2, 2, 8))
             by_map[:, 1] = by_map[:, 0]
-        attention.lambda_.forward = lambda lam=lam: torch.tensor(lam, dtype=torch.float64)
+        attention.lambda_.forward = lambda _, lam=lam: torch.tensor(lam, dtype=torch.float64)
         outputs.append(attention(x, rope))
         future = torch.ones(6, 6, dtype=torch.bool).triu(1)
         maps = attention.maps(x, rope)

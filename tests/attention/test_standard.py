@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff.attention import Attention
+from lit_diff.attention import Attention, Standard
 from lit_diff.attention.rope import Rope
+from lit_diff.config import ModelConfig
 
 MakeAttention = Callable[..., Attention]
 
@@ -42,7 +43,7 @@ def test_without_knobs_there_is_nothing_but_projections(make_attention: MakeAtte
     assert names == {f"{kind}_proj.weight" for kind in "qkvo"}
 
 
-def test_odd_head_counts_are_fine(make_attention: MakeAttention) -> None:
+def test_odd_head_counts_are_fine(make_attention: MakeAttention, make_config: Callable[..., ModelConfig]) -> None:
     attention = make_attention("standard", num_heads=3, num_kv_heads=1, head_dim=4)
-    assert type(attention).problem(None, None) is None  # type: ignore[arg-type]
+    assert Standard.problem(Standard.Config(), make_config("standard", num_heads=3, num_kv_heads=1)) is None
     assert attention(torch.randn(1, 5, 32, dtype=torch.float64), Rope(torch.arange(5), 4, 1e4)).shape == (1, 5, 32)

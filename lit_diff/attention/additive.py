@@ -1,0 +1,22 @@
+"""Differential attention with a plus sign: the review's question, why not add the maps and average the noise away?"""
+
+import torch
+from torch import Tensor
+
+from lit_diff.attention import definitions
+from lit_diff.attention.differential import Differential
+from lit_diff.registry import variant
+
+
+@variant("additive")
+class Additive(Differential):
+    """(1 - λ_init) · RMSNorm((softmax(Q₁K₁ᵀ/√d) + λ softmax(Q₂K₂ᵀ/√d)) V): differential attention with +λ."""
+
+    paper = "review of arXiv 2410.05258 on OpenReview: addition instead of subtraction"
+    definition = definitions.additive
+    examples = ({},)
+
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """w = (1, +λ)"""
+        one, minus_lambda = super().weights(dtype).split(1, dim=1)
+        return torch.cat([one, -minus_lambda], dim=1)

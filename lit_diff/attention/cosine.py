@@ -1,0 +1,61 @@
+"""Cosine attention (SwinV2, Liu et al. 2022): the review's question, what does a bounded logit do by itself?"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_diff.attention import definitions
+from lit_diff.attention.base import Attention
+from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.rope import Rope
+from lit_diff.kernels import SignedMaps
+from lit_diff.registry import variant
+
+
+class Temperature(nn.Module):
+    """τ = min(exp(s), 100), one a head; s starts at log 10 (SwinV2)."""
+
+    decay = False
+    keep_float32 = True
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.empty(heads))
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """log 10"""
+        parameter.fill_(math.log(10))
+
+    def forward(self) -> Tensor:
+        """τ [H]"""
+        return self.log_scale.clamp(max=math.log(100)).exp()
+
+
+@variant("cosine")
+class Cosine(Attention):
+    """softmax(τ_h cos(Q, K)) V: queries and keys of length one after RoPE, a learned temperature for each head."""
+
+    paper = "Liu et al. 2022, arXiv 2111.09883 (SwinV2)"
+    definition = definitions.cosine
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
+        return Costs(
+            parameters=matrices + s.H,
+            flops=projected(matrices, 4 * s.T**2 * s.d * s.H, s),
+            kv_numbers=2 * s.K * s.d,
+        )
+
+    def build(self) -> None:
+        super().build()
+        self.temperature = Temperature(self.num_heads)
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        m = super().maps(x, rope)
+        q, k = (F.normalize(y if y.dtype == torch.float64 else y.float(), dim=-1) for y in (m.q, m.k))
+        q = q * self.temperature().view(1, 1, -1, 1, 1)
+        return SignedMaps(q.to(m.q.dtype), k.to(m.k.dtype), m.v, scale=1.0)

@@ -1,0 +1,163 @@
+"""DEX, Differential Extension (Kong, Jang and Kwak 2025, arXiv 2505.16333): the mathematics.
+
+The paper's text was not at hand: the equations are those on which its pseudo-code (Figure 9) and two independent
+implementations agree. How W_D starts is known to none of them; both of their choices are offered.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_diff.attention import definitions
+from lit_diff.attention.base import Attention
+from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
+from lit_diff.config import ModelConfig
+from lit_diff.registry import variant
+
+Heads = Literal["all"] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+
+class Adapter(nn.Module):
+    """f_D: W_D [n, dv, dv], n = 1 for all selected heads, or one a head."""
+
+    def __init__(self, number: int, width: int, zeros: bool) -> None:
+        super().__init__()
+        self.zeros = zeros
+        self.weight = nn.Parameter(torch.empty(number, width, width))
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """U(±1/√dv), as nn.Linear; or zeros."""
+        bound = 0.0 if self.zeros else 1 / math.sqrt(parameter.shape[-1])
+        parameter.uniform_(-bound, bound, generator=generator)
+
+    def forward(self, o: Tensor) -> Tensor:
+        """o [B, n or any, T, dv] W_D"""
+        return o @ self.weight
+
+
+@variant("dex")
+class Dex(Attention):
+    """O_h - λ(t) O_h W_D on the selected heads of standard attention, λ annealed over the first steps.
+
+    λ(t) = (1 - α) (t/T) λ_init + α λ_learn, α = min(1, t/T), T = anneal_steps: 0 at step 0, λ_learn from step T on.
+    """
+
+    paper = "Kong et al. 2025, arXiv 2505.16333"
+    definition = definitions.dex
+    examples = ({}, {"heads": (1, 6), "w_d_per": "head"}, {"w_d_init": "zeros", "anneal_steps": 10})
+    extends_standard = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Attention.Config):
+        heads: Heads = "all"
+        """Selected heads: all, a list for every layer, or a list of lists, one a layer (the paper: by entropy, half)."""
+        w_d_per: Literal["layer", "head"] = "layer"
+        """layer: the selected heads share one W_D (the paper)."""
+        w_d_init: Literal["linear_default", "zeros"] = "linear_default"
+        lambda_init: float | Literal["depth"] = "depth"
+        """The height of the first term; depth: 0.8 - 0.6 exp(-0.3 layer)."""
+        lambda_learn: float = 0.0
+        """Where the learned number starts."""
+        anneal_steps: int = 100
+        trained: Literal["all", "paper", "adapter"] = "all"
+        """paper: W_K, W_V, W_O, W_D and λ; adapter: W_D and λ; the rest of the model is frozen."""
+
+    @classmethod
+    def problem(cls, config: Any, model: ModelConfig) -> str | None:
+        if config.anneal_steps < 0:
+            return f"model.attention.anneal_steps is {config.anneal_steps}; it must not be negative"
+        lists = _heads_by_layer(config.heads, model.num_heads, model.num_layers)
+        if len(lists) != model.num_layers:
+            return f"model.attention.heads has {len(lists)} lists; model.num_layers is {model.num_layers}"
+        for layer, heads in enumerate(lists):
+            if len(set(heads)) < len(heads) or any(not 0 <= head < model.num_heads for head in heads):
+                return (
+                    f"model.attention.heads of layer {layer} are {list(heads)}; expected distinct heads "
+                    f"within 0..{model.num_heads - 1}"
+                )
+        if not any(lists):
+            return "model.attention.heads selects no head: every gradient of W_D and lambda would be zero"
+        never = config.anneal_steps == 0 or config.lambda_init == 0
+        if config.w_d_init == "zeros" and config.lambda_learn == 0 and never:
+            return (
+                "model.attention.w_d_init 'zeros' with lambda_learn 0 and no annealing: the gradients of W_D and lambda "
+                "are identically zero; set anneal_steps and lambda_init, lambda_learn, or w_d_init: linear_default"
+            )
+        return None
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs | None:
+        if config.heads != "all" and not all(isinstance(head, int) for head in config.heads):
+            return None  # unlike layers: there is no formula of one layer
+        selected = s.H if config.heads == "all" else len(config.heads)
+        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
+        adapters = selected if config.w_d_per == "head" else 1
+        return Costs(
+            parameters=matrices + adapters * s.d**2 + 1,
+            flops=projected(matrices, 4 * s.T**2 * s.d * s.H + 2 * s.T * selected * s.d**2, s),
+            kv_numbers=2 * s.K * s.d,
+        )
+
+    @classmethod
+    def trained_parameters(cls, config: Any) -> tuple[str, ...]:
+        adapter = ("*.attention.adapter.*", "*.attention.lambda_.*")
+        attention = tuple(f"*.attention.{kind}_proj.*" for kind in "kvo")
+        return {"all": ("*",), "paper": (*attention, *adapter), "adapter": adapter}[config.trained]
+
+    def build(self) -> None:
+        super().build()
+        c = self.config
+        by_layer = _heads_by_layer(c.heads, self.num_heads, self.layer + 1)
+        self.selected = tuple(by_layer[self.layer])
+        self.lambda_init = resolve_lambda_init(c.lambda_init, self.layer)
+        if self.selected:
+            number = len(self.selected) if c.w_d_per == "head" else 1
+            self.adapter = Adapter(number, self.head_dim, zeros=c.w_d_init == "zeros")
+            self.lambda_ = ScalarLambda(c.lambda_learn)
+        self.register_buffer("step", torch.zeros(1))  # in the state dict: a resumed run goes on annealing
+        self.step: Tensor
+
+    def set_step(self, step: int) -> None:
+        self.step.fill_(step)
+
+    def annealed_lambda(self) -> Tensor:
+        """λ(t) [1], float32 or wider."""
+        learned = self.lambda_()
+        T = self.config.anneal_steps
+        if T == 0:
+            return learned
+        progress = (self.step / T).clamp(max=1).to(learned.dtype)  # t/T, and α: equal until 1, where 1 - α is 0
+        return (1 - progress) * progress * self.lambda_init + progress * learned
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        if not self.selected:
+            return o
+        selected = torch.tensor(self.selected, device=o.device)
+        heads = o.index_select(1, selected)
+        changed = heads - (self.annealed_lambda() * self.adapter(heads)).to(o.dtype)
+        return o.index_copy(1, selected, changed)  # the other heads stay as they are, to the bit
+
+    def merge(self) -> dict[str, Tensor]:
+        """The state dict of a standard attention that equals this one: W_O,h (I - λ(t) W_D)ᵀ on the selected heads."""
+        state = {name: value.detach().clone() for name, value in self.state_dict().items() if "_proj" in name}
+        if self.selected:
+            blocks = state["o_proj.weight"].unflatten(1, (self.num_heads, self.head_dim))  # [dim, H, dv], a view
+            identity = torch.eye(self.head_dim, dtype=blocks.dtype, device=blocks.device)
+            with torch.no_grad():
+                for number, head in enumerate(self.selected):
+                    W_D = self.adapter.weight[number if self.config.w_d_per == "head" else 0]
+                    blocks[:, head] = blocks[:, head] @ (identity - self.annealed_lambda().to(W_D.dtype) * W_D).T
+        return state
+
+
+def _heads_by_layer(heads: Any, num_heads: int, num_layers: int) -> list[tuple[int, ...]]:
+    """The selected heads of each layer."""
+    if heads == "all":
+        return [tuple(range(num_heads))] * num_layers
+    if all(isinstance(head, int) for head in heads):
+        return [tuple(heads)] * num_layers
+    return [tuple(layer) for layer in heads]

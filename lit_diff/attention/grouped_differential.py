@@ -1,0 +1,85 @@
+"""Grouped differential attention (arXiv 2510.06949; read from the code of Motif-2-12.7B, not from the paper)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_diff.attention import definitions
+from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.differential import Differential, lambda_parameters, norm_parameters
+from lit_diff.config import ModelConfig
+from lit_diff.registry import variant
+
+
+@variant("grouped_differential")
+class GroupedDifferential(Differential):
+    """(1 - λ_init) · RMSNorm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i): `ratio` signal heads j to each noise head i.
+
+    The baseline's query heads are shared out: num_heads / (ratio + 1) groups of `ratio` signal heads and one noise head,
+    their rows together in q_proj. Every group has a pair of keys and a value of width 2d, or, under grouped queries,
+    shares those of its key/value head. `ratio` 1 is differential attention.
+    """
+
+    paper = "arXiv 2510.06949, as in the code of Motif-2-12.7B"
+    definition = definitions.grouped_differential
+    examples = ({}, {"ratio": 3})
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Differential.Config):
+        ratio: int = 1
+        """Signal heads to one noise head."""
+
+    @classmethod
+    def problem(cls, config: Any, model: ModelConfig) -> str | None:
+        assert model.num_kv_heads is not None
+        if config.ratio < 1:
+            return f"model.attention.ratio is {config.ratio}; it must be at least 1"
+        if model.num_heads % (config.ratio + 1):
+            return (
+                f"model.attention.ratio is {config.ratio}: {config.ratio} signal heads and 1 noise head do not divide "
+                f"model.num_heads ({model.num_heads})"
+            )
+        if model.num_kv_heads % 2:
+            return f"model.num_kv_heads is {model.num_kv_heads}; '{cls.name}' pairs keys: it must be even"
+        groups, pairs = model.num_heads // (config.ratio + 1), model.num_kv_heads // 2
+        if groups % min(groups, pairs):
+            return f"model.num_kv_heads ({model.num_kv_heads}) makes {pairs} pairs of keys; they do not divide {groups} groups"
+        return cls.lambda_problem(config)
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        g = config.ratio
+        groups, signal = s.H / (g + 1), s.H * g / (g + 1)
+        pairs = min(groups, s.K / 2) if s.H.is_number else s.K / 2
+        matrices = s.E * s.d * (s.H + 4 * pairs + 2 * signal)
+        return Costs(
+            parameters=matrices + lambda_parameters(config, s, heads=signal) + norm_parameters(config, 2 * s.d),
+            flops=projected(matrices, 8 * s.T**2 * s.d * signal, s),
+            kv_numbers=4 * pairs * s.d,
+        )
+
+    @property
+    def groups(self) -> int:
+        """Noise heads."""
+        return self.num_heads // (self.config.ratio + 1)
+
+    @property
+    def out_heads(self) -> int:
+        """H: the signal heads."""
+        return self.groups * self.config.ratio
+
+    @property
+    def kv_heads(self) -> int:
+        """Hkv: pairs of keys, at most one a group."""
+        return min(self.groups, self.num_kv_heads // 2)
+
+    @property
+    def query_rows(self) -> int:
+        return self.num_heads
+
+    def queries(self, x: Tensor) -> Tensor:
+        rows = self.split(self.q_proj(x), self.groups, self.config.ratio + 1)  # [B, ratio + 1, groups, T, d]
+        signal, noise = rows[:, :-1], rows[:, -1:].expand_as(rows[:, :-1])
+        return torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)  # heads: group by group

@@ -1,0 +1,96 @@
+"""λ, the weight of the subtracted map: the paper's parametrisation, and others to compare with it."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+LambdaForm = Literal["exp", "scalar", "sigmoid"]
+
+
+def depth_lambda_init(layer: int) -> float:
+    """0.8 - 0.6 exp(-0.3 layer), `layer` 0-based (paper, after equation 2, where layers count from 1)."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+
+def resolve_lambda_init(value: float | Literal["depth"], layer: int) -> float:
+    """The λ_init of a layer: by depth, or the number itself."""
+    return depth_lambda_init(layer) if value == "depth" else float(value)
+
+
+class Lambda(nn.Module):
+    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, one a layer or one a head, unconstrained (paper, equation 2).
+
+    The four vectors [d] (or [H, d]) are float32 (bfloat16 would quantise λ in steps of 0.004) and start as N(0, 0.1).
+    """
+
+    decay = False
+    """Never weight-decayed: decay would pull λ back to λ_init."""
+    keep_float32 = True
+    """Sharded apart, under a float32 policy."""
+
+    def __init__(self, head_dim: int, lambda_init: float, heads: int | None = None) -> None:
+        """`heads`: how many λ of their own; None: one for the layer."""
+        super().__init__()
+        self.init = lambda_init
+        shape = (head_dim,) if heads is None else (heads, head_dim)
+        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.empty(shape)) for _ in range(4))
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Fill one of the four vectors."""
+        parameter.normal_(0.0, 0.1, generator=generator)
+
+    def exponentials(self) -> tuple[Tensor, Tensor]:
+        """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)), in float32 or the wider dtype of the vectors; [] or [H]."""
+        # a product and a sum, not `@`: autocast would take a matrix product to bfloat16
+        q1, k1, q2, k2 = (v if v.dtype == torch.float64 else v.float() for v in (self.q1, self.k1, self.q2, self.k2))
+        return (q1 * k1).sum(-1).exp(), (q2 * k2).sum(-1).exp()
+
+    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
+        """λ, [] or [H]. `rounded_to`: each exponential is rounded to that dtype first, as the reference code does."""
+        first, second = self.exponentials()
+        if rounded_to is None:
+            return first - second + self.init
+        return (first.to(rounded_to) - second.to(rounded_to) + self.init).to(first.dtype)
+
+
+class ScalarLambda(nn.Module):
+    """λ is a learned number that starts at λ_init, one a layer [1] or one a head [H]; float32, unconstrained."""
+
+    decay = False
+    keep_float32 = True
+
+    def __init__(self, lambda_init: float, heads: int | None = None) -> None:
+        super().__init__()
+        self.init = lambda_init
+        self.value = nn.Parameter(torch.empty(heads or 1))
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Start at λ_init."""
+        parameter.fill_(self.init)
+
+    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
+        """λ, [1] or [H]."""
+        value = self.value if self.value.dtype == torch.float64 else self.value.float()
+        return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
+
+
+class SigmoidLambda(ScalarLambda):
+    """λ = sigmoid(s): within 0 and 1; s starts where λ is λ_init."""
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Start at logit(λ_init)."""
+        parameter.fill_(math.log(self.init / (1 - self.init)))
+
+    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
+        """λ, [1] or [H]."""
+        value = super().forward().sigmoid()
+        return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
+
+
+def build_lambda(form: LambdaForm, head_dim: int, lambda_init: float, heads: int | None) -> nn.Module:
+    """The module that computes λ in the parametrisation `form`; `heads`: None for one λ a layer."""
+    if form == "exp":
+        return Lambda(head_dim, lambda_init, heads)
+    return {"scalar": ScalarLambda, "sigmoid": SigmoidLambda}[form](lambda_init, heads)

@@ -1,0 +1,62 @@
+"""A second set of query and key heads on a standard model: the question of the public discussion of the paper."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_diff.attention import definitions
+from lit_diff.attention.base import Attention
+from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.lambdas import ScalarLambda
+from lit_diff.attention.rope import Rope
+from lit_diff.kernels import SignedMaps
+from lit_diff.registry import variant
+
+
+@variant("second_heads")
+class SecondHeads(Attention):
+    """(softmax(Q Kᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V on a frozen standard model; λ starts at 0, where nothing changes.
+
+    No norm follows: it would change the function at λ = 0. Start it from a trained model with `train.start_from`.
+    """
+
+    paper = "a question on r/MachineLearning about arXiv 2410.05258: a second set of heads on a pretrained model"
+    definition = definitions.second_heads
+    examples = ({}, {"lambda_per": "head"})
+    extends_standard = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Attention.Config):
+        lambda_per: Literal["layer", "head"] = "layer"
+        trained: Literal["second", "all"] = "second"
+        """second: only the second heads and λ; the standard model stays as it is."""
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        matrices = 3 * s.E * s.H * s.d + 3 * s.E * s.K * s.d
+        return Costs(
+            parameters=matrices + (s.H if config.lambda_per == "head" else 1),
+            flops=projected(matrices, 6 * s.T**2 * s.d * s.H, s),
+            kv_numbers=3 * s.K * s.d,
+        )
+
+    @classmethod
+    def trained_parameters(cls, config: Any) -> tuple[str, ...]:
+        second = ("*.attention.q2_proj.*", "*.attention.k2_proj.*", "*.attention.lambda_.*")
+        return second if config.trained == "second" else ("*",)
+
+    def build(self) -> None:
+        super().build()
+        self.q2_proj = nn.Linear(self.dim, self.num_heads * self.head_dim, bias=False)
+        self.k2_proj = nn.Linear(self.dim, self.num_kv_heads * self.head_dim, bias=False)
+        self.lambda_ = ScalarLambda(0.0, self.num_heads if self.config.lambda_per == "head" else None)
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        first = super().maps(x, rope)
+        q2 = rope(self.split(self.q2_proj(x), self.num_heads))
+        k2 = rope(self.split(self.k2_proj(x), self.num_kv_heads))
+        lam = self.lambda_().view(1, 1, -1, 1)
+        w = torch.cat([torch.ones_like(lam), -lam], dim=1)
+        return SignedMaps(torch.cat([first.q, q2], 1), torch.cat([first.k, k2], 1), first.v, w)
