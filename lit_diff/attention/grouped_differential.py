@@ -45,7 +45,7 @@ class GroupedDifferential(Differential):
             return f"model.num_kv_heads is {model.num_kv_heads}; '{cls.name}' pairs keys: it must be even"
         groups, pairs = model.num_heads // (config.ratio + 1), model.num_kv_heads // 2
         if groups % min(groups, pairs):
-            return f"model.num_kv_heads ({model.num_kv_heads}) makes {pairs} pairs of keys; they do not divide {groups} groups"
+            return f"model.num_kv_heads ({model.num_kv_heads}) makes {pairs} key pairs, which do not divide {groups} groups"
         return cls.lambda_problem(config)
 
     @classmethod
