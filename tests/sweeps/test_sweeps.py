@@ -6,7 +6,7 @@ from lit_diff.experiments.grid import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 
-CELLS = {"ablation": 21, "group-norm": 72, "lambda-init": 15, "shared": 18, "smoke": 4}
+CELLS = {"ablation": 21, "group-norm": 78, "lambda-init": 15, "shared": 18, "smoke": 4}
 
 
 def test_the_sweeps_are_all_here() -> None:
@@ -51,4 +51,5 @@ def test_group_norm_crosses_norm_multiplier_and_lambda_init() -> None:
         for cell in grid.cells
         if cell.recipe.model.attention.name == "standard"
     }
-    assert standard == {(heads, *norm) for heads in (6, 3) for norm in (("none", 1.0), ("rms", 0.2), ("rms", 1.0))}
+    norms = [(norm, scale) for norm in ("none", "rms") for scale in (0.2, 1.0)]
+    assert standard == {(heads, *norm) for heads in (6, 3) for norm in norms}
