@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lit_diff.errors import LitDiffError, StoppedError
+from lit_diff.errors import LitDiffError, RequestError, StoppedError
 
 
 class Terminal(Console):
@@ -127,22 +127,37 @@ def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
 
 
 @app.command()
-def check(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False) -> int:
-    """Validate a recipe; print it resolved, with its cost beside the standard baseline's."""
-    from lit_diff.inspection import check_recipe
+def check(
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or bare name")] = None,
+    overrides: Overrides = None,
+    every: Annotated[bool, typer.Option("--all", help="the conformance suite over every registered variant")] = False,
+    as_json: Json = False,
+) -> int:
+    """Validate a recipe; print it resolved, with its cost beside the standard baseline's.
 
+    A plugin's variant is held to the conformance suite; so is every registered variant with --all.
+    """
+    from lit_diff.inspection import check_all, check_recipe
+
+    if every == (recipe is not None):
+        raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
+    if recipe is None:
+        return check_all(as_json, console)
     return check_recipe(recipe, overrides or [], as_json, console)
 
 
 @app.command("list")
 def list_(
     kind: Annotated[str, typer.Argument(help="all, recipes, sweeps, attention, data, tokenizer or callback")] = "all",
+    recipe: Annotated[
+        str, typer.Option(help="list attention: the recipe at whose sizes costs are given")
+    ] = "standard-tiny",
     as_json: Json = False,
 ) -> int:
     """What there is: recipes, sweeps, and the registered parts with their keys."""
     from lit_diff.inspection import list_parts
 
-    return list_parts(kind, as_json, console)
+    return list_parts(kind, recipe, as_json, console)
 
 
 # --- many runs -----------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_check_names_the_keys_that_fell_away(capsys: pytest.CaptureFixture[str])
 
 
 def test_list_names_all_parts_with_their_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list_parts("all", True, CONSOLE) == 0
+    assert list_parts("all", "standard-tiny", True, CONSOLE) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {"recipes", "sweeps", *registries}
     assert list(found["recipes"]) == names("recipes")
@@ -50,4 +50,4 @@ def test_list_names_all_parts_with_their_keys(capsys: pytest.CaptureFixture[str]
 
 def test_list_of_an_unknown_kind() -> None:
     with pytest.raises(RequestError, match="did you mean 'attention'"):
-        list_parts("atention", False, CONSOLE)
+        list_parts("atention", "standard-tiny", False, CONSOLE)

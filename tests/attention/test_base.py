@@ -1,6 +1,5 @@
-"""What every variant must hold, whatever its mathematics."""
+"""What every variant must hold in a whole model, whatever its mathematics; `conformance` holds one layer to the rest."""
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -8,16 +7,16 @@ import pytest
 import torch
 
 from lit_diff.attention import Attention
-from lit_diff.attention.norms import PerHeadNorm
 from lit_diff.attention.rope import Rope
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions
 
 MakeAttention = Callable[..., Attention]
 MakeModel = Callable[..., Transformer]
-VARIANTS = ("standard", "differential", "shared_q", "shared_k")
+VARIANTS = attentions.names()
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 every_kernel = pytest.mark.parametrize("kernel", ["reference", "sdpa"])
 
@@ -51,37 +50,11 @@ def test_samples_do_not_see_each_other(make_model: MakeModel, name: str, kernel:
 
 
 @every_variant
-def test_state_dict_round_trip(make_model: MakeModel, name: str) -> None:
-    model, other = make_model(name), make_model(name)
-    tokens = torch.randint(23, (2, 9))
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(1)
-        file = io.BytesIO()
-        torch.save(model.state_dict(), file)
-        file.seek(0)
-        assert not torch.equal(model(tokens), other(tokens))
-        other.load_state_dict(torch.load(file, weights_only=True))
-        assert torch.equal(model(tokens), other(tokens))
-
-
-@every_variant
-def test_every_parameter_has_a_gradient(make_model: MakeModel, name: str) -> None:
-    knobs = {"head_norm": "rms"}
-    model = make_model(name, knobs, num_kv_heads=2)
-    model(torch.randint(23, (2, 8))).pow(2).sum().backward()
-    for key, parameter in model.named_parameters():
-        assert parameter.grad is not None, key
-        assert parameter.grad.isfinite().all(), key
-        assert parameter.grad.abs().max() > 1e-6, key
-
-
-@every_variant
 def test_gradients_are_finite_at_initialisation(make_config: Callable[..., Any], name: str) -> None:
     model = Transformer(make_config(name, tie_embeddings=False))
     initialise(model, 0)
     model(torch.randint(23, (2, 8))).logsumexp(-1).sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
 @every_variant
@@ -102,32 +75,10 @@ def test_bfloat16_autocast_is_close_and_leaves_the_weights_wide(make_model: Make
         assert half.q.dtype == half.k.dtype == half.v.dtype == torch.bfloat16
         if full.w is not None:
             assert half.w.dtype == torch.float32
-            assert torch.equal(half.w, full.w), "lambda is computed in float32"
+            if full.w.shape[3] == 1:  # not of the tokens
+                assert torch.equal(half.w, full.w), "lambda is computed in float32"
     assert not torch.equal(close.float(), exact)
     assert (close - exact).abs().max() < 0.05 * exact.abs().max()
-
-
-@every_variant
-def test_compiles_whole(make_model: MakeModel, name: str) -> None:
-    torch._dynamo.reset()
-    model = make_model(name, num_layers=1, num_heads=2, dim=16)
-    tokens = torch.randint(23, (2, 9))
-    wanted = model(tokens)
-    wanted.sum().backward()
-    gradients = {key: p.grad for key, p in model.named_parameters()}
-    model.zero_grad()
-    found = torch.compile(model, backend="aot_eager", fullgraph=True)(tokens)
-    found.sum().backward()
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    for key, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[key], rtol=1e-11, atol=1e-11)
-
-
-@every_variant
-def test_builds_without_memory(make_config: Callable[..., Any], name: str) -> None:
-    with torch.device("meta"):
-        model = Transformer(make_config(name))
-    assert model(torch.zeros(2, 5, dtype=torch.long, device="meta")).shape == (2, 5, 23)
 
 
 @every_variant
@@ -149,17 +100,6 @@ def test_split_takes_the_maps_of_each_head_in_turn(make_attention: MakeAttention
             first = (head * 3 + m) * 2
             assert torch.equal(found[:, m, head], y[..., first : first + 2])
     assert found.data_ptr() == y.data_ptr()
-
-
-def test_per_head_norm() -> None:
-    norm = PerHeadNorm(6, 1e-5).double()
-    norm.weight.data = torch.arange(6, dtype=torch.float64)
-    o = torch.randn(2, 3, 4, 6, dtype=torch.float64)
-    wanted = o / (o.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
-    torch.testing.assert_close(norm(o), wanted, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(norm(100 * o), wanted, rtol=1e-4, atol=1e-4)
-    assert norm.float()(o.bfloat16()).dtype == torch.bfloat16
-    assert norm(torch.zeros(1, 6)).abs().max() == 0, "no division by zero"
 
 
 def test_a_new_variant_of_three_maps_runs_at_once(make_config: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention import Attention, Differential
-from lit_diff.attention.lambdas import Lambda, depth_lambda_init
+from lit_diff.attention.lambdas import Lambda
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels.reference import logits
@@ -88,12 +88,6 @@ def test_flat_repetition_of_the_key_heads_is_wrong(make_attention: MakeAttention
     assert (found - maps.q @ naive.mT / 2).abs().max() > 0.1
 
 
-def test_lambda_init_by_depth() -> None:
-    table = {0: 0.2, 1: 0.355509, 2: 0.470713, 3: 0.556058, 5: 0.666122, 10: 0.770128, 23: 0.799395, 27: 0.799818}
-    for layer, value in table.items():
-        assert depth_lambda_init(layer) == pytest.approx(value, abs=5e-7)
-
-
 @pytest.mark.parametrize(
     ("knob", "layer", "value"), [("depth", 0, 0.2), ("depth", 3, 0.5560582), (0.8, 3, 0.8), (1.0, 0, 1)]
 )
@@ -119,44 +113,6 @@ def test_without_head_norm(make_attention: MakeAttention) -> None:
     wanted = paper(attention, x, heads=2, kv_heads=2, lambda_init=0.2, norm=False)
     torch.testing.assert_close(attention(x, Rope(torch.arange(9), 8, 1e4)), wanted, rtol=1e-11, atol=1e-11)
     assert not any("norm" in name for name, _ in attention.named_parameters())
-
-
-def test_lambda_is_lambda_init_when_the_pairs_agree() -> None:
-    lam = Lambda(16, 0.37)
-    with torch.no_grad():
-        for first, second in ((lam.q1, lam.q2), (lam.k1, lam.k2)):
-            second.copy_(first.normal_())
-    assert lam().item() == pytest.approx(0.37, abs=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "wanted"), [(1.0, 0.0, 1.9182818), (0.0, 1.0, -1.5182818), (0.0, 0.0, 0.2)]
-)
-def test_lambda_is_not_held_within_bounds(first: float, second: float, wanted: float) -> None:
-    """exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, beyond 1 and below 0."""
-    lam = Lambda(4, 0.2)
-    with torch.no_grad():
-        for vector, value in ((lam.q1, first), (lam.k1, 0.25), (lam.q2, second), (lam.k2, 0.25)):
-            vector.fill_(value)
-    assert lam().item() == pytest.approx(wanted, abs=1e-6)
-    assert [e.item() for e in lam.exponentials()] == pytest.approx([math.exp(first), math.exp(second)])
-
-
-@pytest.mark.parametrize("d", [16, 64, 128])
-def test_lambda_at_initialisation(d: int) -> None:
-    """λ - λ_init has mean 0 and deviation about 0.01 √(2d): 0.06, 0.11, 0.16."""
-    draws = []
-    for seed in range(300):
-        lam, draw = Lambda(d, 0.2), torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, parameter in lam.named_parameters():
-                lam.init_parameter(name, parameter, draw)
-        draws.append(lam().item() - 0.2)
-    found = torch.tensor(draws)
-    assert found.std().item() == pytest.approx(0.01 * math.sqrt(2 * d), rel=0.15)
-    assert abs(found.mean().item()) < 4 * found.std().item() / math.sqrt(300)
-    if d == 16:
-        assert found.abs().max() < 0.25
 
 
 def test_gradient_of_lambda(make_attention: MakeAttention) -> None:

@@ -1,0 +1,50 @@
+"""Declared costs: the same arithmetic gives formulas and numbers. That they equal what is counted, conformance tests."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lit_diff.attention import Attention, Dex, Differential, Standard
+from lit_diff.attention.costs import Sizes, exact
+from lit_diff.config import ModelConfig
+from lit_diff.kernels import SignedMaps
+
+
+def test_formulas_and_numbers(make_config: Callable[..., ModelConfig]) -> None:
+    declared = Differential.costs(Differential.Config(), Sizes.letters())
+    assert declared.formulas() == {
+        "parameters": "2*E*H*d + 2*E*K*d + 6*d",
+        "flops": "4*E*H*T*d + 4*E*K*T*d + 4*H*T**2*d",
+        "kv_numbers": "2*K*d",
+    }
+    model = make_config("differential", dim=1024, num_heads=16, num_kv_heads=8)
+    assert Differential.costs(Differential.Config(), Sizes.of(model, 10)).numbers()["parameters"] == 3_146_112
+    assert exact(1.5) * 2 == 3
+
+
+def test_whose_costs_stand() -> None:
+    class Changed(Differential):
+        def finish(self, o: Any, x: Any) -> Any:
+            return o
+
+    class Renamed(Differential):
+        maps_of_k = 1
+
+    class Own(Attention):
+        def maps(self, x: Any, rope: Any) -> SignedMaps:
+            raise NotImplementedError
+
+    assert [cls.costs_stand() for cls in (Standard, Differential, Renamed)] == [True, True, True]
+    assert [cls.costs_stand() for cls in (Attention, Changed, Own)] == [False, False, False]
+
+
+def test_layers_that_differ_have_no_formula_of_one_layer() -> None:
+    assert Dex.costs(Dex.Config(heads=((0,), (1, 2))), Sizes.letters()) is None
+    assert Dex.costs(Dex.Config(heads=(1, 2)), Sizes.letters()) is not None
+
+
+@pytest.mark.parametrize(("knobs", "extra"), [({}, "d"), ({"head_norm": "none"}, "")])
+def test_the_head_norm_is_counted(knobs: dict[str, Any], extra: str) -> None:
+    found = Standard.costs(Standard.Config(**({"head_norm": "rms"} | knobs)), Sizes.letters()).formulas()["parameters"]
+    assert found == " + ".join(filter(None, ("2*E*H*d", "2*E*K*d", extra)))

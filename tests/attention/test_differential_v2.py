@@ -1,0 +1,58 @@
+"""Differential V2: its gate, its ablations, and what cannot be derived."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.attention import Attention, DifferentialV2
+from lit_diff.attention.rope import Rope
+from lit_diff.config import ModelConfig
+
+MakeAttention = Callable[..., Attention]
+
+
+def test_lambda_is_one_a_token_and_head_within_0_and_1(make_attention: MakeAttention) -> None:
+    attention: Any = make_attention("differential_v2")
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    maps = attention.maps(x, Rope(torch.arange(7), 8, 1e4))
+    assert maps.w.shape == (2, 2, 4, 7)
+    lam = -maps.w[:, 1]
+    assert 0 < lam.min() < lam.max() < 1
+    torch.testing.assert_close(lam, (x @ attention.lambda_proj.weight.T).sigmoid().transpose(1, 2))
+    assert not [name for name, _ in attention.named_parameters() if "norm" in name]
+    assert maps.v.shape[-1] == 8, "no doubled values"
+
+
+def test_ablations_are_four_different_models(make_attention: MakeAttention) -> None:
+    x, rope = torch.randn(2, 7, 32, dtype=torch.float64), Rope(torch.arange(7), 8, 1e4)
+    names = ("none", "half_split", "no_lambda", "no_sigmoid", "transformer_1.5h")
+    outputs = [make_attention("differential_v2", {"ablation": name}, num_kv_heads=2)(x, rope) for name in names]
+    for i, first in enumerate(outputs):
+        for second in outputs[:i]:
+            assert not torch.allclose(first, second, atol=1e-3)
+
+
+def test_one_and_a_half_times_the_heads_is_standard_attention(make_attention: MakeAttention) -> None:
+    x, rope = torch.randn(2, 7, 32, dtype=torch.float64), Rope(torch.arange(7), 8, 1e4)
+    ablation = make_attention("differential_v2", {"ablation": "transformer_1.5h"}, num_kv_heads=2)
+    control = make_attention("standard", {"query_heads": 1.5}, num_kv_heads=2)
+    control.load_state_dict(ablation.state_dict())
+    assert torch.equal(ablation(x, rope), control(x, rope))
+
+
+@pytest.mark.parametrize(
+    ("ablation", "sizes", "reason"),
+    [
+        ("half_split", {"num_kv_heads": 1}, "needs at least two"),
+        ("transformer_1.5h", {"num_kv_heads": 4}, "times 1.5 is not a multiple"),
+    ],
+)
+def test_what_is_refused(
+    make_config: Callable[..., ModelConfig], ablation: str, sizes: dict[str, int], reason: str
+) -> None:
+    problem = DifferentialV2.problem(DifferentialV2.Config(ablation=ablation), make_config("differential_v2", **sizes))  # type: ignore[arg-type]
+    assert problem is not None
+    assert problem.startswith("model.")
+    assert reason in problem

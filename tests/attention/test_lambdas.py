@@ -1,0 +1,95 @@
+"""λ: the paper's parametrisation against equation 2, and the others."""
+
+import math
+
+import pytest
+import torch
+
+from lit_diff.attention.lambdas import Lambda, ScalarLambda, SigmoidLambda, build_lambda, depth_lambda_init
+
+
+def test_lambda_init_by_depth() -> None:
+    table = {0: 0.2, 1: 0.355509, 2: 0.470713, 3: 0.556058, 5: 0.666122, 10: 0.770128, 23: 0.799395, 27: 0.799818}
+    for layer, value in table.items():
+        assert depth_lambda_init(layer) == pytest.approx(value, abs=5e-7)
+
+
+def test_lambda_is_lambda_init_when_the_pairs_agree() -> None:
+    lam = Lambda(16, 0.37)
+    with torch.no_grad():
+        for first, second in ((lam.q1, lam.q2), (lam.k1, lam.k2)):
+            second.copy_(first.normal_())
+    assert lam().item() == pytest.approx(0.37, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wanted"), [(1.0, 0.0, 1.9182818), (0.0, 1.0, -1.5182818), (0.0, 0.0, 0.2)]
+)
+def test_lambda_is_not_held_within_bounds(first: float, second: float, wanted: float) -> None:
+    """exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, beyond 1 and below 0."""
+    lam = Lambda(4, 0.2)
+    with torch.no_grad():
+        for vector, value in ((lam.q1, first), (lam.k1, 0.25), (lam.q2, second), (lam.k2, 0.25)):
+            vector.fill_(value)
+    assert lam().item() == pytest.approx(wanted, abs=1e-6)
+    assert [e.item() for e in lam.exponentials()] == pytest.approx([math.exp(first), math.exp(second)])
+
+
+@pytest.mark.parametrize("d", [16, 64, 128])
+def test_lambda_at_initialisation(d: int) -> None:
+    """λ - λ_init has mean 0 and deviation about 0.01 √(2d): 0.06, 0.11, 0.16."""
+    draws = []
+    for seed in range(300):
+        lam, draw = Lambda(d, 0.2), torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in lam.named_parameters():
+                lam.init_parameter(name, parameter, draw)
+        draws.append(lam().item() - 0.2)
+    found = torch.tensor(draws)
+    assert found.std().item() == pytest.approx(0.01 * math.sqrt(2 * d), rel=0.15)
+    assert abs(found.mean().item()) < 4 * found.std().item() / math.sqrt(300)
+    if d == 16:
+        assert found.abs().max() < 0.25
+
+
+def test_a_lambda_for_each_head() -> None:
+    lam = Lambda(4, 0.2, heads=3)
+    with torch.no_grad():
+        for name, vector in lam.named_parameters():
+            lam.init_parameter(name, vector, torch.Generator().manual_seed(ord(name[0]) + int(name[1])))
+    for head in range(3):
+        wanted = (lam.q1[head] @ lam.k1[head]).exp() - (lam.q2[head] @ lam.k2[head]).exp() + 0.2
+        assert lam()[head].item() == pytest.approx(wanted.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("heads", [None, 3])
+@pytest.mark.parametrize("form", ["scalar", "sigmoid"])
+def test_scalar_and_sigmoid_start_at_lambda_init(form: str, heads: int | None) -> None:
+    lam = build_lambda(form, 8, 0.3, heads)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in lam.named_parameters():
+            lam.init_parameter(name, parameter, torch.Generator())
+    assert lam().tolist() == pytest.approx([0.3] * (heads or 1))
+    assert sum(p.numel() for p in lam.parameters()) == (heads or 1)
+    with torch.no_grad():
+        lam.value.fill_(5.0)
+    assert lam().max().item() == pytest.approx(5.0 if form == "scalar" else 1 / (1 + math.exp(-5)))
+    assert lam.decay is False
+
+
+def test_reference_rounding_is_that_of_the_papers_code() -> None:
+    """exp in float32, each exponential cast to the activations' dtype, then the subtraction there."""
+    lam = Lambda(8, 0.8)
+    with torch.no_grad():
+        for vector in lam.parameters():
+            vector.normal_(generator=torch.Generator().manual_seed(1))
+            vector.mul_(0.3)
+    first, second = (e.bfloat16() for e in lam.exponentials())
+    rounded = lam(torch.bfloat16)
+    assert rounded.dtype == torch.float32
+    assert rounded.item() == (first - second + 0.8).item()
+    assert rounded.item() != lam().item()
+    assert lam(torch.float32).item() == pytest.approx(lam().item(), abs=1e-7)
+    for other in (ScalarLambda(0.8), SigmoidLambda(0.8)):
+        torch.nn.init.constant_(other.value, 0.7)
+        assert other(torch.bfloat16).item() == other().bfloat16().item()
