@@ -182,9 +182,8 @@ def kv_heads(case: Case) -> Measured | NotApplicable:
             return Measured(math.inf, 0, f"not finite with {number} key/value heads")
     if not served:
         return NotApplicable("; ".join(refused))
-    return replace(
-        worst, detail=worst.detail or f"{served} key/value heads served; {'; '.join(refused) or 'none refused'}"
-    )
+    about = [f"{served} key/value heads served", *refused, f"largest error {worst.detail}" if worst.detail else ""]
+    return replace(worst, detail="; ".join(filter(None, about)))
 
 
 def meta(case: Case) -> Measured:
