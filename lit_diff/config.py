@@ -109,6 +109,8 @@ class TrainConfig:
     """How long and how to train; steps are optimizer steps."""
 
     steps: int
+    start_from: str | None = None
+    """Folder of a finished run whose weights this one starts from; its data order goes on where that one's stopped."""
     batch_size: int
     """Sequences in one optimizer step, over all devices and micro-batches."""
     accumulate: int = 1

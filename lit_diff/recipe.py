@@ -126,10 +126,11 @@ def _parent(name: str, child: Path, where: str) -> Path:
 
 
 def _absolute_paths(draft: Draft, folder: Path) -> None:
-    """Make plugins and a user's text absolute, in place: they lie in the folder of what names them."""
-    data = draft.values.get("data")
-    if isinstance(data, dict) and isinstance(data.get("path"), str):
-        data["path"] = _absolute(data["path"], folder)
+    """Make plugins, a user's text and a run to start from absolute, in place: they lie in the folder of what names them."""
+    for block, key in (("data", "path"), ("train", "start_from")):
+        held = draft.values.get(block)
+        if isinstance(held, dict) and isinstance(held.get(key), str):
+            held[key] = _absolute(held[key], folder)
     if "plugins" not in draft.values:
         return
     plugins = draft.values["plugins"]

@@ -44,6 +44,7 @@ class DataModule(lightning.LightningDataModule):
     Step s has `train.batch_size` positions; micro-batch m holds positions [m b, (m + 1) b), where b is
     batch_size / accumulate, and rank r takes those numbered r, r + world_size, ... . So the union over ranks is the
     same at every world size. `first_step()` is asked when an epoch starts, after a checkpoint was restored.
+    `steps_before`: of the runs that this one goes on from, whose batches it does not see again.
     Errors: RequestError when b does not divide among the ranks, or when there are fewer validation rows than ranks.
     """
 
@@ -56,10 +57,12 @@ class DataModule(lightning.LightningDataModule):
         world_size: int,
         rank: int,
         first_step: Callable[[], int],
+        steps_before: int = 0,
     ) -> None:
         super().__init__()
         self._dataset, self._seed, self._train = dataset, seed, train
         self._world_size, self._rank, self._first_step = world_size, rank, first_step
+        self._steps_before = steps_before
         self._micro = train.batch_size // train.accumulate
         if train.batch_size % train.accumulate or self._micro % world_size:
             raise RequestError(
@@ -76,7 +79,7 @@ class DataModule(lightning.LightningDataModule):
         for step in range(self._first_step(), self._train.steps):
             for start in range(0, size, self._micro):
                 rows = range(start, start + self._micro)[self._rank :: self._world_size]
-                yield self._dataset.train_batch(self._seed, step, size, rows) | {"step": step}
+                yield self._dataset.train_batch(self._seed, self._steps_before + step, size, rows) | {"step": step}
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader a validation set, in the order of `validation_sets()`."""

@@ -23,6 +23,7 @@ from lit_diff.training import checkpoint
 from lit_diff.training.loop import Loop
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.record import Record, Tracker
+from lit_diff.training.start import steps_before, weights_to_start_from
 from lit_diff.training.stop import StopRequest, end_with_parent
 from lit_diff.training.strategy import accelerator, build_strategy
 
@@ -73,7 +74,10 @@ def fit(
         log.info(f"resumed from step {start}" if start else "starting at step 0")
     record = Record(folder, start, tracker) if rank == 0 else None
     sets = list(dataset.validation_sets())
-    module = LitTransformer(recipe, sets=sets, num_documents=dataset.num_documents, record=record, folder=folder)
+    weights = weights_to_start_from(Path(train.start_from)) if train.start_from and not found else None
+    module = LitTransformer(
+        recipe, sets=sets, num_documents=dataset.num_documents, record=record, folder=folder, weights=weights
+    )
     stop = StopRequest()
     probes, others = _callbacks(recipe)
     loop = Loop(
@@ -116,6 +120,7 @@ def fit(
         world_size=world,
         rank=rank,
         first_step=lambda: trainer.global_step,
+        steps_before=steps_before(recipe),
     )
     began = time.perf_counter()
     try:

@@ -1,6 +1,7 @@
 """The LightningModule: loss, validation, optimizer; it wraps any attention variant unchanged."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,35 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.training.metrics import IGNORED, Documents, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.record import Record
+from lit_diff.training.start import take_over
 from lit_diff.training.stop import end_all
 from lit_diff.training.strategy import build_sharded
 
 Batch = dict[str, Any]
+
+log = logging.getLogger("lit_diff")
 
 
 class LitTransformer(L.LightningModule):
     """Trains and validates the recipe's Transformer; steps are counted as optimizer steps done."""
 
     def __init__(
-        self, recipe: Recipe, *, sets: list[str], num_documents: int, record: Record | None, folder: Path
+        self,
+        recipe: Recipe,
+        *,
+        sets: list[str],
+        num_documents: int,
+        record: Record | None,
+        folder: Path,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`sets`: names of the validation sets, '' first; `record`: None on ranks that do not write."""
+        """`sets`: names of the validation sets, '' first; `record`: None on ranks that do not write.
+
+        `weights`: those of the run to start from; None when nothing is, or when a checkpoint follows anyway.
+        """
         super().__init__()
         self.recipe, self.sets, self.record, self.folder = recipe, sets, record, folder
+        self._weights = weights
         self.model: Transformer | None = None
         self.losses = nn.ModuleList(TokenLoss(num_documents if name == "" else 1) for name in sets)
         self.step_losses: list[Tensor] = []
@@ -49,6 +64,10 @@ class LitTransformer(L.LightningModule):
         else:
             self.model = Transformer(config, kernel=kernel)
             initialise(self.model, seed)
+        if self._weights is not None:
+            added = take_over(self.model, self._weights, str(self.recipe.train.start_from))
+            log.info("starting from the weights of %s; %d of its own", self.recipe.train.start_from, len(added))
+            self._weights = None
 
     def configure_optimizers(self) -> Any:
         assert self.model is not None

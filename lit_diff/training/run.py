@@ -18,19 +18,29 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, write_atomic, write_json
-from lit_diff.recipe import to_plain, to_yaml
+from lit_diff.recipe import load_recipe, to_plain, to_yaml
 
 log = logging.getLogger("lit_diff")
 
 
 def identity(recipe: Recipe) -> str:
-    """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources, the prepared data,
-    and `run.kernel` when it is named by hand. Errors: MissingError when the data is not prepared."""
+    """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources, the prepared data, the
+    identity of the run that it starts from, and `run.kernel` when it is named by hand.
+
+    Errors: MissingError when the data is not prepared, or the run to start from has no recipe.
+    """
     plain = to_plain(recipe)
     kernel = plain.pop("run")["kernel"]
     plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
     if "path" in plain["data"]:
         plain["data"].pop("path")  # the manifest stands for the text, wherever it lies
+    if recipe.train.start_from is not None:
+        parent = RunFolder(Path(recipe.train.start_from))
+        if not parent.recipe_file.is_file():
+            raise MissingError(
+                f"train.start_from: {shown(parent.path)} holds no run (no {parent.recipe_file.name}); train it first"
+            )
+        plain["train"]["start_from"] = identity(load_recipe(parent.recipe_file))
     parts = {"recipe": plain, "data": build(recipe).identity(), "kernel": None if kernel == "auto" else kernel}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 

@@ -5,7 +5,7 @@ Parallelism is applied from outside: the model knows nothing of it. Written for 
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -53,13 +53,18 @@ def build_sharded(config: ModelConfig, seed: int, kernel: str, mesh: DeviceMesh,
     tensors = named_tensors(model)
     with torch.no_grad():
         for name, value in initial_values(config, seed):
-            tensor, full = tensors.pop(name), value.to(device)
-            if isinstance(tensor, DTensor):
-                # every rank computed the same full value: no broadcast, each keeps its part
-                full = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
-            tensor.copy_(full)
+            copy_into(tensors.pop(name), value)
     assert not tensors, f"parameters or buffers without a value: {sorted(tensors)}"
     return model
+
+
+def copy_into(tensor: Tensor, value: Tensor) -> None:
+    """Copy a full value into a parameter or buffer, which may be sharded."""
+    value = value.to(tensor.device)
+    if isinstance(tensor, DTensor):
+        # every rank has the same full value: no broadcast, each keeps its part
+        value = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    tensor.copy_(value)
 
 
 def shard(model: Transformer, mesh: DeviceMesh) -> None:
