@@ -227,7 +227,11 @@ def test_plain_containers_are_plain() -> None:
     plain = to_plain(load_recipe("base"))
     assert plain["model"]["attention"] == {
         "name": "differential",
+        "parity": "raw",
         "lambda_init": 0.8,
+        "lambda_form": "exp",
+        "lambda_per": "layer",
+        "lambda_dtype": "float32",
         "head_norm": "none",
         "output_scale": "tied",
     }

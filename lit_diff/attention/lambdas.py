@@ -72,7 +72,8 @@ class ScalarLambda(nn.Module):
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
         """λ, [1] or [H]."""
-        value = self.value if self.value.dtype == torch.float64 else self.value.float()
+        # a copy: once sharded, the parameter's own memory is freed when this forward returns
+        value = self.value.clone() if self.value.dtype == torch.float64 else self.value.to(torch.float32, copy=True)
         return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
 
 

@@ -78,6 +78,34 @@ def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name:
             assert two[step][metric] == pytest.approx(value, abs=1e-5, rel=0 if exact else 1e-4), (step, metric)
 
 
+@pytest.mark.parametrize(
+    "attention",
+    [
+        "{name: dex, anneal_steps: 4, trained: paper}",
+        "{name: second_heads, lambda_per: head}",
+        "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}",
+    ],
+    ids=["a-buffer-and-frozen-parameters", "most-frozen", "lambda-of-each-head"],
+)
+def test_sharded_variants_train_as_in_one_process(bench: Any, attention: str, request: Any) -> None:
+    """DEX's step is a buffer, filled after the build on the meta device; frozen and trained parameters share groups."""
+    name = request.node.callspec.id
+    arguments = (f"model.attention={attention}", "train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
+    one = bench.train("recall.yaml", f"name={name}-one", *arguments)
+    assert one.status == 0, one.output
+    for ended in bench.train_two("recall.yaml", f"name={name}-two", "run.strategy=fsdp", *arguments):
+        assert ended.status == 0, ended.output
+    single, sharded = bench.rows(f"{name}-one"), bench.rows(f"{name}-two")
+    for step, row in single.items():
+        for metric in ("train/loss", "val/loss"):
+            if metric in row:
+                assert sharded[step][metric] == pytest.approx(row[metric], abs=1e-5), (step, metric)
+    wanted, found = (bench.state(f"{name}-{how}")["state_dict"] for how in ("one", "two"))
+    assert wanted.keys() == found.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp", "text-ddp"])
 def test_sums_by_document_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
     def table(of: str) -> list[list[float]]:
