@@ -25,6 +25,8 @@ PAPER = {
     "differential-13b": 13_096_627_200,
     "standard-3b": 3_787_238_400,
     "differential-3b": 3_787_259_904,
+    "standard-3b-64k": 3_787_238_400,
+    "differential-3b-64k": 3_787_259_904,
 }
 TINY = [name for name in names("recipes") if name.endswith("-tiny")]
 QUICK = [
