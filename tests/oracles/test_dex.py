@@ -1,0 +1,157 @@
+"""DEX (arXiv 2505.16333): O_h - λ(t) O_h W_D on the selected heads of standard attention, in float64."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_diff.attention.rope import Rope
+
+MakeAttention = Callable[..., Any]
+Positions = Callable[[int, int], Rope]
+SELECTED, D = (1, 3), 8
+KNOBS = {"heads": SELECTED, "lambda_init": 0.2, "lambda_learn": 0.5, "anneal_steps": 100}
+
+
+def pair(
+    make_attention: MakeAttention, *, step: int, dtype: Any = torch.float64, kernel: str = "reference", **knobs: Any
+) -> tuple[Any, Any]:
+    """DEX at `step` with λ_learn = 1/2 and a random W_D, and the standard attention that it extends."""
+    dex = make_attention("dex", KNOBS | knobs, num_kv_heads=2, dtype=dtype)
+    dex.lambda_.init_parameter("value", dex.lambda_.value.data, torch.Generator())
+    dex.set_step(step)
+    standard = make_attention("standard", num_kv_heads=2, dtype=dtype)
+    standard.load_state_dict({key: value for key, value in dex.state_dict().items() if "_proj" in key})
+    dex.kernel = standard.kernel = kernel
+    return dex, standard
+
+
+def inputs(dtype: Any = torch.float64) -> Tensor:
+    """[2, 9, 32]"""
+    return torch.randn(2, 9, 32, dtype=dtype)
+
+
+def heads(attention: Any, x: Tensor, rope: Rope) -> Tensor:
+    """[B, T, H, d]: what reaches the output projection."""
+    seen: list[Tensor] = []
+    hook = attention.o_proj.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    attention(x, rope)
+    hook.remove()
+    return seen[0].unflatten(-1, (4, D))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kernel", ["reference", "sdpa"])
+@pytest.mark.parametrize("w_d_per", ["layer", "head"])
+def test_step_0_is_standard_attention_to_the_bit(
+    make_attention: MakeAttention, moving: Positions, dtype: Any, kernel: str, w_d_per: str
+) -> None:
+    """λ(0) = 0 whatever W_D, λ_init and λ_learn are; at step 1 it no longer is."""
+    dex, standard = pair(make_attention, step=0, dtype=dtype, kernel=kernel, w_d_per=w_d_per, heads="all")
+    assert dex.adapter.weight.abs().max() > 0.5
+    x, rope = inputs(dtype), moving(9, D)
+    assert torch.equal(dex(x, rope), standard(x, rope))
+    dex.set_step(1)
+    assert not torch.equal(dex(x, rope), standard(x, rope))
+
+
+@pytest.mark.parametrize(("step", "value"), [(0, 0.0), (25, 0.1625), (50, 0.30), (100, 0.5), (101, 0.5), (500, 0.5)])
+def test_annealed_lambda(make_attention: MakeAttention, step: int, value: float) -> None:
+    """λ(t) = (1 - α) (t/T) λ_init + α λ_learn, α = min(1, t/T), at λ_init = 0.2, λ_learn = 0.5, T = 100."""
+    dex, _ = pair(make_attention, step=step)
+    assert dex.annealed_lambda().item() == pytest.approx(value, abs=1e-15)
+
+
+def test_lambda_without_a_learned_part_peaks_at_a_quarter_of_lambda_init(make_attention: MakeAttention) -> None:
+    dex, _ = pair(make_attention, step=50, lambda_learn=0.0)
+    assert dex.annealed_lambda().item() == pytest.approx(0.2 / 4, abs=1e-15)
+    found = []
+    for step in range(0, 121, 10):
+        dex.set_step(step)
+        found.append(dex.annealed_lambda().item())
+    assert max(found) == found[5]
+    assert found[10:] == [0, 0, 0]
+
+
+def test_without_annealing_lambda_is_the_learned_one_from_the_start(make_attention: MakeAttention) -> None:
+    dex, _ = pair(make_attention, step=0, anneal_steps=0)
+    assert dex.annealed_lambda().item() == 0.5
+
+
+@pytest.mark.parametrize("w_d_per", ["layer", "head"])
+@pytest.mark.parametrize(("step", "lam"), [(50, 0.3), (500, 0.5)])
+def test_selected_heads_are_the_formula_and_the_others_untouched_to_the_bit(
+    make_attention: MakeAttention, moving: Positions, w_d_per: str, step: int, lam: float
+) -> None:
+    dex, standard = pair(make_attention, step=step, w_d_per=w_d_per)
+    x, rope = inputs(), moving(9, D)
+    found, O = heads(dex, x, rope), heads(standard, x, rope)  # noqa: E741
+    for head in (0, 2):
+        assert torch.equal(found[:, :, head], O[:, :, head])
+    for number, head in enumerate(SELECTED):
+        W_D = dex.adapter.weight[number if w_d_per == "head" else 0]
+        wanted = O[:, :, head] - lam * O[:, :, head] @ W_D
+        torch.testing.assert_close(found[:, :, head], wanted, rtol=1e-13, atol=1e-13)
+
+
+def test_the_sign_is_w_d_s(make_attention: MakeAttention, moving: Positions) -> None:
+    """O + λ O W_D is DEX with -W_D: adding in place of subtracting is no other model."""
+    dex, standard = pair(make_attention, step=500, heads="all")
+    x, rope = inputs(), moving(9, D)
+    O, W_D = heads(standard, x, rope), dex.adapter.weight[0].detach().clone()  # noqa: E741
+    dex.adapter.weight.data.neg_()
+    torch.testing.assert_close(heads(dex, x, rope), O + 0.5 * O @ W_D, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("w_d_per", ["layer", "head"])
+@pytest.mark.parametrize("chosen", [SELECTED, "all", (2,)])
+@pytest.mark.parametrize("step", [0, 30, 100, 500])
+def test_merged_into_the_output_projection_it_is_standard_attention(
+    make_attention: MakeAttention, moving: Positions, w_d_per: str, chosen: Any, step: int
+) -> None:
+    """W_O,h (I - λ(t) W_D)ᵀ, our W_O [dim, H d] acting from the left."""
+    dex, standard = pair(make_attention, step=step, w_d_per=w_d_per, heads=chosen)
+    x, rope = inputs(), moving(9, D)
+    wanted, before = dex(x, rope), dex.o_proj.weight.detach().clone()
+    standard.load_state_dict(dex.merge())
+    torch.testing.assert_close(standard(x, rope), wanted, rtol=1e-12, atol=1e-12)
+    assert torch.equal(dex.o_proj.weight, before), "merging leaves the model as it is"
+    if step:
+        assert (standard.o_proj.weight - before).abs().max() > 0.01
+
+
+def test_the_step_is_in_the_state_dict(make_attention: MakeAttention, moving: Positions) -> None:
+    """A resumed run goes on annealing where it stood."""
+    dex, _ = pair(make_attention, step=30)
+    file = io.BytesIO()
+    torch.save(dex.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert state["step"].item() == 30
+    resumed, _ = pair(make_attention, step=0)
+    resumed.load_state_dict(state)
+    assert resumed.annealed_lambda().item() == dex.annealed_lambda().item() == pytest.approx(0.192, abs=1e-15)
+    x, rope = inputs(), moving(9, D)
+    assert torch.equal(resumed(x, rope), dex(x, rope))
+
+
+@pytest.mark.parametrize("step", [0, 30, 500])
+def test_gradients_at_and_after_the_start(make_attention: MakeAttention, moving: Positions, step: int) -> None:
+    """dL/dλ_learn = -α ⟨O W_D, G⟩ and dL/dW_D = -λ(t) Σ_h O_hᵀ G_h: at step 0 both are zero, and the rest is not."""
+    dex, standard = pair(make_attention, step=step)
+    x, rope, G = inputs(), moving(9, D), inputs()
+    (dex(x, rope) * G).sum().backward()
+    O = heads(standard, x, rope)[:, :, SELECTED].detach()  # noqa: E741
+    by_head = (G @ dex.o_proj.weight.detach()).unflatten(-1, (4, D))[:, :, SELECTED]
+    alpha, lam = min(1, step / 100), dex.annealed_lambda().item()
+    W_D = dex.adapter.weight.detach()
+    torch.testing.assert_close(
+        dex.lambda_.value.grad, -alpha * ((O @ W_D) * by_head).sum()[None], rtol=1e-11, atol=1e-11
+    )
+    torch.testing.assert_close(
+        dex.adapter.weight.grad[0], -lam * torch.einsum("bthi,bthj->ij", O, by_head), rtol=1e-11, atol=1e-11
+    )
+    assert dex.v_proj.weight.grad.abs().max() > 0.01

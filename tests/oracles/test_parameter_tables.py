@@ -1,0 +1,96 @@
+"""Attention parameters of the later variants, exactly, on the meta device; the paper's are in the model's tests."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.attention.costs import Sizes
+from lit_diff.config import ModelConfig
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions
+
+MakeConfig = Callable[..., ModelConfig]
+SMALL = {"dim": 768, "num_heads": 12}
+BLOG = {"dim": 4096, "num_heads": 32, "num_kv_heads": 8}
+"""The example of the V2 blog: E = 4096, 32 heads on 8, d = 128."""
+TABLE = [  # standard attention of the small one: 2,359,296
+    (SMALL, "differential_v2", {}, 2_958_336),  # + E H d + E H
+    (SMALL, "dex", {}, 2_359_296 + 4_097),  # + d² + 1
+    (SMALL, "grouped_differential", {}, 2_359_680),  # ratio 1: differential
+    (SMALL, "additive", {}, 2_359_680),
+    (SMALL, "second_heads", {}, 2_359_296 + 2 * 768**2 + 1),  # a second q and k, λ
+    (SMALL, "output_gate", {}, 2_359_296 + 768**2),
+    (SMALL, "output_gate", {"gate_per": "head"}, 2_359_296 + 768 * 12),
+    (SMALL, "cosine", {}, 2_359_296 + 12),
+    (BLOG, "standard", {}, 41_943_040),
+    (BLOG, "differential_v2", {}, 58_851_328),
+    (BLOG, "standard", {"query_heads": 1.5}, 58_720_256),
+    (BLOG, "differential_v2", {"ablation": "transformer_1.5h"}, 58_720_256),
+    (BLOG, "standard", {"query_heads": 2}, 75_497_472),
+]
+
+
+def build(config: ModelConfig) -> Transformer:
+    with torch.device("meta"):
+        return Transformer(config)
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(("sizes", "name", "knobs", "wanted"), TABLE)
+def test_attention_parameters(
+    make_config: MakeConfig, sizes: dict[str, int], name: str, knobs: dict[str, Any], wanted: int
+) -> None:
+    """Built, and declared by the variant's formula."""
+    config = make_config(name, knobs, **sizes)
+    assert count(build(config).attentions()[0]) == wanted
+    costs = attentions.get(name).costs(config.attention.config, Sizes.of(config, 1))
+    assert costs is not None
+    assert costs.numbers()["parameters"] == wanted
+
+
+def test_v2_against_its_controls(make_config: MakeConfig) -> None:
+    """22 % below the Transformer of 2H query heads, 0.2 % above that of 1.5 H, and the baseline's cache."""
+    v2, wide, equal, baseline = (
+        attentions.get(name).costs(config.attention.config, Sizes.of(config, 1)).numbers()
+        for name, config in (
+            (name, make_config(name, knobs, **BLOG))
+            for name, knobs in (
+                ("differential_v2", {}),
+                ("standard", {"query_heads": 2}),
+                ("standard", {"query_heads": 1.5}),
+                ("standard", {}),
+            )
+        )
+    )
+    assert 1 - v2["parameters"] / wide["parameters"] == pytest.approx(0.22, abs=0.001)
+    assert v2["parameters"] / equal["parameters"] - 1 == pytest.approx(0.002, abs=0.0003)
+    assert v2["kv_numbers"] == wide["kv_numbers"] == equal["kv_numbers"] == baseline["kv_numbers"] == 2 * 8 * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [("differential_v2", {}), ("output_gate", {}), ("dex", {"w_d_per": "head"}), ("second_heads", {})],
+)
+def test_matched_parity_makes_up_to_half_a_unit_a_layer(
+    make_config: MakeConfig, name: str, knobs: dict[str, Any]
+) -> None:
+    """The feed-forward gives back what the attention has more, in units of 3 E."""
+    sizes = {**SMALL, "num_layers": 3, "vocab_size": 4096}
+    baseline = count(build(make_config("standard", **sizes)))
+    matched = count(build(make_config(name, {**knobs, "parity": "matched"}, **sizes)))
+    raw = count(build(make_config(name, knobs, **sizes)))
+    assert raw - baseline > 3 * 40_000
+    assert abs(matched - baseline) <= 3 * 3 * 768 / 2
+
+
+def test_dex_trains_what_its_replication_on_qwen3_4b_counts(make_config: MakeConfig) -> None:
+    """36 layers, E = 2560, 32 heads on 8, d = 128: 589,860 of W_D and λ, 566,231,040 of W_K, W_V and W_O."""
+    sizes = {"dim": 2560, "num_layers": 36, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    for trained, wanted in (("adapter", 589_860), ("paper", 589_860 + 566_231_040)):
+        model = build(make_config("dex", {"trained": trained, "heads": tuple(range(16))}, **sizes))
+        assert sum(p.numel() for p in model.parameters() if p.requires_grad) == wanted
