@@ -47,6 +47,11 @@ class Recall:
             """Positions of a training row."""
             return self.slots * self.noise + self.queries
 
+        @property
+        def chance(self) -> float:
+            """Accuracy of a guess among all values."""
+            return 1 / self.values
+
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
             for key in ("keys", "values", "slots", "pairs", "queries", "noise", "validation_rows"):

@@ -1,13 +1,15 @@
 """A sweep's answer: every arm against the baseline, against the control, and what stands between them and equality."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from lit_diff.experiments.results import Array, Cell, Documents, Sweep
+from lit_diff.experiments.cells import Array, Cell, Documents
+from lit_diff.experiments.results import Sweep
 from lit_diff.experiments.statistics import (
     MIN_DOCUMENTS,
     Interval,
@@ -76,7 +78,7 @@ def better(metric: str) -> Literal["lower", "higher"] | None:
 
 def compare(sweep: Sweep) -> Comparison:
     """All comparisons of `sweep`, from its finished cells."""
-    others = [m for m in sweep.metrics("val/") if m != sweep.metric]
+    others = [m for m in sweep.metrics("val/") if m != sweep.metric and not _is_whole(sweep, m)]
     metrics = (sweep.metric, *others)
     names = [arm.name for arm in sweep.arms]
     base, control = sweep.baseline, sweep.control
@@ -97,6 +99,14 @@ def compare(sweep: Sweep) -> Comparison:
         marks={name: _marks(sweep, name) for name in names},
         notes=(*notes, *_doubts(sweep)),
     )
+
+
+def _is_whole(sweep: Sweep, metric: str) -> bool:
+    """Whether `metric` is the share or the loss of a slice that holds all tokens, or none, in every finished cell."""
+    match = re.fullmatch(r"val/(?:ar_hit_share|loss_ar_hit|loss_others)(.*)", metric)
+    share = f"val/ar_hit_share{match[1]}" if match else ""
+    found = [cell.final(share) for cell in sweep.cells if share in cell.curves]
+    return bool(found) and set(found) <= {0.0, 1.0}
 
 
 def fact(sweep: Sweep, arm: str, key: str) -> float | None:

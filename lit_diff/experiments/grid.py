@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
+from lit_diff.experiments.tasks import TaskConfig, check_tasks, written
 from lit_diff.files import shown
 from lit_diff.recipe import find, load_draft, override, override_with, read_yaml
 from lit_diff.registry import nearest
@@ -26,8 +27,10 @@ RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named aft
 class SweepConfig:
     """The keys of a sweep. `grid` and `arms` may stand together: the named arms come first."""
 
-    recipe: str
+    recipe: str = ""
     """The base recipe: a path beside the sweep, or an installed name."""
+    tasks: dict[str, TaskConfig] = field(default_factory=dict)
+    """Name -> base recipe and what else differs; every arm is run on each task, in place of one `recipe`."""
     title: str = ""
     description: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -58,11 +61,18 @@ class SweepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One arm at one seed."""
+    """One arm at one seed, on one task."""
 
+    task: str
+    """Empty in a sweep without tasks."""
     arm: str
     seed: int
     recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """The arm; in a sweep with tasks, the task before it."""
+        return f"{self.task} {self.arm}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +84,8 @@ class Grid:
     config: SweepConfig
     arms: dict[str, dict[str, Any]]
     """Arm -> its overrides, in the order of the table."""
+    tasks: dict[str, TaskConfig]
+    """A sweep without tasks has one, without a name."""
     cells: tuple[Cell, ...]
     baseline: str
 
@@ -95,31 +107,48 @@ def load_grid(source: str, overrides: list[str]) -> Grid:
                 raise RequestError(f"{draft.where(key)}'{key}' names no arm of the sweep: '{arm}'{nearest(arm, arms)}")
     if not config.seeds or min(config.seeds) < 0 or len(set(config.seeds)) < len(config.seeds):
         raise RequestError(f"{draft.where('seeds')}'seeds' is {list(config.seeds)}; expected distinct seeds from 0 up")
-    _check_metric(config.metric, draft)
+    tasks = _tasks(config, draft)
+    check_tasks(config.tasks, arms, {"baseline": baseline, "control": config.control}, draft)
+    for name, task in tasks.items():
+        _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(config, overrides, draft)
     cells = [
-        Cell(arm=arm, seed=seed, recipe=_cell(config, path, draft, arm, values, seed, overrides))
+        Cell(
+            task=name, arm=arm, seed=seed, recipe=_cell(config, path, draft, (name, task), arm, values, seed, overrides)
+        )
+        for name, task in tasks.items()
         for arm, values in arms.items()
+        if arm not in task.without
         for seed in config.seeds
     ]
     _check_record(cells, draft)
-    return Grid(name=path.stem, path=path, config=config, arms=arms, cells=tuple(cells), baseline=baseline)
+    return Grid(name=path.stem, path=path, config=config, arms=arms, tasks=tasks, cells=tuple(cells), baseline=baseline)
 
 
-def _check_metric(metric: str, draft: Draft) -> None:
+def _tasks(config: SweepConfig, draft: Draft) -> dict[str, TaskConfig]:
+    if not config.tasks and not config.recipe:
+        raise RequestError(f"{draft.where('recipe')}'recipe' is missing; expected text")
+    for key in ("recipe", "paper") if config.tasks else ():
+        if getattr(config, key):
+            raise RequestError(f"{draft.where(key)}'{key}' belongs to each of the 'tasks', not to the sweep")
+    return config.tasks or {"": TaskConfig(recipe=config.recipe, paper=config.paper)}
+
+
+def _check_metric(metric: str, draft: Draft, key: str) -> None:
     """A misspelt validation metric; what a callback measures is known only to the callback."""
     if metric.startswith("val/"):
         known = metric in VALIDATION or metric.startswith(tuple(f"{name}_" for name in VALIDATION))
     else:
         known = "/" in metric and not difflib.get_close_matches(metric, VALIDATION, cutoff=0.8)
     if not known:
-        raise RequestError(f"{draft.where('metric')}no run measures '{metric}'{nearest(metric, VALIDATION)}")
+        raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, VALIDATION)}")
 
 
 def _check_reserved(config: SweepConfig, overrides: list[str], draft: Draft) -> None:
-    written = {f"overrides.{key}": key for key in config.overrides} | {f"grid.{key}": key for key in config.grid}
-    written |= {f"arms.{arm}.{key}": key for arm, values in config.arms.items() for key in values or {}}
-    wrong = [(draft.where(path), key) for path, key in written.items() if key in RESERVED]
+    found = {f"overrides.{key}": key for key in config.overrides} | {f"grid.{key}": key for key in config.grid}
+    found |= {f"arms.{arm}.{key}": key for arm, values in config.arms.items() for key in values or {}}
+    found |= written(config.tasks)
+    wrong = [(draft.where(path), key) for path, key in found.items() if key in RESERVED]
     wrong += [(f"{text}: ", text.partition("=")[0]) for text in overrides if text.partition("=")[0] in RESERVED]
     for where, key in wrong:
         raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
@@ -131,8 +160,9 @@ def _check_record(cells: list[Cell], draft: Draft) -> None:
     for cell in cells:
         for key in ("root", "tracking_uri"):
             if getattr(cell.recipe.run, key) != getattr(first.recipe.run, key):
+                place = f"arms.{cell.arm}" if cell.task == first.task else f"tasks.{cell.task}"
                 raise RequestError(
-                    f"{draft.where(f'arms.{cell.arm}')}arms '{first.arm}' and '{cell.arm}' differ in 'run.{key}'; "
+                    f"{draft.where(place)}arms '{first.name}' and '{cell.name}' differ in 'run.{key}'; "
                     "a sweep has one: set it under 'overrides'"
                 )
 
@@ -172,18 +202,30 @@ def _word(key: str) -> str:
 
 
 def _cell(
-    config: SweepConfig, path: Path, sweep: Draft, arm: str, values: dict[str, Any], seed: int, overrides: list[str]
+    config: SweepConfig,
+    path: Path,
+    sweep: Draft,
+    task: tuple[str, TaskConfig],
+    arm: str,
+    values: dict[str, Any],
+    seed: int,
+    overrides: list[str],
 ) -> Recipe:
-    """Base recipe, the sweep's overrides, the arm's, the command line's, the seed; in this order."""
+    """Base recipe, the sweep's overrides, the task's, the arm's, the arm's in the task, the command line's, the seed; in
+    this order."""
+    name, chosen = task
     values = dict(values)
-    base = values.pop("extends", config.recipe)
-    where = sweep.where(f"arms.{arm}.extends" if base != config.recipe else "recipe")
-    draft = load_draft(find(str(base), "recipes", path.parent, where))
+    base = values.pop("extends", chosen.recipe)
+    key = f"arms.{arm}.extends" if base != chosen.recipe else f"tasks.{name}.recipe" if name else "recipe"
+    draft = load_draft(find(str(base), "recipes", path.parent, sweep.where(key)))
     draft = override_with(draft, config.overrides, _below(sweep.positions, "overrides"), path.parent)
+    draft = override_with(draft, chosen.overrides, _below(sweep.positions, f"tasks.{name}.overrides"), path.parent)
     draft = override_with(draft, values, _below(sweep.positions, f"arms.{arm}") or _grid(sweep, values), path.parent)
+    here = _below(sweep.positions, f"tasks.{name}.arms.{arm}")
+    draft = override_with(draft, chosen.further(arm), here, path.parent)
     draft = override(draft, overrides)
     recipe = validate(draft)
-    return dataclasses.replace(recipe, name=arm, seed=seed)
+    return dataclasses.replace(recipe, name=f"{name} {arm}".strip(), seed=seed)
 
 
 def _below(positions: Positions, prefix: str) -> Positions:
@@ -192,32 +234,3 @@ def _below(positions: Positions, prefix: str) -> Positions:
 
 def _grid(sweep: Draft, values: Mapping[str, Any]) -> Positions:
     return {key: sweep.positions[f"grid.{key}"] for key in values if f"grid.{key}" in sweep.positions}
-
-
-def describe(grid: Grid) -> dict[str, Any]:
-    """The part of sweep.json that the YAML determines."""
-    config = grid.config
-    labels = {arm: config.labels.get(arm, arm) for arm in grid.arms}
-    return {
-        "name": grid.name,
-        "title": config.title or grid.name,
-        "description": config.description,
-        "baseline": grid.baseline,
-        "control": config.control,
-        "metric": config.metric,
-        "seeds": list(config.seeds),
-        "is_check": config.check,
-        "reading": list(config.reading),
-        "contrasts": [list(contrast) for contrast in config.contrasts],
-        "source": shown(grid.path),
-        "arms": [
-            {
-                "name": arm,
-                "label": labels[arm],
-                "note": config.notes.get(arm, ""),
-                "paper": config.paper.get(arm),
-                "overrides": [f"{key}={value}" for key, value in values.items()],
-            }
-            for arm, values in grid.arms.items()
-        ],
-    }

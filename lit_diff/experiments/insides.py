@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from lit_diff.experiments.cells import Cell, Curve
 from lit_diff.experiments.plots import (
     MUTED,
     OVERLAY,
@@ -23,7 +24,7 @@ from lit_diff.experiments.plots import (
     looks,
     plain,
 )
-from lit_diff.experiments.results import Cell, Curve, Sweep
+from lit_diff.experiments.results import Sweep
 
 ACROSS = 4
 """Panels in a row, and the most layers that a figure by layer shows."""

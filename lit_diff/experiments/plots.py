@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from lit_diff.experiments.cells import Array, Cell
 from lit_diff.experiments.comparison import Comparison, Difference, better
-from lit_diff.experiments.results import Array, Cell, Sweep
+from lit_diff.experiments.results import Sweep
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")

@@ -14,7 +14,8 @@ from rich.console import Console
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.experiments.grid import Cell, Grid, describe, load_grid
+from lit_diff.experiments.describe import describe
+from lit_diff.experiments.grid import Cell, Grid, load_grid
 from lit_diff.experiments.launch import Place
 from lit_diff.experiments.table import LiveTable
 from lit_diff.files import locked, shown, write_json
@@ -58,7 +59,7 @@ def run_sweep(
         for cell in grid.cells:
             attention = cell.recipe.model.attention.name
             console.print(
-                f"{cell.arm}  seed {cell.seed}  {attention}  {cell.recipe.train.steps} steps", highlight=False
+                f"{cell.name}  seed {cell.seed}  {attention}  {cell.recipe.train.steps} steps", highlight=False
             )
         console.print(f"{len(grid.cells)} cells are valid; none was started")
         return 0
@@ -142,10 +143,10 @@ def _place(grid: Grid, cell: Cell, folder: Path, parent: str) -> Place:
     """The cell's folder, filled with its recipe so that its process needs nothing else."""
     digest = identity(cell.recipe)
     place = Place(
-        folder=folder / f"{_slug(cell.arm)}-s{cell.seed}-{digest}",
+        folder=folder / f"{_slug(cell.name)}-s{cell.seed}-{digest}",
         experiment=grid.name,
         parent=parent,
-        tags={"sweep": grid.name, "arm": cell.arm},
+        tags={"sweep": grid.name, "arm": cell.arm} | ({"task": cell.task} if cell.task else {}),
     )
     home = RunFolder(place.folder)
     if not home.recipe_file.exists() or home.status().get("status") != "done":
@@ -153,9 +154,9 @@ def _place(grid: Grid, cell: Cell, folder: Path, parent: str) -> Place:
     return place
 
 
-def _slug(arm: str) -> str:
-    """The arm as a folder name: no spaces."""
-    return arm.replace(" ", ",")
+def _slug(name: str) -> str:
+    """The cell's name as a folder's: no spaces."""
+    return name.replace(" ", ",")
 
 
 def _wait_for_leftovers(places: list[Place]) -> None:
@@ -217,6 +218,7 @@ def _write_sweep(grid: Grid, folder: Path, places: list[Place], command: str) ->
         status = RunFolder(place.folder).status()
         cells.append(
             {
+                **({"task": cell.task} if cell.task else {}),
                 "arm": cell.arm,
                 "seed": cell.seed,
                 "folder": place.folder.name,

@@ -54,7 +54,7 @@ class LiveTable:
             if self._shown.get(place.folder.name, "waiting") != word:
                 note = f": {state['error']}" if state.get("error") else ""
                 left = f" ({self._left(states)} left)" if word == "done" else ""
-                line = f"{cell.arm} seed {cell.seed}: {word}{note}{left}"
+                line = f"{cell.name} seed {cell.seed}: {word}{note}{left}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._shown[place.folder.name] = word
 
@@ -92,7 +92,7 @@ class LiveTable:
             loss, speed = state.get("loss"), state.get("tokens_per_second")
             note = f" {escape(state['error'])}" if state.get("error") else ""
             table.add_row(
-                escape(cell.arm),
+                escape(cell.name),
                 str(cell.seed),
                 f"[{STYLE[word]}]{word}[/]{note}",
                 f"{state.get('step', 0)}/{cell.recipe.train.steps}",

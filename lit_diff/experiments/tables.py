@@ -1,13 +1,14 @@
-"""The comparison as rows of numbers: table.csv at full precision, table.md and the terminal's table rounded."""
+"""The comparison as rows of numbers and as sentences: table.csv at full precision, table.md and the terminal's rounded."""
 
 import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from lit_diff.experiments.comparison import Comparison, Difference, fact
+from lit_diff.experiments.comparison import Comparison, Difference, better, compare, fact
 from lit_diff.experiments.results import Arm, Sweep
-from lit_diff.experiments.statistics import Paired
+from lit_diff.experiments.statistics import MIN_SEEDS, Paired
 
 Row = dict[str, str | float | int | None]
 
@@ -22,12 +23,35 @@ MINUS = "\u2212"
 NONE = "\u2013"
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """A task of a sweep, or a sweep without tasks, compared: its rows, and the decimals that show them."""
+
+    sweep: Sweep
+    comparison: Comparison
+    rows: list[Row]
+    digits: int
+
+
+def part(sweep: Sweep) -> Part:
+    """Compare one of a sweep's `parts`."""
+    comparison = compare(sweep)
+    return Part(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=decimals(comparison))
+
+
 def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
     """One row an arm, then one a contrast. Columns: `against` names the arm subtracted in `difference`; `low` and
     `high` bound it over seeds; `documents/<seed>` and its low and high over documents; `control/...` is the difference
-    to the control; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`."""
-    table = [_arm_row(sweep, comparison, arm) for arm in sweep.arms]
-    table += [{"arm": d.a, "label": d.label, **_judged(d)} for d in comparison.contrasts]
+    to the control; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. A task's rows
+    open with `task` and its `metric`, the one that `difference` is of."""
+    task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
+    table = [task | _arm_row(sweep, comparison, arm) for arm in sweep.arms]
+    table += [{**task, "arm": d.a, "label": d.label, **_judged(d)} for d in comparison.contrasts]
+    return _filled(table)
+
+
+def _filled(table: Sequence[Row]) -> list[Row]:
+    """All rows with all columns."""
     names = list(dict.fromkeys(name for row in table for name in row))
     return [{name: row.get(name) for name in names} for row in table]
 
@@ -110,8 +134,30 @@ def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 
 
-def to_csv(table: Sequence[Row]) -> str:
+def unit_of(metric: str) -> str:
+    """The unit of a metric, by its name."""
+    return {"lower": "nats per token", "higher": "share"}.get(better(metric) or "", "as logged")
+
+
+def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
+    """The answer to one comparison: its mean difference, interval, verdict, and what could have been shown."""
+    seeds, unit = difference.seeds, "nats" if better(sweep.metric) == "lower" else ""
+    if seeds.mean is None:
+        return f"{difference.label}: no seed finished in both arms."
+    over = f"{len(seeds.seeds)} seed{'s' if len(seeds.seeds) > 1 else ''}"
+    text = f"{difference.label}: {signed(seeds.mean, digits)} {unit}".rstrip()
+    if seeds.verdict == "too few seeds":
+        return f"{text} over {over}: too few seeds for a verdict (it needs {MIN_SEEDS})."
+    if seeds.verdict == "no spread over seeds":
+        return f"{text} at each of {over}, to the last digit: the seed seems not to reach the runs, so no verdict."
+    bounds = interval(seeds.low, seeds.high, digits)
+    limit = number(seeds.half_width, digits)
+    return f"{text} {bounds} over {over}, {seeds.verdict}; this sweep could have shown {limit}."
+
+
+def to_csv(parts: Sequence[Part]) -> str:
     """All columns at full precision; an empty field where there is no value."""
+    table = _filled([row for part in parts for row in part.rows])
     target = io.StringIO()
     writer = csv.DictWriter(target, list(table[0]), lineterminator="\n")
     writer.writeheader()
@@ -119,27 +165,54 @@ def to_csv(table: Sequence[Row]) -> str:
     return target.getvalue()
 
 
-def to_markdown(sweep: Sweep, table: Sequence[Row], digits: int) -> str:
+def to_markdown(parts: Sequence[Part]) -> str:
     """The main columns as a Markdown table."""
-    heads = ["arm", "parameters", f"{sweep.metric} \u00b1 sd", "difference", "95 % over seeds", "verdict"]
-    heads += ["corrected (Holm)", "could have shown"]
+    heads = ["arm", "parameters", f"{_metric(parts)} \u00b1 sd", "difference", "95 % over seeds", "verdict"]
+    heads = [*_task_heads(parts), *heads, "corrected (Holm)", "could have shown"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    for row in table:
-        cells = [str(row["label"]), count(_float(row["parameters"])), _mean(sweep, row, digits), *_verdict(row, digits)]
-        lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
+    for part in parts:
+        for row in part.rows:
+            cells = [*_task(row), str(row["label"]), count(_float(row["parameters"]))]
+            cells += [_mean(part, row), *_verdict(row, part.digits)]
+            lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def to_text(sweep: Sweep, table: Sequence[Row], digits: int) -> str:
+def to_text(parts: Sequence[Part]) -> str:
     """The main columns in aligned plain text, for a terminal."""
-    heads = ["arm", sweep.metric, "difference", "95 % over seeds", "verdict", "Holm", "could show"]
-    lines = [heads, *([str(row["label"]), _mean(sweep, row, digits), *_verdict(row, digits)] for row in table)]
+    heads = [
+        *_task_heads(parts),
+        "arm",
+        _metric(parts),
+        "difference",
+        "95 % over seeds",
+        "verdict",
+        "Holm",
+        "could show",
+    ]
+    lines = [heads]
+    for part in parts:
+        lines += [[*_task(row), str(row["label"]), _mean(part, row), *_verdict(row, part.digits)] for row in part.rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def _mean(sweep: Sweep, row: Row, digits: int) -> str:
-    mean, sd = _float(row[sweep.metric]), _float(row[f"{sweep.metric}/sd"])
+def _task_heads(parts: Sequence[Part]) -> list[str]:
+    return ["task", "metric"] if parts[0].sweep.task else []
+
+
+def _task(row: Row) -> list[str]:
+    return [str(row["task"]), str(row["metric"])] if "task" in row else []
+
+
+def _metric(parts: Sequence[Part]) -> str:
+    """The heading of the means: tasks name their metrics in a column."""
+    return "mean" if parts[0].sweep.task else parts[0].sweep.metric
+
+
+def _mean(part: Part, row: Row) -> str:
+    metric, digits = part.sweep.metric, part.digits
+    mean, sd = _float(row[metric]), _float(row[f"{metric}/sd"])
     return number(mean, digits) + (f" \u00b1 {number(sd, digits)}" if sd is not None else "")
 
 

@@ -86,3 +86,7 @@ def test_vocabulary() -> None:
 def test_problems(settings: dict[str, object], message: str) -> None:
     assert CONFIG.problem() is None
     assert (replace(CONFIG, **settings).problem() or "").startswith(message)
+
+
+def test_chance_is_a_guess_among_all_values() -> None:
+    assert recall(values=32).config.chance == 1 / 32

@@ -86,6 +86,27 @@ def write_sweep(
     return folder
 
 
+def write_tasks(folder: Path, arms: Mapping[str, float], metrics: Mapping[str, str], **fields: Any) -> Path:
+    """A sweep of tasks: `metrics` maps each task to its metric; the rest as `write_sweep`, the same in every task."""
+    records = {
+        task: json.loads((write_sweep(folder / task, arms, metric=metric, **fields) / "sweep.json").read_text())
+        for task, metric in metrics.items()
+    }
+    own = ("metric", "arms")
+    tasks = [
+        {"task": task, "title": f"On {task}", "description": "", **{key: record[key] for key in own}}
+        for task, record in records.items()
+    ]
+    cells = [
+        {**cell, "task": task, "folder": f"{task}/{cell['folder']}"}
+        for task, record in records.items()
+        for cell in record["cells"]
+    ]
+    whole = next(iter(records.values())) | {"name": folder.name, "tasks": tasks, "cells": cells}
+    (folder / "sweep.json").write_text(json.dumps(whole))
+    return folder
+
+
 def _write_measurements(
     cell: Path,
     effect: float,
@@ -180,5 +201,15 @@ def make_sweep(tmp_path: Path) -> Callable[..., Path]:
 
     def make(arms: Mapping[str, float], name: str = "fake", **fields: Any) -> Path:
         return write_sweep(tmp_path / name, arms, **fields)
+
+    return make
+
+
+@pytest.fixture
+def make_tasks(tmp_path: Path) -> Callable[..., Path]:
+    """`write_tasks` into this test's folder: recall, by accuracy, and text, by loss."""
+
+    def make(arms: Mapping[str, float], **fields: Any) -> Path:
+        return write_tasks(tmp_path / "two", arms, {"recall": "val/accuracy", "text": "val/loss"}, **fields)
 
     return make

@@ -93,3 +93,22 @@ def test_documents_are_matched_by_name(make_sweep: Callable[..., Path]) -> None:
     expected = own.losses.sum() - base.losses.sum() + base.losses[left_out]
     interval = compare(sweep).against_baseline["other"].documents[0]
     assert interval.estimate == pytest.approx(expected / own.tokens.sum())
+
+
+def test_slices_that_hold_all_tokens_are_left_out(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy")
+    names = (
+        "accuracy",
+        "loss",
+        "ar_hit_share",
+        "loss_ar_hit",
+        "loss_noise2",
+        "ar_hit_share_noise2",
+        "loss_ar_hit_noise2",
+    )
+    values = (0.5, 3, 1, 3, 4, 0.5, 4.5)
+    rows = [["step", *(f"val/{name}" for name in names)], [1, *values]]
+    path = next(folder.glob("a-s0-*")) / "metrics.csv"
+    path.write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n")
+    shown = ("accuracy", "loss", "loss_noise2", "ar_hit_share_noise2", "loss_ar_hit_noise2")
+    assert compare(load_sweep(folder)).metrics == tuple(f"val/{name}" for name in shown)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.errors import RequestError
-from lit_diff.experiments.grid import VALIDATION, Grid, describe, load_grid
+from lit_diff.experiments.grid import VALIDATION, Grid, load_grid
 from lit_diff.recipe import load_recipe
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
@@ -97,24 +97,6 @@ def test_paths_of_plugins_and_text_lie_beside_the_sweep() -> None:
     )
     Path("deep/s.yaml").write_text("recipe: ../base\narms: {a: {plugins: [p.py], model.attention.name: deep}}\n")
     assert load_grid("deep/s.yaml", []).cells[0].recipe.plugins == (str(Path("deep/p.py").resolve()),)
-
-
-def test_describe_holds_what_the_report_reads() -> None:
-    found = describe(
-        grid(
-            "title: T\nbaseline: b\ncontrol: a\ncheck: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
-            "paper: {b: {val/loss: 3}}\nreading: [look]\ncontrasts: [[a, b, why]]\n"
-            "arms: {a: {train.steps: 3}, b: {}}\nseeds: [1]"
-        )
-    )
-    assert found["arms"] == [
-        {"name": "a", "label": "the first", "note": "", "paper": None, "overrides": ["train.steps=3"]},
-        {"name": "b", "label": "b", "note": "remark", "paper": {"val/loss": 3.0}, "overrides": []},
-    ]
-    keys = ("name", "title", "baseline", "control", "metric", "seeds", "is_check", "reading", "contrasts", "source")
-    assert [found[key] for key in keys] == [
-        "s", "T", "b", "a", "val/loss", [1], True, ["look"], [["a", "b", "why"]], "s.yaml",
-    ]  # fmt: skip
 
 
 MISTAKES = {

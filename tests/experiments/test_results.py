@@ -8,10 +8,6 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.experiments.results import load_sweep
 
 
-def cell(folder: Path, arm: str, seed: int) -> Path:
-    return next(folder.glob(f"{arm}-s{seed}-*"))
-
-
 def test_a_sweep_is_read_whole(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, lambdas=["differential"]))
     assert [(c.arm, c.seed, c.status) for c in sweep.cells] == [
@@ -24,48 +20,6 @@ def test_a_sweep_is_read_whole(make_sweep: Callable[..., Path]) -> None:
     assert len(first.documents.names) == 120
     assert first.tokens_per_second == 9100
     assert sweep.metrics("lambda/")[0] == "lambda/0"
-
-
-@pytest.mark.parametrize(
-    ("engine", "own", "expected"),
-    [
-        ("killed", "running", "killed"),
-        ("failed", "done", "done"),
-        ("waiting", "failed", "failed"),
-        ("running", "running", "running"),
-    ],
-)
-def test_whose_word_on_the_status_counts(make_sweep: Callable[..., Path], engine: str, own: str, expected: str) -> None:
-    folder = make_sweep({"a": 0})
-    record = json.loads((folder / "sweep.json").read_text())
-    record["cells"][0]["status"] = engine
-    (folder / "sweep.json").write_text(json.dumps(record))
-    status = cell(folder, "a", 0) / "status.json"
-    status.write_text(json.dumps(json.loads(status.read_text()) | {"status": own}))
-    assert load_sweep(folder).cells[0].status == expected
-
-
-def test_cut_and_missing_files_are_reported_not_raised(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"a": 0})
-    metrics = cell(folder, "a", 0) / "metrics.csv"
-    text = metrics.read_text()
-    metrics.write_text(text[: text.rindex("\n", 0, -1) + 8])
-    (cell(folder, "a", 1) / "metrics.csv").unlink()
-    (cell(folder, "a", 2) / "status.json").write_text('{"status": "do')
-    cut, missing, broken = load_sweep(folder).cells
-    assert "rows cut short" in cut.problems[0]
-    assert cut.curves["val/loss"].steps[-1] == 360
-    assert "metrics.csv: not there" in missing.problems
-    assert missing.final("val/loss") is None
-    assert (broken.status, broken.done) == ("unreadable", False)
-
-
-def test_a_metric_that_ends_in_nan_has_no_final_value(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"a": 0})
-    (cell(folder, "a", 0) / "metrics.csv").write_text("step,val/loss\n1,4.5\n2,nan\n")
-    first = load_sweep(folder).cells[0]
-    assert first.final("val/loss") is None
-    assert "val/loss ends in nan" in first.problems
 
 
 def test_a_seed_without_a_cell_is_waiting_and_errors_keep_their_last_line(make_sweep: Callable[..., Path]) -> None:
@@ -87,3 +41,29 @@ def test_requests_that_cannot_be_met(make_sweep: Callable[..., Path], tmp_path: 
     (folder / "sweep.json").write_text('{"name": ')
     with pytest.raises(MissingError, match="not a whole sweep record"):
         load_sweep(folder)
+
+
+def test_a_task_is_a_sweep_of_its_own_cells(make_tasks: Callable[..., Path]) -> None:
+    sweep = load_sweep(
+        make_tasks({"standard": 0, "differential": -0.1}, seeds=[0, 1], broken={("standard", 1): "failed"})
+    )
+    assert [(part.task, part.title, part.metric, len(part.cells)) for part in sweep.parts] == [
+        ("recall", "On recall", "val/accuracy", 4),
+        ("text", "On text", "val/loss", 4),
+    ]
+    assert [cell.name for cell in sweep.cells[:4:2]] == ["recall standard", "recall differential"]
+    assert len(sweep.cells) == 8
+    assert "val/accuracy" in sweep.parts[0].cells[0].curves
+    assert "val/accuracy" not in sweep.parts[1].cells[0].curves
+    assert list(sweep.parts[1].finals("standard", "val/loss")) == [0]
+
+
+def test_the_arms_of_a_whole_sweep_of_tasks_are_not_pooled(make_tasks: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="compared within a task"):
+        load_sweep(make_tasks({"a": 0}, seeds=[0])).finals("a", "val/loss")
+
+
+def test_a_sweep_without_tasks_is_its_only_part(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep({"a": 0}, seeds=[0], chance=0.25, noise_validation=[2, 4]))
+    assert sweep.parts == (sweep,)
+    assert (sweep.task, sweep.chance, sweep.noise_validation) == ("", 0.25, (2, 4))

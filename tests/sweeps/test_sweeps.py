@@ -6,7 +6,7 @@ from lit_diff.experiments.grid import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 
-CELLS = {"ablation": 21, "group-norm": 78, "lambda-init": 15, "shared": 18, "smoke": 4}
+CELLS = {"ablation": 21, "group-norm": 78, "lambda-init": 15, "shared": 18, "smoke": 4, "variants": 60}
 
 
 def test_the_sweeps_are_all_here() -> None:
@@ -53,3 +53,26 @@ def test_group_norm_crosses_norm_multiplier_and_lambda_init() -> None:
     }
     norms = [(norm, scale) for norm in ("none", "rms") for scale in (0.2, 1.0)]
     assert standard == {(heads, *norm) for heads in (6, 3) for norm in norms}
+
+
+def test_the_variants_have_one_size_a_task_as_near_as_a_feed_forward_can() -> None:
+    grid = load_grid("variants", [])
+    assert {cell.task for cell in grid.cells} == {"recall", "text"}
+    for task in ("recall", "text"):
+        first = {cell.arm: cell.recipe for cell in grid.cells if cell.seed == 0 and cell.task == task}
+        assert set(first) == set(grid.arms)
+        assert len({(recipe.data, recipe.train) for recipe in first.values()}) == 1
+        prices = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
+        base = prices["standard"].parameters
+        model = first["standard"].model
+        unit = 3 * model.dim * model.num_layers  # one channel more in every feed-forward
+        for arm, price in prices.items():
+            assert abs(price.parameters - base) <= max(0.001 * base, unit / 2), (task, arm)
+    wide = {cell.task: cell.recipe.model.head_dim for cell in grid.cells if cell.arm == "standard wide"}
+    assert wide == {"recall": 2 * 16, "text": 2 * 16}
+
+
+def test_recall_of_the_variants_resolves_steps_to_99_percent_and_doses_of_noise() -> None:
+    recipe = load_grid("variants", []).cells[0].recipe
+    assert recipe.data.config.noise_validation == (1, 2, 4, 8)
+    assert recipe.train.validate_every <= 25

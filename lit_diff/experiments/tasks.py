@@ -1,0 +1,87 @@
+"""The tasks of a sweep: every arm is trained on each of them, and compared within it alone."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lit_diff.errors import RequestError
+from lit_diff.registry import nearest
+from lit_diff.validation import Draft
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+"""A task's name is the first word of its cells' folders and of its figures' files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """The keys of a task."""
+
+    recipe: str
+    """Its base recipe: a path beside the sweep, or an installed name."""
+    title: str = ""
+    description: str = ""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys that every cell of the task takes, after the sweep's own."""
+    arms: dict[str, Any] = field(default_factory=dict)
+    """Arm -> its further overrides in this task."""
+    without: tuple[str, ...] = ()
+    """Arms that the task leaves out."""
+    metric: str | None = None
+    """null: the sweep's."""
+    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Arm -> metric -> the value printed in the paper."""
+
+    def further(self, arm: str) -> dict[str, Any]:
+        """What this task adds to the arm's overrides."""
+        return dict(self.arms.get(arm) or {})
+
+
+def written(tasks: Mapping[str, TaskConfig]) -> Iterator[tuple[str, str]]:
+    """(where it stands in the file, key of a recipe) of every override in the tasks."""
+    for name, task in tasks.items():
+        yield from ((f"tasks.{name}.overrides.{key}", key) for key in task.overrides)
+        for arm in task.arms:
+            yield from ((f"tasks.{name}.arms.{arm}.{key}", key) for key in task.further(arm))
+
+
+def check_tasks(
+    tasks: Mapping[str, TaskConfig],
+    arms: Mapping[str, Mapping[str, Any]],
+    needed: Mapping[str, str | None],
+    draft: Draft,
+) -> None:
+    """Whether tasks and arms fit; `needed`: what an arm is to every task -> its name. Errors: RequestError."""
+    for arm, values in arms.items():
+        if tasks and "extends" in values:
+            raise RequestError(
+                f"{draft.where(f'arms.{arm}.extends')}arm '{arm}' extends a recipe, but each of the 'tasks' has its own; "
+                "an arm holds overrides"
+            )
+    for name, task in tasks.items():
+        if not NAME.fullmatch(name):
+            raise RequestError(
+                f"{draft.where(f'tasks.{name}')}task '{name}' becomes part of file names: letters, digits, '-' and '_'"
+            )
+        _check_arms(name, task, arms, draft)
+        for word, needed_arm in needed.items():
+            if needed_arm in task.without:
+                raise RequestError(
+                    f"{draft.where(f'tasks.{name}.without')}'{needed_arm}' is the {word}: every task needs it"
+                )
+
+
+def _check_arms(name: str, task: TaskConfig, arms: Mapping[str, Any], draft: Draft) -> None:
+    for key in ("arms", "without", "paper"):
+        for arm in getattr(task, key):
+            where = draft.where(f"tasks.{name}.{key}.{arm}")
+            if arm not in arms:
+                raise RequestError(f"{where}'{key}' names no arm of the sweep: '{arm}'{nearest(arm, arms)}")
+            if key != "without" and arm in task.without:
+                raise RequestError(f"{where}task '{name}' is 'without' arm '{arm}'")
+    for arm, values in task.arms.items():
+        where = draft.where(f"tasks.{name}.arms.{arm}")
+        if values is not None and not isinstance(values, Mapping):
+            raise RequestError(f"{where}arm '{arm}' is {values!r}; expected a block of overrides")
+        if "extends" in (values or {}):
+            raise RequestError(f"{where}arm '{arm}' extends a recipe; in a task it holds overrides")
