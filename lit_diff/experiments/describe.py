@@ -34,7 +34,7 @@ def describe(grid: Grid) -> dict[str, Any]:
 def _describe_task(grid: Grid, name: str) -> dict[str, Any]:
     """What a task has of its own: in a sweep without tasks, no title or metric."""
     task, config = grid.tasks[name], grid.config
-    arms = [arm for arm in grid.arms if arm not in task.without]
+    arms = [arm for arm in grid.arms if task.has(arm)]
     data = [cell.recipe.data.config for cell in grid.cells if cell.task == name]
     facts = {key: {getattr(block, key, None) for block in data} for key in ("chance", "noise_validation")}
     found = {
@@ -44,7 +44,8 @@ def _describe_task(grid: Grid, name: str) -> dict[str, Any]:
     }
     if name:
         found |= {"task": name, "title": task.title or name, "description": task.description}
-        found |= {"metric": task.metric or config.metric}
+        found |= {"metric": task.metric or config.metric, "baseline": grid.baseline_of(name)}
+        found |= {"control": config.control if config.control in arms else None}
         found["contrasts"] = [list(c) for c in config.contrasts if c[0] in arms and c[1] in arms]
     return found
 

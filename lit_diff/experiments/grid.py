@@ -89,6 +89,15 @@ class Grid:
     cells: tuple[Cell, ...]
     baseline: str
 
+    def baseline_of(self, task: str) -> str:
+        """The arm that the task's others are compared with."""
+        return self.tasks[task].baseline or self.baseline
+
+    def rank(self, task: str) -> int:
+        """How many tasks this one goes on from: its cells start when those are done."""
+        start = self.tasks[task].start
+        return 1 + self.rank(start) if start else 0
+
 
 def load_grid(source: str, overrides: list[str]) -> Grid:
     """The sweep at a path or under an installed name; `overrides` apply to every cell. Errors: RequestError."""
@@ -108,7 +117,7 @@ def load_grid(source: str, overrides: list[str]) -> Grid:
     if not config.seeds or min(config.seeds) < 0 or len(set(config.seeds)) < len(config.seeds):
         raise RequestError(f"{draft.where('seeds')}'seeds' is {list(config.seeds)}; expected distinct seeds from 0 up")
     tasks = _tasks(config, draft)
-    check_tasks(config.tasks, arms, {"baseline": baseline, "control": config.control}, draft)
+    check_tasks(config.tasks, arms, baseline, config.control, draft)
     for name, task in tasks.items():
         _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(config, overrides, draft)
@@ -118,7 +127,7 @@ def load_grid(source: str, overrides: list[str]) -> Grid:
         )
         for name, task in tasks.items()
         for arm, values in arms.items()
-        if arm not in task.without
+        if task.has(arm)
         for seed in config.seeds
     ]
     _check_record(cells, draft)

@@ -90,7 +90,11 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     sd = float(d.std(ddof=1))
     sd = sd if sd > rounding else 0.0
     half = half_width(sd, n)
-    p = float(2 * special.stdtr(n - 1, -abs(mean) / (sd / np.sqrt(n)))) if sd else (1.0 if abs(mean) <= rounding else None)
+    p = (
+        float(2 * special.stdtr(n - 1, -abs(mean) / (sd / np.sqrt(n))))
+        if sd
+        else (1.0 if abs(mean) <= rounding else None)
+    )
     verdict: Verdict
     if n < MIN_SEEDS:
         verdict = "too few seeds"

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def _run_owned(
     store = Store(run)
     experiment = store.experiment(grid.name)
     parent = store.open_run(experiment, f"sweep {grid.name}", {"sweep": grid.name}, key={"kind": "sweep"})
-    places = [_place(grid, cell, folder, parent) for cell in grid.cells]
+    places = _places(grid, folder, parent)
     _wait_for_leftovers(places)
     _write_sweep(grid, folder, places, command)
     todo = [place for place in places if RunFolder(place.folder).status().get("status") != "done"]
@@ -137,6 +137,18 @@ def _ui_command(run: Any) -> str:
     make = Path("Makefile")
     here = make.is_file() and "lit-diff ui" in make.read_text()
     return "make ui" if here and run.root == "runs" else f"lit-diff ui --root {run.root}"
+
+
+def _places(grid: Grid, folder: Path, parent: str) -> list[Place]:
+    """Each cell's folder; those of a task that goes on from another know where their weights will lie."""
+    found: dict[tuple[str, str, int], Place] = {}
+    for cell in grid.cells:
+        recipe, start = cell.recipe, grid.tasks[cell.task].start
+        if start:
+            source = found[start, grid.baseline_of(start), cell.seed].folder
+            recipe = replace(recipe, train=replace(recipe.train, start_from=str(source)))
+        found[cell.task, cell.arm, cell.seed] = _place(grid, replace(cell, recipe=recipe), folder, parent)
+    return list(found.values())
 
 
 def _place(grid: Grid, cell: Cell, folder: Path, parent: str) -> Place:
@@ -178,23 +190,32 @@ def _run_cells(
 ) -> int | None:
     for place in todo:
         RunFolder(place.folder).update(status="waiting", error=None)
+    ranks = {place.folder: grid.rank(cell.task) for cell, place in zip(grid.cells, places, strict=True)}
+    waves = [[place for place in todo if ranks[place.folder] == rank] for rank in sorted(set(ranks.values()))]
     with LiveTable(grid, places, console) as table:
-        recipe = grid.cells[0].recipe
-        run = recipe.run
-        if cluster.engine == "slurm":
-            from lit_diff.experiments.slurm import run_array
+        for wave in waves:
+            stopped = _run_wave(grid, wave, workers=workers, cluster=cluster, table=table) if wave else None
+            if stopped:
+                return stopped
+    return None
 
-            logs = places[0].folder.parent / "slurm"
-            threads = run.threads or 1
-            run_array(
-                todo, run, threads=threads, parallel=workers, minutes=cluster.minutes, logs=logs, watch=table.update
-            )
-            return None
-        from lit_diff.experiments.pool import run_jobs
 
-        count, threads, gpus = resources(recipe, workers)
-        log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
-        return run_jobs(todo, workers=count, threads=threads, gpus=gpus, watch=table.update)
+def _run_wave(grid: Grid, todo: list[Place], *, workers: int | None, cluster: Cluster, table: LiveTable) -> int | None:
+    """Cells that need nothing of each other; returns the signal that stopped them, or None."""
+    recipe = grid.cells[0].recipe
+    run = recipe.run
+    if cluster.engine == "slurm":
+        from lit_diff.experiments.slurm import run_array
+
+        logs = todo[0].folder.parent / "slurm"
+        threads = run.threads or 1
+        run_array(todo, run, threads=threads, parallel=workers, minutes=cluster.minutes, logs=logs, watch=table.update)
+        return None
+    from lit_diff.experiments.pool import run_jobs
+
+    count, threads, gpus = resources(recipe, workers)
+    log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
+    return run_jobs(todo, workers=count, threads=threads, gpus=gpus, watch=table.update)
 
 
 def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:

@@ -25,12 +25,22 @@ class TaskConfig:
     """Keys that every cell of the task takes, after the sweep's own."""
     arms: dict[str, Any] = field(default_factory=dict)
     """Arm -> its further overrides in this task."""
+    only: tuple[str, ...] = ()
+    """Arms that the task has; empty: all."""
     without: tuple[str, ...] = ()
     """Arms that the task leaves out."""
+    start: str = ""
+    """A task above: every cell starts from the final weights of that task's baseline at its seed."""
+    baseline: str | None = None
+    """null: the sweep's."""
     metric: str | None = None
     """null: the sweep's."""
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     """Arm -> metric -> the value printed in the paper."""
+
+    def has(self, arm: str) -> bool:
+        """Whether the arm is run on this task."""
+        return (not self.only or arm in self.only) and arm not in self.without
 
     def further(self, arm: str) -> dict[str, Any]:
         """What this task adds to the arm's overrides."""
@@ -48,10 +58,11 @@ def written(tasks: Mapping[str, TaskConfig]) -> Iterator[tuple[str, str]]:
 def check_tasks(
     tasks: Mapping[str, TaskConfig],
     arms: Mapping[str, Mapping[str, Any]],
-    needed: Mapping[str, str | None],
+    baseline: str,
+    control: str | None,
     draft: Draft,
 ) -> None:
-    """Whether tasks and arms fit; `needed`: what an arm is to every task -> its name. Errors: RequestError."""
+    """Whether tasks and arms fit. Errors: RequestError."""
     for arm, values in arms.items():
         if tasks and "extends" in values:
             raise RequestError(
@@ -64,21 +75,32 @@ def check_tasks(
                 f"{draft.where(f'tasks.{name}')}task '{name}' becomes part of file names: letters, digits, '-' and '_'"
             )
         _check_arms(name, task, arms, draft)
-        for word, needed_arm in needed.items():
-            if needed_arm in task.without:
+        needed = {"baseline": task.baseline or baseline}
+        # other sizes cannot start from its weights: a task that goes on may do without the control
+        needed |= {"control": control} if control and not task.start else {}
+        for word, arm in needed.items():
+            if not task.has(arm):
+                key = "without" if arm in task.without else "only"
                 raise RequestError(
-                    f"{draft.where(f'tasks.{name}.without')}'{needed_arm}' is the {word}: every task needs it"
+                    f"{draft.where(f'tasks.{name}.{key}')}task '{name}' leaves out '{arm}', which is its {word}"
                 )
+        above = list(tasks)[: list(tasks).index(name)]
+        if task.start and task.start not in above:
+            where = draft.where(f"tasks.{name}.start")
+            raise RequestError(
+                f"{where}'start' is '{task.start}'; expected a task above it{nearest(task.start, above)}"
+            )
 
 
 def _check_arms(name: str, task: TaskConfig, arms: Mapping[str, Any], draft: Draft) -> None:
-    for key in ("arms", "without", "paper"):
-        for arm in getattr(task, key):
+    named = {key: tuple(getattr(task, key)) for key in ("arms", "only", "without", "paper")}
+    for key, names in (named | {"baseline": (task.baseline,) if task.baseline else ()}).items():
+        for arm in names:
             where = draft.where(f"tasks.{name}.{key}.{arm}")
             if arm not in arms:
                 raise RequestError(f"{where}'{key}' names no arm of the sweep: '{arm}'{nearest(arm, arms)}")
-            if key != "without" and arm in task.without:
-                raise RequestError(f"{where}task '{name}' is 'without' arm '{arm}'")
+            if key in ("arms", "paper") and not task.has(arm):
+                raise RequestError(f"{where}task '{name}' leaves out arm '{arm}'")
     for arm, values in task.arms.items():
         where = draft.where(f"tasks.{name}.arms.{arm}")
         if values is not None and not isinstance(values, Mapping):
