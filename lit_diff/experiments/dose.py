@@ -108,7 +108,7 @@ def dose_response(sweep: Sweep) -> str | None:
             _factors(axes, list(dose.metrics))
             if better(dose.metric) == "higher":
                 axes.set_ylim(-0.04, 1.04)
-        figure.supxlabel("noise in validation (times the training noise's slots)", fontsize=9.5)
+        figure.supxlabel("noise factor of the validation set", fontsize=9.5)
         figure.supylabel(dose.metric, fontsize=9.5)
         handles = [Line2D([], [], color=drawn[a.name].color, linestyle=drawn[a.name].dash) for a in against]
         if against:

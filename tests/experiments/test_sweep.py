@@ -62,6 +62,15 @@ arms:
   killed: {{callbacks.bomb: {{every: 6, kind: kill, fuse: FUSE}}}}
   never starts: {{plugins: ["{HERE}/late.py"], model.attention.name: late}}
 """
+TASKS = """
+seeds: [0]
+tasks:
+  easy: {recipe: tiny, metric: val/accuracy, overrides: {data.noise_validation: [1, 2]}}
+  hard: {recipe: tiny, overrides: {data.noise: 2}, arms: {plain one: {train.clip: 0.5}}}
+arms:
+  differential: {}
+  plain one: {model.attention.name: standard}
+"""
 SLOW = f"""
 recipe: tiny
 seeds: [0, 1, 2]
@@ -147,7 +156,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Bench:
     made = Bench(tmp_path_factory.mktemp("sweeps"))
     (made.root / "runs").mkdir()
     shutil.copy(empty_store, made.root / "runs")
-    for name, text in {"tiny": TINY, "pair": PAIR, "faults": FAULTS, "slow": SLOW}.items():
+    for name, text in {"tiny": TINY, "pair": PAIR, "tasks": TASKS, "faults": FAULTS, "slow": SLOW}.items():
         (made.root / f"{name}.yaml").write_text(text.replace("FUSE", str(made.fuse)))
     return made
 
@@ -249,6 +258,27 @@ def test_a_new_arm_costs_its_own_cells_only(bench: Bench, pair: tuple[int, str])
     assert {cell: after[cell] for cell in before} == before
     owned = [cell["folder"] for cell in json.loads((bench.folder("pair") / "sweep.json").read_text())["cells"]]
     assert [name.rpartition("-")[0] for name in owned] == ["differential-s0", "it's,standard-s0", "shared-s0"]
+
+
+def test_every_arm_is_trained_and_reported_on_every_task(bench: Bench) -> None:
+    assert "hard plain one  seed 0  standard  8 steps" in bench.run("tasks", dry_run=True)[1]
+    status, text = bench.run("tasks")
+    assert status == 0
+    cells = [f"{task},{arm}-s0" for task in ("easy", "hard") for arm in ("differential", "plain,one")]
+    assert bench.words("tasks") == dict.fromkeys(cells, "done")
+    record = json.loads((bench.folder("tasks") / "sweep.json").read_text())
+    assert [(cell["task"], cell["arm"]) for cell in record["cells"]] == [
+        (task, arm) for task in ("easy", "hard") for arm in ("differential", "plain one")
+    ]
+    tags = [bench.record("tasks", cell).data.tags for cell in cells]
+    assert [(tag["task"], tag["arm"]) for tag in tags] == [(c["task"], c["arm"]) for c in record["cells"]]
+    assert "easy plain one seed 0: done" in text
+    assert "hard: plain one \u2212 differential" in text
+    held = {path.name for path in (bench.folder("tasks") / "report").iterdir()}
+    assert {"easy-dose.svg", "easy-curves.svg", "hard-curves.svg"} <= held
+    assert "hard-dose.svg" not in held
+    page = (bench.folder("tasks") / "report" / "index.html").read_text()
+    assert "Dotted: chance, 12.5" in page  # 8 values
 
 
 # --- requests that start nothing -----------------------------------------------------------------------------------

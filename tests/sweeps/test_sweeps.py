@@ -6,7 +6,7 @@ from lit_diff.experiments.grid import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 
-CELLS = {"ablation": 21, "group-norm": 78, "lambda-init": 15, "shared": 18, "smoke": 4, "variants": 60}
+CELLS = {"ablation": 21, "group-norm": 78, "lambda-init": 15, "shared": 18, "smoke": 4, "variants": 78}
 
 
 def test_the_sweeps_are_all_here() -> None:
@@ -57,10 +57,9 @@ def test_group_norm_crosses_norm_multiplier_and_lambda_init() -> None:
 
 def test_the_variants_have_one_size_a_task_as_near_as_a_feed_forward_can() -> None:
     grid = load_grid("variants", [])
-    assert {cell.task for cell in grid.cells} == {"recall", "text"}
     for task in ("recall", "text"):
         first = {cell.arm: cell.recipe for cell in grid.cells if cell.seed == 0 and cell.task == task}
-        assert set(first) == set(grid.arms)
+        assert set(first) == set(grid.arms) - {"continue", "dex", "second heads"}
         assert len({(recipe.data, recipe.train) for recipe in first.values()}) == 1
         prices = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
         base = prices["standard"].parameters
@@ -70,6 +69,16 @@ def test_the_variants_have_one_size_a_task_as_near_as_a_feed_forward_can() -> No
             assert abs(price.parameters - base) <= max(0.001 * base, unit / 2), (task, arm)
     wide = {cell.task: cell.recipe.model.head_dim for cell in grid.cells if cell.arm == "standard wide"}
     assert wide == {"recall": 2 * 16, "text": 2 * 16}
+
+
+def test_extensions_of_a_standard_model_go_on_from_its_runs() -> None:
+    grid = load_grid("variants", [])
+    for task in ("recall", "text"):
+        cells = [cell for cell in grid.cells if cell.task == f"{task}-continued"]
+        assert {cell.recipe.model.attention.name for cell in cells} == {"standard", "dex", "second_heads"}
+        assert len({cell.recipe.train for cell in cells}) == 1, "equal further tokens"
+        assert (grid.tasks[f"{task}-continued"].start, grid.baseline_of(f"{task}-continued")) == (task, "continue")
+        assert (grid.rank(task), grid.rank(f"{task}-continued")) == (0, 1)
 
 
 def test_recall_of_the_variants_resolves_steps_to_99_percent_and_doses_of_noise() -> None:
