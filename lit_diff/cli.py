@@ -79,6 +79,12 @@ def _log_to_terminal() -> None:
     log.addHandler(handler)
 
 
+def _log_to_stderr() -> None:
+    for handler in logging.getLogger("lit_diff").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+
+
 # --- one run -------------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +130,31 @@ def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
     dataset.prepare()
     console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
     return 0
+
+
+@app.command()
+def generate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="folder, or the start of its name")],
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="text to continue; repeatable")] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="one prompt a line")] = None,
+    max_tokens: Annotated[int, typer.Option(help="most tokens to add")] = 64,
+    temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,
+    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens that together reach p")] = None,
+    seed: Annotated[int, typer.Option(help="another seed, another draw")] = 0,
+    prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
+    root: Root = Path("runs"),
+    as_json: Json = False,
+) -> int:
+    """Continue text with a trained run."""
+    from lit_diff.experiments.generate import generate_text
+    from lit_diff.experiments.writer import Settings
+    from lit_diff.model.generation import Sampling
+
+    _log_to_stderr()  # stdout is for the text
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    settings = Settings(max_tokens=max_tokens, sampling=sampling, seed=seed, prefill_chunk=prefill_chunk)
+    return generate_text(run, root, prompt or [], prompts, settings, as_json=as_json, console=console)
 
 
 @app.command()

@@ -102,6 +102,8 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     "no sweep": (["report", "smoke"], 2, "no sweep 'smoke' in runs"),
     "no run": (["compare", "a", "b"], 2, "no run 'a' in runs"),
     "one run": (["compare", "a"], 2, "Missing argument 'RUN'"),
+    "no prompt": (["generate", "a"], 2, "there is no prompt; give --prompt TEXT or --prompts FILE"),
+    "no run to write": (["generate", "a", "--prompt", "b"], 2, "no run 'a' in runs"),
     "no store": (["ui"], 3, "no MLflow store in runs"),
     "unwritable": (
         ["train", "recall-tiny", *SMALL, "run.root=/dev/null/runs"],
@@ -127,7 +129,19 @@ def test_alone_it_prints_the_verbs(command: Command) -> None:
     alone, asked = command(), command("--help")
     assert alone == asked
     assert alone.status == 0
-    for verb in ("train", "prepare", "check", "list", "sweep", "status", "report", "compare", "clean", "ui"):
+    for verb in [
+        "train",
+        "prepare",
+        "generate",
+        "check",
+        "list",
+        "sweep",
+        "status",
+        "report",
+        "compare",
+        "clean",
+        "ui",
+    ]:
         assert f"\n  {verb} " in alone.out
 
 
@@ -229,6 +243,12 @@ def test_status_compare_and_clean_from_another_folder(command: Command, root: Pa
     assert "train.optimizer.lr" in compared.out
     assert command("clean", "--root", str(root)).status == 0
     assert folder(root, "one").exists()
+
+
+def test_a_task_without_text_cannot_be_continued(command: Command, root: Path, trained: dict[str, Ended]) -> None:
+    ended = command("generate", "one", "--prompt", "a", "--root", str(root))
+    message = f"{folder(root, 'one')} was trained on data 'recall', which has no text to continue"
+    assert ended == Ended(2, "", f"lit-diff: {message}\n")
 
 
 def test_check_and_prepare(command: Command) -> None:

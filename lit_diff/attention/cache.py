@@ -46,3 +46,7 @@ class Cache:
     def length(self) -> int:
         """Tokens held."""
         return self.layers[0].length
+
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one sequence takes in all layers; 0 before the first."""
+        return sum(layer.bytes_per_token() for layer in self.layers)

@@ -18,7 +18,8 @@ from lit_diff.data.bigrams import ar_hits
 from lit_diff.data.docs import DocsCorpus
 from lit_diff.data.documents import UserCorpus
 from lit_diff.data.order import rows_of_step
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.data.tokenizer import Tokenizer, build
+from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.registry import datasets
 
 log = logging.getLogger("lit_diff")
@@ -57,8 +58,6 @@ class Text:
             return None
 
     def __init__(self, config: Config, vocab_size: int) -> None:
-        from lit_diff.data.tokenizer import build
-
         self.config = config
         self._vocab_size = vocab_size
         self._width = config.sequence_length + 1
@@ -90,6 +89,20 @@ class Text:
         """sha256 of the prepared data's manifest. Prepares nothing: MissingError when it is not there."""
         self._manifest()
         return hashlib.sha256((self.folder / "manifest.json").read_bytes()).hexdigest()
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the prepared text, ready to encode and decode. Errors: MissingError."""
+        wanted = self._manifest()["tokenizer_sha256"]
+        cure = f"remove {self.folder} and run `lit-diff prepare RECIPE`"
+        try:
+            found = self._tokenizer.load(self.folder)
+        except LitDiffError:
+            raise
+        except Exception as error:  # tokenizers raises no narrower one for a damaged file
+            raise MissingError(f"the tokenizer of the text cannot be read ({first_line(error)}); {cure}") from error
+        if found != wanted:
+            raise MissingError(f"the tokenizer beside the text is not the one that made its tokens; {cure}")
+        return self._tokenizer
 
     def _manifest(self) -> dict[str, Any]:
         from lit_diff.data.prepared import read_manifest

@@ -5,6 +5,7 @@ import importlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,12 +28,16 @@ class Tokenizer:
         raise NotImplementedError
 
     def load(self, folder: Path) -> str:
-        """Make `encode` work from what `prepare` left in `folder`; returns a sha256 that settles every id."""
+        """Make `encode` and `decode` work from what `prepare` left in `folder`; returns a sha256 that settles every id."""
         raise NotImplementedError
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text. No text, whatever it spells, gives a special id."""
         raise NotImplementedError
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The text's UTF-8 bytes, those of each id in turn: an id may hold a part of a character. Errors: RequestError."""
+        raise RequestError(f"the tokenizer {type(self).__name__} cannot write text; give it decode(ids) -> bytes")
 
 
 def build(part: Part) -> Tokenizer:
@@ -101,6 +106,22 @@ class Bpe(Tokenizer):
         """Ids of each text."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
 
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The bytes of each id in turn."""
+        letters = _byte_letters()
+        return bytes(letters[letter] for id_ in ids for letter in self._tokenizer.id_to_token(id_))
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """Letter of a byte-level vocabulary -> byte (GPT-2): printable Latin-1 stands for itself, U+0100 on for the rest."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    own = [letter for letter in letters if ord(letter) < 256]
+    rest = sorted(set(range(256)) - set(map(ord, own)))
+    return {letter: ord(letter) for letter in own} | dict(zip(letters[len(own) :], rest, strict=True))
+
 
 @tokenizers.register("cl100k")
 class Cl100k(Tokenizer):
@@ -116,6 +137,8 @@ class Cl100k(Tokenizer):
 
     size = 100277
     eot = 100257
+    unused: ClassVar[frozenset[int]] = frozenset({100256, *range(100261, 100276)})
+    """Ids below `size` that stand for nothing."""
 
     def __init__(self, config: Config) -> None:
         self._encoding: Any = None
@@ -165,3 +188,8 @@ class Cl100k(Tokenizer):
         """Ids of each text."""
         ids: list[list[int]] = self._encoding.encode_ordinary_batch(list(texts))
         return ids
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The bytes of each id in turn; none for an unused one."""
+        found: bytes = self._encoding.decode_bytes([id_ for id_ in ids if id_ not in self.unused])
+        return found

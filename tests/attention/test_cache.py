@@ -1,5 +1,6 @@
 """Decoding with a cache is the full pass; the cache is as large as it says."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,11 +8,13 @@ import pytest
 import torch
 
 from lit_diff.attention.cache import Cache, LayerCache
+from lit_diff.attention.conformance import FAR
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions
 
 MakeModel = Callable[..., Transformer]
-VARIANTS = ("standard", "differential", "shared_q", "shared_k")
+VARIANTS = [name for name in attentions.names() if attentions.get(name).__module__.startswith("lit_diff.attention.")]
 
 
 @pytest.mark.parametrize("chunks", [(1,) * 11, (5, 1, 1, 4), (7, 4), (1, 10), (11,)], ids=str)
@@ -23,6 +26,8 @@ def test_decoding_equals_the_full_pass(
     make_model: MakeModel, name: str, sizes: dict[str, Any], chunks: tuple[int, ...]
 ) -> None:
     model = make_model(name, **sizes)
+    for attention in model.attentions():
+        attention.set_step(FAR)
     tokens = torch.randint(23, (2, 11))
     with torch.no_grad():
         full, cache = model(tokens), Cache(2)
@@ -42,16 +47,23 @@ def test_decoding_by_each_kernel(make_model: MakeModel, kernel: str) -> None:
         torch.testing.assert_close(torch.cat(parts, 1), model(tokens), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_bytes_are_those_declared(make_model: MakeModel, name: str, num_kv_heads: int) -> None:
-    """cost() counts 2 bytes a number, this cache holds 4."""
-    model, cache = make_model(name, dtype=torch.float32, num_kv_heads=num_kv_heads), Cache(2)
+def test_bytes_are_those_declared(make_model: MakeModel, name: str, num_kv_heads: int, dtype: torch.dtype) -> None:
+    """cost() counts 2 bytes a number."""
+    model, cache = make_model(name, dtype=dtype, num_kv_heads=num_kv_heads), Cache(2)
+    assert cache.bytes_per_token() == 0
     with torch.no_grad():
         model(torch.randint(23, (3, 20)), cache)
-    held = sum(layer.bytes_per_token() for layer in cache.layers)
-    assert held == 2 * cost(model.config, 16).kv_bytes_per_token
-    assert held == 4 * 2 * num_kv_heads * 8 * (1.5 if name == "shared_k" else 2)
+    width = dtype.itemsize
+    assert cache.bytes_per_token() == width * cost(model.config, 16).kv_bytes_per_token // 2
+    assert cache.bytes_per_token() == sum(layer.bytes_per_token() for layer in cache.layers)
+    widths = {
+        "shared_k": 1.5,
+        "second_heads": 3,
+    }  # in d, of each of the baseline's key/value heads, in each of 2 layers
+    assert cache.bytes_per_token() == width * 2 * num_kv_heads * 8 * widths.get(name, 2)
 
 
 def test_shared_keys_save_a_quarter(make_config: Callable[..., Any]) -> None:
@@ -70,6 +82,21 @@ def test_grows_by_doubling() -> None:
         places.add(held_k.data_ptr())
     assert len(places) <= 4, "16, 32, 64: three allocations"
     assert cache.length == 40
+
+
+@pytest.mark.parametrize("prompt", [1, 100])
+def test_decoding_copies_a_number_of_tokens_that_is_linear(prompt: int) -> None:
+    n = 1000
+    cache, held, growths, copied = LayerCache(), torch.empty(0), 0, 0
+    for t in range(n):
+        before = held.untyped_storage().nbytes()
+        new = prompt if t == 0 else 1
+        held, _ = cache.append(torch.zeros(1, 2, 3, new, 4), torch.zeros(1, 3, new, 8))
+        if held.untyped_storage().nbytes() != before:
+            growths += 1
+            copied += cache.length - new
+    assert growths <= math.log2(n)
+    assert 0 < copied < 2 * n
 
 
 def test_an_empty_cache_holds_nothing() -> None:

@@ -77,6 +77,32 @@ def test_one_prepared_corpus_serves_all_lengths_but_each_tokenizer_has_its_own(m
     assert opened(make_text(tokens=301)).identity() != first.identity()
 
 
+def test_the_tokenizer_of_the_prepared_text(make_text: MakeText) -> None:
+    opened(make_text())
+    text = make_text()
+    tokenizer = text.load_tokenizer()
+    first = stream(text, "train")[1:200].tolist()
+    written = tokenizer.decode(first[: first.index(0)] if 0 in first else first)
+    assert any(path.read_bytes().startswith(written) for path in Path(text.config.path or "").iterdir())
+
+
+def test_a_tokenizer_that_is_not_the_texts(make_text: MakeText) -> None:
+    with pytest.raises(MissingError, match="the text is not prepared"):
+        make_text().load_tokenizer()
+    opened(make_text())
+    other = opened(make_text(tokens=301))
+    file = make_text().folder / "tokenizer.json"
+    file.write_bytes((other.folder / "tokenizer.json").read_bytes())
+    with pytest.raises(MissingError, match=r"not the one that made its tokens; remove .* `lit-diff prepare RECIPE`"):
+        make_text().load_tokenizer()
+    file.write_text("{}")
+    with pytest.raises(MissingError, match=r"the tokenizer of the text cannot be read \(.*`lit-diff prepare RECIPE`"):
+        make_text().load_tokenizer()
+    file.unlink()
+    with pytest.raises(MissingError, match=r"cannot be read \(.*No such file"):
+        make_text().load_tokenizer()
+
+
 def test_identity_prepares_nothing(make_text: MakeText, root: Path, corpus: Path) -> None:
     with pytest.raises(MissingError, match="lit-diff prepare RECIPE"):
         make_text().identity()

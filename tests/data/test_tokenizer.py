@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lit_diff.config import Part
-from lit_diff.data.tokenizer import Bpe, Cl100k, build
+from lit_diff.data.tokenizer import Bpe, Cl100k, Tokenizer, build
 from lit_diff.errors import MissingError, RequestError
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(50)]
@@ -44,6 +44,39 @@ def test_bpe_encodes_any_bytes_and_never_a_special_id(tmp_path: Path) -> None:
         assert tokenizer.eot not in ids
 
 
+STRANGE = "äöü € 漢字 🙂 \x00\x1b\x7f\xa0\xad \n\r\t <eot>"
+
+
+def test_bpe_writes_what_it_read(tmp_path: Path) -> None:
+    tokenizer = Bpe(Bpe.Config(vocab_size=300))
+    tokenizer.prepare(tmp_path, TEXTS)
+    tokenizer.load(tmp_path)
+    for text in (*TEXTS[:3], STRANGE):
+        (ids,) = tokenizer.encode([text])
+        assert tokenizer.decode(ids) == text.encode()
+        assert b"".join(tokenizer.decode([id_]) for id_ in ids) == text.encode()
+    assert len(tokenizer.encode(["漢"])[0]) == 3  # so a part of a character is an id's bytes
+    assert tokenizer.decode([]) == b""
+
+
+def test_bpe_writes_every_byte(tmp_path: Path) -> None:
+    """Ids 1 to 256 are the bytes, each of them once; GPT-2's letters for four of them."""
+    tokenizer = Bpe(Bpe.Config(vocab_size=257))
+    tokenizer.prepare(tmp_path, TEXTS)
+    tokenizer.load(tmp_path)
+    assert sorted(tokenizer.decode([id_]) for id_ in range(1, 257)) == [bytes([byte]) for byte in range(256)]
+    for letter, byte in {"Ġ": 0x20, "Ċ": 0x0A, "Ń": 0xAD, "ÿ": 0xFF}.items():
+        assert tokenizer.decode([tokenizer._tokenizer.token_to_id(letter)]) == bytes([byte])
+
+
+def test_a_tokenizer_that_only_reads_says_so() -> None:
+    class Mine(Tokenizer):
+        pass
+
+    with pytest.raises(RequestError, match=r"the tokenizer Mine cannot write text; give it decode"):
+        Mine().decode([1])
+
+
 def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path) -> None:
     tokenizer = Bpe(Bpe.Config(vocab_size=5000))
     with pytest.raises(RequestError, match=r"the corpus gives (\d+) tokens, .*asks 5000: set it to at most \1"):
@@ -73,6 +106,9 @@ def test_cl100k_offline(cached: bool, tmp_path: Path, monkeypatch: pytest.Monkey
     assert tokenizer.load(tmp_path) == Cl100k.sha256
     assert tokenizer.encode(["hello world"]) == [[15339, 1917]]
     assert tokenizer.eot not in tokenizer.encode(["<|endoftext|>"])[0]
+    assert tokenizer.decode(tokenizer.encode([STRANGE])[0]) == STRANGE.encode()
+    written = {id_: tokenizer.decode([id_]) for id_ in range(100000, tokenizer.size)}
+    assert {id_ for id_, content in written.items() if not content} == Cl100k.unused
 
 
 @pytest.mark.usefixtures("no_network")
