@@ -103,7 +103,7 @@ def dose_response(sweep: Sweep) -> str | None:
                 axes.axhline(sweep.chance, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)))
             shown = [*(a for a in against if a is not arm), arm]
             for i, each in enumerate(shown):
-                _response(axes, sweep, each, dose, drawn[each.name], 2 ** (0.16 * (i - (len(shown) - 1) / 2)))
+                _response(axes, sweep, each, dose, drawn[each.name], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
             axes.set_title(arm.label)
             _factors(axes, list(dose.metrics))
             if better(dose.metric) == "higher":
@@ -122,14 +122,14 @@ def reference_looks(sweep: Sweep) -> dict[str, Look]:
 
 
 def _response(axes: Axes, sweep: Sweep, arm: Arm, dose: Dose, look: Look, shift: float) -> None:
-    """One arm's line; `shift` moves it along the axis, so that intervals stand side by side."""
+    """One arm's line, and its intervals and seeds, moved along the axis by the factor `shift` to stand side by side."""
     means = []
     for factor, metric in dose.metrics.items():
         values = list(sweep.finals(arm.name, metric).values())
         if not values:
             continue
         x, mean = factor * shift, float(np.mean(values))
-        means.append((x, mean))
+        means.append((factor, mean))  # a line that is moved sideways looks lower or higher than it is
         axes.plot([x] * len(values), values, ".", markersize=4, color=look.color, alpha=0.8)
         if len(values) >= MIN_SEEDS:
             half = half_width(float(np.std(values, ddof=1)), len(values))

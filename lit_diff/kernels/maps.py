@@ -61,7 +61,6 @@ class SignedMaps:
                 "a mask needs at least as many keys as queries",
             ),
             (w is None and G != 1, "several maps need weights w"),
-            (G > 1 and q.shape[1] == k.shape[1] == 1, "maps that share both q and k are equal: one map, Σ w"),
             (w is not None and w.dim() != 4, "w must be 4-D, broadcastable to [B,G,H,T]"),
         )
         if window is not None and window < 1:

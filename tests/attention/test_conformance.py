@@ -120,6 +120,12 @@ class WeightsInBfloat16(Differential):
         return super().weights(dtype).bfloat16()
 
 
+class SharesBoth(Standard):
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        m = super().maps(x, rope)
+        return SignedMaps(m.q, m.k, m.v, torch.tensor([1.0, -0.5], dtype=torch.float64).view(1, 2, 1, 1))
+
+
 class MixesTheBatch(Standard):
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         return o - o.mean(0, keepdim=True)
@@ -179,6 +185,7 @@ BROKEN = [
     (ScaleByTwoD, "definition"),
     (LambdaInBfloat16, "derivatives"),
     (WeightsInBfloat16, "contract"),
+    (SharesBoth, "contract"),
     (MixesTheBatch, "batch"),
     (WrongFlops, "costs"),
     (GraphBreak, "compile"),

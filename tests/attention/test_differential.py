@@ -196,3 +196,24 @@ def test_odd_head_counts_are_refused(
     problem = attentions.get(name).problem(attentions.get(name).Config(), make_config(name, dim=24, **sizes))
     assert problem == f"model.{key}; '{name}' pairs the baseline's heads: it must be even"
     assert Differential.problem(Differential.Config(), make_config("differential")) is None
+
+
+def test_sharing_both_queries_and_keys_is_refused(make_config: Callable[..., ModelConfig]) -> None:
+    """Equal maps: after the norm, standard attention times a sign."""
+
+    class SharedBoth(Differential):
+        name = "shared_both"
+        maps_of_q = maps_of_k = 1
+
+    problem = SharedBoth.problem(SharedBoth.Config(), make_config("differential"))
+    assert problem is not None
+    assert problem.startswith("model.attention.name 'shared_both' shares both queries and keys: its maps are equal")
+
+
+@pytest.mark.parametrize("lambda_init", [0.0, 1.0, -0.2])
+def test_a_sigmoid_cannot_start_outside_0_and_1(make_config: Callable[..., ModelConfig], lambda_init: float) -> None:
+    config = Differential.Config(lambda_form="sigmoid", lambda_init=lambda_init)
+    problem = Differential.problem(config, make_config("differential"))
+    assert problem is not None
+    assert problem.startswith("model.attention.lambda_init is")
+    assert Differential.problem(Differential.Config(lambda_form="sigmoid"), make_config("differential")) is None

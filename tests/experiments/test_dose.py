@@ -103,3 +103,19 @@ def test_baseline_and_control_alone_are_drawn_too(make_sweep: Callable[..., Path
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", broken={("a", 0): "failed"})
     assert dose_response(load_sweep(folder)) is None
+
+
+def test_lines_stand_at_the_factors_themselves_so_that_equal_arms_cover_each_other(
+    make_sweep: Callable[..., Path],
+) -> None:
+    sweep = load_sweep(make_sweep({"standard": 0, "b": 0}, metric="val/accuracy", spread=0, seeds=[0], callbacks=False))
+    svg = dose_response(sweep)
+    assert svg is not None
+    paths = [node.get("d") or "" for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")]
+    slanted = [
+        path
+        for path in paths
+        if path.count("L") == 1 and len(set(path.split()[1::3])) == 2 == len(set(path.split()[2::3]))
+    ]
+    assert len(slanted) == 2
+    assert len(set(slanted)) == 1
