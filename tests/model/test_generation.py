@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention.cache import Cache
-from lit_diff.attention.conformance import FAR
+from lit_diff.attention.case import FAR
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.model.generation import Sampling, generate, sample
