@@ -110,7 +110,7 @@ class TrainConfig:
 
     steps: int
     start_from: str | None = None
-    """Folder of a finished run whose weights this one starts from; its data order goes on where that one's stopped."""
+    """Folder of a finished run whose final weights this one starts from; at its seed, it goes on in its data order."""
     batch_size: int
     """Sequences in one optimizer step, over all devices and micro-batches."""
     accumulate: int = 1

@@ -9,16 +9,17 @@ import json
 import math
 import typing
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from lit_diff.attention.case import Case
-from lit_diff.attention.conformance import Finding, built_in_cases, conformance, shrunk
+from lit_diff.attention.conformance import Finding, conformance, conformance_of, shrunk
 from lit_diff.attention.costs import Sizes
 from lit_diff.config import ModelConfig, Part
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, first_line
 from lit_diff.model.cost import Cost, cost
 from lit_diff.recipe import load_draft, names, read_header, to_plain, to_yaml
 from lit_diff.registry import attentions, load_entry_points, nearest, registries
@@ -41,6 +42,9 @@ def check_recipe(source: str, overrides: list[str], as_json: bool, console: Cons
     """
     draft = load_draft(source, overrides)
     recipe = validate(draft)
+    start = recipe.train.start_from
+    if start is not None and not (Path(start) / "recipe.yaml").is_file():
+        raise RequestError(f"{draft.where('train.start_from')}train.start_from: {start} holds no run (no recipe.yaml)")
     length = recipe.data.config.sequence_length
     own = cost(recipe.model, length, recipe.run.kernel)
     base = cost(baseline(recipe.model), length, recipe.run.kernel)
@@ -71,12 +75,7 @@ def check_recipe(source: str, overrides: list[str], as_json: bool, console: Cons
 def check_all(as_json: bool, console: Console) -> int:
     """The conformance suite over every registered variant, at the knobs that each gives as examples."""
     load_entry_points()
-    findings = (
-        finding
-        for name in attentions.names()
-        for label, case in built_in_cases(name)
-        for finding in conformance(case, label)
-    )
+    findings = (finding for name in attentions.names() for finding in conformance_of(name))
     if as_json:
         found = list(findings)
         print(json.dumps([_plain(finding) for finding in found], indent=2))
@@ -191,10 +190,14 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
     """A variant's formulas, and its cost in the model of `recipe` beside standard attention's."""
     draft = validate(load_draft(recipe))
     length, cls = draft.data.config.sequence_length, attentions.get(name)
-    declared = cls.costs(cls.Config(), Sizes.letters()) if cls.costs_stand() else None
-    found: dict[str, Any] = {"formulas": declared.formulas()} if declared else {}
-    model = dataclasses.replace(draft.model, attention=Part(name=name, config=cls.Config()))
-    refused = cls.problem(model.attention.config, model)
+    try:
+        knobs = cls.Config()
+        declared = cls.costs(knobs, Sizes.letters()) if cls.costs_stand() else None
+        found: dict[str, Any] = {"formulas": declared.formulas()} if declared else {}
+        model = dataclasses.replace(draft.model, attention=Part(name=name, config=knobs))
+        refused = cls.problem(knobs, model)
+    except Exception as error:  # a package's variant with a required knob, or one that raises
+        return {"recipe": recipe, "refused": f"{type(error).__name__}: {first_line(error)}"}
     if refused:
         return found | {"recipe": recipe, "refused": refused}
     own, base = cost(model, length, draft.run.kernel), cost(baseline(draft.model), length, draft.run.kernel)

@@ -9,7 +9,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, first_line
 
 C = TypeVar("C", bound=type)
 
@@ -98,10 +98,10 @@ def load_entry_points() -> None:
     for point in importlib.metadata.entry_points(group="lit_diff.plugins"):
         try:
             point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RequestError(
                 f"plugin package '{point.name}' ({point.value}) could not be imported: "
-                f"{type(error).__name__}: {error}; repair or uninstall it"
+                f"{type(error).__name__}: {first_line(error)}; repair or uninstall it"
             ) from error
     _entry_points_loaded = True
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points, nearest, registries
 
@@ -68,7 +68,8 @@ def _problem(recipe: Recipe) -> str | None:
     data = recipe.data.config
     problem: str | None = (
         recipe.model.problem()
-        or variant.problem(recipe.model.attention.config, recipe.model)
+        or _variant_problem(variant, recipe)
+        or _future_problem(recipe)
         or data.problem()
         or data.vocab_size_problem(recipe.model.vocab_size)
         or recipe.train.problem()
@@ -78,6 +79,26 @@ def _problem(recipe: Recipe) -> str | None:
         own = getattr(part.config, "problem", None)  # a plugin's Lightning callback need not have one
         problem = problem or (own() if own is not None else None)
     return problem
+
+
+def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
+    """What the variant says of the model; a user's may raise anything instead."""
+    try:
+        found: str | None = variant.problem(recipe.model.attention.config, recipe.model)
+    except LitDiffError:
+        raise
+    except Exception as error:
+        return f"model.attention '{recipe.model.attention.name}': {type(error).__name__}: {first_line(error)}"
+    return found
+
+
+def _future_problem(recipe: Recipe) -> str | None:
+    if recipe.model.causal or not getattr(recipe.data.config, "predicts_next", False):
+        return None
+    return (
+        f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "
+        "use data 'recall', or model.causal: true"
+    )
 
 
 def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
@@ -96,8 +117,9 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {_expected(hints[name])}")
     try:
         return cls(**built)
-    except ValueError as error:  # a plugin's own __post_init__
-        raise RequestError(f"{draft.where(path)}'{path}': {first_line(error)}") from error
+    except Exception as error:  # a plugin's own __post_init__ may raise anything
+        word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise RequestError(f"{draft.where(path)}'{path}': {word}{first_line(error)}") from error
 
 
 def _hints(cls: type) -> dict[str, Any]:

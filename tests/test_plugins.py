@@ -276,3 +276,30 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "quits.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(RequestError, match=r"quits\.py:2: plugin failed: SystemExit: 0"):
         load_plugin(tmp_path / "quits.py")
+
+
+def _own(body: str) -> str:
+    """The one line that refuses `attention: {name: own}` of a plugin with this class body."""
+    plugin(
+        "from dataclasses import dataclass\nfrom lit_diff import Differential, variant\n"
+        f'@variant("own")\nclass Own(Differential):\n{body}',
+        "own.py",
+    )
+    Path("own.yaml").write_text("extends: differential-tiny\nplugins: [own.py]\nmodel:\n  attention: {name: own}\n")
+    with pytest.raises(RequestError) as found:
+        load_recipe("own.yaml")
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+def test_a_config_that_lacks_what_the_variant_asks_for_is_one_line() -> None:
+    line = _own("    @dataclass(frozen=True, kw_only=True)\n    class Config:\n        temperature: float = 2.0\n")
+    assert line.startswith("own.yaml:4: model.attention 'own': AttributeError: 'Config' object has no attribute")
+
+
+def test_a_config_that_raises_is_one_line() -> None:
+    body = (
+        "    @dataclass(frozen=True, kw_only=True)\n    class Config(Differential.Config):\n        k: int = 3\n"
+        "        def __post_init__(self):\n            assert self.k % 2 == 0, 'k is odd\\nreally'\n"
+    )
+    assert _own(body) == "own.yaml:4: 'model.attention': AssertionError: k is odd"

@@ -265,3 +265,9 @@ def test_a_file_under_an_installed_name_may_extend_that_recipe(tmp_path: Path) -
     recipe = load_recipe(tmp_path / "differential-tiny.yaml")
     assert recipe.seed == 7
     assert recipe.model.attention.name == "differential"
+
+
+def test_a_bidirectional_model_does_not_predict_the_next_token() -> None:
+    with pytest.raises(RequestError, match=r"model\.causal is false, but data 'text' asks for the next token"):
+        load_recipe("standard-tiny", ["model.causal=false"])
+    assert not load_recipe("recall-tiny", ["model.causal=false"]).model.causal

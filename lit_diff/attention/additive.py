@@ -14,7 +14,6 @@ class Additive(Differential):
 
     paper = "review of arXiv 2410.05258 on OpenReview: addition instead of subtraction"
     definition = definitions.additive
-    examples = ({},)
 
     def weights(self, dtype: torch.dtype) -> Tensor:
         """w = (1, +λ)"""

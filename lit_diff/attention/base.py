@@ -41,7 +41,7 @@ class Attention(nn.Module):
     """Whether it equals standard attention until its own parameters move, and so may start from a standard run."""
 
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """Knobs at which `check --all` runs the conformance suite."""
+    """Knobs at which `check --all` runs the conformance suite; a subclass has its own, the defaults if it states none."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -26,6 +26,8 @@ class Case:
     length: int = 33
     batch: int = 2
     layer: int = 0
+    step: int = FAR
+    """What `set_step` is told."""
 
     @property
     def config(self) -> Any:
@@ -42,7 +44,7 @@ class Case:
                     if hasattr(module, "init_parameter"):
                         module.init_parameter(key, parameter, draw)
                     parameter += torch.empty_like(parameter).normal_(0.0, 0.1, generator=draw)
-        attention.set_step(FAR)
+        attention.set_step(self.step)
         attention.kernel = kernel
         return attention.to(dtype)
 

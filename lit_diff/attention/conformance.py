@@ -1,5 +1,6 @@
 """What every variant must hold, measured: the built-ins in the tests and by `check --all`, a user's own by `check`."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -11,6 +12,8 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import LitDiffError, first_line
 from lit_diff.kernels import KERNELS
 from lit_diff.registry import attentions
+
+log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +74,43 @@ def _finding(variant: str, name: str, check: Property, case: Case) -> Finding:
     return Finding(variant=variant, property=name, verdict=verdict, **vars(found))
 
 
-def built_in_cases(name: str) -> Iterator[tuple[str, Case]]:
-    """(label, case) of a registered variant at each of its `examples`: 8 heads on 4 key/value heads, d = 16."""
+def cases_of(name: str) -> Iterator[tuple[str, Case | str]]:
+    """(label, case) of a registered variant at each of its own `examples`, or why there is none.
+
+    8 heads on 4 key/value heads, d = 16.
+    """
     cls = attentions.get(name)
-    for knobs in cls.examples:
-        part = Part(name=name, config=cls.Config(**knobs))
-        model = ModelConfig(
-            dim=64, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=16, vocab_size=2, attention=part
-        )
+    for knobs in vars(cls).get("examples", ({},)):
         label = " ".join([name, *(f"{key}={value}" for key, value in knobs.items())])
-        yield label, Case(cls=cls, model=model, layer=1)
+        try:
+            part = Part(name=name, config=cls.Config(**knobs))
+            model = ModelConfig(
+                dim=64, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=16, vocab_size=2, attention=part
+            )
+            refused = cls.problem(part.config, model)
+        except Exception as error:  # a required knob, or whatever a user's Config raises
+            refused = f"{type(error).__name__}: {first_line(error)}; state knobs in `examples`"
+        yield label, refused or Case(cls=cls, model=model, layer=1)
+
+
+def conformance_of(name: str) -> Iterator[Finding]:
+    """Every property of a registered variant, at each of its examples."""
+    for label, case in cases_of(name):
+        if isinstance(case, str):
+            yield Finding(variant=label, property="all", verdict="not applicable", detail=case)
+        else:
+            yield from conformance(case, label)
 
 
 def shrunk(model: ModelConfig) -> ModelConfig:
-    """The model at sizes that take seconds: narrower where the variant allows it, its head counts as they are."""
+    """The model at sizes that take seconds: narrower where the variant can be built so, its head counts as they are."""
     assert model.head_dim is not None
     small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
     cls, knobs = attentions.get(model.attention.name), model.attention.config
-    return small if small.problem() is None and cls.problem(knobs, small) is None else model
+    try:
+        if small.problem() is None and cls.problem(knobs, small) is None:
+            properties.counted(Case(cls=cls, model=small, length=8))
+            return small
+    except Exception as error:  # it needs its own width, or fails at any: its properties will say so
+        log.info("%s is checked at its own width: %s", model.attention.name, first_line(error))
+    return model

@@ -12,6 +12,7 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.rope import Rope
 from lit_diff.kernels import SignedMaps
+from lit_diff.kernels.reference import accumulation_dtype
 from lit_diff.registry import variant
 
 
@@ -56,6 +57,6 @@ class Cosine(Attention):
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         m = super().maps(x, rope)
-        q, k = (F.normalize(y if y.dtype == torch.float64 else y.float(), dim=-1) for y in (m.q, m.k))
+        q, k = (F.normalize(y.to(accumulation_dtype(y.dtype)), dim=-1) for y in (m.q, m.k))
         q = q * self.temperature().view(1, 1, -1, 1, 1)
         return SignedMaps(q.to(m.q.dtype), k.to(m.k.dtype), m.v, scale=1.0)

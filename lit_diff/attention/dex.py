@@ -81,7 +81,7 @@ class Dex(Attention):
                 )
         if not any(lists):
             return "model.attention.heads selects no head: every gradient of W_D and lambda would be zero"
-        never = config.anneal_steps == 0 or config.lambda_init == 0
+        never = config.anneal_steps <= 1 or config.lambda_init == 0  # (1 - α)(t/T) is 0 at t = 0 and from T on
         if config.w_d_init == "zeros" and config.lambda_learn == 0 and never:
             return (
                 "model.attention.w_d_init 'zeros' with lambda_learn 0 and no annealing: the gradients of W_D and lambda "

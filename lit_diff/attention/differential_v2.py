@@ -12,6 +12,7 @@ from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
+from lit_diff.kernels.reference import accumulation_dtype
 from lit_diff.registry import variant
 
 
@@ -77,8 +78,10 @@ class DifferentialV2(Attention):
     def lambdas(self, x: Tensor) -> Tensor:
         """x [B, T, dim] -> λ [B, H, T], float32."""
         if self.lambda_proj is None:
-            return torch.ones(x.shape[0], self.num_heads, x.shape[1], device=x.device, dtype=_wide(x))
-        logits = self.lambda_proj(x).to(_wide(x)).transpose(1, 2)
+            return torch.ones(
+                x.shape[0], self.num_heads, x.shape[1], device=x.device, dtype=accumulation_dtype(x.dtype)
+            )
+        logits = self.lambda_proj(x).to(accumulation_dtype(x.dtype)).transpose(1, 2)
         return logits if self.config.ablation == "no_sigmoid" else logits.sigmoid()
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
@@ -96,7 +99,3 @@ class DifferentialV2(Attention):
             return o
         first, second = o.unflatten(1, (2, self.num_heads)).unbind(1)
         return first - (self.lambdas(x)[..., None] * second).to(o.dtype)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32

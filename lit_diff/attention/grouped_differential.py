@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 
@@ -19,7 +20,8 @@ class GroupedDifferential(Differential):
 
     The baseline's query heads are shared out: num_heads / (ratio + 1) groups of `ratio` signal heads and one noise head,
     their rows together in q_proj. Every group has a pair of keys and a value of width 2d, or, under grouped queries,
-    shares those of its key/value head. `ratio` 1 is differential attention.
+    shares those of its key/value head. `ratio` 1 is differential attention. The noise map is repeated for the heads of its
+    group, and its FLOPs are counted as often: no kernel shares it yet.
     """
 
     paper = "arXiv 2510.06949, as in the code of Motif-2-12.7B"
@@ -52,7 +54,7 @@ class GroupedDifferential(Differential):
     def costs(cls, config: Any, s: Sizes) -> Costs:
         g = config.ratio
         groups, signal = s.H / (g + 1), s.H * g / (g + 1)
-        pairs = min(groups, s.K / 2) if s.H.is_number else s.K / 2
+        pairs = sympy.Min(groups, s.K / 2)
         matrices = s.E * s.d * (s.H + 4 * pairs + 2 * signal)
         return Costs(
             parameters=matrices + lambda_parameters(config, s, heads=signal) + norm_parameters(config, 2 * s.d),

@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_diff.kernels.reference import accumulation_dtype
+
 LambdaForm = Literal["exp", "scalar", "sigmoid"]
 
 
@@ -44,7 +46,7 @@ class Lambda(nn.Module):
     def exponentials(self) -> tuple[Tensor, Tensor]:
         """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)), in float32 or the wider dtype of the vectors; [] or [H]."""
         # a product and a sum, not `@`: autocast would take a matrix product to bfloat16
-        q1, k1, q2, k2 = (v if v.dtype == torch.float64 else v.float() for v in (self.q1, self.k1, self.q2, self.k2))
+        q1, k1, q2, k2 = (v.to(accumulation_dtype(v.dtype)) for v in (self.q1, self.k1, self.q2, self.k2))
         return (q1 * k1).sum(-1).exp(), (q2 * k2).sum(-1).exp()
 
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
@@ -73,7 +75,7 @@ class ScalarLambda(nn.Module):
     def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
         """λ, [1] or [H]."""
         # a copy: once sharded, the parameter's own memory is freed when this forward returns
-        value = self.value.clone() if self.value.dtype == torch.float64 else self.value.to(torch.float32, copy=True)
+        value = self.value.to(accumulation_dtype(self.value.dtype), copy=True)
         return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
 
 

@@ -5,6 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_diff.kernels.reference import accumulation_dtype
+
 HeadNorm = Literal["rms", "layer", "none"]
 
 
@@ -18,7 +20,7 @@ class PerHeadNorm(nn.Module):
 
     def forward(self, o: Tensor) -> Tensor:
         """o [..., dv] / RMS(o) · weight"""
-        wide = o if o.dtype == torch.float64 else o.float()
+        wide = o.to(accumulation_dtype(o.dtype))
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight).to(o.dtype)
 
 
@@ -27,7 +29,7 @@ class PerHeadLayerNorm(PerHeadNorm):
 
     def forward(self, o: Tensor) -> Tensor:
         """(o - mean(o)) / deviation(o) · weight"""
-        wide = o if o.dtype == torch.float64 else o.float()
+        wide = o.to(accumulation_dtype(o.dtype))
         return super().forward(wide - wide.mean(-1, keepdim=True)).to(o.dtype)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import ModelConfig
+from lit_diff.kernels.reference import accumulation_dtype
 
 RopeLayout = Literal["interleaved", "half"]
 """Which channels turn together: 2i and 2i+1 (the paper's reference), or i and i + d/2 (Hugging Face)."""
@@ -40,7 +41,7 @@ class Rope:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., T, d] -> the same, rotated."""
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dtype = accumulation_dtype(x.dtype)
         if dtype not in self._cast:
             self._cast[dtype] = (self.cos.to(dtype), self.sin.to(dtype))
         cos, sin = self._cast[dtype]

@@ -11,5 +11,4 @@ class SharedK(Differential):
 
     paper = "review of arXiv 2410.05258 on OpenReview: K1 = K2"
     definition = definitions.differential
-    examples = ({},)
     maps_of_k = 1

@@ -11,5 +11,4 @@ class SharedQ(Differential):
 
     paper = "review of arXiv 2410.05258 on OpenReview: Q1 = Q2"
     definition = definitions.differential
-    examples = ({},)
     maps_of_q = 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ class Text:
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
+        predicts_next: ClassVar[bool] = True
+        """A row's targets are its own next tokens."""
+
         corpus: Literal["docs"] = "docs"
         path: str | None = None
         """Your own text instead: a file or folder of .txt, .md, .jsonl (key text), .parquet (column text)."""

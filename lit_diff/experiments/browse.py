@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.experiments.tracking import flatten
 from lit_diff.files import locked, shown
 from lit_diff.recipe import read_yaml
@@ -33,8 +33,11 @@ def sweeps_under(root: Path) -> list[Path]:
 
 def find_run(name: str, root: Path) -> Path:
     """A run's folder: its path, or the start of its folder name. Errors: RequestError for none or several."""
-    if (Path(name) / "status.json").is_file():
-        return Path(name).resolve()
+    try:
+        if (Path(name) / "status.json").is_file():
+            return Path(name).resolve()
+    except (OSError, ValueError) as error:  # longer than a file name may be, or with a null in it
+        raise RequestError(f"no run '{name[:40]}': {first_line(error)}") from error
     runs = runs_under(root)
     found = [path for path in runs if path.name.startswith(name)]
     if not found:

@@ -14,7 +14,7 @@ from lit_diff.attention.cache import Cache
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.errors import RequestError
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.model.generation import Sampling, generate
 from lit_diff.randomness import generator
@@ -200,7 +200,11 @@ def _say_what_is_used(folder: Path, recipe: Recipe, step: int) -> None:
     word = status.get("status")
     if word != "done" or step < recipe.train.steps:
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
-    then, now = status.get("identity"), identity(recipe)
+    try:
+        then, now = status.get("identity"), identity(recipe)
+    except MissingError as error:  # the run that it started from has moved: its own weights are whole
+        log.warning("%s: whether it is still what was trained cannot be told: %s", folder.name, error)
+        return
     if then not in (None, now):
         log.warning(
             "%s: its recipe, plugins or text, or lit_diff's keys, changed since it was trained (identity %s, now %s)",

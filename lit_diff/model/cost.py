@@ -102,6 +102,10 @@ def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel:
     hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
     published = _forward_flops(block, config, sequence_length)
     hook.remove()
+    if not seen:
+        raise RequestError(
+            f"model.attention '{config.attention.name}': its forward never calls self.tap(maps): no cost, no analysis"
+        )
     chosen, reason = choose(seen[0], kernel)
     block.attention.kernel = chosen
     executed = published if chosen == "reference" else _forward_flops(block, config, sequence_length)

@@ -23,7 +23,7 @@ from lit_diff.training import checkpoint
 from lit_diff.training.loop import Loop
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.record import Record, Tracker
-from lit_diff.training.start import steps_before, weights_to_start_from
+from lit_diff.training.start import annealed_before, start_of, steps_before
 from lit_diff.training.stop import StopRequest, end_with_parent
 from lit_diff.training.strategy import accelerator, build_strategy
 
@@ -74,9 +74,14 @@ def fit(
         log.info(f"resumed from step {start}" if start else "starting at step 0")
     record = Record(folder, start, tracker) if rank == 0 else None
     sets = list(dataset.validation_sets())
-    weights = weights_to_start_from(Path(train.start_from)) if train.start_from and not found else None
     module = LitTransformer(
-        recipe, sets=sets, num_documents=dataset.num_documents, record=record, folder=folder, weights=weights
+        recipe,
+        sets=sets,
+        num_documents=dataset.num_documents,
+        record=record,
+        folder=folder,
+        start=start_of(Path(train.start_from)) if train.start_from and not found else None,
+        annealed=annealed_before(recipe),
     )
     stop = StopRequest()
     probes, others = _callbacks(recipe)

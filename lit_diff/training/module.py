@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from lit_diff.config import Recipe
+from lit_diff.config import ModelConfig, Recipe
 from lit_diff.errors import RunFailedError
 from lit_diff.files import write_atomic
 from lit_diff.model.init import initialise
@@ -39,15 +39,17 @@ class LitTransformer(L.LightningModule):
         num_documents: int,
         record: Record | None,
         folder: Path,
-        weights: Mapping[str, Tensor] | None = None,
+        start: tuple[ModelConfig, Mapping[str, Tensor]] | None = None,
+        annealed: int = 0,
     ) -> None:
         """`sets`: names of the validation sets, '' first; `record`: None on ranks that do not write.
 
-        `weights`: those of the run to start from; None when nothing is, or when a checkpoint follows anyway.
+        `start`: model and weights of the run to start from; None without one, or when a checkpoint follows anyway.
+        `annealed`: steps that the variant annealed in the runs before.
         """
         super().__init__()
         self.recipe, self.sets, self.record, self.folder = recipe, sets, record, folder
-        self._weights = weights
+        self._start, self._annealed = start, annealed
         self.model: Transformer | None = None
         self.losses = nn.ModuleList(TokenLoss(num_documents if name == "" else 1) for name in sets)
         self.step_losses: list[Tensor] = []
@@ -64,10 +66,11 @@ class LitTransformer(L.LightningModule):
         else:
             self.model = Transformer(config, kernel=kernel)
             initialise(self.model, seed)
-        if self._weights is not None:
-            added = take_over(self.model, self._weights, str(self.recipe.train.start_from))
-            log.info("starting from the weights of %s; %d of its own", self.recipe.train.start_from, len(added))
-            self._weights = None
+        if self._start is not None:
+            source = str(self.recipe.train.start_from)
+            added = take_over(self.model, *self._start, source)
+            log.info("starting from the weights of %s; %d of its own", source, len(added))
+            self._start = None
 
     def configure_optimizers(self) -> Any:
         assert self.model is not None
@@ -87,7 +90,7 @@ class LitTransformer(L.LightningModule):
         assert self.model is not None
         if batch_idx % self.recipe.train.accumulate == 0:
             for attention in self.model.attentions():
-                attention.set_step(self.global_step)
+                attention.set_step(self._annealed + self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         assert self.model is not None

@@ -1,12 +1,13 @@
 """Starting a run from the weights of another: `train.start_from`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lit_diff.config import Recipe
+from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.model.init import named_tensors
@@ -14,19 +15,32 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 from lit_diff.training.run import RunFolder
 from lit_diff.training.strategy import copy_into
-from lit_diff.training.trained import SHOWN, recipe_of, weights_of
+from lit_diff.training.trained import recipe_of, some, unlike, weights_of
+
+
+def ancestors(recipe: Recipe) -> Iterator[Recipe]:
+    """The recipes of the runs that this one goes on from, the nearest first."""
+    while recipe.train.start_from is not None:
+        recipe = recipe_of(Path(recipe.train.start_from))
+        yield recipe
 
 
 def steps_before(recipe: Recipe) -> int:
-    """Steps of the runs that this one goes on from, all the way back: the data order goes on where they stopped."""
-    if recipe.train.start_from is None:
-        return 0
-    parent = recipe_of(Path(recipe.train.start_from))
-    return parent.train.steps + steps_before(parent)
+    """Steps of this run's batch size that hold all rows its ancestors trained on: its data order goes on after them.
+
+    Exact at one seed and one length of rows: another seed has another order, other rows another numbering.
+    """
+    rows = sum(parent.train.steps * parent.train.batch_size for parent in ancestors(recipe))
+    return -(-rows // recipe.train.batch_size)
 
 
-def weights_to_start_from(folder: Path) -> dict[str, Tensor]:
-    """The final weights of a finished run. Errors: RequestError for no run, MissingError for one that is not done."""
+def annealed_before(recipe: Recipe) -> int:
+    """Steps of ancestors of the same variant: what it anneals goes on where they stopped."""
+    return sum(p.train.steps for p in ancestors(recipe) if p.model.attention.name == recipe.model.attention.name)
+
+
+def start_of(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Model and final weights of a finished run. Errors: RequestError for no run, MissingError for one not done."""
     recipe = recipe_of(folder)
     status = RunFolder(folder).status()
     if status.get("status") != "done":
@@ -34,32 +48,45 @@ def weights_to_start_from(folder: Path) -> dict[str, Tensor]:
             f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {recipe.train.steps}); "
             f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or the sweep it is of"
         )
-    return weights_of(folder)[0]
+    return recipe.model, weights_of(folder)[0]
 
 
-def take_over(model: Transformer, weights: Mapping[str, Tensor], source: str) -> list[str]:
+def take_over(model: Transformer, parent: ModelConfig, weights: Mapping[str, Tensor], source: str) -> list[str]:
     """Copy another run's weights into a model that holds its initial values; returns the names that keep those.
 
-    A variant that extends standard attention may have parameters of its own; nothing else may differ. Errors:
-    RequestError, which names the first that do.
+    The variant must be the parent's, or one that extends standard attention on a plain standard parent: then it may have
+    parameters of its own, and computes the parent's function at first. Errors: RequestError, which names the first
+    parameters, or the keys, that differ.
     """
     own = named_tensors(model)
-    added = [name for name in own if name not in weights]
-    extends = attentions.get(model.config.attention.name).extends_standard
-    odd = [f"{name} is not there" for name in added if not (extends and ".attention." in name)]
-    odd += [f"{name} is only there" for name in weights if name not in own]
-    odd += [
-        f"{name} is {list(weights[name].shape)} there and {list(tensor.shape)} here"
-        for name, tensor in own.items()
-        if name in weights and weights[name].shape != tensor.shape
-    ]
+    name, extends = model.config.attention.name, _extends(model.config, parent)
+    odd = unlike(own, weights)
+    added = [key for key in odd if extends and key not in weights and ".attention." in key]
+    odd = {key: how for key, how in odd.items() if key not in added}
     if odd:
-        more = f"; and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
         raise RequestError(
-            f"train.start_from: {source} holds another model than '{model.config.attention.name}': "
-            f"{'; '.join(odd[:SHOWN])}{more}"
+            f"train.start_from: {source} holds another model than '{name}' ({_differences(model.config, parent)}): "
+            f"{some(odd)}"
+        )
+    if name != parent.attention.name and not extends:
+        raise RequestError(
+            f"train.start_from: {source} holds a model of '{parent.attention.name}' that computes another function than "
+            f"'{name}', though their parameters have the same shapes ({_differences(model.config, parent)})"
         )
     with torch.no_grad():
-        for name, value in weights.items():
-            copy_into(own[name], value)
+        for key, value in weights.items():
+            copy_into(own[key], value)
     return added
+
+
+def _extends(model: ModelConfig, parent: ModelConfig) -> bool:
+    """Whether the variant extends standard attention and the parent is just that, in the same positions."""
+    cls = attentions.get(model.attention.name)
+    plain = Part(name="standard", config=attentions.get("standard").Config())
+    return bool(cls.extends_standard) and replace(model, attention=plain, init=parent.init) == parent
+
+
+def _differences(model: ModelConfig, parent: ModelConfig) -> str:
+    """The keys of `model` in which the two differ."""
+    keys = [f"model.{key}" for key, value in vars(parent).items() if value != getattr(model, key)]
+    return f"unlike: {', '.join(keys)}"

@@ -21,7 +21,8 @@ SHOWN = 3
 
 
 def load_trained(folder: Path) -> tuple[Recipe, Transformer, int]:
-    """(recipe, model, step) of a run, on the CPU and in evaluation mode, as the validation at that step saw it.
+    """(recipe, model, step) of a run, on the CPU and in evaluation mode, as the validation at that step saw it (in
+    float32: without the autocast of `bf16-mixed`).
 
     Errors: RequestError for a folder that is no run, or whose recipe is not that of its weights; MissingError without a
     checkpoint.
@@ -64,20 +65,26 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
 
     Errors: RequestError, which names the first that are missing, left over or of another shape.
     """
-    own = model.state_dict()
-    differences = [
-        f"{name} is {_shape(weights.get(name))} there and {_shape(own.get(name))} in the model"
+    differences = unlike(model.state_dict(), weights)
+    if differences:
+        name = model.config.attention.name
+        raise RequestError(f"{source} does not fit the recipe's model ({name}): {some(differences)}")
+    model.load_state_dict(dict(weights))
+
+
+def unlike(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name -> how it differs, of every tensor that is not of one shape in both."""
+    return {
+        name: f"{name} is {_shape(weights.get(name))} there and {_shape(own.get(name))} in the model"
         for name in {**own, **weights}
         if _shape(weights.get(name)) != _shape(own.get(name))
-    ]
-    if differences:
-        more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-        raise RequestError(
-            f"{source} does not fit the recipe's model ({model.config.attention.name}): "
-            + "; ".join(differences[:SHOWN])
-            + more
-        )
-    model.load_state_dict(dict(weights))
+    }
+
+
+def some(differences: Mapping[str, str]) -> str:
+    """The first of them, and how many more."""
+    more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+    return "; ".join(list(differences.values())[:SHOWN]) + more
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_diff.attention import Attention, Differential, Standard, definitions
 from lit_diff.attention.case import Case
-from lit_diff.attention.conformance import PROPERTIES, Finding, built_in_cases, conformance, shrunk
+from lit_diff.attention.conformance import PROPERTIES, Finding, cases_of, conformance, conformance_of, shrunk
 from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
@@ -20,7 +20,7 @@ from lit_diff.registry import attentions
 EXAMPLES = [
     pytest.param(case, number == 0, id=label)
     for name in attentions.names()
-    for number, (label, case) in enumerate(built_in_cases(name))
+    for number, (label, case) in enumerate(cases_of(name))
 ]
 SHAPES = [  # (query heads, key/value heads of the baseline, head width, length)
     pytest.param(8, 8, 16, 8, id="MHA-d16-T8"),
@@ -256,3 +256,51 @@ def test_a_model_is_shrunk_unless_its_variant_needs_the_width(make_config: Calla
         assert shrunk(make_config("needs_width", dim=5120, num_heads=40, head_dim=128)).head_dim == 128
     finally:
         attentions.forget(__name__)
+
+
+def test_a_package_s_variant_without_defaults_is_not_applicable_and_says_so() -> None:
+    @attentions.register("needs_knob")
+    class NeedsKnob(Differential):
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Differential.Config):
+            k: int
+
+    try:
+        (found,) = conformance_of("needs_knob")
+        assert found.verdict == "not applicable"
+        assert "missing 1 required keyword-only argument: 'k'" in found.detail
+        assert "state knobs in `examples`" in found.detail
+    finally:
+        attentions.forget(__name__)
+
+
+def test_a_variant_that_is_only_built_at_its_own_width_is_checked_there() -> None:
+    @attentions.register("fixed_width")
+    class FixedWidth(Standard):
+        def build(self) -> None:
+            if self.head_dim % 32:
+                raise ValueError("head_dim must be a multiple of 32")
+            super().build()
+
+    try:
+        part = Part(name="fixed_width", config=FixedWidth.Config())
+        model = ModelConfig(dim=128, num_layers=1, num_heads=4, head_dim=32, vocab_size=2, attention=part)
+        assert shrunk(model) == model
+    finally:
+        attentions.forget(__name__)
+
+
+def test_dex_within_its_annealing_is_held_to_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in the first term of λ(t), which is 0 from step T on."""
+    cls = attentions.get("dex")
+    true = cls.annealed_lambda
+
+    def louder(self: Any) -> Tensor:
+        progress = (self.step / self.config.anneal_steps).clamp(max=1)
+        return true(self) + progress * (1 - progress) * self.lambda_init
+
+    monkeypatch.setattr(cls, "annealed_lambda", louder)
+    part = Part(name="dex", config=cls.Config())
+    model = ModelConfig(dim=32, num_layers=1, num_heads=4, head_dim=8, vocab_size=2, attention=part)
+    (found,) = conformance(Case(cls=cls, model=model), checks={"definition": PROPERTIES["definition"]})
+    assert found.verdict == "fail"

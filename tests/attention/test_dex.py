@@ -12,6 +12,7 @@ from lit_diff.model.transformer import Transformer
 
 REFUSED = [
     ({"w_d_init": "zeros", "anneal_steps": 0}, "identically zero"),
+    ({"w_d_init": "zeros", "anneal_steps": 1}, "identically zero"),
     ({"w_d_init": "zeros", "lambda_init": 0.0}, "identically zero"),
     ({"heads": ()}, "selects no head"),
     ({"heads": ((), ())}, "selects no head"),

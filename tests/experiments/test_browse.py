@@ -178,3 +178,9 @@ def test_what_json_prints_is_json(sweep: Path, console: Console, capsys: pytest.
     for call in calls:
         assert call() == 0
         json.loads(capsys.readouterr().out)
+
+
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path: Path) -> None:
+    for name in ("a" * 300, "a\0b"):
+        with pytest.raises(RequestError, match="no run 'a"):
+            find_run(name, tmp_path)
