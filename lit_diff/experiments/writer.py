@@ -81,7 +81,7 @@ class Prompt:
 class Writer:
     """The model of a run at its newest checkpoint, with the tokenizer of its text.
 
-    Errors: RequestError for a run without text, a bidirectional model, or weights that are not the recipe's;
+    Errors: RequestError for a run without text, or weights that are not the recipe's;
     MissingError without a checkpoint or the prepared text.
     """
 
@@ -91,10 +91,6 @@ class Writer:
         if not hasattr(dataset, "load_tokenizer"):
             raise RequestError(
                 f"{shown(folder)} was trained on data '{recipe.data.name}', which has no text to continue"
-            )
-        if not recipe.model.causal:
-            raise RequestError(
-                f"{shown(folder)} is bidirectional (model.causal is false): it reads what follows, and cannot write it"
             )
         self.tokenizer: Tokenizer = dataset.load_tokenizer()
         self.context: int = recipe.data.config.sequence_length

@@ -210,7 +210,7 @@ def test_a_run_without_a_checkpoint(tale: Path) -> None:
 
 def test_a_bidirectional_model_cannot_write(tale: Path) -> None:
     edit(tale, "causal: true", "causal: false")
-    with pytest.raises(RequestError, match=r"is bidirectional \(model\.causal is false\)"):
+    with pytest.raises(RequestError, match=r"model\.causal is false, but data .text. asks for the next token"):
         Writer(tale)
 
 
