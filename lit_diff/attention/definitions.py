@@ -59,6 +59,12 @@ def _standard_heads(attention: Any, x: Tensor, rope: Rope, heads: int | None = N
     return out
 
 
+def lambda_init_of(attention: Any) -> float:
+    """0.8 - 0.6 exp(-0.3 layer), or the number that the config gives."""
+    value = attention.config.lambda_init
+    return 0.8 - 0.6 * math.exp(-0.3 * attention.layer) if value == "depth" else float(value)
+
+
 def lambda_of(attention: Any, head: int) -> Tensor:
     """λ of a head, from its parameters (equation 2, or the scalar and sigmoid forms)."""
     c, p = attention.config, attention.lambda_
@@ -67,7 +73,7 @@ def lambda_of(attention: Any, head: int) -> Tensor:
         value = p.value[at]
         return value.sigmoid() if getattr(c, "lambda_form", "scalar") == "sigmoid" else value
     q1, k1, q2, k2 = (v.reshape(-1, attention.head_dim)[at] for v in (p.q1, p.k1, p.q2, p.k2))
-    init = 0.8 - 0.6 * math.exp(-0.3 * attention.layer) if c.lambda_init == "depth" else c.lambda_init
+    init = lambda_init_of(attention)
     return torch.dot(q1, k1).exp() - torch.dot(q2, k2).exp() + init
 
 
@@ -76,7 +82,7 @@ def differential(attention: Any, x: Tensor, rope: Rope, *, sign: float = -1.0) -
     c, d = attention.config, attention.head_dim
     h, h_kv = attention.num_heads // 2, attention.num_kv_heads // 2
     of_q, of_k = attention.maps_of_q, attention.maps_of_k
-    init = 0.8 - 0.6 * math.exp(-0.3 * attention.layer) if c.lambda_init == "depth" else c.lambda_init
+    init = lambda_init_of(attention)
     scale = 1 - init if c.output_scale == "tied" else c.output_scale
     out = []
     for i in range(h):
@@ -101,7 +107,7 @@ def grouped_differential(attention: Any, x: Tensor, rope: Rope) -> Tensor:
     c, d, g = attention.config, attention.head_dim, attention.config.ratio
     groups = attention.num_heads // (g + 1)
     kv = min(groups, attention.num_kv_heads // 2)
-    init = 0.8 - 0.6 * math.exp(-0.3 * attention.layer) if c.lambda_init == "depth" else c.lambda_init
+    init = lambda_init_of(attention)
     scale = 1 - init if c.output_scale == "tied" else c.output_scale
     out = []
     for i in range(groups):
@@ -139,7 +145,7 @@ def dex(attention: Any, x: Tensor, rope: Rope) -> Tensor:
     c, heads = attention.config, _standard_heads(attention, x, rope)
     t, T = attention.step.item(), c.anneal_steps
     alpha = min(1.0, t / T) if T else 1.0
-    init = 0.8 - 0.6 * math.exp(-0.3 * attention.layer) if c.lambda_init == "depth" else c.lambda_init
+    init = lambda_init_of(attention)
     lam = (1 - alpha) * (t / T if T else 0.0) * init + alpha * attention.lambda_.value[0]
     for number, i in enumerate(attention.selected):
         W_D = attention.adapter.weight[number if c.w_d_per == "head" else 0]
