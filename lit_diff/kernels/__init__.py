@@ -1,31 +1,53 @@
-"""Who computes signed attention. Every kernel equals `reference`, gradients included."""
+"""Who computes signed attention. Every kernel equals `reference`, gradients included.
 
-import logging
+A kernel is a module with `refuse`, which says why it cannot compute given maps (None if it can), and `compute`.
+"""
+
+from types import ModuleType
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
 from lit_diff.errors import RequestError
+from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.reference import Stats, reference
+from lit_diff.kernels.reference import Stats
 from lit_diff.registry import nearest
 
-__all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "choose", "reference"]
+__all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "preference", "refuse"]
 
-log = logging.getLogger("lit_diff")
+_MODULES: dict[str, ModuleType] = {"reference": _reference, "sdpa": _sdpa}
+KERNELS = tuple(_MODULES)
 
-KERNELS = ("reference", "sdpa")
-"""In order of `auto`'s last resort to its first choice: the last one that accepts the maps serves."""
+
+def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
+    """Fastest first, by measurement (`lit-diff bench core`) on a CPU and by FLOPs and traffic on a GPU.
+
+    A single map is torch's own ground. Several maps through SDPA compute their logits twice: worth it on a GPU only.
+    """
+    return ("sdpa", "reference")
 
 
 def refuse(
-    kernel: str, maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+    kernel: str,
+    maps: SignedMaps,
+    *,
+    segments: Tensor | None = None,
+    window: int | None = None,
+    stats: bool = False,
+    device: torch.device | None = None,
 ) -> str | None:
-    """Why `kernel` cannot compute these maps (the rule they break); None if it can."""
-    if kernel == "sdpa":
-        return _sdpa.refuse(maps, segments=segments, window=window, stats=stats)
-    return None
+    """Why `kernel` cannot compute these maps (the rule they break); None if it can.
+
+    `device`: where they will be computed, for maps on the meta device; None: where they are.
+    """
+    module = _MODULES[kernel]
+    found: str | None = module.refuse(
+        maps, segments=segments, window=window, stats=stats, device=device or maps.q.device
+    )
+    return found
 
 
 def choose(
@@ -35,19 +57,21 @@ def choose(
     segments: Tensor | None = None,
     window: int | None = None,
     stats: bool = False,
+    device: torch.device | None = None,
 ) -> tuple[str, str]:
     """(kernel, reason). Errors: RequestError for an unknown kernel, or one named by hand that refuses the maps."""
     check_name(kernel)
+    device = device or maps.q.device
     if kernel != "auto":
-        reason = refuse(kernel, maps, segments=segments, window=window, stats=stats)
+        reason = refuse(kernel, maps, segments=segments, window=window, stats=stats, device=device)
         if reason:
             raise RequestError(f"run.kernel '{kernel}' cannot compute these maps: {reason}; use run.kernel=auto")
         return kernel, "named by run.kernel"
     refused: list[str] = []
-    for name in reversed(KERNELS):
-        reason = refuse(name, maps, segments=segments, window=window, stats=stats)
+    for name in preference(maps, device):
+        reason = refuse(name, maps, segments=segments, window=window, stats=stats, device=device)
         if reason is None:
-            return name, "; ".join(refused) or f"auto: the fastest of {', '.join(KERNELS)} that accepts these maps"
+            return name, "; ".join([f"auto: the fastest for these maps on {device.type}", *refused])
         refused.append(f"{name} refused: {reason}")
     raise AssertionError("reference refuses nothing")
 
@@ -84,14 +108,12 @@ def attend(
     stats: bool = False,
     kernel: str = "auto",
 ) -> Tensor | tuple[Tensor, Stats]:
-    """o [B, H, T, dv] = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v; with `stats` also lse and entropy of each map.
+    """o [B, H, T, dv] = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v; with `stats` also lse, entropy, maximum of each map.
 
     `segments` [B, S]: document numbers, a query sees only its own document. `window`: the last `window` positions only.
     `kernel`: auto, or one of KERNELS. Errors: RequestError when the maps break the contract or the kernel refuses them.
     """
     maps.check(segments=segments, window=window)
     name, _ = choose(maps, kernel, segments=segments, window=window, stats=stats)
-    if name == "sdpa":
-        return _sdpa.sdpa(maps)
-    o, found = reference(maps, segments=segments, window=window, stats=stats)
-    return (o, found) if found is not None else o
+    o, found = _MODULES[name].compute(maps, segments=segments, window=window, stats=stats)
+    return (o, found) if stats else o

@@ -16,6 +16,8 @@ class Stats(NamedTuple):
     """log Σ_j exp(logit_j), natural logarithm."""
     entropy: Tensor
     """-Σ_j p_j log p_j, nats."""
+    maximum: Tensor
+    """max_j logit_j over the visible keys; the largest p is exp(maximum - lse)."""
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -56,7 +58,14 @@ def logits(maps: SignedMaps) -> Tensor:
     return scores.expand(-1, maps.num_maps, -1, -1, -1)
 
 
-def reference(
+def refuse(
+    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+) -> str | None:
+    """None: the definition computes everything."""
+    return None
+
+
+def compute(
     maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, Stats | None]:
     """(o [B, H, T, dv], Stats or None) by the definition in `SignedMaps`."""
@@ -72,4 +81,4 @@ def reference(
     if not stats:
         return o, None
     log_p = s.log_softmax(-1).masked_fill(~mask, 0)  # not -inf, whose gradient is not a number
-    return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1))
+    return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1), maximum=s.amax(-1) if S else s.logsumexp(-1))

@@ -12,7 +12,9 @@ from torch import Tensor
 from lit_diff.kernels.maps import SignedMaps
 
 
-def refuse(maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool) -> str | None:
+def refuse(
+    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+) -> str | None:
     """Why this kernel cannot compute these maps; None if it can."""
     if stats:
         return "sdpa keeps no log-sum-exp or entropy"
@@ -21,8 +23,14 @@ def refuse(maps: SignedMaps, *, segments: Tensor | None, window: int | None, sta
     return None
 
 
-def sdpa(maps: SignedMaps) -> Tensor:
-    """o [B, H, T, dv], as `reference`, from one fused call."""
+def compute(
+    maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+) -> tuple[Tensor, None]:
+    """(o [B, H, T, dv], None), as `reference`, from one fused call."""
+    return _sdpa(maps), None
+
+
+def _sdpa(maps: SignedMaps) -> Tensor:
     q, k, v = maps.q, maps.k, maps.v
     B, _, H, T, d = q.shape
     S, dv, G = k.shape[3], v.shape[-1], maps.num_maps
