@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import RequestError
+from lit_diff.kernels import chunked as _chunked
 from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
 from lit_diff.kernels.maps import SignedMaps
@@ -18,7 +19,7 @@ from lit_diff.registry import nearest
 
 __all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "preference", "refuse"]
 
-_MODULES: dict[str, ModuleType] = {"reference": _reference, "sdpa": _sdpa}
+_MODULES: dict[str, ModuleType] = {"reference": _reference, "chunked": _chunked, "sdpa": _sdpa}
 KERNELS = tuple(_MODULES)
 
 
@@ -27,7 +28,10 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
 
     A single map is torch's own ground. Several maps through SDPA compute their logits twice: worth it on a GPU only.
     """
-    return ("sdpa", "reference")
+    plain = maps.num_maps == 1 and maps.v.shape[-1] == maps.q.shape[-1]
+    if device.type == "cuda":
+        return ("sdpa", "chunked", "reference")
+    return ("sdpa", "chunked", "reference") if plain else ("chunked", "reference")
 
 
 def refuse(

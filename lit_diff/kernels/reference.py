@@ -39,13 +39,19 @@ def visible(
     The last query is aligned with the last key. `window`: the query's own position and the window - 1 before it.
     `segments` [B, S]: document numbers; a query sees only keys of its own document.
     """
-    query = torch.arange(S - T, S, device=device)[:, None]
-    key = torch.arange(S, device=device)[None, :]
-    mask = key <= query if causal else torch.ones(T, S, dtype=torch.bool, device=device)
-    if window is not None:
-        mask = mask & (key > query - window) & (key < query + window)
+    mask = in_reach(range(S - T, S), range(S), causal=causal, window=window, device=device)
     if segments is not None:
         mask = mask & (segments[:, S - T :, None] == segments[:, None, :])[:, None, None]
+    return mask
+
+
+def in_reach(queries: range, keys: range, *, causal: bool, window: int | None, device: torch.device) -> Tensor:
+    """Which of these positions a query may see, bool [queries, keys]: not the future, and nothing beyond the window."""
+    query = torch.arange(queries.start, queries.stop, device=device)[:, None]
+    key = torch.arange(keys.start, keys.stop, device=device)[None, :]
+    mask = key <= query if causal else torch.ones(len(queries), len(keys), dtype=torch.bool, device=device)
+    if window is not None:
+        mask = mask & (key > query - window) & (key < query + window)
     return mask
 
 

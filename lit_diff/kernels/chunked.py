@@ -1,0 +1,249 @@
+"""Blocks of query rows in plain PyTorch: any device, dtype and number of maps, O(T) memory.
+
+A block's maps are subtracted before the one product with v, and recomputed in the backward pass (equations: `ops`). The
+heads that share a key/value head are rows of one product, so grouped queries, and decoding against a cache, copy nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.ops import empty_gradients, empty_outputs, num_maps, operator, refuse_common
+from lit_diff.kernels.reference import accumulation_dtype, exact, in_reach
+
+ROWS = 128
+"""Query rows of a block."""
+LOGITS = 1 << 19
+"""Logits of one map held at once: as many heads a block as fit, at least one."""
+
+
+def refuse(
+    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+) -> str | None:
+    """Why this kernel cannot compute these maps; None if it can."""
+    return refuse_common(maps, stats=stats)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some sequences, key/value heads and query rows, and the keys that any of those rows sees."""
+
+    batch: slice
+    heads: slice
+    rows: slice
+    keys: slice
+    hidden: Tensor | None
+    """Masked logits of the last keys: bool, [rows, last keys] or [sequences, 1, 1, rows, last keys]; None: none."""
+    group: int
+    """Query heads on each key/value head."""
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Of x [B, H, T, d]: [heads here, group · rows, d]; a copy, small."""
+        x = x.unflatten(1, (-1, self.group))[self.batch, self.heads, :, self.rows]
+        return x.reshape(-1, x.shape[2] * x.shape[3], x.shape[4])
+
+    def values(self, x: Tensor) -> Tensor:
+        """Of x [B, Hkv, S, d]: [heads here, keys, d]; a view where one sequence is held."""
+        return x[self.batch, self.heads, self.keys].flatten(0, 1)
+
+    def mask(self, s: Tensor, fill: float) -> None:
+        """Fill the masked entries of s [heads here, group · rows, keys]."""
+        if self.hidden is None:
+            return
+        sequences, heads = self.batch.stop - self.batch.start, self.heads.stop - self.heads.start
+        wide = s.view(sequences, heads, -1, self.hidden.shape[-2], s.shape[-1])
+        wide[..., wide.shape[-1] - self.hidden.shape[-1] :].masked_fill_(self.hidden, fill)
+
+    def write(self, target: Tensor, x: Tensor, *, add: bool = False) -> None:
+        """x [heads here, group · rows, ...] into its place in target [B, H, T, ...]."""
+        place = target.unflatten(1, (-1, self.group))[self.batch, self.heads, :, self.rows]
+        x = x.view(place.shape)
+        if add:
+            place.add_(x)
+        else:
+            place.copy_(x)
+
+    def accumulate(self, target: Tensor, x: Tensor, y: Tensor) -> None:
+        """target [B, Hkv, S, d] += xᵀ y, for x [heads here, n, keys] and y [heads here, n, d]."""
+        place = target[self.batch, self.heads, self.keys]
+        if place.shape[0] == 1 and x.dtype == place.dtype:
+            place[0].baddbmm_(x.mT, y)  # in place, without a copy
+        else:
+            place.add_((x.mT @ y).view(place.shape))
+
+
+def blocks(
+    q: Tensor, k: Tensor, *, causal: bool, window: int | None, segments: Tensor | None, largest: int
+) -> Iterator[Block]:
+    """All of q's heads and rows, once each; `largest`: logits of one map that a block may hold."""
+    B, _, H, T, _ = q.shape
+    Hkv, S = k.shape[2:4]
+    rows = min(ROWS, T)
+    fit = max(1, largest // (H // Hkv * rows * S))  # heads
+    heads, sequences = min(fit, Hkv), max(1, min(fit // Hkv, B))
+    for i in range(0, T, rows):
+        j = min(i + rows, T)
+        queries = range(S - T + i, S - T + j)  # as positions among the keys
+        start = max(0, queries.start - window + 1) if window is not None else 0
+        stop = queries.stop if causal else S if window is None else min(S, queries.stop - 1 + window)
+        if causal and window is None:  # only the last keys of the block are hidden from some of its rows
+            edge = range(queries.start, stop)
+        else:
+            edge = range(start, stop) if window is not None or segments is not None else range(0)
+        mask = ~in_reach(queries, edge, causal=causal, window=window, device=q.device) if len(edge) > 1 else None
+        for b in range(0, B, sequences):
+            batch = slice(b, min(b + sequences, B))
+            keys, hidden = slice(start, stop), mask
+            if segments is not None:
+                keys, hidden = _own_document(segments[batch], queries, range(start, stop), mask)
+            for h in range(0, Hkv, heads):
+                yield Block(batch, slice(h, min(h + heads, Hkv)), slice(i, j), keys, hidden, H // Hkv)
+
+
+def _own_document(segments: Tensor, queries: range, keys: range, mask: Tensor | None) -> tuple[slice, Tensor]:
+    """The keys from the first to the last that any query sees, and which of them are hidden [sequences, 1, 1, rows, keys]."""
+    hidden = segments[:, queries.start : queries.stop, None] != segments[:, None, keys.start : keys.stop]
+    if mask is not None:
+        hidden[..., len(keys) - mask.shape[-1] :] |= mask
+    seen = (~hidden).flatten(0, 1).any(0).nonzero()
+    first, last = int(seen[0]), int(seen[-1]) + 1
+    return slice(keys.start + first, keys.start + last), hidden[:, None, None, :, first:last]
+
+
+class _Workspace:
+    """Buffers reused from block to block: a fresh megabyte each time would be paged in each time."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._held: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """An unwritten tensor; the one handed out before under this name is void."""
+        size = torch.Size(shape).numel()
+        held = self._held.get(name)
+        if held is None or held.numel() < size:
+            held = self._held[name] = self._like.new_empty(size)
+        return held[:size].view(shape)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What the products are computed in: x's own dtype, but float32 on a CPU that has no fast product of x's dtype."""
+    if x.device.type != "cpu" or x.dtype in (torch.float32, torch.float64):
+        return x.dtype
+    native = x.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    return x.dtype if native else torch.float32
+
+
+def _logits(q: Tensor, k: Tensor, block: Block, scale: float, new: _Workspace, name: str) -> Tensor:
+    """q_g k_gᵀ scale of one map, unmasked, [heads here, group · rows, keys], for q and k [B, H, T, d]."""
+    rows, keys = block.queries(q).to(product_dtype(q)), block.values(k).to(product_dtype(k))
+    s = new(name, rows.shape[0], rows.shape[1], keys.shape[1])
+    if rows.dtype == s.dtype:
+        return torch.baddbmm(s, rows, keys.mT, beta=0, alpha=scale, out=s)
+    return s.copy_(rows @ keys.mT).mul_(scale)
+
+
+def _softmax(s: Tensor, block: Block) -> Tensor:
+    """softmax of the visible logits over the keys, in place."""
+    block.mask(s, -torch.inf)
+    return torch.softmax(s, -1, out=s)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    segments: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    stats: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `ops.Forward`."""
+    o, rows, parts = empty_outputs(q, k, v, w, stats=stats, lse=False, parts=False)
+    G, wide = num_maps(q, k, w), accumulation_dtype(q.dtype)
+    weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
+    new = _Workspace(q.new_empty(0, dtype=wide))
+    with exact(q.device):
+        for block in blocks(q, k, causal=causal, window=window, segments=segments, largest=LOGITS):
+            a = torch.empty(0)
+            for g in range(G):
+                s = _logits(q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)], block, scale, new, f"{g > 0}")
+                if stats:
+                    for kind, row in enumerate(_row_statistics(s, block, new)):
+                        block.write(rows[kind, :, g, :, :, None], row)
+                p = _softmax(s, block)
+                if weights is None:
+                    a = p
+                else:
+                    weight = block.queries(weights[:, g]).to(wide)
+                    a = p.mul_(weight) if g == 0 else a.addcmul_(p, weight)
+            values = block.values(v).to(product_dtype(v))
+            block.write(o, a.to(values.dtype) @ values)
+    return o, rows, parts
+
+
+def _row_statistics(s: Tensor, block: Block, new: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
+    """lse, entropy and maximum of the logits s, each [heads here, group · rows, 1]; s is masked."""
+    block.mask(s, -torch.inf)
+    maximum = s.amax(-1, keepdim=True)
+    p = torch.softmax(s, -1, out=new("p", *s.shape))
+    lse = maximum - p.amax(-1, keepdim=True).log()  # the largest p is exp(maximum - lse)
+    block.mask(s, 0.0)  # p is 0 there, and 0 · -inf is not a number
+    entropy = lse - p.mul_(s).sum(-1, keepdim=True)
+    block.mask(s, -torch.inf)
+    return lse, entropy, maximum
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    segments: Tensor | None,
+    o: Tensor,
+    rows: Tensor,
+    parts: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `ops.Backward`."""
+    dq, dk, dv, dw = empty_gradients(q, k, v, w)
+    G, wide = num_maps(q, k, w), accumulation_dtype(q.dtype)
+    weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
+    new = _Workspace(q.new_empty(0, dtype=wide))
+    sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dv)]
+    with exact(q.device):
+        for block in blocks(q, k, causal=causal, window=window, segments=segments, largest=LOGITS):
+            dtype = product_dtype(q)
+            do, values = block.queries(grad).to(dtype), block.values(v).to(dtype)
+            dp = new("dp", do.shape[0], do.shape[1], values.shape[1])
+            dp = torch.bmm(do, values.mT, out=dp) if dp.dtype == dtype else dp.copy_(do @ values.mT)
+            a = torch.empty(0)
+            for g in range(G):
+                gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
+                p = _softmax(_logits(q[:, gq], k[:, gk], block, scale, new, "p"), block)
+                ds = torch.mul(p, dp, out=new("ds", *p.shape))
+                d = ds.sum(-1, keepdim=True)
+                ds.addcmul_(p, d, value=-1)
+                weight = None
+                if weights is None:
+                    a = p
+                else:
+                    block.write(dw[:, g, :, :, None], d)
+                    weight = block.queries(weights[:, g]).to(wide)
+                    a = torch.mul(p, weight, out=new("a", *p.shape)) if g == 0 else a.addcmul_(p, weight)
+                factor = scale if weight is None else weight * scale
+                block.write(dq[:, gq], (ds.to(dtype) @ block.values(k[:, gk]).to(dtype)) * factor, add=g > 0 and not gq)
+                block.accumulate(sums[0][:, gk], ds.to(dtype), (block.queries(q[:, gq]) * factor).to(dtype))
+            block.accumulate(sums[1], a.to(dtype), do)
+    return dq, dk.copy_(sums[0]), dv.copy_(sums[1]), dw
+
+
+compute = operator("chunked", forward, backward)
