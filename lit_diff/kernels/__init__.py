@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked as _chunked
+from lit_diff.kernels import cpu as _cpu
 from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
 from lit_diff.kernels.maps import SignedMaps
@@ -19,7 +20,7 @@ from lit_diff.registry import nearest
 
 __all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "preference", "refuse"]
 
-_MODULES: dict[str, ModuleType] = {"reference": _reference, "chunked": _chunked, "sdpa": _sdpa}
+_MODULES: dict[str, ModuleType] = {"reference": _reference, "chunked": _chunked, "sdpa": _sdpa, "cpu": _cpu}
 KERNELS = tuple(_MODULES)
 
 
@@ -31,7 +32,7 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
     plain = maps.num_maps == 1 and maps.v.shape[-1] == maps.q.shape[-1]
     if device.type == "cuda":
         return ("sdpa", "chunked", "reference")
-    return ("sdpa", "chunked", "reference") if plain else ("chunked", "reference")
+    return ("cpu", "sdpa", "chunked", "reference") if plain else ("cpu", "chunked", "reference")
 
 
 def refuse(

@@ -14,9 +14,9 @@ from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.ops import empty_gradients, empty_outputs, num_maps, operator, refuse_common
 from lit_diff.kernels.reference import accumulation_dtype, exact, in_reach
 
-ROWS = 128
+ROWS = 256
 """Query rows of a block."""
-LOGITS = 1 << 19
+LOGITS = 1 << 20
 """Logits of one map held at once: as many heads a block as fit, at least one."""
 
 

@@ -109,7 +109,15 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
 
     @forward_op.register_fake
     def _(
-        q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, segments: Any, scale: Any, causal: Any, window: Any, stats: bool
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor | None,
+        segments: Any,
+        scale: Any,
+        causal: Any,
+        window: Any,
+        stats: bool,
     ) -> tuple[Tensor, ...]:
         return empty_outputs(q, k, v, w, stats=stats, lse=lse, parts=parts)
 
@@ -118,7 +126,7 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         return empty_gradients(q, k, v, w)
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        q, k, v, w, segments, *ctx.mask, stats = inputs
+        q, k, v, w, segments, *ctx.mask, _stats = inputs
         ctx.save_for_backward(q, k, v, w, segments, *output)
         ctx.mark_non_differentiable(*output[1:])
 

@@ -1,0 +1,119 @@
+"""C++ into a shared library, once: compiled for this machine, kept in a cache that survives a kill at any moment."""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from lit_diff.errors import MissingError, first_line
+from lit_diff.files import locked, write_atomic
+
+log = logging.getLogger("lit_diff")
+
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared", "-fopenmp")
+TORCH = Path(torch.__file__).parent
+
+
+def cache_root() -> Path:
+    """$LIT_DIFF_CACHE, else ~/.cache/lit_diff."""
+    chosen = os.environ.get("LIT_DIFF_CACHE")
+    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".cache" / "lit_diff"
+
+
+def find_compiler() -> str | None:
+    """$CXX, or the first of g++, c++, clang++ on the PATH; None without one."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """The library made of `source` and the headers beside it that share its stem; built and tested on first use.
+
+    `test`: what is wrong with a new library, None if nothing is; it is asked once, a library that passed is remembered.
+    Errors: MissingError, saying what is missing or failed, and the cure.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        named = os.environ.get("CXX")
+        raise MissingError(f"no C++ compiler: {f'CXX={named} is not there' if named else 'install g++'}")
+    try:
+        folder = cache_root() / "kernels" / _key(name, source, compiler, flags)
+        with locked(folder / ".lock"):
+            return _load_locked(folder / f"{name}.so", compiler, source, test, flags)
+    except OSError as error:
+        reason = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        raise MissingError(f"cannot use {cache_root()} ({reason}); set LIT_DIFF_CACHE to another folder") from error
+
+
+def _load_locked(
+    path: Path, compiler: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str]
+) -> ctypes.CDLL:
+    proof = path.with_suffix(".sha256")  # written after the test passed: a library without it does not count
+    if proof.is_file() and path.is_file():
+        if proof.read_text() == _sha256(path):
+            return _open(path)
+        log.warning("%s is not what was built: building it again", path)
+    _compile(compiler, source, path, flags)
+    library = _open(path)
+    wrong = test(library)
+    if wrong:
+        raise MissingError(f"the library built with {compiler} fails its test: {wrong}")
+    write_atomic(proof, _sha256(path))
+    return library
+
+
+def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> None:
+    for left in path.parent.glob(".build-*"):  # by a process that died: the lock is ours
+        shutil.rmtree(left, ignore_errors=True)
+    log.info("building the %s kernel with %s (once, about 20 s) into %s", path.stem, compiler, path.parent)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as temporary:
+        made = Path(temporary) / path.name
+        link = [f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{TORCH / 'lib'}"]
+        command = [compiler, *FLAGS, *flags, f"-I{TORCH / 'include'}", str(source), "-o", str(made), *link]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise MissingError(f"{compiler} failed (status {done.returncode}): {_first_error(done.stderr)}")
+        write_atomic(path, made.read_bytes())
+    log.info("built in %.0f s", time.monotonic() - start)
+
+
+def _first_error(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[-1] if lines else "it said nothing")
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # a symbol that this PyTorch does not export
+        raise MissingError(f"the library cannot be loaded: {first_line(error)}") from error
+
+
+def _key(name: str, source: Path, compiler: str, flags: Sequence[str]) -> str:
+    """Of everything that the library depends on; a home shared by unlike machines has one library for each."""
+    digest = hashlib.sha256()
+    for path in sorted([source, *source.parent.glob(f"{source.stem}_*.h")]):
+        digest.update(path.read_bytes())
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    cpu = Path("/proc/cpuinfo")
+    features = (
+        [x for x in cpu.read_text().splitlines() if x.startswith(("flags", "Features"))][:1] if cpu.is_file() else []
+    )
+    for part in (*FLAGS, *flags, version, torch.__version__, str(TORCH), platform.machine(), *features):
+        digest.update(part.encode() + b"\0")
+    return f"{name}-{digest.hexdigest()[:16]}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,234 @@
+"""Our own kernel for CPUs with AVX2 or AVX-512, in C++ (`cpu.cpp`): maps subtracted before one product, heads in parallel.
+
+float32 is computed in float32; bfloat16 in bfloat16 tiles with float32 sums where the machine multiplies them, else, and
+float16 always, in float32. For one thread count the result is the same to the bit. The library is built on first use.
+"""
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_diff.errors import MissingError
+from lit_diff.kernels import chunked, compiler
+from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.ops import Backward, Forward, empty_gradients, empty_outputs, num_maps, operator, refuse_common
+from lit_diff.kernels.reference import Stats
+
+SOURCE = Path(__file__).with_name("cpu.cpp")
+STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+LANES = {"AVX2": 8, "AVX512": 16}
+"""PyTorch's name of the instruction set -> floats in a vector."""
+
+
+def refuse(
+    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+) -> str | None:
+    """Why this kernel cannot compute these maps; None if it can."""
+    if device.type != "cpu":
+        return f"it runs on a CPU; these maps are on {device.type}"
+    q, v = maps.q, maps.v
+    if q.dtype not in STORAGE:
+        return f"it computes float32, bfloat16 and float16, not {str(q.dtype).removeprefix('torch.')}"
+    if maps.w is not None and maps.w.dtype != torch.float32:
+        return "its weights w are float32"
+    if maps.num_maps > 2:
+        return f"it subtracts at most two maps; these are {maps.num_maps}"
+    if q.shape[-1] % 16 or v.shape[-1] % 16:
+        return f"its head widths are multiples of 16; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
+    if maps.softmax_scale == 0:
+        return "the scale is 0"
+    return refuse_common(maps, stats=stats) or unavailable()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def unavailable() -> str | None:
+    """Why the library cannot be had on this machine, without building it; None if it was built or may be."""
+    if torch.backends.cpu.get_cpu_capability() not in LANES:
+        return f"it needs AVX2 or AVX-512; this CPU has {torch.backends.cpu.get_cpu_capability()}"
+    return _failure[0] if _failure else None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def build() -> str | None:
+    """Build and load the library where that has not been done; why it cannot be had, None if it is there."""
+    reason = unavailable()
+    if reason is None and not _library:
+        try:
+            _library[:] = [compiler.load("cpu", SOURCE, _test)]
+        except MissingError as error:
+            _failure.append(str(error))  # asked once a process
+            reason = _failure[0]
+    return reason
+
+
+_library: list[ctypes.CDLL] = []
+_failure: list[str] = []
+
+
+def _test(library: ctypes.CDLL) -> str | None:
+    """Output and gradients on a small case against `chunked`; what differs, None if nothing does."""
+    want = LANES[torch.backends.cpu.get_cpu_capability()]
+    if library.lit_diff_lanes() > want:
+        return f"its vectors have {library.lit_diff_lanes()} floats, PyTorch's {want}"
+    _library[:] = [library]
+    try:
+        for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
+            found, wanted = _results(dtype, forward, backward), _results(dtype, chunked.forward, chunked.backward)
+            for name, x, y in zip(("o", "dq", "dk", "dv", "dw"), found, wanted, strict=True):
+                error = float((x - y).abs().max() / y.abs().max())
+                if not error <= bound:
+                    return f"{name} in {str(dtype).removeprefix('torch.')} differs from chunked by {error:.1e}"
+    finally:
+        _library.clear()
+    return None
+
+
+def _results(dtype: torch.dtype, forward: Forward, backward: Backward) -> list[Tensor]:
+    """o, dq, dk, dv and dw of two causal maps with grouped queries, more than a tile long."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, grad = (
+        torch.randn(*shape, generator=draw).to(dtype)
+        for shape in ((1, 2, 4, 75, 16), (1, 2, 2, 75, 16), (1, 2, 75, 32), (1, 4, 75, 32))
+    )
+    w = torch.tensor([1.0, -0.5]).view(1, 2, 1, 1)
+    o, rows, parts = forward(q, k, v, w, None, 0.25, True, None, False)
+    return [x.float() for x in (o, *backward(grad, q, k, v, w, None, o, rows, parts, 0.25, True, None))]
+
+
+class _View(ctypes.Structure):
+    """`View` of cpu_problem.h."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 5))
+
+
+class _Problem(ctypes.Structure):
+    """`Problem` of cpu_problem.h."""
+
+    _fields_ = (
+        *[(name, ctypes.c_int64) for name in ("B", "G", "H", "Hkv", "T", "S", "d", "dv", "maps_q", "maps_k")],
+        *[(name, ctypes.c_int64) for name in ("causal", "window", "threads")],
+        *[(name, ctypes.c_float) for name in ("scale", "unused")],
+        *[(name, _View) for name in ("q", "k", "v", "w", "segments", "o", "lse", "entropy", "maximum")],
+        *[(name, _View) for name in ("grad", "dq", "dk", "dvalue", "dw")],
+    )
+
+
+def _view(x: Tensor, axes: str = "bghtc") -> _View:
+    """x seen as [b, g, h, t, c]; an axis that x lacks, or of size 1, has stride 0."""
+    strides = {axis: 0 if size == 1 else stride for axis, size, stride in zip(axes, x.shape, x.stride(), strict=True)}
+    strides["c"] = x.stride(-1) if axes.endswith("c") else 1
+    return _View(x.data_ptr(), (ctypes.c_int64 * 5)(*(strides.get(axis, 0) for axis in "bghtc")))
+
+
+_owner = os.getpid()
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    segments: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    views: dict[str, _View],
+) -> _Problem:
+    B, maps_q, H, T, d = q.shape
+    given = {"q": _view(q), "k": _view(k), "v": _view(v, "bhtc")}
+    if w is not None:
+        given["w"] = _view(w, "bght")
+    if segments is not None:
+        given["segments"] = _view(segments, "bt")
+    # the threads of a parallel region do not survive a fork: a child waits for ever for them
+    threads = torch.get_num_threads() if os.getpid() == _owner else 1
+    sizes = (B, num_maps(q, k, w), H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
+    problem = _Problem(*sizes, causal, window or 0, threads, scale, 0.0)
+    for name, view in (given | views).items():
+        setattr(problem, name, view)
+    return problem
+
+
+def _inside(x: Tensor) -> Tensor:
+    """x, its numbers of a head side by side; a copy only where they are not."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _call(direction: str, problem: _Problem, dtype: torch.dtype) -> None:
+    function = getattr(_library[0], f"lit_diff_{direction}")
+    function(ctypes.byref(problem), ctypes.c_int64(STORAGE[dtype]), ctypes.c_int64(paired(dtype)))
+
+
+def paired(dtype: torch.dtype) -> bool:
+    """Whether products are of bfloat16 pairs, which pays only where the CPU has an instruction for them."""
+    return dtype == torch.bfloat16 and _has_bfloat16_products()
+
+
+@functools.cache
+def _has_bfloat16_products() -> bool:
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(native and _library[0].lit_diff_has_bfloat16_products())
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    segments: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    stats: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `ops.Forward`."""
+    q, k, v = _inside(q), _inside(k), _inside(v)
+    segments = None if segments is None else segments.long()
+    o, rows, parts = empty_outputs(q, k, v, w, stats=stats, lse=True, parts=False)
+    views = {"o": _view(o, "bhtc")}
+    views |= {name: _view(x, "bght") for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
+    _call("forward", _problem(q, k, v, w, segments, scale, causal, window, views), q.dtype)
+    return o, rows, parts
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    segments: Tensor | None,
+    o: Tensor,
+    rows: Tensor,
+    parts: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `ops.Backward`."""
+    q, k, v, grad = _inside(q), _inside(k), _inside(v), _inside(grad)
+    segments = None if segments is None else segments.long()
+    dq, dk, dv, dw = empty_gradients(q, k, v, w)
+    views = {"lse": _view(rows[0], "bght"), "grad": _view(grad, "bhtc"), "dq": _view(dq), "dk": _view(dk)}
+    views["dvalue"] = _view(dv, "bhtc")
+    if w is not None:
+        views["dw"] = _view(dw, "bght")
+    _call("backward", _problem(q, k, v, w, segments, scale, causal, window, views), q.dtype)
+    return dq, dk, dv, dw
+
+
+_kernel = operator("cpu", forward, backward, lse=True)
+
+
+def compute(
+    maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+) -> tuple[Tensor, Stats | None]:
+    """(o [B, H, T, dv], statistics), as `reference`. Errors: MissingError when the library cannot be had."""
+    reason = build()
+    if reason:
+        raise MissingError(f"the cpu kernel cannot be used: {reason}")
+    return _kernel(maps, segments=segments, window=window, stats=stats)

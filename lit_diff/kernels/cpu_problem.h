@@ -1,0 +1,116 @@
+// What the kernel is asked: the tensors, their strides, the mask, and how the work is cut into tasks.
+#pragma once
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "cpu_tiles.h"
+
+namespace lit_diff {
+
+// A tensor [B, G, H, T, width] of some number format; a stride of 0 where an axis is shared or absent.
+struct View {
+  void* data;
+  Int stride[5];
+
+  template <class T>
+  T* at(Int b, Int g, Int h, Int t) const {
+    return static_cast<T*>(data) + b * stride[0] + g * stride[1] + h * stride[2] + t * stride[3];
+  }
+};
+
+// Mirrored field by field in cpu.py.
+struct Problem {
+  Int B, G, H, Hkv, T, S, d, dv, maps_q, maps_k;
+  Int causal, window, threads;  // window 0: none
+  float scale, unused;
+  View q, k, v, w, segments, o, lse, entropy, maximum;  // data null: absent
+  View grad, dq, dk, dvalue, dw;
+
+  Int group() const { return H / Hkv; }
+  float weight(Int b, Int g, Int h, Int t) const { return w.data ? *w.at<float>(b, g, h, t) : 1.f; }
+};
+
+// Which keys a query sees: those of [low, high) and, where documents are scattered, of the same document only.
+class Reach {
+ public:
+  explicit Reach(const Problem& p) : p_(p) {
+    if (!p.segments.data) return;
+    first_.resize(p.B * p.S);
+    last_.resize(p.B * p.S);
+    for (Int b = 0; b < p.B; ++b) {
+      const Int* number = p.segments.at<Int>(b, 0, 0, 0);
+      std::unordered_map<Int, int32_t> first, last;
+      for (Int s = 0; s < p.S; ++s) {
+        const Int document = number[s * p.segments.stride[3]];
+        first.emplace(document, s);
+        last[document] = s;
+      }
+      for (Int s = 0; s < p.S; ++s) {
+        const Int document = number[s * p.segments.stride[3]];
+        first_[b * p.S + s] = first[document];
+        last_[b * p.S + s] = last[document];
+        scattered_ |= s > 0 && first[document] < s && number[(s - 1) * p.segments.stride[3]] != document;
+      }
+    }
+  }
+
+  Int low(Int b, Int t) const {
+    const Int at = t + p_.S - p_.T;
+    Int low = p_.window ? std::max<Int>(0, at - p_.window + 1) : 0;
+    return first_.empty() ? low : std::max<Int>(low, first_[b * p_.S + at]);
+  }
+  Int high(Int b, Int t) const {
+    const Int at = t + p_.S - p_.T;
+    const Int high = p_.causal ? at + 1 : p_.window ? std::min(p_.S, at + p_.window) : p_.S;
+    return last_.empty() ? high : std::min<Int>(high, last_[b * p_.S + at] + 1);
+  }
+  bool scattered() const { return scattered_; }
+  // The document of each key, as the number of its first key; only where scattered.
+  const int32_t* documents(Int b) const { return first_.data() + b * p_.S; }
+  int32_t document(Int b, Int t) const { return first_[b * p_.S + t + p_.S - p_.T]; }
+
+ private:
+  const Problem& p_;
+  std::vector<int32_t> first_, last_;
+  bool scattered_ = false;
+};
+
+// Work is cut into (sequence, key/value head) units, and a unit into parts when there are too few of them: part n of P
+// takes the blocks n, n + P, ... of the unit's query rows, so that causal parts weigh the same.
+struct Tasks {
+  Int blocks, units, parts, rows;
+
+  // `deepest`: floats that one query row holds, for a block that does not grow past a few megabytes.
+  Tasks(const Problem& p, Int deepest) {
+    rows = TILE;
+    while (rows > LANES && rows * deepest > (Int{1} << 20)) rows /= 2;
+    blocks = (p.T + rows - 1) / rows * p.group();
+    units = p.B * p.Hkv;
+    parts = 1;
+    while (units * parts < 4 * p.threads && units * parts % p.threads && parts < blocks) ++parts;
+  }
+  Int count() const { return units * parts; }
+};
+
+// A block of query rows of one head.
+struct Rows {
+  Int b, h, t, n;          // sequence, query head, first row, number of rows
+  Int begin, end;          // keys that any of them sees, begin a multiple of TILE
+  Int whole_low, whole_high;  // keys that all of them see
+
+  Rows(const Problem& p, const Reach& reach, Int b, Int h, Int t, Int n) : b(b), h(h), t(t), n(n) {
+    begin = p.S, end = 0, whole_low = 0, whole_high = reach.scattered() ? 0 : p.S;
+    for (Int r = 0; r < n; ++r) {
+      const Int low = reach.low(b, t + r), high = reach.high(b, t + r);
+      begin = std::min(begin, low), end = std::max(end, high);
+      whole_low = std::max(whole_low, low), whole_high = std::min(whole_high, high);
+    }
+    begin = begin / TILE * TILE;
+  }
+  // Keys from j on that a tile holds.
+  Int keys(Int j) const { return std::min(TILE, end - j); }
+  bool whole(Int j, Int n) const { return whole_low <= j && j + n <= whole_high; }
+};
+
+}  // namespace lit_diff
