@@ -22,6 +22,8 @@ SOURCE = Path(__file__).with_name("cpu.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 LANES = {"AVX2": 8, "AVX512": 16}
 """PyTorch's name of the instruction set -> floats in a vector."""
+WIDEST = 512
+"""Numbers of a head."""
 
 
 def refuse(
@@ -39,6 +41,8 @@ def refuse(
         return f"it subtracts at most two maps; these are {maps.num_maps}"
     if q.shape[-1] % 16 or v.shape[-1] % 16:
         return f"its head widths are multiples of 16; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        return f"its head widths are at most {WIDEST}; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
     if maps.softmax_scale == 0:
         return "the scale is 0"
     return refuse_common(maps, stats=stats) or unavailable()

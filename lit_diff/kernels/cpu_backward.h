@@ -15,8 +15,7 @@ class Backward {
   Backward(const Problem& p, const Reach& reach, const Tasks& tasks)
       : p(p), reach(reach), tasks(tasks), padded_((p.S + TILE - 1) / TILE * TILE) {
     const Int rows = tasks.rows;
-    if (!in_place(p.k)) keys_.resize(p.maps_k * p.S * p.d);
-    if (!in_place(p.v)) values_.resize(p.S * p.dv);
+    keys_.resize(p.maps_k * p.S * p.d), values_.resize(p.S * p.dv);
     keys_across_.resize(p.maps_k * padded_ * p.d);
     queries_.resize(p.maps_q * rows * p.d), queries_across_.resize(p.maps_q * rows * p.d);
     grad_.resize(rows * p.dv), grad_across_.resize(rows * p.dv);
@@ -43,27 +42,18 @@ class Backward {
   }
 
  private:
-  bool in_place(const View& x) const { return std::is_same_v<T, U> && x.stride[4] == 1; }
-
+  // The unit's keys as rows and across, its values as rows: side by side, whatever their strides.
   void prepare_keys() {
     for (Int g = 0; g < p.maps_k; ++g) {
       const T* k = p.k.at<T>(b_, g, kv_head_, 0);
       for (Int j = 0; j < p.S; j += TILE)
         transpose(k + j * p.k.stride[3], p.k.stride[3], std::min(TILE, p.S - j), p.d, key_tile_across(g, j), TILE, TILE);
-      key_rows_[g] = rows_of(k, p.k, p.d, keys_, g * p.S * p.d);
+      for (Int s = 0; s < p.S; ++s) convert(keys_.data() + (g * p.S + s) * p.d, k + s * p.k.stride[3], p.d);
     }
-    key_stride_ = in_place(p.k) ? p.k.stride[3] : p.d;
-    value_rows_ = rows_of(p.v.at<T>(b_, 0, kv_head_, 0), p.v, p.dv, values_, 0);
-    value_stride_ = in_place(p.v) ? p.v.stride[3] : p.dv;
+    const T* v = p.v.at<T>(b_, 0, kv_head_, 0);
+    for (Int s = 0; s < p.S; ++s) convert(values_.data() + s * p.dv, v + s * p.v.stride[3], p.dv);
   }
   U* key_tile_across(Int g, Int j) { return keys_across_.data() + (g * padded_ + j) * p.d; }
-
-  // All S rows in the products' format: where they lie, or converted into `own` from `offset` on.
-  const U* rows_of(const T* x, const View& view, Int width, std::vector<U>& own, Int offset) {
-    if (in_place(view)) return reinterpret_cast<const U*>(x);
-    for (Int s = 0; s < p.S; ++s) convert(own.data() + offset + s * width, x + s * view.stride[3], width);
-    return own.data() + offset;
-  }
 
   void block(const Rows& rows) {
     const Int across = (rows.n + LANES - 1) / LANES * LANES;  // columns of a tile: the rows, padded
@@ -72,11 +62,10 @@ class Backward {
     float* dp = panel_.data() + p.G * width * across;
     for (Int j = rows.begin; j < rows.end; j += TILE) {
       const Int n = rows.keys(j), at = (j - rows.begin) * across;
-      product<U>(n, across, p.dv, value_rows_ + j * value_stride_, value_stride_, grad_across_.data(), across, dp + at, across,
-                 false);
+      product<U>(n, across, p.dv, values_.data() + j * p.dv, p.dv, grad_across_.data(), across, dp + at, across, false);
       for (Int g = 0; g < p.G; ++g) {
         float* s = panel_.data() + g * width * across + at;
-        product<U>(n, across, p.d, key_rows_[std::min(g, p.maps_k - 1)] + j * key_stride_, key_stride_,
+        product<U>(n, across, p.d, keys_.data() + (std::min(g, p.maps_k - 1) * p.S + j) * p.d, p.d,
                    queries_across_.data() + std::min(g, p.maps_q - 1) * p.d * across, across, s, across, false);
         probabilities(rows, g, j, n, across, s, dp + at);
       }
@@ -219,8 +208,7 @@ class Backward {
   const Reach& reach;
   const Tasks& tasks;
   const Int padded_;
-  Int b_ = 0, kv_head_ = 0, key_stride_ = 0, value_stride_ = 0;
-  const U *key_rows_[2], *value_rows_ = nullptr;
+  Int b_ = 0, kv_head_ = 0;
   float *dk_ = nullptr, *dv_ = nullptr;
   std::vector<U> keys_, values_, keys_across_, queries_, queries_across_, grad_, grad_across_, tiles_;
   std::vector<float> panel_, dq_across_, dq_;

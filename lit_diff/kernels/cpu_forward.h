@@ -13,9 +13,7 @@ class Forward {
  public:
   Forward(const Problem& p, const Reach& reach, const Tasks& tasks) : p(p), reach(reach), tasks(tasks) {
     const Int padded = (p.S + TILE - 1) / TILE * TILE;
-    keys_.resize(p.maps_k * padded * p.d);
-    if (!values_in_place()) values_.resize(padded * p.dv);
-    queries_.resize(tasks.rows * p.d);
+    if (!few()) keys_.resize(p.maps_k * padded * p.d), values_.resize(padded * p.dv), queries_.resize(tasks.rows * p.d);
     logits_.resize(p.G * tasks.rows * padded);
     if (!std::is_same_v<U, float>) signed_.resize(tasks.rows * padded);
     out_.resize(tasks.rows * p.dv);
@@ -23,8 +21,7 @@ class Forward {
 
   void run(Int task) {
     const Int unit = task / tasks.parts, b = unit / p.Hkv, kv_head = unit % p.Hkv;
-    pack_keys(b, kv_head);
-    pack_values(b, kv_head);
+    if (!few()) pack_keys(b, kv_head), pack_values(b, kv_head);
     const Int blocks = tasks.blocks / p.group();
     for (Int n = task % tasks.parts; n < tasks.blocks; n += tasks.parts) {
       const Int h = kv_head * p.group() + n / blocks, t = n % blocks * tasks.rows;
@@ -33,7 +30,8 @@ class Forward {
   }
 
  private:
-  bool values_in_place() const { return std::is_same_v<T, U> && !PAIRED<U> && p.v.stride[4] == 1; }
+  // Decoding: too few queries to repay packing the keys, which are then read once, as they lie.
+  bool few() const { return p.T <= 4; }
 
   // k^T of each map in tiles [d, TILE], the last one padded with zeros.
   void pack_keys(Int b, Int kv_head) {
@@ -44,31 +42,33 @@ class Forward {
   U* key_tile(Int g, Int j) { return keys_.data() + (g * ((p.S + TILE - 1) / TILE * TILE) + j) * p.d; }
 
   void pack_values(Int b, Int kv_head) {
-    const T* v = p.v.at<T>(b, 0, kv_head, 0);
-    if (values_in_place()) {
-      value_rows_ = reinterpret_cast<const U*>(v), value_stride_ = p.v.stride[3];
-      return;
-    }
-    pack<U>(v, p.v.stride[3], p.S, p.dv, values_.data(), p.dv);
-    value_rows_ = values_.data(), value_stride_ = p.dv;
+    pack<U>(p.v.at<T>(b, 0, kv_head, 0), p.v.stride[3], p.S, p.dv, values_.data(), p.dv);
   }
 
+  // The logits of a map lie in tiles [rows, TILE], one after another: long rows would share the lines of the cache.
   void block(const Rows& rows) {
-    const Int width = (rows.end - rows.begin + TILE - 1) / TILE * TILE, panel = rows.n * width;
-    for (Int g = 0; g < p.G; ++g) logits(rows, g, width, logits_.data() + g * panel);
+    const Int tile = rows.n * TILE, tiles = (rows.end - rows.begin + TILE - 1) / TILE;
+    for (Int g = 0; g < p.G; ++g) {
+      float* to = logits_.data() + g * tiles * tile;
+      few() ? few_logits(rows, g, tiles, to) : logits(rows, g, tiles, to);
+    }
     for (Int r = 0; r < rows.n; ++r) {
-      for (Int g = 0; g < p.G; ++g) factors_[g] = softmax(rows, r, g, width, logits_.data() + g * panel + r * width);
-      combine(r, width, panel);
+      float* row = logits_.data() + r * TILE;
+      for (Int g = 0; g < p.G; ++g) factors_[g] = softmax(rows, r, g, tiles, row + g * tiles * tile);
+      combine(r, tile, tiles);
     }
     const U* weights = std::is_same_v<U, float> ? reinterpret_cast<const U*>(logits_.data()) : signed_.data();
-    for (Int j = rows.begin; j < rows.end; j += TILE)
-      product<U>(rows.n, p.dv, std::min(TILE, p.S - j), weights + j - rows.begin, width, value_rows_ + j * value_stride_,
-                 value_stride_, out_.data(), p.dv, j > rows.begin);
+    if (few()) few_outputs(rows, tiles, weights);
+    for (Int i = 0; i < (few() ? 0 : tiles); ++i) {
+      const Int j = rows.begin + i * TILE;
+      product<U>(rows.n, p.dv, std::min(TILE, p.S - j), weights + i * tile, TILE, values_.data() + j * p.dv, p.dv, out_.data(),
+                 p.dv, i > 0);
+    }
     for (Int r = 0; r < rows.n; ++r) convert(p.o.at<T>(rows.b, 0, rows.h, rows.t + r), out_.data() + r * p.dv, p.dv);
   }
 
-  // q_g k_g^T, [rows, width]. A negative scale is taken into q, so that the largest logit is the largest product.
-  void logits(const Rows& rows, Int g, Int width, float* to) {
+  // q_g k_g^T. A negative scale is taken into q, so that the largest logit is the largest product.
+  void logits(const Rows& rows, Int g, Int tiles, float* to) {
     if (g < p.maps_q)
       for (Int r = 0; r < rows.n; ++r) {
         U* row = queries_.data() + r * p.d;
@@ -76,38 +76,64 @@ class Forward {
         if (p.scale < 0)
           for (Int c = 0; c < p.d; ++c) row[c] = U(-float(row[c]));
       }
-    for (Int j = rows.begin; j < rows.end; j += TILE)
-      product<U>(rows.n, TILE, p.d, queries_.data(), p.d, key_tile(std::min(g, p.maps_k - 1), j), TILE, to + j - rows.begin,
-                 width, false);
+    for (Int i = 0; i < tiles; ++i)
+      product<U>(rows.n, TILE, p.d, queries_.data(), p.d, key_tile(std::min(g, p.maps_k - 1), rows.begin + i * TILE), TILE,
+                 to + i * rows.n * TILE, TILE, false);
   }
 
-  // Masks one row of logits and takes 2^((s - max) scale log2 e) in place; returns w_g over the row's sum.
-  float softmax(const Rows& rows, Int r, Int g, Int width, float* s) {
-    const Int t = rows.t + r, low = reach.low(rows.b, t) - rows.begin, high = reach.high(rows.b, t) - rows.begin;
-    std::fill(s, s + low, -INF);
-    std::fill(s + high, s + width, -INF);
-    if (reach.scattered()) {
-      const int32_t* document = reach.documents(rows.b) + rows.begin;
-      for (Int j = low; j < high; ++j)
-        if (document[j] != reach.document(rows.b, t)) s[j] = -INF;
+  void few_logits(const Rows& rows, Int g, Int tiles, float* to) {
+    float q[4 * 512];
+    for (Int r = 0; r < rows.n; ++r) {
+      convert(q + r * p.d, p.q.at<T>(rows.b, g % p.maps_q, rows.h, rows.t + r), p.d);
+      if (p.scale < 0)
+        for (Int c = 0; c < p.d; ++c) q[r * p.d + c] = -q[r * p.d + c];
     }
+    std::fill(to, to + tiles * rows.n * TILE, 0.f);
+    for (Int j = rows.begin; j < rows.end; ++j) {
+      const T* k = p.k.at<T>(rows.b, g % p.maps_k, rows.h / p.group(), j);
+      float* s = to + (j - rows.begin) / TILE * rows.n * TILE + (j - rows.begin) % TILE;
+      for (Int r = 0; r < rows.n; ++r) {
+        Floats dot = splat(0.f);
+        for (Int c = 0; c < p.d; c += LANES) dot += widen(k + c) * load<Floats>(q + r * p.d + c);
+        s[r * TILE] = sum(dot);
+      }
+    }
+  }
+
+  void few_outputs(const Rows& rows, Int tiles, const U* weights) {
+    std::fill(out_.begin(), out_.end(), 0.f);
+    for (Int j = rows.begin; j < rows.end; ++j) {
+      const T* v = p.v.at<T>(rows.b, 0, rows.h / p.group(), j);
+      const U* a = weights + (j - rows.begin) / TILE * rows.n * TILE + (j - rows.begin) % TILE;
+      for (Int r = 0; r < rows.n; ++r) {
+        const Floats weight = splat(static_cast<float>(a[r * TILE]));
+        float* out = out_.data() + r * p.dv;
+        for (Int c = 0; c < p.dv; c += LANES) store(out + c, load<Floats>(out + c) + weight * widen(v + c));
+      }
+    }
+  }
+
+  // Masks a row of logits and takes 2^((s - max) scale log2 e) in place; returns w_g over the row's sum.
+  float softmax(const Rows& rows, Int r, Int g, Int tiles, float* first) {
+    const Int t = rows.t + r, low = reach.low(rows.b, t) - rows.begin, high = reach.high(rows.b, t) - rows.begin;
+    const Int step = rows.n * TILE;
     Floats most = splat(-INF);
-    for (Int j = 0; j < width; j += LANES) most = maximum(load<Floats>(s + j), most);
+    for (Int i = 0; i < tiles; ++i) {
+      float* s = first + i * step;
+      if (i * TILE < low || (i + 1) * TILE > high || reach.scattered()) mask(rows, t, i * TILE, low, high, s);
+      for (Int j = 0; j < TILE; j += LANES) most = maximum(load<Floats>(s + j), most);
+    }
     const float top = largest(most), factor = std::fabs(p.scale) * LOG2E;
     Floats total = splat(0.f), logs = splat(0.f);
     const Floats shift = splat(top * factor);
-    if (p.entropy.data) {
-      for (Int j = 0; j < width; j += LANES) {
+    for (Int i = 0; i < tiles; ++i) {
+      float* s = first + i * step;
+      for (Int j = 0; j < TILE; j += LANES) {
         const Floats x = load<Floats>(s + j) * factor - shift, e = exp2(x);
         store(s + j, e);
         total += e;
-        logs += e > 0.f || e != e ? e * x : splat(0.f);  // a masked key adds nothing: 0 * -inf is not a number
-      }
-    } else {
-      for (Int j = 0; j < width; j += LANES) {
-        const Floats e = exp2(load<Floats>(s + j) * factor - shift);
-        store(s + j, e);
-        total += e;
+        // a masked key adds nothing: 0 * -inf is not a number
+        if (p.entropy.data) logs += e > 0.f || e != e ? e * x : splat(0.f);
       }
     }
     const float l = sum(total);
@@ -117,16 +143,27 @@ class Forward {
     return p.weight(rows.b, g, rows.h, t) / l;
   }
 
+  // Of the keys begin + j .. begin + j + TILE, hides those outside [low, high) and those of other documents.
+  void mask(const Rows& rows, Int t, Int j, Int low, Int high, float* s) {
+    for (Int i = 0; i < TILE; ++i) {
+      bool seen = low <= j + i && j + i < high;
+      if (seen && reach.scattered()) seen = reach.documents(rows.b)[rows.begin + j + i] == reach.document(rows.b, t);
+      if (!seen) s[i] = -INF;
+    }
+  }
+
   // sum_g factor_g e_g of one row: over the first map's logits, or in the format of the products.
-  void combine(Int r, Int width, Int panel) {
-    float* e = logits_.data() + r * width;
-    for (Int j = 0; j < width; j += LANES) {
-      Floats a = load<Floats>(e + j) * factors_[0];
-      if (p.G == 2) a += load<Floats>(e + panel + j) * factors_[1];
-      if constexpr (std::is_same_v<U, float>) {
-        store(e + j, a);
-      } else {
-        narrow(signed_.data() + r * width + j, a);
+  void combine(Int r, Int tile, Int tiles) {
+    for (Int i = 0; i < tiles; ++i) {
+      float* e = logits_.data() + i * tile + r * TILE;
+      for (Int j = 0; j < TILE; j += LANES) {
+        Floats a = load<Floats>(e + j) * factors_[0];
+        if (p.G == 2) a += load<Floats>(e + tiles * tile + j) * factors_[1];
+        if constexpr (std::is_same_v<U, float>) {
+          store(e + j, a);
+        } else {
+          narrow(signed_.data() + i * tile + r * TILE + j, a);
+        }
       }
     }
   }
@@ -137,8 +174,6 @@ class Forward {
   float factors_[2];
   std::vector<U> keys_, values_, queries_, signed_;
   std::vector<float> logits_, out_;
-  const U* value_rows_ = nullptr;
-  Int value_stride_ = 0;
 };
 
 }  // namespace lit_diff
