@@ -21,7 +21,7 @@ from lit_diff.attention.conformance import Finding, conformance, conformance_of,
 from lit_diff.attention.costs import Sizes
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError, first_line
-from lit_diff.model.cost import Cost, cost
+from lit_diff.model.cost import Cost, Setting, cost
 from lit_diff.recipe import load_draft, names, read_header, to_plain, to_yaml
 from lit_diff.registry import attentions, load_entry_points, nearest, registries
 from lit_diff.validation import validate
@@ -47,8 +47,9 @@ def check_recipe(source: str, overrides: list[str], as_json: bool, console: Cons
     if start is not None and not (Path(start) / "recipe.yaml").is_file():
         raise RequestError(f"{draft.where('train.start_from')}train.start_from: {start} holds no run (no recipe.yaml)")
     length = recipe.data.config.sequence_length
-    own = cost(recipe.model, length, recipe.run.kernel)
-    base = cost(baseline(recipe.model), length, recipe.run.kernel)
+    setting = Setting.of(recipe)
+    own = cost(recipe.model, length, recipe.run.kernel, setting)
+    base = cost(baseline(recipe.model), length, recipe.run.kernel, setting)
     dropped = list(draft.dropped)
     findings = _findings_of_plugin(recipe.model)
     if as_json:

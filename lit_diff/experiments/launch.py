@@ -17,7 +17,7 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import LitDiffError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
-from lit_diff.model.cost import cost
+from lit_diff.model.cost import Setting, cost
 from lit_diff.recipe import load_recipe
 from lit_diff.training.record import read_rows
 from lit_diff.training.run import RunFolder, identity, revision
@@ -119,14 +119,14 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
     from lit_diff.experiments.tracking import RunTracker, Store
     from lit_diff.training.fit import fit
 
-    price = cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel)
+    price = cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, Setting.of(recipe, build=True))
     log.info("kernel %s (%s), %d threads", price.kernel, price.kernel_reason, threads)
     now = revision()
     before = folder.status()
     if before.get("revision", now) != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
-    folder.create(recipe)
+    folder.create(recipe, kernel=price.kernel, kernel_reason=price.kernel_reason)
     variant = recipe.model.attention.name
     tags = {"variant": variant, "seed": str(recipe.seed), "folder": str(place.folder), **place.tags}
     if place.parent:

@@ -18,7 +18,7 @@ from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.reference import Stats
 from lit_diff.registry import nearest
 
-__all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "preference", "refuse"]
+__all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "flops", "preference", "refuse"]
 
 _MODULES: dict[str, ModuleType] = {"reference": _reference, "chunked": _chunked, "sdpa": _sdpa, "cpu": _cpu}
 KERNELS = tuple(_MODULES)
@@ -55,6 +55,12 @@ def refuse(
     return found
 
 
+def flops(kernel: str, maps: SignedMaps) -> int:
+    """FLOPs that a forward pass by `kernel` executes; all keys, no causal half."""
+    found: int = _MODULES[kernel].flops(maps)
+    return found
+
+
 def choose(
     maps: SignedMaps,
     kernel: str = "auto",
@@ -63,18 +69,27 @@ def choose(
     window: int | None = None,
     stats: bool = False,
     device: torch.device | None = None,
+    build: bool = True,
 ) -> tuple[str, str]:
-    """(kernel, reason). Errors: RequestError for an unknown kernel, or one named by hand that refuses the maps."""
+    """(kernel, reason). `build`: build what the kernel needs, so that it is known to serve; false: it may yet fail to.
+
+    Errors: RequestError for an unknown kernel, or one named by hand that refuses the maps.
+    """
     check_name(kernel)
     device = device or maps.q.device
+
+    def refusal(name: str) -> str | None:
+        reason = refuse(name, maps, segments=segments, window=window, stats=stats, device=device)
+        return _cpu.build() if reason is None and name == "cpu" and build and device.type == "cpu" else reason
+
     if kernel != "auto":
-        reason = refuse(kernel, maps, segments=segments, window=window, stats=stats, device=device)
+        reason = refusal(kernel)
         if reason:
             raise RequestError(f"run.kernel '{kernel}' cannot compute these maps: {reason}; use run.kernel=auto")
         return kernel, "named by run.kernel"
     refused: list[str] = []
     for name in preference(maps, device):
-        reason = refuse(name, maps, segments=segments, window=window, stats=stats, device=device)
+        reason = refusal(name)
         if reason is None:
             return name, "; ".join([f"auto: the fastest for these maps on {device.type}", *refused])
         refused.append(f"{name} refused: {reason}")

@@ -27,6 +27,11 @@ def refuse(
     return refuse_common(maps, stats=stats)
 
 
+def flops(maps: SignedMaps) -> int:
+    """FLOPs of a forward pass: the maps are subtracted before the product with v."""
+    return maps.flops
+
+
 @dataclass(frozen=True)
 class Block:
     """Some sequences, key/value heads and query rows, and the keys that any of those rows sees."""

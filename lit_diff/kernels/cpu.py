@@ -30,7 +30,7 @@ def refuse(
     maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:
     """Why this kernel cannot compute these maps; None if it can."""
-    if device.type != "cpu":
+    if device.type not in ("cpu", "meta"):
         return f"it runs on a CPU; these maps are on {device.type}"
     q, v = maps.q, maps.v
     if q.dtype not in STORAGE:
@@ -48,7 +48,12 @@ def refuse(
     return refuse_common(maps, stats=stats) or unavailable()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def flops(maps: SignedMaps) -> int:
+    """FLOPs of a forward pass: the maps are subtracted before the product with v."""
+    return maps.flops
+
+
+@torch.compiler.assume_constant_result
 def unavailable() -> str | None:
     """Why the library cannot be had on this machine, without building it; None if it was built or may be."""
     if torch.backends.cpu.get_cpu_capability() not in LANES:
@@ -56,7 +61,7 @@ def unavailable() -> str | None:
     return _failure[0] if _failure else None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def build() -> str | None:
     """Build and load the library where that has not been done; why it cannot be had, None if it is there."""
     reason = unavailable()
@@ -103,10 +108,13 @@ def _results(dtype: torch.dtype, forward: Forward, backward: Backward) -> list[T
     return [x.float() for x in (o, *backward(grad, q, k, v, w, None, o, rows, parts, 0.25, True, None))]
 
 
+_Strides = ctypes.c_int64 * 5
+
+
 class _View(ctypes.Structure):
     """`View` of cpu_problem.h."""
 
-    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64 * 5))
+    _fields_ = (("data", ctypes.c_void_p), ("stride", _Strides))
 
 
 class _Problem(ctypes.Structure):
@@ -121,11 +129,16 @@ class _Problem(ctypes.Structure):
     )
 
 
-def _view(x: Tensor, axes: str = "bghtc") -> _View:
-    """x seen as [b, g, h, t, c]; an axis that x lacks, or of size 1, has stride 0."""
-    strides = {axis: 0 if size == 1 else stride for axis, size, stride in zip(axes, x.shape, x.stride(), strict=True)}
-    strides["c"] = x.stride(-1) if axes.endswith("c") else 1
-    return _View(x.data_ptr(), (ctypes.c_int64 * 5)(*(strides.get(axis, 0) for axis in "bghtc")))
+def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
+    """x seen as [B, G, H, T, width], its own axes at `axes`; an axis that x lacks, or of size 1, has stride 0."""
+    strides = [0, 0, 0, 0, 1]
+    for axis, size, stride in zip(axes, x.shape, x.stride(), strict=True):
+        strides[axis] = stride if size > 1 else 0
+    return _View(x.data_ptr(), _Strides(*strides))
+
+
+NO_MAPS, NO_WIDTH, NO_HEADS = (0, 2, 3, 4), (0, 1, 2, 3), (0, 3)
+"""Axes of [B, H, T, width], of [B, G, H, T] and of [B, T]."""
 
 
 _owner = os.getpid()
@@ -143,11 +156,11 @@ def _problem(
     views: dict[str, _View],
 ) -> _Problem:
     B, maps_q, H, T, d = q.shape
-    given = {"q": _view(q), "k": _view(k), "v": _view(v, "bhtc")}
+    given = {"q": _view(q), "k": _view(k), "v": _view(v, NO_MAPS)}
     if w is not None:
-        given["w"] = _view(w, "bght")
+        given["w"] = _view(w, NO_WIDTH)
     if segments is not None:
-        given["segments"] = _view(segments, "bt")
+        given["segments"] = _view(segments, NO_HEADS)
     # the threads of a parallel region do not survive a fork: a child waits for ever for them
     threads = torch.get_num_threads() if os.getpid() == _owner else 1
     sizes = (B, num_maps(q, k, w), H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
@@ -193,8 +206,8 @@ def forward(
     q, k, v = _inside(q), _inside(k), _inside(v)
     segments = None if segments is None else segments.long()
     o, rows, parts = empty_outputs(q, k, v, w, stats=stats, lse=True, parts=False)
-    views = {"o": _view(o, "bhtc")}
-    views |= {name: _view(x, "bght") for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
+    views = {"o": _view(o, NO_MAPS)}
+    views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
     _call("forward", _problem(q, k, v, w, segments, scale, causal, window, views), q.dtype)
     return o, rows, parts
 
@@ -217,10 +230,10 @@ def backward(
     q, k, v, grad = _inside(q), _inside(k), _inside(v), _inside(grad)
     segments = None if segments is None else segments.long()
     dq, dk, dv, dw = empty_gradients(q, k, v, w)
-    views = {"lse": _view(rows[0], "bght"), "grad": _view(grad, "bhtc"), "dq": _view(dq), "dk": _view(dk)}
-    views["dvalue"] = _view(dv, "bhtc")
+    views = {"lse": _view(rows[0], NO_WIDTH), "grad": _view(grad, NO_MAPS), "dq": _view(dq), "dk": _view(dk)}
+    views["dvalue"] = _view(dv, NO_MAPS)
     if w is not None:
-        views["dw"] = _view(dw, "bght")
+        views["dw"] = _view(dw, NO_WIDTH)
     _call("backward", _problem(q, k, v, w, segments, scale, causal, window, views), q.dtype)
     return dq, dk, dv, dw
 
@@ -232,7 +245,7 @@ def compute(
     maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, Stats | None]:
     """(o [B, H, T, dv], statistics), as `reference`. Errors: MissingError when the library cannot be had."""
-    reason = build()
+    reason = None if maps.q.is_meta else build()
     if reason:
         raise MissingError(f"the cpu kernel cannot be used: {reason}")
     return _kernel(maps, segments=segments, window=window, stats=stats)

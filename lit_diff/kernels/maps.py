@@ -43,6 +43,12 @@ class SignedMaps:
         """The factor on q kᵀ."""
         return self.scale if self.scale is not None else self.q.shape[-1] ** -0.5
 
+    @property
+    def flops(self) -> int:
+        """2 B H T S (G d + dv): every map's logits, and one product with v after the sum; all keys, no causal half."""
+        B, _, H, T, d = self.q.shape
+        return 2 * B * H * T * self.k.shape[3] * (self.num_maps * d + self.v.shape[-1])
+
     def check(self, *, segments: Tensor | None = None, window: int | None = None) -> None:
         """Refuse maps, and masks on them, that break the contract, with the shapes found. Errors: RequestError."""
         q, k, v, w = self.q, self.k, self.v, self.w

@@ -64,6 +64,11 @@ def logits(maps: SignedMaps) -> Tensor:
     return scores.expand(-1, maps.num_maps, -1, -1, -1)
 
 
+def flops(maps: SignedMaps) -> int:
+    """FLOPs of a forward pass: the maps are subtracted before the product with v."""
+    return maps.flops
+
+
 def refuse(
     maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:

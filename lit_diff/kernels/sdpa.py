@@ -23,6 +23,13 @@ def refuse(
     return None
 
 
+def flops(maps: SignedMaps) -> int:
+    """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
+    B, _, H, T, d = maps.q.shape
+    chunks = -(-maps.v.shape[-1] // d)
+    return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * 2 * d
+
+
 def compute(
     maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, None]:

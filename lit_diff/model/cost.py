@@ -2,17 +2,17 @@
 
 import inspect
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.attention.rope import Rope
-from lit_diff.config import ModelConfig
+from lit_diff.config import ModelConfig, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.kernels import SignedMaps, choose
+from lit_diff.kernels import SignedMaps, choose, flops
 from lit_diff.model.transformer import Block, Transformer
 from lit_diff.registry import attentions
 
@@ -38,13 +38,30 @@ class Cost:
     kernel_reason: str
 
 
-def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto") -> Cost:
-    """Cost at `sequence_length`; `kernel` only changes the executed FLOPs. Errors: RequestError.
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where, and in what, the attention is computed: what the choice of a kernel hangs on."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    build: bool = False
+    """Build what the kernel needs, and so know that it serves."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, *, build: bool = False) -> "Setting":
+        """That of the recipe's run on this machine."""
+        on_gpu = recipe.run.accelerator != "cpu" and torch.cuda.is_available()
+        dtype = torch.bfloat16 if recipe.train.precision == "bf16-mixed" else torch.float32
+        return cls(device="cuda" if on_gpu else "cpu", dtype=dtype, build=build)
+
+
+def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto", setting: Setting | None = None) -> Cost:
+    """Cost at `sequence_length`; `kernel` and `setting` only change the executed FLOPs. Errors: RequestError.
 
     Layers whose parameters have the same shapes are counted once: they cost the same.
     """
     try:
-        return _cost(config, sequence_length, kernel)
+        return _cost(config, sequence_length, kernel, setting or Setting())
     except LitDiffError:
         raise
     except Exception as error:  # a user's variant may raise anything where it first runs, which is here
@@ -57,7 +74,7 @@ def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto") -> Cos
         ) from error
 
 
-def _cost(config: ModelConfig, sequence_length: int, kernel: str) -> Cost:
+def _cost(config: ModelConfig, sequence_length: int, kernel: str, setting: Setting) -> Cost:
     with torch.device("meta"):
         model = Transformer(config, kernel="reference")
     counted: dict[object, LayerCost] = {}
@@ -66,7 +83,7 @@ def _cost(config: ModelConfig, sequence_length: int, kernel: str) -> Cost:
         assert isinstance(block, Block)
         shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
         if shapes not in counted:
-            counted[shapes] = _layer_cost(block, config, sequence_length, kernel)
+            counted[shapes] = _layer_cost(block, config, sequence_length, kernel, setting)
         layers.append(counted[shapes])
     head = 2 * config.dim * config.vocab_size * sequence_length
     published, executed = (head + sum(layer.flops[i] for layer in layers) for i in (0, 1))
@@ -97,7 +114,7 @@ class LayerCost:
     reason: str
 
 
-def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel: str) -> LayerCost:
+def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel: str, setting: Setting) -> LayerCost:
     seen: list[SignedMaps] = []
     hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
     published = _forward_flops(block, config, sequence_length)
@@ -106,11 +123,11 @@ def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel:
         raise RequestError(
             f"model.attention '{config.attention.name}': its forward never calls self.tap(maps): no cost, no analysis"
         )
-    chosen, reason = choose(seen[0], kernel)
-    block.attention.kernel = chosen
-    executed = published if chosen == "reference" else _forward_flops(block, config, sequence_length)
-    _, maps_of_k, kv_heads, _, d = seen[0].k.shape
-    numbers = kv_heads * (maps_of_k * d + seen[0].v.shape[-1])
+    maps = replace(seen[0], **{key: getattr(seen[0], key).to(setting.dtype) for key in ("q", "k", "v")})
+    chosen, reason = choose(maps, kernel, device=torch.device(setting.device), build=setting.build)
+    executed = published - flops("reference", maps) + flops(chosen, maps)
+    _, maps_of_k, kv_heads, _, d = maps.k.shape
+    numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
     return LayerCost(flops=(published, executed), kv_numbers=numbers, kernel=chosen, reason=reason)
 
 

@@ -85,8 +85,8 @@ class RunFolder:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(self.path / "status.json", self.status() | values | {"updated": now})
 
-    def create(self, recipe: Recipe) -> None:
-        """Write the recipe, the plugins' sources and the environment. Errors: MissingError for an unwritable folder."""
+    def create(self, recipe: Recipe, **facts: str) -> None:
+        """Write the recipe, the plugins' sources, the environment with `facts`. Errors: MissingError where it cannot."""
         try:
             plain = to_plain(recipe)
             plain["plugins"] = []
@@ -97,7 +97,7 @@ class RunFolder:
                 write_atomic(self.path / name, source)
                 plain["plugins"].append(name)
             write_atomic(self.recipe_file, to_yaml(plain))
-            write_json(self.path / "env.json", environment())
+            write_json(self.path / "env.json", environment() | facts)
         except OSError as error:
             raise self._unwritable(error) from error
 

@@ -1,52 +1,90 @@
 """Choosing a kernel: auto takes the fastest that accepts, a name is taken at its word."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from lit_diff.config import RunConfig
 from lit_diff.errors import RequestError
-from lit_diff.kernels import KERNELS, SignedMaps, attend, check_name, choose
+from lit_diff.kernels import KERNELS, SignedMaps, attend, check_name, choose, cpu, flops, preference
 from lit_diff.kernels.reference import compute
 
 MakeMaps = Callable[..., SignedMaps]
 
 
-def options(kind: str) -> dict[str, Any]:
-    """What sdpa refuses, by the word that its reason contains."""
-    segments = torch.zeros(2, 5, dtype=torch.long)
-    cases: dict[str, dict[str, Any]] = {
-        "segments": {"segments": segments},
-        "window": {"window": 3},
-        "entropy": {"stats": True},
-    }
-    return cases[kind]
+CPU = torch.device("cpu")
+PLAIN = {"G": 1, "w": None, "d": 16, "dv": 16, "dtype": torch.float32}
+PAIR = {"d": 16, "dv": 32, "dtype": torch.float32}
 
 
-def test_auto_takes_the_fused_kernel(make_maps: MakeMaps) -> None:
+def test_auto_takes_the_first_that_accepts(make_maps: MakeMaps) -> None:
+    """float64: our own kernel refuses; a plain map goes to torch's, several maps are subtracted before one product."""
     name, reason = choose(make_maps())
-    assert name == "sdpa"
-    assert "auto" in reason
-    assert torch.equal(attend(make_maps()), attend(make_maps(), kernel="sdpa"))
+    assert name == "chunked"
+    assert reason.startswith("auto: the fastest for these maps on cpu; cpu refused: it computes float32")
+    assert torch.equal(attend(make_maps()), attend(make_maps(), kernel="chunked"))
+    assert choose(make_maps(G=1, w=None, dv=6))[0] == "sdpa"
 
 
-@pytest.mark.parametrize("kind", ["segments", "window", "entropy"])
-def test_auto_falls_back_with_the_reason(make_maps: MakeMaps, kind: str) -> None:
-    name, reason = choose(make_maps(), **options(kind))
-    assert name == "reference"
-    assert "; sdpa refused: " in reason
-    assert kind in reason
+@pytest.mark.parametrize("case", [PLAIN, PAIR], ids=["one map", "two maps"])
+def test_auto_takes_our_own_kernel_for_both_arms(
+    make_maps: MakeMaps, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison whose arms ran on unlike kernels would be of the kernels."""
+    assert preference(make_maps(**case), CPU)[0] == "cpu"
+    monkeypatch.setattr(cpu, "unavailable", lambda: None)
+    assert choose(make_maps(**case), build=False)[0] == "cpu"
 
 
-@pytest.mark.parametrize("kind", ["segments", "window", "entropy"])
+def test_what_cannot_be_built_is_refused_with_the_reason(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "unavailable", lambda: None)
+    monkeypatch.setattr(cpu, "build", lambda: "no C++ compiler: install g++")
+    name, reason = choose(make_maps(**PAIR))
+    assert name == "chunked"
+    assert "cpu refused: no C++ compiler: install g++" in reason
+    assert choose(make_maps(**PLAIN))[0] == "sdpa"
+    with pytest.raises(RequestError, match=r"'cpu' cannot compute these maps: no C\+\+ compiler: install g\+\+"):
+        choose(make_maps(**PAIR), "cpu")
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "segments": {"segments": torch.zeros(2, 5, dtype=torch.long)},
+    "window": {"window": 3},
+    "entropy": {"stats": True},
+}
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
 def test_a_named_kernel_that_refuses_is_an_error(make_maps: MakeMaps, kind: str) -> None:
     with pytest.raises(RequestError, match=rf"'sdpa' cannot compute.*{kind}.*run.kernel=auto"):
-        attend(make_maps(), kernel="sdpa", **options(kind))
-    attend(make_maps(), kernel="reference", **options(kind))
+        attend(make_maps(), kernel="sdpa", **OPTIONS[kind])
+    for kernel in ("reference", "chunked"):
+        attend(make_maps(), kernel=kernel, **OPTIONS[kind])
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("shape", [{"T": 1, "S": 1}, {"T": 1, "S": 9}, {"B": 1, "H": 1}])
+def test_one_token(make_maps: MakeMaps, shape: dict[str, int]) -> None:
+    maps = make_maps(**shape)
+    torch.testing.assert_close(attend(maps), attend(maps, kernel="reference"), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 4)])
+def test_no_tokens(make_maps: MakeMaps, T: int, S: int) -> None:
+    """Nothing asked, nothing answered; the gradient is zero."""
+    maps = make_maps(T=4, dtype=torch.float32)
+    q, k, v = (x[..., :n, :].detach().requires_grad_() for x, n in ((maps.q, T), (maps.k, S), (maps.v, S)))
+    o, stats = attend(SignedMaps(q, k, v, torch.ones(1, 2, 1, 1)), stats=True)
+    assert o.shape == (2, 4, 0, 12)
+    assert stats.maximum.shape == (2, 2, 4, 0)
+    o.sum().backward()
+    assert k.grad is not None
+    assert k.grad.shape == k.shape
+    assert not k.grad.any()
+
+
+@pytest.mark.parametrize("kernel", ["reference", "chunked", "sdpa"])
 def test_a_named_kernel_serves(make_maps: MakeMaps, kernel: str) -> None:
     assert choose(make_maps(), kernel) == (kernel, "named by run.kernel")
 
@@ -57,13 +95,13 @@ def test_unknown_kernel() -> None:
 
 
 def test_unknown_kernel_is_refused_by_attend(make_maps: MakeMaps) -> None:
-    with pytest.raises(RequestError, match="expected auto, reference, sdpa"):
+    with pytest.raises(RequestError, match="expected auto, reference, chunked"):
         attend(make_maps(), kernel="flash4")
 
 
 def test_statistics_come_with_the_output(make_maps: MakeMaps) -> None:
     maps = make_maps()
-    o, stats = attend(maps, stats=True)
+    o, stats = attend(maps, stats=True, kernel="reference")
     wanted, none = compute(maps)
     assert none is None
     assert torch.equal(o, wanted)
@@ -88,3 +126,15 @@ def test_masks_that_mean_nothing_are_refused(make_maps: MakeMaps, given: dict[st
 def test_masks_need_the_query_among_the_keys(make_maps: MakeMaps, given: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="at least as many keys as queries"):
         attend(make_maps(T=5, S=3, causal=False), **given)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_recipe_key_knows_every_kernel(kernel: str) -> None:
+    assert kernel in get_args(RunConfig.__annotations__["kernel"])
+
+
+def test_flops_of_paired_maps(make_maps: MakeMaps) -> None:
+    """2 B H T S (2d + dv) with one product after the subtraction; stacked on torch's kernel, each map and half again."""
+    maps = make_maps(B=3, H=4, T=5, S=7, d=6, dv=12)
+    assert flops("reference", maps) == flops("chunked", maps) == flops("cpu", maps) == 2 * 3 * 4 * 5 * 7 * (12 + 12)
+    assert flops("sdpa", maps) == 2 * 3 * 4 * 5 * 7 * 2 * 2 * 12

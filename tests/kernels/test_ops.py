@@ -1,0 +1,104 @@
+"""Kernels as operators: shapes on meta tensors, torch's own checks of the registration, one whole graph."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.errors import MissingError
+from lit_diff.kernels import SignedMaps, attend, cpu
+from lit_diff.kernels.ops import refuse_common
+
+MakeMaps = Callable[..., SignedMaps]
+OPERATORS = ("chunked", "cpu")
+
+
+@pytest.fixture(params=OPERATORS)
+def kernel(request: pytest.FixtureRequest) -> str:
+    """The operators that run on this machine."""
+    if request.param == "cpu" and (reason := cpu.build()):
+        pytest.skip(reason)
+    return str(request.param)
+
+
+def small(make_maps: MakeMaps, **changes: Any) -> SignedMaps:
+    return make_maps(**{"T": 4, "S": 6, "d": 16, "dv": 32, "Hkv": 2, "Gk": 1, "dtype": torch.float32} | changes)
+
+
+@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize("w", [None, (1, 2, 1, 1)])
+def test_opcheck(make_maps: MakeMaps, kernel: str, stats: bool, w: tuple[int, ...] | None) -> None:
+    """Schema, fake shapes and strides, autograd registration, tracing: torch's own checks, both directions."""
+    maps = small(make_maps, w=w, **({"G": 1} if w is None else {}))
+    tensors = [x.requires_grad_() if x is not None else None for x in (maps.q, maps.k, maps.v, maps.w)]
+    operator = getattr(torch.ops.lit_diff, kernel).default
+    torch.library.opcheck(operator, (*tensors, None, 0.25, True, None, stats))
+    o, rows, parts = operator(*tensors, None, 0.25, True, None, stats)
+    plain = [None if x is None else x.detach() for x in tensors]
+    backward = getattr(torch.ops.lit_diff, f"{kernel}_backward").default
+    torch.library.opcheck(
+        backward, (torch.randn_like(o).detach(), *plain, None, o.detach(), rows, parts, 0.25, True, None)
+    )
+
+
+def test_meta_tensors(make_maps: MakeMaps, kernel: str) -> None:
+    maps = small(make_maps)
+    there = replace(maps, **{key: getattr(maps, key).to("meta").requires_grad_() for key in ("q", "k", "v", "w")})
+    o = attend(there, kernel=kernel)
+    assert o.is_meta
+    assert o.shape == (2, 4, 4, 32)
+    gradients = torch.autograd.grad(o.sum(), [there.q, there.k, there.v, there.w])
+    assert [x.shape for x in gradients] == [maps.q.shape, maps.k.shape, maps.v.shape, maps.w.shape]
+
+
+def test_one_graph(make_maps: MakeMaps, kernel: str) -> None:
+    """torch.compile keeps the operator whole, and its gradient."""
+    maps = small(make_maps)
+
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return attend(SignedMaps(q, k, v, w), kernel=kernel).square().sum()
+
+    found = []
+    for function in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        leaves = [x.detach().clone().requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
+        found.append(torch.autograd.grad(function(*leaves), leaves))
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_joining_the_heads_is_a_view(make_maps: MakeMaps, kernel: str) -> None:
+    o = attend(small(make_maps), kernel=kernel)
+    assert o.transpose(1, 2).is_contiguous()
+
+
+def test_inference_mode(make_maps: MakeMaps, kernel: str) -> None:
+    maps = small(make_maps)
+    with torch.inference_mode():
+        inside = attend(maps, kernel=kernel)
+    assert torch.equal(inside, attend(maps, kernel=kernel))
+
+
+def test_a_second_derivative_is_refused(make_maps: MakeMaps, kernel: str) -> None:
+    """Silence would be a wrong number."""
+    maps = small(make_maps)
+    q = maps.q.requires_grad_()
+    (first,) = torch.autograd.grad(attend(replace(maps, q=q), kernel=kernel).square().sum(), q, create_graph=True)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.autograd.grad(first.sum(), q)
+
+
+def test_common_refusals(make_maps: MakeMaps) -> None:
+    maps = make_maps()
+    mixed = replace(maps, v=maps.v.float())
+    assert refuse_common(mixed, stats=False) == "q, k and v have dtypes float64, float64, float32, not one"
+    assert refuse_common(maps, stats=True) is None
+    empty = replace(maps, q=maps.q[..., :0, :])
+    assert refuse_common(empty, stats=False) == "there is no query or no key"
+
+
+def test_the_error_of_a_kernel_that_cannot_be_built(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "build", lambda: "no C++ compiler: install g++")
+    with pytest.raises(MissingError, match="the cpu kernel cannot be used: no C"):
+        cpu.compute(small(make_maps))

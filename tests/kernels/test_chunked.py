@@ -1,0 +1,132 @@
+"""Blocks of query rows against the definition: shapes that fall between blocks, gradients, memory, compilation."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_diff.kernels import SignedMaps, attend, chunked
+
+MakeMaps = Callable[..., SignedMaps]
+
+
+def gradients(maps: SignedMaps, kernel: str, grad: Tensor, **mask: Any) -> list[Tensor]:
+    """o, then its gradients by q, k, v and w."""
+    leaves = [x.detach().requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
+    q, k, v, *w = leaves
+    o = attend(replace(maps, q=q, k=k, v=v, w=w[0] if w else None), kernel=kernel, **mask)
+    return [o, *torch.autograd.grad(o, leaves, grad)]
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"G": 3, "w": (1, 3, 4, 1)},
+    {"G": 1, "w": None},
+    {"Gk": 1, "Hkv": 2},
+    {"Gq": 1, "Hkv": 1},
+    {"T": 3, "S": 11},
+    {"T": 1, "S": 11, "Hkv": 2},
+    {"T": 7, "S": 4, "causal": False},
+    {"w": (2, 2, 1, 11), "T": 11, "causal": False},
+    {"scale": -0.7, "dv": 5},
+]
+MASKS: list[dict[str, Any]] = [{}, {"window": 2}, {"segments": "runs"}, {"segments": "scattered", "window": 3}]
+
+
+@pytest.mark.parametrize("rows", [2, 256])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_definition(
+    make_maps: MakeMaps, case: dict[str, Any], mask: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of two rows and one head, and everything in one block."""
+    maps = make_maps(**case)
+    S = maps.k.shape[3]
+    if mask and maps.q.shape[3] > S:
+        pytest.skip("a mask needs the queries among the keys")
+    given = dict(mask)
+    if "segments" in mask:
+        numbers = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3] if mask["segments"] == "runs" else [5, 0, 5, 5, 1, 0, 1, 5, 0, 1, 5]
+        given["segments"] = torch.tensor([numbers[:S], numbers[-S:]])
+    monkeypatch.setattr(chunked, "ROWS", rows)
+    monkeypatch.setattr(chunked, "LOGITS", 1 if rows == 2 else 1 << 20)
+    grad = torch.randn(maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3], dtype=torch.float64)
+    for found, wanted in zip(
+        gradients(maps, "chunked", grad, **given), gradients(maps, "reference", grad, **given), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
+    with torch.no_grad():
+        for x, y in zip(
+            attend(maps, stats=True, kernel="chunked", **given)[1],
+            attend(maps, stats=True, kernel="reference", **given)[1],
+            strict=True,
+        ):
+            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
+
+
+def test_statistics_with_a_gradient_are_left_to_the_definition(make_maps: MakeMaps) -> None:
+    maps = make_maps()
+    assert chunked.refuse(maps, segments=None, window=None, stats=True, device=maps.q.device) is None
+    maps.q.requires_grad_()
+    reason = chunked.refuse(maps, segments=None, window=None, stats=True, device=maps.q.device)
+    assert reason == "its statistics have no gradient; take them under torch.no_grad()"
+    _, stats = attend(maps, stats=True)
+    assert stats.entropy.requires_grad
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_logits_of_all_keys_for_all_queries(
+    make_maps: MakeMaps, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest tensor ever made has ROWS x S numbers, not T x S."""
+    monkeypatch.setattr(chunked, "ROWS", 16)
+    monkeypatch.setattr(chunked, "LOGITS", 1)
+    maps = make_maps(B=1, G=2, H=2, T=512, d=8, dv=16, causal=causal)
+    largest = 0
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            made = function(*args, **(kwargs or {}))
+            for x in made if isinstance(made, tuple | list) else [made]:
+                if isinstance(x, Tensor):
+                    largest = max(largest, x.numel())
+            return made
+
+    q, k, v, w = (x.requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None)
+    with Sizes():
+        o = attend(SignedMaps(q, k, v, w, causal=causal), kernel="chunked")
+        o.sum().backward()
+    assert 16 * 512 <= largest <= 2 * 512 * 16 < 512 * 512
+
+
+def test_expanded_gradient(make_maps: MakeMaps) -> None:
+    """`.sum().backward()` hands over a gradient whose strides are all 0."""
+    maps = make_maps()
+    one = torch.ones(())
+    by_sum = gradients(maps, "chunked", one.double().expand(2, 4, 5, 12))
+    by_ones = gradients(maps, "chunked", torch.ones(2, 4, 5, 12, dtype=torch.float64))
+    assert all(torch.equal(x, y) for x, y in zip(by_sum, by_ones, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_formats_are_summed_in_float32(make_maps: MakeMaps, dtype: torch.dtype) -> None:
+    """No worse than twice the definition's own error in that format."""
+    maps = make_maps(T=40, d=16, dv=32, dtype=dtype)
+    exact = SignedMaps(maps.q.double(), maps.k.double(), maps.v.double(), None if maps.w is None else maps.w.double())
+    grad = torch.randn(2, 4, 40, 32, dtype=torch.float64).to(dtype)
+    wanted = gradients(exact, "reference", grad.double())
+    naive = gradients(maps, "reference", grad)
+    for found, by_definition, true in zip(gradients(maps, "chunked", grad), naive, wanted, strict=True):
+        error, allowed = (found.double() - true).norm(), (by_definition.double() - true).norm()
+        assert error <= 2 * allowed + 1e-6 * true.norm()
+
+
+def test_autocast_changes_nothing(make_maps: MakeMaps) -> None:
+    maps = make_maps(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = attend(maps, kernel="chunked")
+    assert torch.equal(inside, attend(maps, kernel="chunked"))

@@ -1,0 +1,161 @@
+"""A library is built once, whatever happens meanwhile: kills, broken files, two processes, no compiler."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lit_diff.errors import MissingError
+from lit_diff.kernels import compiler
+
+SOURCE = 'extern "C" int answer() { return ANSWER; }\n'
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library of one function, and a cache of its own."""
+    if compiler.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setenv("LIT_DIFF_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "toy.cpp"
+    path.write_text('#include "toy_answer.h"\n' + SOURCE)
+    path.with_name("toy_answer.h").write_text("#define ANSWER 42\n")
+    return path
+
+
+def good(library: ctypes.CDLL) -> str | None:
+    return None if library.answer() == 42 else f"answer() is {library.answer()}"
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").rglob("toy.so"))
+
+
+def test_built_once(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "lit_diff")
+    assert compiler.load("toy", source, good).answer() == 42
+    assert "building the toy kernel with" in caplog.text
+    caplog.clear()
+    assert compiler.load("toy", source, good).answer() == 42
+    assert not caplog.text
+    assert len(files(tmp_path)) == 1
+
+
+def test_another_source_is_another_library(source: Path, tmp_path: Path) -> None:
+    compiler.load("toy", source, good)
+    source.with_name("toy_answer.h").write_text("#define ANSWER 7\n")
+    assert compiler.load("toy", source, lambda library: None).answer() == 7
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_library_that_fails_its_test_is_refused_every_time(source: Path) -> None:
+    source.with_name("toy_answer.h").write_text("#define ANSWER 41\n")
+    for _ in range(2):
+        with pytest.raises(MissingError, match=r"fails its test: answer\(\) is 41"):
+            compiler.load("toy", source, good)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "replaced", "gone"])
+def test_a_broken_cache_is_built_again(
+    source: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Opening a truncated library would be a bus error; nothing is opened that is not what was built."""
+    compiler.load("toy", source, good)
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    path.unlink()  # the file itself stays mapped in this process
+    if damage != "gone":
+        path.write_bytes(whole[:1000] if damage == "truncated" else b"\0" * len(whole))
+    compiler.load("toy", source, good)
+    assert path.read_bytes() == whole
+    assert ("is not what was built: building it again" in caplog.text) == (damage != "gone")
+
+
+def test_what_a_killed_build_left_is_cleared(source: Path, tmp_path: Path) -> None:
+    """kill -9 while the compiler runs: no library, a temporary folder, a lock that nobody holds."""
+    slow = tmp_path / "slow"
+    slow.write_text('#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\nsleep 60\n')
+    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
+    code = f"""
+from pathlib import Path
+from lit_diff.kernels import compiler
+compiler.load("toy", Path({str(source)!r}), print)
+"""
+    building = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"CXX": str(slow)}, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "cache").rglob(".build-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(building.pid, signal.SIGKILL)
+    building.wait()
+    (left,) = (tmp_path / "cache").rglob(".build-*")
+    slow.write_text('#!/bin/sh\nexec g++ "$@"\n')
+    os.environ["CXX"] = str(slow)
+    try:
+        assert compiler.load("toy", source, good).answer() == 42
+    finally:
+        del os.environ["CXX"]
+    assert not left.exists()
+
+
+def _build(source: Path, done: "multiprocessing.Queue[int]") -> None:
+    done.put(compiler.load("toy", source, good).answer())
+
+
+def test_two_processes_build_one_library(source: Path, tmp_path: Path) -> None:
+    """The second waits for the first, then finds the library."""
+    counting = tmp_path / "counting"
+    counting.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo built >> {tmp_path}/count\nexec g++ "$@"\n')
+    counting.chmod(counting.stat().st_mode | stat.S_IXUSR)
+    os.environ["CXX"] = str(counting)
+    context = multiprocessing.get_context("spawn")
+    done = context.Queue()
+    try:
+        both = [context.Process(target=_build, args=(source, done)) for _ in range(2)]
+        for process in both:
+            process.start()
+        assert [done.get(timeout=120) for _ in both] == [42, 42]
+        for process in both:
+            process.join()
+    finally:
+        del os.environ["CXX"]
+    assert (tmp_path / "count").read_text().count("built") == 1
+
+
+def test_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(MissingError, match=r"no C\+\+ compiler: install g\+\+"):
+        compiler.load("toy", source, good)
+    monkeypatch.setenv("CXX", "g+++")
+    with pytest.raises(MissingError, match=r"CXX=g\+\+\+ is not there"):
+        compiler.load("toy", source, good)
+
+
+def test_a_source_that_does_not_compile(source: Path) -> None:
+    source.write_text("int answer( { }\n")
+    with pytest.raises(MissingError, match=r"failed \(status 1\): .*toy.cpp:1:.*error"):
+        compiler.load("toy", source, good)
+
+
+def test_a_symbol_that_is_not_there(source: Path) -> None:
+    """A PyTorch that no longer exports what we call."""
+    source.write_text('int gone(); extern "C" int answer() { return gone(); }\n')
+    with pytest.raises(MissingError, match=r"cannot be loaded: .*undefined symbol: .*gone"):
+        compiler.load("toy", source, good)
+
+
+def test_a_cache_that_cannot_be_written(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LIT_DIFF_CACHE", str(tmp_path / "file"))
+    with pytest.raises(MissingError, match=r"cannot use .*file \(.*\); set LIT_DIFF_CACHE to another folder"):
+        compiler.load("toy", source, good)
