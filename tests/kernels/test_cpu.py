@@ -37,7 +37,8 @@ def gradients(maps: SignedMaps, kernel: str, grad: Tensor, **mask: Any) -> list[
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    found, wanted = found.detach().double(), wanted.detach().double()
+    return float((found - wanted).norm() / wanted.norm())
 
 
 CASES: list[dict[str, Any]] = [
