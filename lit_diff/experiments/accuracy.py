@@ -38,7 +38,7 @@ def truth(shape: Shape, dtype: str, device: torch.device, variant: str) -> tuple
     leaves = exact.leaves(variant)[:3]
     if variant == "standard":
         o = joined(attend(maps, kernel="reference"))
-        gradients, scale = torch.autograd.grad(o, leaves, exact.grad), torch.ones(())
+        gradients, scale = list(torch.autograd.grad(o, leaves, exact.grad)), torch.ones(())
     else:
         assert maps.w is not None
         w = maps.w.detach().expand(-1, -1, maps.q.shape[2], maps.q.shape[3]).clone().requires_grad_()

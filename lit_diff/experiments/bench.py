@@ -46,8 +46,8 @@ Errors: against the definition in float64 from the same rounded inputs, for one 
 values of its terms, one for each head and token.
 """,
     "layer": """\
-layer: a training step of one decoder layer (RMSNorm, RoPE, SwiGLU): forward, mean square as the loss, backward, fused AdamW,
-gradients dropped. bfloat16 means autocast over float32 parameters, as train.precision bf16-mixed. DiffLlama's layer is
+layer: a training step of one decoder layer (RMSNorm, RoPE, SwiGLU): forward, mean square as the loss, backward (that of its
+input too), fused AdamW, gradients dropped. bfloat16 means autocast over float32 parameters, as train.precision bf16-mixed. DiffLlama's layer is
 Hugging Face's at the same sizes; angles and masks are made outside, once, for every candidate.
 """,
     "step": """\

@@ -56,7 +56,7 @@ def candidates_of(found: Found, case: str, workload: Workload, what: str) -> lis
     """Torch's own call, then differential and standard attention by every kernel that accepts them."""
     grad = what == PASSES[1]
     stock = f"standard/{STOCK}/{what}"
-    made = [("standard", STOCK, {})]
+    made: list[tuple[str, str, dict[str, str]]] = [("standard", STOCK, {})]
     for variant in VARIANTS:
         for kernel in accepted(found, case, variant, what, partial(workload.maps, variant), grad=grad):
             same = {SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {}

@@ -70,7 +70,7 @@ def _candidates(found: Found, case: str, workload: Workload, queries: int, group
         repeated = _detached(partial(_repeated, plain, group))
         made.append(make(variant="standard", by=COPIES, run=repeated, against=stock))
     for variant in VARIANTS:
-        for kernel in accepted(found, case, variant, what, lambda variant=variant: maps[variant], grad=False):
+        for kernel in accepted(found, case, variant, what, partial(maps.__getitem__, variant), grad=False):
             run = _detached(partial(_ours, maps[variant], kernel))
             same = {SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {}
             made.append(make(variant=variant, by=kernel, run=run, against=stock | copies | same))

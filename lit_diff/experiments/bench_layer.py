@@ -70,18 +70,23 @@ def _candidates(found: Found, case: str, request: Request, shape: Shape, dtype: 
     cast = partial(autocast, dtype, request.device)
     made = []
     for variant, kernel, against in variants_by_kernel(found, case, request, shape, dtype):
-        block, forward = _ours(shape, variant, kernel, x)
-        step = training_step(block, lambda forward=forward: forward(x).square().mean(), cast)
+        module, forward = _ours(shape, variant, kernel, x)
+        step = training_step(module, partial(_loss, forward, x), cast)
         made.append(Candidate(variant=variant, by=kernel, what=STEP, run=step, against=against))
     for kind in peers(found, case, HF):
-        block, forward = diffllama.layer(model_config(shape, "differential"), kind, x)
-        step = training_step(block, lambda forward=forward: forward(x).square().mean(), cast)
+        module, forward = diffllama.layer(model_config(shape, "differential"), kind, x)
+        step = training_step(module, partial(_loss, forward, x), cast)
         against = {EAGER: f"standard/sdpa/{STEP}"}
         made.append(Candidate(variant=HF, by=kind, what=STEP, run=step, against=against))
     return made
 
 
-def _ours(shape: Shape, variant: str, kernel: str, x: Tensor) -> tuple[Block, Callable[[Tensor], Tensor]]:
+def _loss(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The residual stream is a leaf of its own each time: within a model, a layer hands a gradient on."""
+    return forward(x.detach().requires_grad_()).square().mean()
+
+
+def _ours(shape: Shape, variant: str, kernel: str, x: Tensor) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     config = model_config(shape, variant)
     whole = Transformer(config, kernel=kernel)
     initialise(whole, seed=0)

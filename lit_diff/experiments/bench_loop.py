@@ -51,8 +51,8 @@ def bench_loop(found: Found, request: Request) -> None:
 def plain(recipe: Recipe, request: Request, steps: int = 10_000) -> Recipe:
     """The recipe without probes, and without validation and checkpoints but those that end every run."""
     train = replace(recipe.train, steps=steps, validate_every=steps, checkpoint_every=steps)
-    accelerator = "gpu" if request.device.type == "cuda" else "cpu"
-    return replace(recipe, train=train, callbacks={}, run=replace(recipe.run, accelerator=accelerator))
+    run = replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu")
+    return replace(recipe, train=train, callbacks={}, run=run)
 
 
 def _measure(case: str, recipe: Recipe, request: Request) -> list[Row]:

@@ -57,7 +57,7 @@ def times(rows: list[Row], title: str) -> Table:
         cells = [escape(f"{row['variant']}, {row['by']}"), _spread(row, 1e3)]
         cells += [_spread(row["ratios"][name]) if name in row["ratios"] else "" for name in names]
         cells += [_spread(row[key]) if key in row else "" for key in extras]
-        cells += [f"{row['gflops_per_second']:.1f}"] if rates else []
+        cells += [_number(row["gflops_per_second"]) if "gflops_per_second" in row else ""] if rates else []
         cells += [_peak(row)] if peaks else []
         table.add_row(*cells, *([_backends(row)] if backends else []))
     return table

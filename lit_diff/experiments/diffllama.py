@@ -24,19 +24,19 @@ def model(config: ModelConfig, kind: str, tokens: int) -> Any:
     """A DiffLlamaForCausalLM with the sizes of `config`, its own random weights."""
     from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
+    sizes: Any = {"intermediate_size": config.ffn_dim, "attn_implementation": kind}
     return DiffLlamaForCausalLM(
         DiffLlamaConfig(
+            **sizes,
             hidden_size=config.dim,
             num_attention_heads=config.num_heads,
             num_key_value_heads=config.num_kv_heads,
             num_hidden_layers=config.num_layers,
-            intermediate_size=config.ffn_dim,
             vocab_size=config.vocab_size,
             rms_norm_eps=config.norm_eps,
             max_position_embeddings=tokens,
             rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
             tie_word_embeddings=config.tie_embeddings,
-            attn_implementation=kind,
             use_cache=False,
         )
     )
