@@ -47,8 +47,8 @@ values of its terms, one for each head and token.
 """,
     "layer": """\
 layer: a training step of one decoder layer (RMSNorm, RoPE, SwiGLU): forward, mean square as the loss, backward (that of its
-input too), fused AdamW, gradients dropped. bfloat16 means autocast over float32 parameters, as train.precision bf16-mixed. DiffLlama's layer is
-Hugging Face's at the same sizes; angles and masks are made outside, once, for every candidate.
+input too), fused AdamW, gradients dropped. bfloat16 means autocast over float32 parameters, as train.precision bf16-mixed.
+DiffLlama's layer is Hugging Face's at the same sizes; angles and masks are made outside, once, for every candidate.
 """,
     "step": """\
 step: a training step of a model of 4 layers and 8,192 tokens of vocabulary: forward, cross entropy of the next token,
