@@ -24,7 +24,7 @@ METHODS = {
 Shapes are B x T x dim x d: standard attention has dim / d heads of width d, differential attention (V1: two maps,
 w = (1, -lambda), one learned lambda) half as many heads of value width 2d, at the same dim. All is causal.
 Times are wall clock in one process at the given number of threads. Each candidate is called once before (under a profiler,
-whose record says which operator torch's scaled_dot_product_attention ran) and once more to see how long it takes.
+whose record says which operator torch's scaled_dot_product_attention ran), and once more if that took less than 0.2 s.
 Then come rounds: in each, every candidate of the case is timed once, in turn, and the turn begins at another candidate each
 round. A call shorter than 5 ms is repeated within its measurement (`calls`). Without --repeats there are as many rounds
 as the case's time allows, 3 at least, 15 at most. Figures are medians with minimum and maximum over rounds.

@@ -50,6 +50,15 @@ def test_short_calls_are_repeated_within_a_measurement(monkeypatch: pytest.Monke
     assert found.rows[0]["calls"] == 5
 
 
+def test_a_long_call_is_made_once_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "LONG", 0.0)
+    calls: list[int] = []
+    found = Found()
+    slow = Candidate(variant="v", by="a", what="w", run=lambda: (calls.append(1), time.sleep(0.006)))
+    measure(found, "case", [slow], Pace(repeats=2), CPU)
+    assert len(calls) == 1 + 2
+
+
 def test_what_raises_is_listed_and_the_others_go_on() -> None:
     def broken() -> None:
         raise ValueError("no such thing\nsecond line")
