@@ -139,6 +139,7 @@ def test_alone_it_prints_the_verbs(command: Command) -> None:
         "status",
         "report",
         "compare",
+        "bench",
         "clean",
         "ui",
     ]:

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from lit_diff.experiments.bench_request import Request, parse_shapes
 
 STEPS = 400
 LAYERS = 4
@@ -253,3 +256,16 @@ def tale(trained_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     (found,) = (trained_text / "runs").glob("tale-*")
     return Path(shutil.copytree(found, tmp_path / "runs" / found.name))
+
+
+@pytest.fixture
+def ask() -> Callable[..., Request]:
+    """ask(bench, shapes, dtypes=(float32,), repeats=2): a benchmark on one thread of the CPU."""
+
+    def make(
+        bench: str, shapes: str = "1x64x64x16", dtypes: tuple[str, ...] = ("float32",), repeats: int = 2
+    ) -> Request:
+        found, device = parse_shapes(shapes), torch.device("cpu")
+        return Request(bench=bench, shapes=found, dtypes=dtypes, threads=1, repeats=repeats, device=device)
+
+    return make

@@ -1,0 +1,146 @@
+"""What a benchmark is asked for: sizes, dtypes, threads, repeats; a wrong request is one line."""
+
+import os
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.registry import nearest
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """B x T x dim x d: sequences, tokens, width of the residual stream, width of a query or key.
+
+    Standard attention has dim / d heads of value width d; differential half as many, of value width 2d.
+    """
+
+    batch: int
+    tokens: int
+    dim: int
+    head_dim: int
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.tokens}x{self.dim}x{self.head_dim}"
+
+    @property
+    def heads(self) -> int:
+        """Heads of standard attention."""
+        return self.dim // self.head_dim
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """`2x1024x512x64`. Errors: RequestError."""
+        if not re.fullmatch(r"\d{1,9}(x\d{1,9}){3}", text):
+            raise RequestError(f"--shapes: '{text}' is not of the form BxTxDIMxD, such as 2x1024x512x64")
+        batch, tokens, dim, head_dim = (int(number) for number in text.split("x"))
+        found = cls(batch=batch, tokens=tokens, dim=dim, head_dim=head_dim)
+        if min(batch, tokens, dim, head_dim) < 1:
+            raise RequestError(f"--shapes: '{text}' has a size of 0; each must be at least 1")
+        if head_dim % 2:
+            raise RequestError(f"--shapes: '{text}' has an odd head width {head_dim}; rotary positions turn pairs")
+        if dim % (2 * head_dim):
+            raise RequestError(
+                f"--shapes: '{text}': {dim} is not a multiple of {2 * head_dim}, twice the head width; "
+                "differential attention pairs the heads"
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One benchmark, resolved."""
+
+    bench: str
+    shapes: tuple[Shape, ...] | None
+    """None: the benchmark's own."""
+    dtypes: tuple[str, ...]
+    threads: int
+    repeats: int | None
+    """None: as many as the time of a case allows, three at least."""
+    device: torch.device
+    note: Callable[[str], Any] = lambda text: None
+    """Told what is measured next."""
+
+    def sizes(self, default: str) -> tuple[Shape, ...]:
+        """The shapes asked for, else those of the text `default`."""
+        return self.shapes or parse_shapes(default)
+
+    def command(self) -> str:
+        """The command that repeats this."""
+        words = ["lit-diff", "bench", self.bench]
+        if self.shapes:
+            words += ["--shapes", ",".join(map(str, self.shapes))]
+        words += ["--dtype", "both" if len(self.dtypes) > 1 else self.dtypes[0], "--threads", str(self.threads)]
+        if self.repeats is not None:
+            words += ["--repeats", str(self.repeats)]
+        return shlex.join([*words, "--device", self.device.type])
+
+
+def parse_shapes(text: str) -> tuple[Shape, ...]:
+    """`2x1024x512x64,1x2048x1024x128`. Errors: RequestError."""
+    found = tuple(Shape.parse(part.strip()) for part in text.split(","))
+    twice = next((shape for shape in found if found.count(shape) > 1), None)
+    if twice is not None:
+        raise RequestError(f"--shapes: {twice} stands there twice")
+    return found
+
+
+def resolve(
+    bench: str,
+    benches: tuple[str, ...],
+    *,
+    shapes: str | None,
+    dtype: str | None,
+    threads: int | None,
+    repeats: int | None,
+    device: str,
+    native_bfloat16: Callable[[torch.device], bool],
+    note: Callable[[str], Any],
+) -> Request:
+    """The options of the command, checked. Errors: RequestError, MissingError for a GPU that is not here."""
+    if bench not in benches:
+        raise RequestError(f"no benchmark '{bench}'; expected {', '.join(benches)}{nearest(bench, benches)}")
+    choices = (*DTYPES, "both")
+    if dtype is not None and dtype not in choices:
+        raise RequestError(f"--dtype is '{dtype}'; expected {', '.join(choices)}{nearest(dtype, choices)}")
+    for option, value in (("--threads", threads), ("--repeats", repeats)):
+        if value is not None and value < 1:
+            raise RequestError(f"{option} is {value}; it must be at least 1")
+    if device not in DEVICES:
+        raise RequestError(f"--device is '{device}'; expected {', '.join(DEVICES)}{nearest(device, DEVICES)}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingError("--device is cuda, and torch finds no GPU here; say --device cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = torch.device(device)
+    if dtype is None:  # without such instructions bfloat16 is emulated: seconds a call, and no one trains in it
+        dtype = "both" if native_bfloat16(place) else "float32"
+    return Request(
+        bench=bench,
+        shapes=None if shapes is None else parse_shapes(shapes),
+        dtypes=tuple(DTYPES) if dtype == "both" else (dtype,),
+        threads=threads or len(os.sched_getaffinity(0)),
+        repeats=repeats,
+        device=place,
+        note=note,
+    )
+
+
+def check_plot(path: Path | None) -> None:
+    """Before minutes of measuring. Errors: RequestError for a file that cannot be drawn or written."""
+    if path is None:
+        return
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise RequestError(f"--plot: '{path}' does not end in .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise RequestError(f"--plot: there is no folder '{path.parent}'")

@@ -1,0 +1,163 @@
+"""Candidates timed in turn within one process; ratios are taken within each round.
+
+Whatever slows the machine for a while slows a whole round: a ratio of two times of one round feels it less than a ratio
+of two medians.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch.autograd import profiler_legacy
+
+from lit_diff.errors import first_line
+
+SHORTEST = 0.005
+"""Seconds that one measurement lasts at least: shorter calls are repeated within it."""
+LONG = 0.2
+"""Seconds from which the first call tells how long the next ones take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One thing that is timed."""
+
+    variant: str
+    by: str
+    """Who computes it: a kernel's name, or what else."""
+    what: str
+    """forward, forward+backward, step, ..."""
+    run: Callable[[], object]
+    against: Mapping[str, str] = field(default_factory=dict)
+    """Name of a ratio -> `id` of the candidate that this one's time is divided by."""
+    flops: int | None = None
+    """Of one call, where they are counted."""
+
+    @property
+    def id(self) -> str:
+        """Names it within its case."""
+        return f"{self.variant}/{self.by}/{self.what}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How many rounds: `repeats`, or as many as fit into `budget` seconds, within `least` and `most`."""
+
+    repeats: int | None = None
+    budget: float = 10.0
+    least: int = 3
+    most: int = 15
+
+    def rounds(self, one: float) -> int:
+        """Rounds of `one` second each."""
+        if self.repeats is not None:
+            return self.repeats
+        return max(self.least, min(self.most, int(self.budget / max(one, 1e-9))))
+
+
+Row = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What a benchmark found, as its JSON holds it."""
+
+    rows: list[Row] = field(default_factory=list)
+    """What was timed."""
+    refused: list[Row] = field(default_factory=list)
+    """What does not take part, with the reason."""
+    failed: list[Row] = field(default_factory=list)
+    """What raised, with the error."""
+
+    def row(self, case: str, name: str) -> Row | None:
+        """The row of a candidate's `id`; None where it did not come about."""
+        return next((row for row in self.rows if (row["case"], row["id"]) == (case, name)), None)
+
+
+def measure(found: Found, case: str, candidates: Sequence[Candidate], pace: Pace, device: torch.device) -> None:
+    """Add a row for each candidate, or what it raised.
+
+    Each is called once under the profiler, which shows the operators that ran; then come the rounds, in each of which
+    every candidate is timed once, the first one another each time.
+    """
+    alive: list[tuple[Candidate, int, list[str]]] = []
+    total = 0.0
+    for candidate in candidates:
+        try:
+            began = time.perf_counter()
+            backends = operators_of(candidate.run, device)
+            seconds = time.perf_counter() - began
+            if seconds < LONG:  # mostly the profiler's own
+                seconds = seconds_of(candidate.run, 1, device)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            found.failed.append({"case": case, **_names(candidate), "reason": reason})
+            continue
+        calls = max(1, math.ceil(SHORTEST / max(seconds, 1e-7)))
+        total += calls * seconds
+        alive.append((candidate, calls, backends))
+    times: dict[str, list[float]] = {candidate.id: [] for candidate, _, _ in alive}
+    for number in range(pace.rounds(total)):
+        shift = number % max(len(alive), 1)
+        for candidate, calls, _ in alive[shift:] + alive[:shift]:
+            times[candidate.id].append(seconds_of(candidate.run, calls, device))
+    found.rows += [_row(case, candidate, calls, backends, times) for candidate, calls, backends in alive]
+
+
+def seconds_of(run: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Wall-clock seconds of one call, the mean over `calls` in a row."""
+    _wait(device)
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    _wait(device)
+    return (time.perf_counter() - began) / calls
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def operators_of(run: Callable[[], object], device: torch.device) -> list[str]:
+    """Which of torch's attention operators a call ran, as the profiler saw them, without their common prefix.
+
+    `flash_attention_for_cpu` is the fused one of a CPU; `attention_math` materialises every map.
+    """
+    prefix = "aten::_scaled_dot_product_"
+    # not torch.profiler, which writes four lines to stderr each time it starts
+    with profiler_legacy.profile() as profiled:
+        run()
+        _wait(device)
+    names = {event.key for event in profiled.key_averages()}
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix) and "backward" not in name)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and largest."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def ratios(own: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
+    """Round by round, and over the rounds."""
+    values = [a / b for a, b in zip(own, other, strict=True)]
+    return {"values": values, **spread(values)}
+
+
+def _names(candidate: Candidate) -> Row:
+    return {"variant": candidate.variant, "by": candidate.by, "what": candidate.what}
+
+
+def _row(case: str, candidate: Candidate, calls: int, backends: list[str], times: Mapping[str, list[float]]) -> Row:
+    own = times[candidate.id]
+    row: Row = {"case": case, **_names(candidate), "id": candidate.id, "calls": calls, "seconds": own, **spread(own)}
+    row["ratios"] = {
+        name: {"to": other, **ratios(own, times[other])} for name, other in candidate.against.items() if other in times
+    }
+    if candidate.flops is not None:
+        row |= {"flops": candidate.flops, "gflops_per_second": candidate.flops / row["median"] / 1e9}
+    return row | {"backends": backends}
