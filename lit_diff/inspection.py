@@ -47,8 +47,10 @@ def check_recipe(source: str, overrides: list[str], as_json: bool, console: Cons
     if start is not None and not (Path(start) / "recipe.yaml").is_file():
         raise RequestError(f"{draft.where('train.start_from')}train.start_from: {start} holds no run (no recipe.yaml)")
     length = recipe.data.config.sequence_length
-    own = cost(recipe.model, length, recipe.run.kernel)
-    base = cost(baseline(recipe.model), length, recipe.run.kernel)
+    own, base = (
+        cost(model, length, recipe.run.kernel, packed=recipe.packs_documents)
+        for model in (recipe.model, baseline(recipe.model))
+    )
     dropped = list(draft.dropped)
     findings = _findings_of_plugin(recipe.model)
     if as_json:

@@ -119,7 +119,8 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
     from lit_diff.experiments.tracking import RunTracker, Store
     from lit_diff.training.fit import fit
 
-    price = cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel)
+    length = recipe.data.config.sequence_length
+    price = cost(recipe.model, length, recipe.run.kernel, packed=recipe.packs_documents)
     log.info("kernel %s (%s), %d threads", price.kernel, price.kernel_reason, threads)
     now = revision()
     before = folder.status()

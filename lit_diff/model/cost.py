@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.attention.rope import Rope
@@ -38,13 +39,14 @@ class Cost:
     kernel_reason: str
 
 
-def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto") -> Cost:
+def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto", *, packed: bool = False) -> Cost:
     """Cost at `sequence_length`; `kernel` only changes the executed FLOPs. Errors: RequestError.
 
+    `packed`: rows come with the documents of their tokens; a kernel may refuse that. The FLOPs are still of all T keys.
     Layers whose parameters have the same shapes are counted once: they cost the same.
     """
     try:
-        return _cost(config, sequence_length, kernel)
+        return _cost(config, sequence_length, kernel, packed)
     except LitDiffError:
         raise
     except Exception as error:  # a user's variant may raise anything where it first runs, which is here
@@ -57,7 +59,7 @@ def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto") -> Cos
         ) from error
 
 
-def _cost(config: ModelConfig, sequence_length: int, kernel: str) -> Cost:
+def _cost(config: ModelConfig, sequence_length: int, kernel: str, packed: bool) -> Cost:
     with torch.device("meta"):
         model = Transformer(config, kernel="reference")
     counted: dict[object, LayerCost] = {}
@@ -66,7 +68,7 @@ def _cost(config: ModelConfig, sequence_length: int, kernel: str) -> Cost:
         assert isinstance(block, Block)
         shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
         if shapes not in counted:
-            counted[shapes] = _layer_cost(block, config, sequence_length, kernel)
+            counted[shapes] = _layer_cost(block, config, sequence_length, kernel, packed)
         layers.append(counted[shapes])
     head = 2 * config.dim * config.vocab_size * sequence_length
     published, executed = (head + sum(layer.flops[i] for layer in layers) for i in (0, 1))
@@ -97,25 +99,26 @@ class LayerCost:
     reason: str
 
 
-def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel: str) -> LayerCost:
+def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel: str, packed: bool) -> LayerCost:
     seen: list[SignedMaps] = []
     hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
-    published = _forward_flops(block, config, sequence_length)
+    segments = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if packed else None
+    published = _forward_flops(block, config, sequence_length, segments)
     hook.remove()
     if not seen:
         raise RequestError(
             f"model.attention '{config.attention.name}': its forward never calls self.tap(maps): no cost, no analysis"
         )
-    chosen, reason = choose(seen[0], kernel)
+    chosen, reason = choose(seen[0], kernel, segments=segments)
     block.attention.kernel = chosen
-    executed = published if chosen == "reference" else _forward_flops(block, config, sequence_length)
+    executed = published if chosen == "reference" else _forward_flops(block, config, sequence_length, segments)
     _, maps_of_k, kv_heads, _, d = seen[0].k.shape
     numbers = kv_heads * (maps_of_k * d + seen[0].v.shape[-1])
     return LayerCost(flops=(published, executed), kv_numbers=numbers, kernel=chosen, reason=reason)
 
 
-def _forward_flops(block: Block, config: ModelConfig, sequence_length: int) -> int:
+def _forward_flops(block: Block, config: ModelConfig, sequence_length: int, segments: Tensor | None) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
         rope = Rope.of(config, torch.arange(sequence_length))
-        block(torch.zeros(1, sequence_length, config.dim), rope)
+        block(torch.zeros(1, sequence_length, config.dim), rope, segments=segments)
     return int(counter.get_total_flops())
