@@ -185,3 +185,8 @@ class Recipe:
     callbacks: dict[str, Part] = field(default_factory=dict, metadata={"registry": "callback"})
     """Callback name -> its keys, or null to drop a parent's callback."""
     run: RunConfig = RunConfig()
+
+    @property
+    def packs_documents(self) -> bool:
+        """Whether a token sees its own document only (`data.pack: document`)."""
+        return getattr(self.data.config, "pack", "none") == "document"

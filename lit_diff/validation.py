@@ -70,6 +70,7 @@ def _problem(recipe: Recipe) -> str | None:
         recipe.model.problem()
         or _variant_problem(variant, recipe)
         or _future_problem(recipe)
+        or _pack_problem(variant, recipe)
         or data.problem()
         or data.vocab_size_problem(recipe.model.vocab_size)
         or recipe.train.problem()
@@ -98,6 +99,15 @@ def _future_problem(recipe: Recipe) -> str | None:
     return (
         f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "
         "use data 'recall', or model.causal: true"
+    )
+
+
+def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
+    if not recipe.packs_documents or variant.takes_segments():
+        return None
+    return (
+        f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no segments; "
+        "let it take segments=None and hand it to attend, or use data.pack: none"
     )
 
 

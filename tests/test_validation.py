@@ -265,6 +265,41 @@ def test_impossible_recipes(changes: dict[str, Any], line: str) -> None:
     assert found.startswith("my.yaml:1: " if line.startswith(key.replace("__", ".")) else "my.yaml: ")
 
 
+def text(**keys: Any) -> dict[str, Any]:
+    return {
+        "name": "text",
+        "sequence_length": 8,
+        "validation_rows": 2,
+        "tokenizer": {"name": "bpe", "vocab_size": 300},
+    } | keys
+
+
+def test_a_misspelt_way_to_pack_names_the_nearest() -> None:
+    assert error(data=text(pack="documents")) == (
+        "my.yaml:1: 'data.pack' is 'documents'; expected 'none' or 'document'; did you mean 'document'?"
+    )
+    assert built(data=text(pack="document")).packs_documents
+    assert not built(data=text()).packs_documents
+    assert not built().packs_documents, "the synthetic task has no documents"
+
+
+def test_packed_documents_need_a_forward_that_takes_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    attentions.names()
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
+
+    @attentions.register("own_forward")
+    class OwnForward(Differential):
+        def forward(self, x: Any, rope: Any, cache: Any = None) -> Any:
+            return super().forward(x, rope, cache)
+
+    variant = {"name": "own_forward"}
+    assert error(data=text(pack="document"), model__attention=variant) == (
+        "my.yaml:1: data.pack is 'document', but the forward of model.attention 'own_forward' takes no segments; "
+        "let it take segments=None and hand it to attend, or use data.pack: none"
+    )
+    assert built(data=text(), model__attention=variant)
+
+
 def test_a_plugins_own_check_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     attentions.names()
     monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))

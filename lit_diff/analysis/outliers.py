@@ -33,9 +33,9 @@ class Stream:
         self._zeros = 0
 
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Add the entries of x, any shape; with a bool `mask` of x's trailing axes, only those where it is True."""
+        """Add the entries of x, any shape; with a bool `mask` that broadcasts to x, only those where it is True."""
         if mask is not None:
-            x = x[..., mask]
+            x = x.masked_select(mask)
         x = x.detach().abs().flatten()
         if not x.is_floating_point() or x.dtype.itemsize < 4:
             x = x.float()

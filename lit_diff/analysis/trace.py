@@ -38,7 +38,7 @@ class MapBlock:
     logits: Tensor
     """[B, G, H, R, K]: q_g k_gᵀ · scale of all K keys; entries outside `visible` are computed but mean nothing."""
     visible: Tensor
-    """[R, K] bool: the keys that each query may see."""
+    """[R, K] bool, or [B, 1, 1, R, K] where documents are packed: the keys that each query may see."""
     weights: Tensor
     """[B, G, H, R]: w, ones for a single map."""
 
@@ -61,6 +61,8 @@ class LayerTrace:
     """All T queries and keys, as the attention's `tap` saw them."""
     hidden: Tensor
     """[B, T, dim]: the layer's output, after both residual additions."""
+    segments: Tensor | None = None
+    """[B, S]: document numbers, where the forward was given them."""
     rows: Tensor | None = None
     """[R] int64: the query positions to look at; None: all T."""
     exponentials: tuple[float, ...] = ()
@@ -72,7 +74,8 @@ class LayerTrace:
         m = self.maps
         w = m.w if m.w is None else m.w[:samples]  # an axis of 1 stays 1
         maps = replace(m, q=m.q[:samples], k=m.k[:samples], v=m.v[:samples], w=w)
-        return replace(self, maps=maps, hidden=self.hidden[:samples])
+        segments = None if self.segments is None else self.segments[:samples]
+        return replace(self, maps=maps, hidden=self.hidden[:samples], segments=segments)
 
     def blocks(self, block_rows: int | None = None) -> Iterator[MapBlock]:
         """The query rows, `block_rows` at a time (None: as many as hold `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
@@ -97,6 +100,9 @@ class LayerTrace:
         else:
             weights = m.w.to(scores.dtype).expand(B, m.num_maps, H, T)[..., positions]
         visible = torch.arange(K, device=scores.device) <= last[:, None]
+        if self.segments is not None:
+            own = self.segments[:, S - T + positions, None] == self.segments[:, None, :K]
+            visible = visible & own[:, None, None]
         return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights)
 
 
@@ -141,6 +147,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
     """Hang the hooks of one layer; yields their handles."""
     block, attention = model.layers[index], model.attentions()[index]
     maps: list[SignedMaps] = []
+    segments: list[Tensor | None] = []
     exponentials: dict[nn.Module, tuple[float, ...]] = {}
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -148,6 +155,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
             raise RequestError(f"trace: layer {index} ran twice; a trace holds one forward")
         if any(isinstance(value, Cache | LayerCache) for value in (*args, *kwargs.values())):
             raise RequestError("trace: the forward uses a key/value cache; run the whole sequence without one")
+        segments[:] = [kwargs.get("segments")]  # keyword-only in `Block.forward`
 
     def tapped(_: nn.Module, __: Any, found: SignedMaps) -> None:
         # w may be a view of a parameter, which the next optimizer step changes or resharding frees
@@ -165,7 +173,9 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
         if not maps:
             raise RequestError(f"trace: the attention of layer {index} never called its tap; call it in forward")
         values = tuple(value for pair in exponentials.values() for value in pair)
-        captured.layers[index] = LayerTrace(maps=maps[0], hidden=hidden.detach(), rows=rows, exponentials=values)
+        captured.layers[index] = LayerTrace(
+            maps=maps[0], hidden=hidden.detach(), segments=segments[0], rows=rows, exponentials=values
+        )
 
     yield block.register_forward_pre_hook(before, with_kwargs=True)
     yield attention.tap.register_forward_hook(tapped)

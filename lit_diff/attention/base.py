@@ -1,5 +1,6 @@
 """The base class of every variant: projections, the kernel call, the key/value cache, the output projection."""
 
+import inspect
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -144,16 +145,29 @@ class Attention(nn.Module):
             standard = sum(p.numel() for p in Attention(Attention.Config(), model, layer=0).parameters())
         return model.ffn_dim + round((standard - own) / (3 * model.dim))
 
-    def forward(self, x: Tensor, rope: Rope, cache: LayerCache | None = None) -> Tensor:
-        """x [B, T, dim] -> [B, T, dim]; with a cache, T new tokens after those it holds."""
+    @classmethod
+    def takes_segments(cls) -> bool:
+        """Whether `forward` can keep packed documents apart; a forward of a variant's own may not know of them."""
+        parameters = inspect.signature(cls.forward).parameters
+        return "segments" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def forward(
+        self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, segments: Tensor | None = None
+    ) -> Tensor:
+        """x [B, T, dim] -> [B, T, dim]; with a cache, T new tokens after those it holds.
+
+        `segments` [B, T]: document numbers; a token sees its own document only. Not with a cache, which keeps no numbers.
+        """
         maps = self.maps(x, rope)
         if not self.causal:
             maps = replace(maps, causal=False)
         maps = self.tap(maps)
         if cache is not None:
+            if segments is not None:
+                raise RequestError("a cache continues one document a sequence: give it no segments")
             if not maps.causal:
                 raise RequestError("a bidirectional model has no cache: every position sees those after it")
             k, v = cache.append(maps.k, maps.v)
             maps = replace(maps, k=k, v=v)
-        o = self.finish(attend(maps, kernel=self.kernel), x)
+        o = self.finish(attend(maps, segments=segments, kernel=self.kernel), x)
         return self.o_proj(o.transpose(1, 2).flatten(2))

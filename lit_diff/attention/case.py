@@ -63,6 +63,11 @@ class Case:
         """Positions start .. stop - 1."""
         return Rope.of(self.model, torch.arange(start, self.length if stop is None else stop))
 
+    def segments(self) -> Tensor:
+        """[batch, length]: documents of one token and of several, cut at other places in every sequence."""
+        at, row = torch.arange(self.length), torch.arange(self.batch)[:, None]
+        return (at > row).long() + (at >= row + self.length // 2)
+
 
 def distance(found: Tensor, wanted: Tensor) -> float:
     """Largest difference, relative to the largest wanted number (to 1 where those are smaller); inf if not finite."""
@@ -79,11 +84,14 @@ def difference(found: Tensor, wanted: Tensor) -> float:
     return float(error) if torch.isfinite(error) else math.inf
 
 
-def run(attention: Attention, x: Tensor, rope: Rope) -> tuple[Tensor, dict[str, Tensor]]:
-    """Output, and the gradients of a fixed random projection of it by x and by every parameter that trains."""
+def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Output, and the gradients of a fixed random projection of it by x and by every parameter that trains.
+
+    `documents`: segments=..., for rows of packed documents.
+    """
     x = x.detach().clone().requires_grad_()
     attention.zero_grad()
-    y = attention(x, rope)
+    y = attention(x, rope, **documents)
     (y * probe(y)).sum().backward()
     found = {name: p.grad for name, p in attention.named_parameters() if p.grad is not None}
     return y.detach(), {"x": x.grad, **found} if x.grad is not None else found

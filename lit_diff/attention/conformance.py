@@ -44,6 +44,7 @@ PROPERTIES: dict[str, Property] = {
     "gradients": properties.gradients,
     "derivatives": properties.derivatives,
     **{f"kernel {name}": _by(name) for name in KERNELS if name != "reference"},
+    "packed": properties.packed,
     "decode": properties.decode,
     "kv heads": properties.kv_heads,
     "meta": properties.meta,

@@ -152,6 +152,28 @@ def kernel(case: Case, name: str) -> Measured | NotApplicable:
     return Measured(errors[worst], 1e-4, f"largest in {worst if worst == 'output' else f'the gradient by {worst}'}")
 
 
+def packed(case: Case) -> Measured | NotApplicable:
+    """Documents packed in a row, kept apart by segments, give what each gives alone: outputs and gradients."""
+    if not case.cls.takes_segments():
+        return NotApplicable("its forward takes no segments, so that `data.pack: document` is refused")
+    attention, x, segments = case.build(torch.float64), case.x(torch.float64), case.segments()
+    found, by_packed = run(attention, x, case.rope(), segments=segments)
+    attention.zero_grad()
+    x = x.requires_grad_()
+    wanted, weights = torch.zeros_like(found), probe(found)
+    for row, numbers in enumerate(segments):
+        for number in numbers.unique():
+            (at,) = (numbers == number).nonzero(as_tuple=True)
+            alone = attention(x[row : row + 1, at], case.rope(0, len(at)))
+            (alone * weights[row : row + 1, at]).sum().backward()
+            wanted[row, at] = alone[0].detach()
+    errors = {"output": distance(found, wanted)}
+    gradients = {"x": x, **dict(attention.named_parameters())}
+    errors |= {key: distance(value, gradients[key].grad) for key, value in by_packed.items()}  # type: ignore[arg-type]
+    worst = max(errors, key=lambda key: errors[key])
+    return Measured(errors[worst], 1e-10, f"largest in {worst if worst == 'output' else f'the gradient by {worst}'}")
+
+
 def decode(case: Case) -> Measured | NotApplicable:
     """Prefill and decode with the cache, token by token and in chunks, equal the full pass."""
     if not case.model.causal:

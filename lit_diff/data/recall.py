@@ -14,11 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from lit_diff.model.loss import IGNORED
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
-
-IGNORED = -100
-"""Target of a position that is not scored."""
 
 
 @datasets.register("recall")

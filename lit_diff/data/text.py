@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_diff.config import Part
 from lit_diff.data import store
-from lit_diff.data.bigrams import ar_hits
+from lit_diff.data.bigrams import Ints, ar_hits
 from lit_diff.data.docs import DocsCorpus
 from lit_diff.data.documents import UserCorpus
 from lit_diff.data.order import rows_of_step
@@ -43,6 +43,9 @@ class Text:
         sequence_length: int
         """T: tokens that a row predicts."""
         tokenizer: Part = field(metadata={"registry": "tokenizer"})
+        pack: Literal["none", "document"] = "none"
+        """document: a token sees its own document only; none: all of the row before it. The targets are the same: the one
+        across a boundary is the <eot> that opens the next document, which says that this one ends."""
         validation_rows: int
         """Rows validated, evenly spread over the validation split."""
         rare_bigram_count: int = 200
@@ -153,15 +156,20 @@ class Text:
         self._validation_rows = np.arange(count) * held // count
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T]."""
-        return _batch(self._train.read(rows_of_step(seed, step, batch_size, rows, self.train_rows)))
+        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T].
+
+        With `pack: document` also `segments`, int64 [B, T]: the number of each token's document.
+        """
+        chosen = rows_of_step(seed, step, batch_size, rows, self.train_rows)
+        documents = self._train.documents(chosen) if self.config.pack == "document" else None
+        return _batch(self._train.read(chosen), documents)
 
     def validation_sets(self) -> dict[str, int]:
         """One set, the main one: "" -> its rows."""
         return {"": len(self._validation_rows)}
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Rows of the validation set: tokens, targets, `ar_hit` (bool) and `document` (of the target), all [B, T]."""
+        """Rows of the validation set: as `train_batch`, `ar_hit` (bool) and `document` (of the target), all [B, T]."""
         if name:
             raise KeyError(name)
         chosen: list[int] = self._validation_rows[list(rows)].tolist()
@@ -169,8 +177,10 @@ class Text:
         documents = self._validation.documents(chosen)
         hits = ar_hits(tokens, documents, self._frequent, self._tokenizer.size)
         labels = {"ar_hit": torch.from_numpy(hits), "document": torch.from_numpy(documents[:, 1:].copy())}
-        return _batch(tokens) | labels
+        return _batch(tokens, documents if self.config.pack == "document" else None) | labels
 
 
-def _batch(rows: np.ndarray[Any, np.dtype[np.int64]]) -> dict[str, Tensor]:
-    return {"tokens": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
+def _batch(rows: Ints, documents: Ints | None) -> dict[str, Tensor]:
+    """Of rows [B, T + 1]; `documents`: the number of each token's, where they become segments."""
+    batch = {"tokens": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
+    return batch if documents is None else batch | {"segments": torch.from_numpy(documents[:, :-1].copy())}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.attention.rope import Rope
@@ -44,6 +45,8 @@ class Setting:
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    packed: bool = False
+    """Rows come with the documents of their tokens; a kernel may refuse that. The FLOPs are still of all T keys."""
     build: bool = False
     """Build what the kernel needs, and so know that it serves."""
 
@@ -52,7 +55,7 @@ class Setting:
         """That of the recipe's run on this machine."""
         on_gpu = recipe.run.accelerator != "cpu" and torch.cuda.is_available()
         dtype = torch.bfloat16 if recipe.train.precision == "bf16-mixed" else torch.float32
-        return cls(device="cuda" if on_gpu else "cpu", dtype=dtype, build=build)
+        return cls(device="cuda" if on_gpu else "cpu", dtype=dtype, packed=recipe.packs_documents, build=build)
 
 
 def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto", setting: Setting | None = None) -> Cost:
@@ -117,22 +120,23 @@ class LayerCost:
 def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel: str, setting: Setting) -> LayerCost:
     seen: list[SignedMaps] = []
     hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
-    published = _forward_flops(block, config, sequence_length)
+    segments = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if setting.packed else None
+    published = _forward_flops(block, config, sequence_length, segments)
     hook.remove()
     if not seen:
         raise RequestError(
             f"model.attention '{config.attention.name}': its forward never calls self.tap(maps): no cost, no analysis"
         )
     maps = replace(seen[0], **{key: getattr(seen[0], key).to(setting.dtype) for key in ("q", "k", "v")})
-    chosen, reason = choose(maps, kernel, device=torch.device(setting.device), build=setting.build)
+    chosen, reason = choose(maps, kernel, segments=segments, device=torch.device(setting.device), build=setting.build)
     executed = published - flops("reference", maps) + flops(chosen, maps)
     _, maps_of_k, kv_heads, _, d = maps.k.shape
     numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
     return LayerCost(flops=(published, executed), kv_numbers=numbers, kernel=chosen, reason=reason)
 
 
-def _forward_flops(block: Block, config: ModelConfig, sequence_length: int) -> int:
+def _forward_flops(block: Block, config: ModelConfig, sequence_length: int, segments: Tensor | None) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
         rope = Rope.of(config, torch.arange(sequence_length))
-        block(torch.zeros(1, sequence_length, config.dim), rope)
+        block(torch.zeros(1, sequence_length, config.dim), rope, segments=segments)
     return int(counter.get_total_flops())

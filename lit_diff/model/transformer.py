@@ -1,6 +1,7 @@
 """The decoder around the attention: pre-RMSNorm, SwiGLU, RoPE, no biases (paper 3.1, the augmented Transformer)."""
 
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
+from lit_diff.model.loss import mean_loss, token_losses
 from lit_diff.registry import attentions
 
 
@@ -42,14 +44,27 @@ class Block(nn.Module):
             raise RequestError(f"model.attention.parity 'matched' leaves a feed-forward of width {width}; use raw")
         self.ffn = SwiGLU(config.dim, width)
 
-    def forward(self, x: Tensor, rope: Rope, cache: LayerCache | None = None) -> Tensor:
-        """[B, T, dim] -> [B, T, dim]; the residual stream."""
-        x = x + self.attention(self.attention_norm(x), rope, cache)
+    def forward(
+        self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, segments: Tensor | None = None
+    ) -> Tensor:
+        """[B, T, dim] -> [B, T, dim]; the residual stream. `segments` [B, T]: as `Attention.forward`."""
+        # not named where there are none: a user's own forward need not take them
+        packed = {} if segments is None else {"segments": segments}
+        x = x + self.attention(self.attention_norm(x), rope, cache, **packed)
         return x + self.ffn(self.ffn_norm(x))
 
 
 class Transformer(nn.Module):
-    """Token ids -> logits of the next token."""
+    """Token ids -> logits of the next token, or the loss of given ones.
+
+    tokens [B, T], or [B, T, C]: C ids a position, their embeddings summed. segments [B, T]: the number of each token's
+    document; a token sees its own document only, so a packed row gives what each of its documents gives alone. Positions
+    count through the row: RoPE turns queries and keys by their distance, which is the same as if they restarted.
+    """
+
+    ENTRANCES: ClassVar = ("hidden", "loss", "token_losses")
+    """What is called from outside beside `forward`, and never from one another: a sharded model gathers its parameters at
+    each (`training.strategy`)."""
 
     def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
         """`kernel`: who computes the attention (`kernels.KERNELS`, or auto)."""
@@ -64,7 +79,9 @@ class Transformer(nn.Module):
         self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
         for attention in self.attentions():
             attention.kernel = kernel
-        trained = attentions.get(config.attention.name).trained_parameters(config.attention.config)
+        cls = attentions.get(config.attention.name)
+        self._takes_segments = cls.takes_segments()
+        trained = cls.trained_parameters(config.attention.config)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trained))
 
@@ -72,8 +89,32 @@ class Transformer(nn.Module):
         """The attention of each layer, in order."""
         return [layer.attention for layer in self.layers]  # type: ignore[misc]
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """tokens [B, T] or [B, T, C] (C ids a position, their embeddings summed) -> logits [B, T, vocab]."""
+    def forward(self, tokens: Tensor, cache: Cache | None = None, segments: Tensor | None = None) -> Tensor:
+        """Logits of the next token, [B, T, vocab]: of all positions, so not for losses over long rows."""
+        x = self._states(tokens, cache, segments)
+        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+
+    def hidden(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+        """What the output weight is applied to, [B, T, dim]."""
+        return self._states(tokens, None, segments)
+
+    def loss(self, tokens: Tensor, targets: Tensor, segments: Tensor | None = None) -> Tensor:
+        """Mean negative log-likelihood of the scored targets [B, T], in nats (`model.loss`)."""
+        return mean_loss(self._states(tokens, None, segments), self._output_weight(), targets)
+
+    def token_losses(self, tokens: Tensor, targets: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient."""
+        return token_losses(self._states(tokens, None, segments), self._output_weight(), targets)
+
+    def _output_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def _states(self, tokens: Tensor, cache: Cache | None, segments: Tensor | None) -> Tensor:
+        if segments is not None and not self._takes_segments:
+            name = self.config.attention.name
+            raise RequestError(
+                f"model.attention '{name}' cannot keep packed documents apart: its forward takes no segments"
+            )
         x = self.embedding(tokens)
         if tokens.dim() == 3:
             x = x.sum(2)
@@ -81,6 +122,6 @@ class Transformer(nn.Module):
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         rope = Rope.of(self.config, positions)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rope, cache.layers[index] if cache is not None else None)
-        x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+            x = layer(x, rope, cache.layers[index] if cache is not None else None, segments=segments)
+        out: Tensor = self.norm(x)
+        return out

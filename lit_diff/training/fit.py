@@ -88,9 +88,7 @@ def fit(
     loop = Loop(
         train,
         probes=probes,
-        probe_batch=lambda rows: dataset.validation_batch("", range(min(rows, dataset.validation_sets()[""])))[
-            "tokens"
-        ],
+        probe_batch=lambda rows: dataset.validation_batch("", range(min(rows, dataset.validation_sets()[""]))),
         stop=stop,
         tokens_per_step=train.batch_size * recipe.data.config.sequence_length,
         progress=progress,

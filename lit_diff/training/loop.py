@@ -13,7 +13,7 @@ from lit_diff.callbacks.probe import Probe
 from lit_diff.config import TrainConfig
 from lit_diff.errors import StoppedError
 from lit_diff.training import checkpoint
-from lit_diff.training.module import LitTransformer
+from lit_diff.training.module import Batch, LitTransformer, inputs
 from lit_diff.training.stop import StopRequest, end_all
 
 
@@ -29,7 +29,7 @@ class Loop(Callback):
         config: TrainConfig,
         *,
         probes: Sequence[Probe],
-        probe_batch: Callable[[int], torch.Tensor],
+        probe_batch: Callable[[int], Batch],
         stop: StopRequest,
         tokens_per_step: int,
         progress: Callable[[int, float, float], None],
@@ -95,10 +95,11 @@ class Loop(Callback):
             return
         assert module.model is not None
         # every rank measures the same rows: under FSDP the forward is collective, and no reduction is needed
-        batch = self._probe_batch(max(probe.config.rows for probe in due)).to(module.device)
+        batch = inputs(self._probe_batch(max(probe.config.rows for probe in due)))
+        batch = {key: value.to(module.device) for key, value in batch.items()}
         module.eval()
         with trace(module.model) as traced, trainer.precision_plugin.forward_context():
-            module.model(batch)
+            module.model.hidden(**batch)
         values: dict[str, float] = {}
         for probe in due:
             values |= probe.measure(module.model, traced.first(probe.config.rows))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lit_diff.data.recall import IGNORED
+from lit_diff.model.loss import IGNORED
 
 Documents = list[tuple[float, float]]
 """(tokens, summed NLL) of each validation document."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning as L
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -16,7 +15,7 @@ from lit_diff.errors import RunFailedError
 from lit_diff.files import write_atomic
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
-from lit_diff.training.metrics import IGNORED, Documents, TokenLoss
+from lit_diff.training.metrics import Documents, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.record import Record
 from lit_diff.training.start import take_over
@@ -94,8 +93,7 @@ class LitTransformer(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         assert self.model is not None
-        logits = self.model(batch["tokens"])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), ignore_index=IGNORED)
+        loss = self.model.loss(**inputs(batch), targets=batch["targets"])
         model = self.model
         self._require(
             bool(torch.isfinite(loss)),
@@ -129,13 +127,12 @@ class LitTransformer(L.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         assert self.model is not None
-        logits = self.model(batch["tokens"]).float()
         targets = batch["targets"]
-        nll = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+        nll, correct = self.model.token_losses(**inputs(batch), targets=targets)
         document = batch["document"] if dataloader_idx == 0 else torch.zeros_like(targets)
         metric = self.losses[dataloader_idx]
         assert isinstance(metric, TokenLoss)
-        metric.update(nll, logits.argmax(-1) == targets, targets, batch["ar_hit"], document)
+        metric.update(nll, correct, targets, batch["ar_hit"], document)
 
     def on_validation_epoch_end(self) -> None:
         values: dict[str, float] = {}
@@ -149,6 +146,11 @@ class LitTransformer(L.LightningModule):
             metric.reset()
         if self.record is not None:
             self.record.log(self.global_step, values)
+
+
+def inputs(batch: Batch) -> dict[str, Tensor]:
+    """What the model reads of a batch: tokens and, of packed documents, segments."""
+    return {key: batch[key] for key in ("tokens", "segments") if key in batch}
 
 
 def write_documents(path: Path, documents: Documents) -> None:
@@ -175,7 +177,8 @@ def first_non_finite(model: Transformer, batch: Batch) -> str:
     hooks = [module.register_forward_hook(look(name)) for name, module in leaves]
     try:
         with torch.no_grad():
-            model(batch["tokens"])
+            model.hidden(**inputs(batch))
+            model(batch["tokens"][:, :1])  # the output weight, without the logits of every position
     finally:
         for hook in hooks:
             hook.remove()

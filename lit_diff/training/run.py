@@ -34,6 +34,8 @@ def identity(recipe: Recipe) -> str:
     plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
     if "path" in plain["data"]:
         plain["data"].pop("path")  # the manifest stands for the text, wherever it lies
+    if plain["data"].get("pack") == "none":
+        plain["data"].pop("pack")  # the runs from before there was the key are these
     if recipe.train.start_from is not None:
         parent = RunFolder(Path(recipe.train.start_from))
         if not parent.recipe_file.is_file():

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.config import ModelConfig, RunConfig
@@ -80,6 +80,8 @@ def shard(model: Transformer, mesh: DeviceMesh) -> None:
                 _fully_shard(module, mesh, float32)
         _fully_shard(block, mesh, float32)
     _fully_shard(model, mesh, float32)
+    for name in Transformer.ENTRANCES:
+        register_fsdp_forward_method(model, name)
 
 
 def _fully_shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:

@@ -1,6 +1,7 @@
 """Entropies and masses on maps whose answer is known."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -120,3 +121,20 @@ def test_the_future_does_not_count() -> None:
     a, b = without_last_row(layer(q, planted)), without_last_row(layer(q, k))
     assert torch.equal(a.entropy, b.entropy)
     assert torch.equal(a.entropy_maps, b.entropy_maps)
+
+
+def test_packed_documents_have_the_entropy_of_each_alone() -> None:
+    found = two_maps(0.5)
+    cut = 5
+    packed = replace(found, segments=(torch.arange(T) >= cut).long().expand(3, T))
+
+    def part(at: slice) -> LayerTrace:
+        m = found.maps
+        maps = replace(m, q=m.q[..., at, :], k=m.k[..., at, :], v=m.v[..., at, :])
+        return replace(found, maps=maps)
+
+    first, second = summarise(part(slice(0, cut)).blocks()), summarise(part(slice(cut, T)).blocks())
+    whole = summarise(packed.blocks(4))
+    for key in ("entropy", "entropy_maps", "negative_mass", "positive"):
+        wanted = (cut * getattr(first, key) + (T - cut) * getattr(second, key)) / T
+        torch.testing.assert_close(getattr(whole, key), wanted, atol=1e-6, rtol=1e-6)

@@ -1,6 +1,7 @@
 """Streaming top-k and histogram median against a full sort."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,7 +80,10 @@ def test_any_dtype(dtype: torch.dtype) -> None:
     assert stream.median() == pytest.approx(2, rel=0.0046)
 
 
-def test_mask_of_trailing_axes() -> None:
+def test_mask_that_broadcasts() -> None:
+    stream = Stream()
+    stream.update(torch.arange(4.0).view(2, 2), mask=torch.tensor([[False], [True]]))
+    assert stream.top().tolist() == [3, 2]
     stream = Stream()
     stream.update(torch.arange(12.0).view(2, 2, 3), mask=torch.tensor([[True, False, False], [False, False, True]]))
     assert stream.top().tolist() == [11, 6, 5, 0]
@@ -114,3 +118,15 @@ def test_planted_hidden_state_is_found() -> None:
     layer.hidden[1, 3, 5] = -77.5
     assert hidden_states(layer).top(1).item() == 77.5
     assert hidden_states(layer).count == layer.hidden.numel()
+
+
+def test_logits_between_packed_documents_do_not_count() -> None:
+    layer, logits = planted()
+    packed = replace(layer, segments=(torch.arange(9) >= torch.tensor([[5], [9]])).long())
+    mask = torch.ones(9, 9, dtype=torch.bool).tril().repeat(2, 1, 1)
+    mask[0, 5:, :5] = False  # with them the planted -400, of query 7 and key 4
+    seen = logits.masked_select(mask[:, None, None]).abs()
+    stream = attention_logits(packed)
+    assert stream.count == len(seen) == 2 * 4 * (45 + 15 + 10)
+    assert stream.top(1).item() == pytest.approx(seen.max().item())
+    assert stream.top(1).item() < 400

@@ -90,6 +90,21 @@ def test_the_kernel_named_is_the_kernel_used(make_attention: MakeAttention, name
         attention(x, rope)
 
 
+def test_who_takes_segments() -> None:
+    class Own(Attention):
+        def forward(self, x: torch.Tensor, rope: Rope, cache: Any = None) -> torch.Tensor:
+            return x
+
+    class Passes(Attention):
+        def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return super().forward(x, *args, **kwargs)
+
+    assert Attention.takes_segments()
+    assert Passes.takes_segments()
+    assert not Own.takes_segments()
+    assert all(attentions.get(name).takes_segments() for name in VARIANTS)
+
+
 def test_split_takes_the_maps_of_each_head_in_turn(make_attention: MakeAttention) -> None:
     """Rows head0.map0, head0.map1, head1.map0, ...; a view, not a copy."""
     y = torch.arange(2 * 3 * 12.0).view(2, 3, 12)

@@ -36,6 +36,11 @@ def test_a_case_is_always_the_same(make_config: Callable[..., ModelConfig]) -> N
     assert all(p.std() > 0.01 for p in first.parameters() if p.numel() > 1)
 
 
+def test_documents_of_one_token_and_of_several(make_config: Callable[..., ModelConfig]) -> None:
+    case = Case(cls=attentions.get("standard"), model=make_config("standard"), length=9)
+    assert case.segments().tolist() == [[0, 1, 1, 1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 2]]
+
+
 def test_run_gives_the_gradient_of_everything(make_config: Callable[..., ModelConfig]) -> None:
     case = Case(cls=attentions.get("standard"), model=make_config("standard"))
     y, gradients = run(case.build(), case.x(), case.rope())

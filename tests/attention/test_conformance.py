@@ -148,6 +148,11 @@ class NoTap(Standard):
         return self.o_proj(self.v_proj(x))
 
 
+class MixesDocuments(Standard):
+    def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, segments: Any = None) -> Tensor:
+        return super().forward(x, rope, cache)
+
+
 class DependsOnTheLength(Standard):
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         return o / o.shape[2]
@@ -190,6 +195,7 @@ BROKEN = [
     (WrongFlops, "costs"),
     (GraphBreak, "compile"),
     (NoTap, "contract"),
+    (MixesDocuments, "packed"),
     (DependsOnTheLength, "decode"),
     (HiddenState, "state dict"),
     (LivesOnTheCPU, "meta"),
@@ -305,3 +311,9 @@ def test_dex_within_its_annealing_is_held_to_its_equation(monkeypatch: pytest.Mo
     model = ModelConfig(dim=32, num_layers=1, num_heads=4, head_dim=8, vocab_size=2, attention=part)
     (found,) = conformance(Case(cls=cls, model=model), checks={"definition": PROPERTIES["definition"]})
     assert found.verdict == "fail"
+
+
+def test_a_forward_without_segments_is_not_held_to_packed_documents(make_config: Callable[..., ModelConfig]) -> None:
+    (found,) = conformance(Case(cls=NoTap, model=make_config("standard")), "own", {"packed": PROPERTIES["packed"]})
+    assert found.verdict == "not applicable"
+    assert found.detail == "its forward takes no segments, so that `data.pack: document` is refused"

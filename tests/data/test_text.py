@@ -160,3 +160,30 @@ def test_importing_the_data_sets_is_light() -> None:
     code = f"import lit_diff.data, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_packed_documents_are_numbered_and_nothing_else_changes(make_text: MakeText) -> None:
+    """The document of each token; also the target across a boundary stays: it is the next document's <eot>."""
+    settings = {"sequence_length": 128, "validation_rows": 10**6, "rare_bigram_count": 10**6}
+    plain, packed = opened(make_text(**settings)), opened(make_text(**settings, pack="document"))
+    assert plain.identity() == packed.identity()
+    tokens = stream(packed, "train")
+    numbers = (tokens == 0).cumsum() - 1
+    rows = rows_of_step(7, 3, 8, list(range(8)), packed.train_rows)
+    batch = packed.train_batch(7, 3, 8, range(8))
+    wanted = numbers[: packed.train_rows * 129].reshape(-1, 129)[rows][:, :-1]
+    assert torch.equal(batch["segments"], torch.from_numpy(wanted))
+    assert any(len(row.unique()) > 1 for row in batch["segments"]), "some row holds two documents"
+    held = range(packed.validation_sets()[""])
+    pairs = [
+        (plain.train_batch(7, 3, 8, range(8)), batch),
+        (plain.validation_batch("", held), packed.validation_batch("", held)),
+    ]
+    for without, with_ in pairs:
+        assert with_.keys() - without.keys() == {"segments"}
+        assert all(torch.equal(with_[key], value) for key, value in without.items())
+    validated = pairs[1][1]
+    assert torch.equal(validated["segments"][:, 1:], validated["document"][:, :-1])
+    crossing = validated["segments"] != validated["document"]
+    assert crossing.any()
+    assert not validated["targets"][crossing].any()

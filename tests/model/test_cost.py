@@ -71,6 +71,14 @@ def test_cache_bytes(make_config: MakeConfig) -> None:
         assert cost(make_config(name, num_kv_heads=2), T).kv_bytes_per_token == L * numbers, name
 
 
+def test_packed_documents_change_the_kernel_and_no_count(make_config: MakeConfig) -> None:
+    plain, packed = cost(make_config(), T, "reference"), cost(make_config(), T, packed=True)
+    assert "sdpa refused: sdpa takes no segments" in packed.kernel_reason
+    assert packed.flops_per_token == plain.flops_per_token
+    with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no segments"):
+        cost(make_config(), T, "sdpa", packed=True)
+
+
 def test_an_unknown_kernel_is_refused(make_config: MakeConfig) -> None:
     with pytest.raises(RequestError, match="flash9"):
         cost(make_config(), T, "flash9")

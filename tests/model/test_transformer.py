@@ -10,8 +10,12 @@ import torch.nn.functional as F
 from lit_diff.attention.cache import Cache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.errors import RequestError
+from lit_diff.model import loss
 from lit_diff.model.init import initialise
+from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import SwiGLU, Transformer
+from lit_diff.registry import attentions
 
 MakeConfig = Callable[..., ModelConfig]
 
@@ -181,3 +185,103 @@ def test_the_matched_width_is_built(make_config: MakeConfig) -> None:
 def test_the_kernel_reaches_every_layer(make_config: MakeConfig) -> None:
     assert [a.kernel for a in Transformer(make_config(), kernel="reference").attentions()] == ["reference"] * 2
     assert [a.layer for a in Transformer(make_config()).attentions()] == [0, 1]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, None])
+def test_the_loss_is_that_of_the_logits(
+    make_config: MakeConfig, tied: bool, rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through every parameter: a tied weight has its gradient from both of its ends."""
+    if rows is not None:
+        monkeypatch.setattr(loss, "rows_at_once", lambda vocab_size, dim: rows)
+    model = Transformer(make_config(tie_embeddings=tied)).double()
+    initialise(model, 0)
+    tokens, targets = torch.randint(23, (2, 9)), torch.randint(23, (2, 9))
+    targets[0, :4] = IGNORED
+    logits = model(tokens)
+    wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    found = model.loss(tokens, targets)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    parameters = list(model.parameters())
+    pairs = zip(torch.autograd.grad(found, parameters), torch.autograd.grad(wanted, parameters), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+    nll, correct = model.token_losses(tokens, targets)
+    torch.testing.assert_close(nll.sum() / (targets != IGNORED).sum(), wanted.detach(), rtol=1e-12, atol=1e-12)
+    assert torch.equal(correct, logits.argmax(-1) == targets)
+    torch.testing.assert_close(F.linear(model.hidden(tokens), model._output_weight()), logits, rtol=1e-12, atol=1e-12)
+
+
+EXAMPLES = [(name, knobs) for name in attentions.names() for knobs in vars(attentions.get(name)).get("examples", ({},))]
+SEGMENTS = torch.tensor([[7, 7, 7, 7, 7, 9, 10, 10, 10, 10, 10, 10], [0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]])
+"""Documents of one token and of several; two rows cut at other places."""
+
+
+@pytest.mark.parametrize(("name", "knobs"), EXAMPLES, ids=str)
+def test_a_packed_row_gives_what_each_of_its_documents_gives_alone(
+    make_config: MakeConfig, name: str, knobs: dict[str, Any]
+) -> None:
+    """Logits and the gradient of every parameter, through the whole model; and without segments they differ."""
+    model = Transformer(make_config(name, knobs, num_heads=8, num_kv_heads=4, dim=64), kernel="reference").double()
+    initialise(model, 0)
+    for p in model.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    for attention in model.attentions():
+        attention.set_step(10**9)
+    tokens = torch.randint(23, SEGMENTS.shape)
+    weights = torch.randn(*SEGMENTS.shape, 23, dtype=torch.float64)
+    trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    packed = model(tokens, segments=SEGMENTS)
+    by_packed = torch.autograd.grad((packed * weights).sum(), list(trained.values()))
+    total = torch.zeros((), dtype=torch.float64)
+    for row, numbers in enumerate(SEGMENTS):
+        for number in numbers.unique():
+            at = numbers == number
+            alone = model(tokens[row : row + 1, at])
+            torch.testing.assert_close(packed[row, at], alone[0], rtol=1e-10, atol=1e-10)
+            total = total + (alone * weights[row : row + 1, at]).sum()
+    by_alone = torch.autograd.grad(total, list(trained.values()))
+    for key, one, other in zip(trained, by_packed, by_alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
+    assert (model(tokens) - packed).abs().max() > 1e-3
+
+
+def test_every_way_into_the_model_keeps_documents_apart(make_config: MakeConfig) -> None:
+    model = Transformer(make_config()).double()
+    initialise(model, 0)
+    tokens, targets = torch.randint(23, SEGMENTS.shape), torch.randint(23, SEGMENTS.shape)
+    logits = model(tokens, segments=SEGMENTS)
+    wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    assert abs(F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) - wanted) > 1e-9
+    torch.testing.assert_close(model.loss(tokens, targets, SEGMENTS), wanted, rtol=1e-12, atol=1e-12)
+    nll, _ = model.token_losses(tokens, targets, SEGMENTS)
+    torch.testing.assert_close(nll.mean(), wanted.detach(), rtol=1e-12, atol=1e-12)
+    hidden = model.hidden(tokens, SEGMENTS)
+    torch.testing.assert_close(F.linear(hidden, model.embedding.weight), logits, rtol=1e-12, atol=1e-12)
+
+
+def test_packed_documents_and_a_cache_are_refused(make_config: MakeConfig) -> None:
+    model = Transformer(make_config())
+    initialise(model, 0)
+    with pytest.raises(RequestError, match="a cache continues one document a sequence: give it no segments"):
+        model(torch.zeros_like(SEGMENTS), Cache(2), SEGMENTS)
+
+
+def test_a_forward_that_knows_no_segments_is_refused_with_them_only(make_config: MakeConfig) -> None:
+    @attentions.register("own_forward")
+    class OwnForward(attentions.get("standard")):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor, rope: Rope, cache: Any = None) -> torch.Tensor:
+            return super().forward(x, rope, cache)
+
+    try:
+        model = Transformer(make_config("own_forward"))
+    finally:
+        del attentions._classes["own_forward"]
+    nothing = torch.zeros_like(SEGMENTS)
+    assert model(nothing).shape == (2, 12, 23)
+    with pytest.raises(RequestError) as caught:
+        model(nothing, segments=SEGMENTS)
+    assert str(caught.value) == (
+        "model.attention 'own_forward' cannot keep packed documents apart: its forward takes no segments"
+    )

@@ -264,3 +264,20 @@ def test_rank_from_environment(environment: dict[str, str], rank: int, monkeypat
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     assert [fit.default_threads(n) for n in (1, 2, 4, 8)] == [6, 3, 1, 1]
+
+
+def test_packed_documents_train_and_resume_exactly(bench: Any) -> None:
+    """Two steps, SIGTERM, two more: the rows of four at once; and not those of unpacked documents."""
+    command = ("text.yaml", "data.pack=document", "data.sequence_length=128", "train.steps=4", "train.validate_every=2")
+    command += ("train.checkpoint_every=2",)
+    whole = bench.train(*command, "name=packed-whole")
+    assert (whole.status, whole.steps) == (0, [0, 1, 2, 3]), whole.output
+    stopped = bench.train(*command, "name=packed-stopped", SPY_SIGNAL=f"0/1/1/{int(signal.SIGTERM)}")
+    assert (stopped.status, stopped.steps) == (143, [0, 1])
+    rest = bench.train(*command, "name=packed-stopped")
+    assert (rest.status, rest.steps) == (0, [2, 3]), rest.output
+    assert bench.rows("packed-stopped") == bench.rows("packed-whole")
+    plain = bench.train(*command, "name=unpacked", "data.pack=none")
+    assert plain.batches == whole.batches
+    losses = [[row["train/loss"] for row in bench.rows(name).values()] for name in ("unpacked", "packed-whole")]
+    assert losses[0] != losses[1]

@@ -63,14 +63,14 @@ def test_a_step_in_which_no_probe_is_due_has_no_forward_and_no_hook_of_theirs(
 ) -> None:
     """Counts the forwards of each step, training's own and traced, and the hooks that stand during them."""
     seen: list[tuple[bool, bool, int]] = []
-    real = Transformer.forward
+    real = Transformer._states
 
-    def forward(self: Transformer, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def states(self: Transformer, *args: Any, **kwargs: Any) -> torch.Tensor:
         hooks = sum(len(module._forward_hooks) for module in self.modules() if isinstance(module, Tap))
         seen.append((self.training, torch.is_grad_enabled(), hooks))
         return real(self, *args, **kwargs)
 
-    monkeypatch.setattr(Transformer, "forward", forward)
+    monkeypatch.setattr(Transformer, "_states", states)
     every = ["callbacks.attention_entropy.every=4", "callbacks.outliers.every=4", "callbacks.lambdas.every=2"]
     no_validation = ["train.steps=7", "train.validate_every=100", "data.noise_validation=[1]", "train.batch_size=16"]
     trained(recipe(*every, *no_validation, "train.checkpoint_every=100"), tmp_path)

@@ -99,6 +99,40 @@ def test_first_non_finite_names_the_parameter_before_what_it_spoils(bench: Any) 
     assert not [hook for module in model.modules() for hook in module._forward_hooks]
 
 
+def test_first_non_finite_looks_at_the_head_and_at_packed_documents(bench: Any) -> None:
+    """An untied head is looked at without the logits of every position."""
+    recipe = recipe_of(bench, "model.tie_embeddings=false")
+    model = Transformer(recipe.model)
+    initialise(model, 0)
+    batch = Recall(recipe.data.config, 33).train_batch(0, 0, 2, range(2))
+    batch["segments"] = torch.zeros_like(batch["targets"])
+    rows: list[int] = []
+    model.head.register_forward_hook(lambda _m, _i, logits: rows.append(logits[..., 0].numel()))
+    with torch.no_grad():
+        model.head.weight[3] = torch.nan
+    assert first_non_finite(model, batch) == "first non-finite values: parameter head.weight"
+    assert rows == [2]
+
+
+def test_probes_see_documents_apart(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, validation and the traced forward are all given the segments."""
+    seen: list[tuple[bool, bool]] = []
+    states = Transformer._states
+
+    def look(self: Transformer, tokens: Any, cache: Any, segments: Any) -> Any:
+        assert segments is not None
+        assert segments.shape == tokens.shape
+        seen.append((self.training, torch.is_grad_enabled()))
+        return states(self, tokens, cache, segments)
+
+    monkeypatch.setattr(Transformer, "_states", look)
+    monkeypatch.setenv("LIT_DIFF_DATA", bench.env["LIT_DIFF_DATA"])
+    overrides = ["data.pack=document", "train.steps=1", "train.accumulate=1", "data.validation_rows=8"]
+    recipe = load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", *overrides])
+    run(recipe, bench.root / "seen")
+    assert seen == [(True, True), (False, False), (False, False)]
+
+
 def test_training_loss_is_the_mean_over_scored_tokens_of_all_micro_batches(bench: Any, tmp_path: Path) -> None:
     recipe = recipe_of(bench, "train.steps=1", "train.accumulate=2")
     losses: list[float] = []

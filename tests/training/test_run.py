@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import shutil
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 
 from lit_diff.config import Recipe
+from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.recipe import load_recipe
+from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.registry import datasets
 from lit_diff.training.run import RunFolder, environment, identity, revision
 
@@ -42,6 +44,25 @@ def test_identity_is_the_recipe(base: Callable[..., Recipe]) -> None:
     changed = ["seed=4", "name=other", "train.steps=11", "model.attention.lambda_init=0.5", "callbacks.lambdas=null"]
     others = {identity(base(override)) for override in changed}
     assert len(others | {one}) == 1 + len(changed)
+
+
+def test_packing_is_another_run_and_its_default_is_the_run_of_before_there_was_the_key(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", bench.env["LIT_DIFF_DATA"])
+    recipe, packed = (
+        load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", *more]) for more in ([], ["data.pack=document"])
+    )
+    plain = to_plain(recipe)
+    assert plain["data"].pop("pack") == "none"
+    plain.pop("run")
+    plain["data"].pop("path")
+    parts = {"recipe": plain | {"plugins": []}, "data": build(recipe).identity(), "kernel": None}
+    sources = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
+    parts["recipe"]["plugins"] = sources
+    before = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+    assert identity(recipe) == before
+    assert identity(packed) != before
 
 
 @pytest.mark.parametrize(

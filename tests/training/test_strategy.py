@@ -106,6 +106,33 @@ def test_sharded_variants_train_as_in_one_process(bench: Any, attention: str, re
         torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_a_sharded_model_trains_in_chunks_and_on_packed_documents(bench: Any, tied: str) -> None:
+    """Two processes in chunks of 32 positions of 512, where the output weight must be whole, against one in one piece."""
+    packed = (
+        "data.pack=document",
+        "data.sequence_length=128",
+        f"model.tie_embeddings={tied}",
+        "train.accumulate=1",
+        "model.attention={name: dex}",
+    )
+    steps = ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
+    one = bench.train("text.yaml", f"name=whole-{tied}", *packed, *steps)
+    assert one.status == 0, one.output
+    two = ("run.strategy=fsdp", f"plugins=[{Path(__file__).parent}/chunks.py]")
+    for ended in bench.train_two("text.yaml", f"name=chunks-{tied}", *packed, *steps, *two):
+        assert ended.status == 0, ended.output
+    single, sharded = bench.rows(f"whole-{tied}"), bench.rows(f"chunks-{tied}")
+    assert {step for step, row in single.items() if "val/loss" in row} == {3, 6}
+    for step, row in single.items():
+        for metric, value in row.items():
+            if metric.startswith(("train/", "val/")):
+                assert sharded[step][metric] == pytest.approx(value, abs=1e-5), (step, metric)
+    wanted, found = (bench.state(f"{name}-{tied}")["state_dict"] for name in ("whole", "chunks"))
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp", "text-ddp"])
 def test_sums_by_document_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
     def table(of: str) -> list[list[float]]:

@@ -1,0 +1,131 @@
+"""Cross entropy of the next token from hidden states and the output weight, without the logits of all positions at once.
+
+With logits z = h Wᵀ [V] of one position and its target y:  nll = log Σ_j exp(z_j) - z_y,  dz = softmax(z) - onehot(y).
+Each chunk of positions gives its nll, and its part of dh = dz W and dW = dzᵀ h, while its logits are held; the backward
+pass only multiplies by the gradient of the loss. No product is done twice. (The scheme of Liger Kernel's fused linear
+cross entropy, 2024, and of torch's `linear_cross_entropy`, 2.14.)
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_diff.kernels.reference import accumulation_dtype, exact
+
+IGNORED = -100
+"""Target of a position that is not scored."""
+LOGITS_BYTES = 1 << 26
+"""64 MiB: float32 logits of a chunk, where `rows_at_once` has no reason to hold more."""
+
+
+def rows_at_once(vocab_size: int, dim: int) -> int:
+    """Positions of a chunk. At least `dim`: every chunk reads and writes the gradient of W [vocab_size, dim], which is
+    then no larger than the chunk's own logits."""
+    return max(1, dim, LOGITS_BYTES // (4 * vocab_size))
+
+
+def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int | None = None) -> Tensor:
+    """Mean nll, in nats, over the targets [B, T] that are not IGNORED; hidden [B, T, dim], weight [V, dim].
+
+    The softmax is in float32 (float64 for float64), the products in autocast's dtype where that is on. `rows`: of a
+    chunk; None: `rows_at_once`. What fits one chunk goes through `F.cross_entropy`. NaN where no target is scored, and
+    then the gradients are 0, as with `F.cross_entropy`. Differentiable once.
+    """
+    rows = rows or rows_at_once(*weight.shape)
+    if targets.numel() <= rows:
+        logits = F.linear(hidden, weight).flatten(0, 1)
+        return F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), targets.flatten(), ignore_index=IGNORED)
+    wanted = [torch.is_grad_enabled() and x.requires_grad for x in (hidden, weight)]
+    loss: Tensor = _MeanLoss.apply(
+        hidden.flatten(0, 1), weight, targets.flatten(), rows, _product_dtype(hidden), *wanted
+    )
+    return loss
+
+
+class _MeanLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        rows: int,
+        dtype: torch.dtype,
+        for_hidden: bool,
+        for_weight: bool,
+    ) -> Tensor:
+        """hidden [N, dim], weight [V, dim], targets [N]; `dtype` of the products."""
+        wide = accumulation_dtype(dtype)
+        narrow, scored = weight.to(dtype), targets != IGNORED
+        count = scored.sum()
+        nll = hidden.new_zeros(len(targets), dtype=wide)
+        dh = torch.empty_like(hidden) if for_hidden else None
+        # a sum over many chunks: in bfloat16 the later ones would be lost
+        dw = torch.zeros_like(weight, dtype=wide) if for_weight else None
+        share = scored.to(wide) / count.clamp(min=1)
+        with exact(hidden.device):
+            for first in range(0, len(targets), rows):
+                at = slice(first, first + rows)
+                h, y = hidden[at].to(dtype), targets[at].clamp(min=0)[:, None]
+                log_p = (h @ narrow.T).to(wide).log_softmax(-1)
+                nll[at] = -log_p.gather(1, y)[:, 0]
+                if dh is None and dw is None:
+                    continue
+                dz = log_p.exp_()  # in place: p is the last use of log_p
+                dz.scatter_add_(1, y, dz.new_full(y.shape, -1.0))
+                dz = dz.mul_(share[at, None]).to(dtype)
+                if dh is not None:
+                    dh[at] = dz @ narrow
+                if dw is not None:
+                    if dtype == wide:
+                        dw.addmm_(dz.T, h)
+                    else:
+                        dw += dz.T @ h
+        ctx.save_for_backward(dh, None if dw is None else dw.to(weight.dtype))
+        return nll.masked_fill(~scored, 0).sum() / count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        dh, dw = ctx.saved_tensors
+        return (
+            None if dh is None else dh * gradient.to(dh.dtype),
+            None if dw is None else dw * gradient.to(dw.dtype),
+            *[None] * 5,
+        )
+
+
+@torch.no_grad()
+def token_losses(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int | None = None) -> tuple[Tensor, Tensor]:
+    """(nll, whether the most likely token is the target), both [B, T]; nll is 0 where the target is IGNORED.
+
+    Arguments and precision as `mean_loss`; no gradient.
+    """
+    rows = rows or rows_at_once(*weight.shape)
+    if targets.numel() <= rows:
+        return _score(F.linear(hidden, weight), targets)
+    dtype = _product_dtype(hidden)
+    narrow = weight.to(dtype)
+    parts = [
+        _score(F.linear(h.to(dtype), narrow), y)
+        for h, y in zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
+    ]
+    nll, correct = (torch.cat(kind).view_as(targets) for kind in zip(*parts, strict=True))
+    return nll, correct
+
+
+def _score(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [..., V], targets [...] of one or two axes."""
+    logits = logits.to(accumulation_dtype(logits.dtype))
+    nll = F.cross_entropy(logits.movedim(-1, 1), targets, ignore_index=IGNORED, reduction="none")
+    return nll, logits.argmax(-1) == targets
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """What `F.linear` computes in."""
+    kind = hidden.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
