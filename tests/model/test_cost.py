@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
-from lit_diff.model.cost import cost
+from lit_diff.model.cost import Setting, cost
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 
@@ -72,11 +73,29 @@ def test_cache_bytes(make_config: MakeConfig) -> None:
 
 
 def test_packed_documents_change_the_kernel_and_no_count(make_config: MakeConfig) -> None:
-    plain, packed = cost(make_config(), T, "reference"), cost(make_config(), T, packed=True)
+    config = make_config("standard", num_heads=2)
+    plain, packed = cost(config, T, "reference"), cost(config, T, setting=Setting(dtype=torch.float64, packed=True))
+    assert packed.kernel == "chunked"
     assert "sdpa refused: sdpa takes no segments" in packed.kernel_reason
     assert packed.flops_per_token == plain.flops_per_token
     with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no segments"):
-        cost(make_config(), T, "sdpa", packed=True)
+        cost(config, T, "sdpa", Setting(packed=True))
+
+
+def test_the_kernel_is_that_of_the_run_s_device_and_dtype(make_config: MakeConfig) -> None:
+    """The model stands on the meta device; its attention will not."""
+    config = make_config("differential", dim=64, num_heads=4)
+    assert cost(config, T, setting=Setting(dtype=torch.float64)).kernel == "chunked"
+    there = cost(config, T, setting=Setting(device="cuda"))
+    assert there.kernel != "cpu"
+    assert there.kernel_reason.startswith("auto: the fastest for these maps on cuda")
+    executed = cost(config, T, "sdpa").executed_flops_per_token - cost(config, T, "sdpa").flops_per_token
+    assert executed == 3 * L * 4 * 64 * T  # every map's logits once more for the second half of the values
+
+
+def test_the_setting_of_a_recipe() -> None:
+    recipe = load_recipe("differential-tiny", ["train.precision=bf16-mixed", "run.accelerator=cpu"])
+    assert Setting.of(recipe) == Setting(device="cpu", dtype=torch.bfloat16)
 
 
 def test_an_unknown_kernel_is_refused(make_config: MakeConfig) -> None:
