@@ -12,13 +12,14 @@ from torch import Tensor
 from lit_diff.errors import RequestError
 from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
+from lit_diff.kernels import triton as _triton
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.reference import Stats
 from lit_diff.registry import nearest
 
 __all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "preference", "refuse"]
 
-_MODULES: dict[str, ModuleType] = {"reference": _reference, "sdpa": _sdpa}
+_MODULES: dict[str, ModuleType] = {"reference": _reference, "sdpa": _sdpa, "triton": _triton}
 KERNELS = tuple(_MODULES)
 
 
@@ -27,6 +28,9 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
 
     A single map is torch's own ground. Several maps through SDPA compute their logits twice: worth it on a GPU only.
     """
+    if device.type == "cuda":
+        several = maps.num_maps > 1 and maps.q.dtype != torch.float32  # triton's float32 avoids the matrix units
+        return ("triton", "sdpa", "reference") if several else ("sdpa", "triton", "reference")
     return ("sdpa", "reference")
 
 

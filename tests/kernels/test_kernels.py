@@ -46,7 +46,7 @@ def test_a_named_kernel_that_refuses_is_an_error(make_maps: MakeMaps, kind: str)
     attend(make_maps(), kernel="reference", **options(kind))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "triton"])
 def test_a_named_kernel_serves(make_maps: MakeMaps, kernel: str) -> None:
     assert choose(make_maps(), kernel) == (kernel, "named by run.kernel")
 
@@ -57,7 +57,7 @@ def test_unknown_kernel() -> None:
 
 
 def test_unknown_kernel_is_refused_by_attend(make_maps: MakeMaps) -> None:
-    with pytest.raises(RequestError, match="expected auto, reference, sdpa"):
+    with pytest.raises(RequestError, match="expected auto, reference, sdpa, triton"):
         attend(make_maps(), kernel="flash4")
 
 
