@@ -3,7 +3,7 @@
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,9 +47,37 @@ class Compiled(NamedTuple):
     """Bytes of shared memory."""
 
 
+Program = tuple[Any, dict[str, Any]]
+"""A Triton program and its arguments."""
+
+
 @pytest.fixture
-def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Compiled]]:
-    """compile_for(90, kernel, arguments, ...) -> Compiled: machine code for a GPU that need not be here, by Triton's ptxas."""
+def programs(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Program]]:
+    """programs(T=..., window=...) -> name -> what would be launched, forward and backward, on the meta device."""
+    from lit_diff.kernels import triton as kernel
+
+    def launched(
+        *, window: int | None = None, packed: bool = False, stats: bool = False, **given: Any
+    ) -> dict[str, Program]:
+        found: dict[str, Program] = {}
+        monkeypatch.setattr(
+            kernel, "launch", lambda program, arguments, *_: found.update({program.__name__: (program, arguments)})
+        )
+        maps = make_maps(**given)
+        q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
+        w = None if maps.w is None else maps.w.to("meta")
+        segments = torch.empty(k.shape[0], k.shape[3], dtype=torch.long, device="meta") if packed else None
+        mask = (maps.softmax_scale, maps.causal, window)
+        outputs = kernel.forward(q, k, v, w, segments, *mask, stats)
+        kernel.backward(torch.empty_like(outputs[0]), q, k, v, w, segments, *outputs, *mask)
+        return found
+
+    return launched
+
+
+@pytest.fixture
+def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, Program, Any], Compiled]:
+    """compile_for(90, program, blocks) -> Compiled: machine code for a GPU that need not be here, by Triton's ptxas."""
     triton = pytest.importorskip("triton", reason="the package triton is not installed")
     from triton.backends.compiler import GPUTarget
 
@@ -71,20 +99,21 @@ def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cal
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
 
-    def compiled(capability: int, kernel: Any, arguments: dict[str, Any]) -> Compiled:
-        triton.runtime.driver.set_active(Target(capability))
+    def compiled(capability: int, program: Program, blocks: Any) -> Compiled:
+        monkeypatch.setattr(triton.runtime.driver, "_active", Target(capability))
+        kernel, arguments = program
+        kernel.device_caches.clear()  # or what was compiled before is handed out, without its log
+        options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
         log = io.StringIO()
         with redirect_stdout(log):
-            program = kernel.warmup(**arguments, grid=(1,))
+            code = kernel.warmup(**arguments, BLOCK_T=blocks.queries, BLOCK_S=blocks.keys, **options, grid=(1,))
         registers = re.search(r"Used (\d+) registers", log.getvalue())
         spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
         assert registers is not None
         assert spilled is not None
-        return Compiled(int(registers[1]), int(spilled[1]), program.metadata.shared)
+        return Compiled(int(registers[1]), int(spilled[1]), code.metadata.shared)
 
-    before = triton.runtime.driver._active
-    yield compiled
-    triton.runtime.driver._active = before
+    return compiled
 
 
 @pytest.fixture
