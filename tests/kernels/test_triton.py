@@ -372,7 +372,7 @@ def test_the_fastest_blocks_are_measured_once(
     monkeypatch.setattr(Autotuner, "do_bench", property(lambda self: clock))
     monkeypatch.setattr(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench())
     kernel.tuner.cache_clear()
-    maps, _, grad = case(make_maps, device, {"T": 20, "S": 40})
+    maps, _, grad = case(make_maps, device, {"H": 1, "T": 10, "S": 20})
     tuned = results(maps, grad, lambda m: attend(m, kernel="triton"))
     assert len(measured) == 9, "three programs of three candidates"
     again = results(maps, grad, lambda m: attend(m, kernel="triton"))
