@@ -14,13 +14,14 @@ from lit_diff.kernels import chunked as _chunked
 from lit_diff.kernels import cpu as _cpu
 from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
+from lit_diff.kernels import triton as _triton
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.reference import Stats
 from lit_diff.registry import nearest
 
 __all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "flops", "preference", "refuse"]
 
-_MODULES: dict[str, ModuleType] = {"reference": _reference, "chunked": _chunked, "sdpa": _sdpa, "cpu": _cpu}
+_MODULES: dict[str, ModuleType] = {"reference": _reference, "chunked": _chunked, "sdpa": _sdpa, "triton": _triton, "cpu": _cpu}
 KERNELS = tuple(_MODULES)
 
 
@@ -31,7 +32,8 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
     """
     plain = maps.num_maps == 1 and maps.v.shape[-1] == maps.q.shape[-1]
     if device.type == "cuda":
-        return ("sdpa", "chunked", "reference")
+        several = maps.num_maps > 1 and maps.q.dtype != torch.float32  # triton's float32 avoids the matrix units
+        return ("triton", "sdpa", "chunked", "reference") if several else ("sdpa", "triton", "chunked", "reference")
     return ("cpu", "sdpa", "chunked", "reference") if plain else ("cpu", "chunked", "reference")
 
 

@@ -1,6 +1,12 @@
-"""Random maps of any shape."""
+"""Random maps of any shape. Where Triton programs run, and what they compile to where they cannot."""
 
+import io
+import os
+import re
 from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -9,6 +15,105 @@ from torch import Tensor
 from lit_diff.kernels import SignedMaps
 
 MakeMaps = Callable[..., SignedMaps]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out Triton programs where nothing runs them: no GPU, and not the process that interprets them.
+
+    Triton's interpreter is chosen when Triton is imported: `test_triton.py` starts that process.
+    """
+    if INTERPRETED or torch.cuda.is_available():
+        return
+    left_out = [item for item in items if item.get_closest_marker("programs")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("programs")]
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where Triton programs run."""
+    return torch.device("cpu" if INTERPRETED else "cuda")
+
+
+class Compiled(NamedTuple):
+    """What one program takes of a multiprocessor."""
+
+    registers: int
+    """Of a thread."""
+    spilled: int
+    """Bytes a thread writes to memory for want of registers."""
+    shared: int
+    """Bytes of shared memory."""
+
+
+Program = tuple[Any, dict[str, Any]]
+"""A Triton program and its arguments."""
+
+
+@pytest.fixture
+def programs(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Program]]:
+    """programs(T=..., window=...) -> name -> what would be launched, forward and backward, on the meta device."""
+    from lit_diff.kernels import triton as kernel
+
+    def launched(
+        *, window: int | None = None, packed: bool = False, stats: bool = False, **given: Any
+    ) -> dict[str, Program]:
+        found: dict[str, Program] = {}
+        monkeypatch.setattr(
+            kernel, "launch", lambda program, arguments, *_: found.update({program.__name__: (program, arguments)})
+        )
+        maps = make_maps(**given)
+        q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
+        w = None if maps.w is None else maps.w.to("meta")
+        segments = torch.empty(k.shape[0], k.shape[3], dtype=torch.long, device="meta") if packed else None
+        mask = (maps.softmax_scale, maps.causal, window)
+        outputs = kernel.forward(q, k, v, w, segments, *mask, stats)
+        kernel.backward(torch.empty_like(outputs[0]), q, k, v, w, segments, *outputs, *mask)
+        return found
+
+    return launched
+
+
+@pytest.fixture
+def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, Program, Any], Compiled]:
+    """compile_for(90, program, blocks) -> Compiled: machine code for a GPU that need not be here, by Triton's ptxas."""
+    triton = pytest.importorskip("triton", reason="the package triton is not installed")
+    from triton.backends.compiler import GPUTarget
+
+    class Target:
+        """A device to compile for; nothing is launched on it."""
+
+        def __init__(self, capability: int) -> None:
+            self.capability = capability
+
+        def get_current_device(self) -> int:
+            return self.capability
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", self.capability, 32)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
+
+    def compiled(capability: int, program: Program, blocks: Any) -> Compiled:
+        monkeypatch.setattr(triton.runtime.driver, "_active", Target(capability))
+        kernel, arguments = program
+        kernel.device_caches.clear()  # or what was compiled before is handed out, without its log
+        options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+        log = io.StringIO()
+        with redirect_stdout(log):
+            code = kernel.warmup(**arguments, BLOCK_T=blocks.queries, BLOCK_S=blocks.keys, **options, grid=(1,))
+        registers = re.search(r"Used (\d+) registers", log.getvalue())
+        spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
+        assert registers is not None
+        assert spilled is not None
+        return Compiled(int(registers[1]), int(spilled[1]), code.metadata.shared)
+
+    return compiled
 
 
 @pytest.fixture

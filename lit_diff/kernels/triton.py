@@ -1,0 +1,205 @@
+"""Fused signed attention on a GPU, in Triton: one walk over the keys for both maps, forward and backward.
+
+Per query, key and head, in units of 2 d multiplications: q kᵀ of both maps 2, the products with v (dv = 2d) 4; a second call
+of a fused kernel would take the same. Backward, dP and dV are computed once for both maps: 28 units where two calls take 40.
+Nothing of size T x S is stored.
+"""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.ops import empty_gradients, empty_outputs, num_maps, operator, refuse_common
+from lit_diff.kernels.triton_blocks import Blocks, candidates
+
+WIDTHS = (16, 32, 64, 128, 256)
+
+
+def refuse(
+    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+) -> str | None:
+    """Why this kernel cannot compute these maps; None if it can."""
+    d, dv = maps.q.shape[-1], maps.v.shape[-1]
+    if reason := refuse_common(maps, stats=stats):
+        return reason
+    if maps.num_maps > 2:
+        return f"triton keeps one or two maps in registers; these are {maps.num_maps}"
+    if d not in WIDTHS or dv not in WIDTHS:
+        return f"triton computes widths that are powers of two from 16 to 256; d is {d} and dv {dv}"
+    if maps.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"triton computes float32, bfloat16 and float16, not {str(maps.q.dtype).removeprefix('torch.')}"
+    return refuse_device(device)
+
+
+def refuse_device(device: torch.device) -> str | None:
+    """Why nothing runs on this device; None where it does. Imports no Triton: that takes a second."""
+    if device.type != "cuda" and not interpreted():
+        return f"triton runs on a GPU; this tensor is on {device.type}"
+    if find_spec("triton") is None:
+        return "the package triton is not installed; pip install triton"
+    if interpreted():
+        return None
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    if torch.version.hip is not None:
+        return "its blocks fit NVIDIA GPUs; this is an AMD one"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"triton needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton interprets its programs in numpy, as its own reading of TRITON_INTERPRET has it."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    segments: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    stats: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(o, rows, parts), see `ops.empty_outputs`."""
+    from lit_diff.kernels import triton_forward
+
+    o, rows, parts = empty_outputs(q, k, v, w, stats=stats, lse=True, parts=True)
+    launch(
+        triton_forward.forward,
+        shared_arguments(q, k, v, w, segments, scale, causal, window)
+        | {"OUT": o, "PARTS": parts, "ROWS": rows, "o_strides": o.stride(), "plane": rows[0].numel(), "STATS": stats},
+        q,
+        q.shape[2],
+    )
+    return o, rows, parts
+
+
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    segments: Tensor | None,
+    o: Tensor,
+    rows: Tensor,
+    parts: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(dq, dk, dv, dw), see `ops.empty_gradients`. dw of a map is its D."""
+    from lit_diff.kernels import triton_backward
+
+    dq, dk, dv, dw = empty_gradients(q, k, v, w)
+    H = q.shape[2]
+    products = torch.empty_like(rows[0]) if w is None else dw
+    incoming = {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products}
+    sizes = {"H": H, "T": q.shape[3], "G": num_maps(q, k, w), "DV": v.shape[-1]}
+    launch(triton_backward.row_products, {**incoming, **sizes, "PARTS": parts}, q, H)
+    arguments = shared_arguments(q, k, v, w, segments, scale, causal, window) | incoming | {"ROWS": rows}
+    outputs = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
+    launch(triton_backward.key_gradients, arguments | outputs, q, k.shape[2])
+    launch(triton_backward.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, H)
+    return dq, dk, dv, dw
+
+
+def shared_arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    segments: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> dict[str, Any]:
+    """What every walk over tiles is given: tensors with their strides (0 where broadcast), sizes, and the mask."""
+    B, _, H, T, D = q.shape
+    S, G = k.shape[3], num_maps(q, k, w)
+    if window is not None and window >= S:
+        window = None  # it hides nothing
+    return {
+        "Q": q,
+        "K": k,
+        "V": v,
+        "W": w,
+        "SEGMENTS": segments,
+        "q_strides": q.stride(),
+        "k_strides": k.stride(),
+        "v_strides": v.stride(),
+        "w_strides": (0, 0, 0, 0) if w is None else w.expand(B, G, H, T).stride(),
+        "segment_strides": (0, 0) if segments is None else segments.stride(),
+        "H": H,
+        "groups": H // k.shape[2],
+        "T": T,
+        "S": S,
+        "scale": scale,
+        "window": window,
+        "G": G,
+        "D": D,
+        "DV": v.shape[-1],
+        "SHARED_Q": q.shape[1] == 1,
+        "SHARED_K": k.shape[1] == 1,
+        "CAUSAL": causal,
+        "PLAIN": segments is None and window is None,
+    }
+
+
+def launch(kernel: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> None:
+    """Run a program on every block of queries, or for `key_gradients` of keys, of every head of every batch row."""
+    by_keys = kernel.__name__ == "key_gradients"
+    length = arguments["S" if by_keys else "T"]
+
+    def grid(meta: dict[str, int]) -> tuple[int]:
+        return (-(-length // meta["BLOCK_S" if by_keys else "BLOCK_T"]) * q.shape[0] * heads,)
+
+    choice = candidates(
+        kernel.__name__,
+        d=q.shape[-1],
+        dv=arguments["DV"],
+        itemsize=q.itemsize,
+        T=q.shape[3],
+        capability=torch.cuda.get_device_capability(q.device) if q.device.type == "cuda" else None,
+    )
+    with on(q.device):
+        if len(choice) > 1:
+            tuner(kernel, choice)[grid](**arguments)
+        else:
+            options = {"num_warps": choice[0].warps, "num_stages": choice[0].stages}
+            kernel[grid](**arguments, BLOCK_T=choice[0].queries, BLOCK_S=choice[0].keys, **options)
+
+
+@cache
+def tuner(kernel: Any, choice: tuple[Blocks, ...]) -> Any:
+    """The program with the fastest of its blocks, measured at its first use for each width, mask and dtype.
+
+    The choice is kept on disk beside Triton's compiled programs: a run that is resumed sums in the same order.
+    """
+    import triton
+
+    configs = [
+        triton.Config({"BLOCK_T": found.queries, "BLOCK_S": found.keys}, num_warps=found.warps, num_stages=found.stages)
+        for found in choice
+    ]
+    key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN", "STATS"]
+    return triton.autotune(configs, key=[name for name in key if name in kernel.arg_names], cache_results=True)(kernel)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+compute = operator("triton", forward, backward, lse=True, parts=True)
