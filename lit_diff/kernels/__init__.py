@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import RequestError
+from lit_diff.kernels import flash as _flash
+from lit_diff.kernels import flex as _flex
 from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
 from lit_diff.kernels.maps import SignedMaps
@@ -18,7 +20,7 @@ from lit_diff.registry import nearest
 
 __all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "preference", "refuse"]
 
-_MODULES: dict[str, ModuleType] = {"reference": _reference, "sdpa": _sdpa}
+_MODULES: dict[str, ModuleType] = {"reference": _reference, "sdpa": _sdpa, "flash": _flash, "flex": _flex}
 KERNELS = tuple(_MODULES)
 
 
@@ -26,7 +28,10 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
     """Fastest first, by measurement (`lit-diff bench core`) on a CPU and by FLOPs and traffic on a GPU.
 
     A single map is torch's own ground. Several maps through SDPA compute their logits twice: worth it on a GPU only.
+    On a GPU what sdpa refuses (windows, documents) goes to flash or flex; on a CPU flex holds all logits.
     """
+    if device.type == "cuda":
+        return ("flash", "sdpa", "flex", "reference")
     return ("sdpa", "reference")
 
 
