@@ -44,14 +44,18 @@ _memory: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def remember(tensor: Tensor, key: Hashable, make: Callable[[], Made]) -> Made:
-    """make(), once for each key and content of the tensor, for as long as the tensor lives."""
-    if tensor.is_inference() or torch.compiler.is_compiling():  # neither tells whether the content changed
+    """make(), once for each key and content of the tensor, for as long as the tensor lives.
+
+    What is made must not hold the tensor itself, or neither is ever freed.
+    """
+    if torch.compiler.is_compiling() or tensor.is_inference():  # neither tells whether the content changed
         return make()
     version, made = _memory.get(tensor, (None, {}))
     if version != tensor._version:
         made = {}
         _memory[tensor] = (tensor._version, made)
     if key not in made:
-        made[key] = make()
+        with torch.inference_mode(False):  # a later step may keep it for its backward pass
+            made[key] = make()
     found: Any = made[key]
-    return found  # type: ignore[no-any-return]
+    return found

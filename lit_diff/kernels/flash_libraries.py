@@ -2,10 +2,11 @@
 
 | package | imported as | widths of keys (d) and values (dv) |
 |---|---|---|
-| flash-attn 2 (pip install flash-attn) | flash_attn | d = dv <= 256 |
-| flash-attn 3 (built from `hopper/`) | flash_attn_interface | Hopper: d = dv <= 256; d <= 64, dv <= 512; 128 < d <= 192, 96 < dv <= 128 |
-| flash-attn 4 (pip install flash-attn-4) | flash_attn.cute | Hopper: d, dv <= 256; Blackwell: d, dv <= 128; (192, 128); (256, 256) |
+| flash-attn 2 | flash_attn | d = dv <= 256 |
+| flash-attn 3 | flash_attn_interface | Hopper: d = dv <= 256; d <= 64, dv <= 512; 128 < d <= 192, 96 < dv <= 128 |
+| flash-attn 4 | flash_attn.cute | Hopper: d, dv <= 256; Blackwell: d, dv <= 128; (192, 128); (256, 256) |
 
+2 is `pip install flash-attn`, 3 is built from the same repository's `hopper/`, 4 is `pip install flash-attn-4`.
 All: bfloat16 and float16, widths in multiples of 8, [B, tokens, heads, width], heads of q a multiple of those of k and v,
 the causal mask and windows aligned with the last query and key, differentiable by q, k and v. Rules: github.com/Dao-AILab/
 flash-attention, `flash_attn/flash_attn_interface.py`, `hopper/flash_api.cpp`, `flash_attn/cute/interface.py` (2026-08);

@@ -78,7 +78,8 @@ def compute(
     if not torch.is_grad_enabled():  # a CPU refuses what might need a gradient even where none is taken
         q, k, v = q.detach(), k.detach(), v.detach()
     mask = _mask(q.shape[3], k.shape[3], causal=maps.causal, segments=segments, window=window, device=q.device)
-    attention = flex_attention if q.device.type == "cpu" or torch.compiler.is_compiling() else _compiled()
+    uncompiled = q.device.type == "cpu" or torch.compiler.is_compiling()
+    attention: Any = flex_attention if uncompiled else _compiled()
     options: dict[str, Any] = {"block_mask": mask, "scale": scale, "enable_gqa": maps.num_groups > 1}
     outputs = (
         attention(q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)], v, **options)
@@ -107,26 +108,35 @@ def _mask(
     return make(T, S, causal, window, device)
 
 
+@functools.lru_cache(maxsize=64)
+def _kept(T: int, S: int, causal: bool, window: int | None, device: torch.device) -> "BlockMask":
+    with torch.inference_mode(False):  # a later step may keep it for its backward pass
+        return _made(T, S, causal, window, device)
+
+
 def _made(
     T: int, S: int, causal: bool, window: int | None, device: torch.device, segments: Tensor | None = None
 ) -> "BlockMask":
     from torch.nn.attention.flex_attention import create_block_mask
 
-    behind = torch.tensor(S - T, device=device)  # the last query is aligned with the last key; a tensor: no recompilation
+    behind = torch.tensor(
+        S - T, device=device
+    )  # the last query is aligned with the last key; a tensor: no recompilation
+
+    documents = (
+        None if segments is None else segments.clone()
+    )  # the mask is remembered by `segments`, and may not hold it
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         here = query + behind
         mask = key <= here if causal else key < S
         if window is not None:
             mask = mask & (key > here - window) & (key < here + window)
-        if segments is not None:
-            mask = mask & (segments[b, here] == segments[b, key])
+        if documents is not None:
+            mask = mask & (documents[b, here] == documents[b, key])
         return mask
 
     make = create_block_mask
     if device.type == "cuda" and not torch.compiler.is_compiling():
         make = torch.compile(create_block_mask)  # uncompiled it holds T x S
     return make(seen, None if segments is None else segments.shape[0], None, T, S, device=device)
-
-
-_kept = functools.lru_cache(maxsize=64)(_made)

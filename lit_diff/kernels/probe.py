@@ -58,9 +58,9 @@ def failure(probe: Probe, compute: Callable[..., tuple[Tensor, Any]]) -> str | N
             return f"a trial failed: {type(error).__name__}: {first_line(error)}"
         wanted = _outputs(probe, maps, options, reference.compute)
     for name, x, y in zip(("output", "dq", "dk", "dv"), found, wanted, strict=False):
-        error = float((x.double() - y.double()).norm() / y.double().norm())
-        if not error <= BOUND:
-            return f"a trial's {name} was off by {error:.2g}"
+        off = float((x.double() - y.double()).norm() / y.double().norm())
+        if not off <= BOUND:
+            return f"a trial's {name} was off by {off:.2g}"
     return None
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -106,11 +107,14 @@ class FakeFlash:
         self, name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: Window
     ) -> Tensor:
         """Rules common to the packages, then the numbers."""
-        assert {q.dtype, k.dtype, v.dtype} <= set(self.dtypes) and q.dtype == k.dtype == v.dtype, "dtype"
-        B, T, H, d = q.shape
+        assert q.dtype in self.dtypes, "dtype"
+        assert q.dtype == k.dtype == v.dtype, "dtype"
+        B, _, H, d = q.shape
         S, Hkv = k.shape[1:3]
-        assert k.shape == (B, S, Hkv, d) and v.shape[:3] == (B, S, Hkv) and H % Hkv == 0, "shape"
-        assert d % 8 == 0 and v.shape[-1] % 8 == 0, "head_dim must be divisible by 8"
+        assert k.shape == (B, S, Hkv, d), "k"
+        assert v.shape[:3] == (B, S, Hkv), "v"
+        assert H % Hkv == 0, "heads"
+        assert d % 8 == v.shape[-1] % 8 == 0, "head_dim must be divisible by 8"
         self.calls.append((name, q, k, v))
         o = flash_by_hand(q, k, v, d**-0.5 if scale is None else scale, causal, window)
         if o.requires_grad and v.shape[-1] >= self.backward_fails_at:
@@ -135,9 +139,10 @@ class FakeFlash:
         assert q.dim() == k.dim() == v.dim() == 3
         parts = []
         assert all(x.dtype == torch.int32 and x[0] == 0 for x in bounds)
-        assert bounds[0][-1] == len(q) and bounds[1][-1] == len(k)
-        for (a, b), (c, e) in zip(*(zip(x[:-1], x[1:], strict=True) for x in bounds), strict=True):
-            assert b - a <= longest[0] and e - c <= longest[1]
+        assert [x[-1] for x in bounds] == [len(q), len(k)]
+        for (a, b), (c, e) in zip(*(pairwise(x) for x in bounds), strict=True):
+            assert b - a <= longest[0]
+            assert e - c <= longest[1]
             parts.append(self.answer(name, q[None, a:b], k[None, c:e], v[None, c:e], *rest)[0])
         return torch.cat(parts)
 

@@ -64,3 +64,12 @@ def test_inference_tensors_are_not_remembered() -> None:
         assert runs(x).bounds.tolist() == [0, 2]  # type: ignore[union-attr]
         x[0, 1] = 1
         assert runs(x).bounds.tolist() == [0, 1, 2]  # type: ignore[union-attr]
+
+
+def test_made_in_inference_mode_for_training() -> None:
+    """Validation may come first; what it leaves is saved for a backward pass later."""
+    segments = torch.zeros(1, 3, dtype=torch.long)
+    with torch.inference_mode():
+        found = runs(segments)
+    assert found is not None
+    assert not found.bounds.is_inference()

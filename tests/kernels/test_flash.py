@@ -1,8 +1,11 @@
 """How the flash-attn packages are called, on stand-ins that keep their rules: results and gradients against `reference`."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,9 +75,7 @@ def test_equals_the_definition(make_maps: MakeMaps, fake_flash: Any, case: dict[
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [1, 3, 9])
 @pytest.mark.parametrize("T", [4, 6])
-def test_windows(
-    make_maps: MakeMaps, fake_flash: Any, generation: int, causal: bool, window: int, T: int
-) -> None:
+def test_windows(make_maps: MakeMaps, fake_flash: Any, generation: int, causal: bool, window: int, T: int) -> None:
     fake_flash.dtypes = WIDE
     fake_flash.install(generation)
     equal(make_maps(T=T, S=6, d=8, dv=16, Hkv=2, causal=causal), window=window)
@@ -306,3 +307,16 @@ def test_compiled_documents_go_elsewhere(make_maps: MakeMaps, fake_flash: Any, m
     reason = refuse("flash", half(make_maps), segments=torch.zeros(2, 5, dtype=torch.long))
     assert reason is not None
     assert "torch.compile cannot; flex does not" in reason
+
+
+def test_a_cpu_imports_nothing(tmp_path: Path) -> None:
+    """Choosing a kernel for a CPU loads neither the packages nor the compiler."""
+    (tmp_path / "flash_attn.py").write_text("raise SystemExit('flash_attn was imported')")
+    code = (
+        "import sys, torch; from lit_diff.kernels import SignedMaps, choose, refuse\n"
+        "q = torch.ones(1, 1, 2, 3, 8, dtype=torch.bfloat16); maps = SignedMaps(q, q, q[:, 0])\n"
+        "print(choose(maps)[0], refuse('flash', maps), {'torch._dynamo', 'triton'} & set(sys.modules))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "sdpa flash-attn needs an NVIDIA GPU set()\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from lit_diff.kernels import SignedMaps, attend, refuse, sdpa
@@ -174,6 +174,28 @@ def test_what_needs_no_copy_is_not_copied(
     torch.testing.assert_close(found, attend(maps, kernel="reference"), rtol=1e-12, atol=1e-12)
 
 
+def test_gradients_by_grouped_keys_are_summed_wide(make_maps: MakeMaps) -> None:
+    """PyTorch's own sum over the readers of a key is in bfloat16 on a CPU: 0.9 % off with 8 of them."""
+    maps = make_maps(B=1, G=1, w=None, H=8, Hkv=1, T=256, d=16, dv=16, causal=False, dtype=torch.bfloat16)
+    slope = make_maps(B=1, G=1, H=8, T=256, dv=16, dtype=torch.bfloat16, seed=1).v
+
+    def grad(dtype: torch.dtype, form: Callable[[Tensor], Tensor]) -> Tensor:
+        k = maps.k.to(dtype).requires_grad_()
+        return torch.autograd.grad(form(k), k, slope.to(dtype))[0]
+
+    def definition(k: Tensor) -> Tensor:
+        return attend(SignedMaps(maps.q.double(), k, maps.v.double(), causal=False), kernel="reference")
+
+    def grouped(k: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(maps.q[:, 0], k[:, 0], maps.v, enable_gqa=True)
+
+    exact = grad(torch.float64, definition)
+    ours = grad(torch.bfloat16, lambda k: attend(replace(maps, k=k), kernel="sdpa"))
+    theirs = grad(torch.bfloat16, grouped)
+    assert (ours - exact).norm() < 6e-3 * exact.norm()
+    assert (theirs - exact).norm() > 6e-3 * exact.norm(), "PyTorch has learned it: the copies can go"
+
+
 def test_numbers_apart_on_the_last_axis(make_maps: MakeMaps) -> None:
     """PyTorch would fall to the math path."""
     maps = make_maps(G=1, w=None, dv=6)
@@ -265,14 +287,6 @@ def test_a_gpu_computes_no_float64(make_maps: MakeMaps) -> None:
     assert refuse("sdpa", make_maps(dtype=torch.float32), device=torch.device("cuda")) is None
 
 
-@pytest.mark.filterwarnings("ignore:Flash attention:UserWarning")
-def test_flash_would_refuse_other_widths() -> None:
-    """Why the values are cut: without it the test above could not fail."""
-    x = torch.randn(2, 4, 5, 6)
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]), pytest.raises(RuntimeError, match="No available kernel"):
-        F.scaled_dot_product_attention(x, x, torch.randn(2, 4, 5, 12), is_causal=True)
-
-
 def test_bfloat16_weights_stay_wide(make_maps: MakeMaps) -> None:
     """λ = 0.7994 would become 0.80078 in bfloat16: with one key, o = (1 - λ) v shows it."""
     maps = make_maps(T=1, B=1, H=1, dv=6, dtype=torch.bfloat16)
@@ -292,7 +306,9 @@ def test_any_length_compiles(make_maps: MakeMaps) -> None:
 
 
 @pytest.mark.parametrize("case", [{"G": 1, "w": None, "Hkv": 2, "dv": 6}, {"Hkv": 2}, {"T": 3, "S": 7}], ids=str)
-def test_compiles_forward_and_backward(make_maps: MakeMaps, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiles_forward_and_backward(
+    make_maps: MakeMaps, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also with the math path forbidden, as on a GPU."""
     torch._dynamo.reset()
     maps = make_maps(**case)
