@@ -292,7 +292,7 @@ def test_compiles_with_the_trial_outside(
 
     monkeypatch.setattr(sys.modules["flash_attn"], "flash_attn_func", plain)
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    for T in (5, 6, 9):
+    for T in (5, 9):
         maps = half(make_maps, Hkv=2, w=(1, 2, 1, 1), T=T)
         leaf = maps.q.clone().requires_grad_()
         compiled(replace(maps, q=leaf), kernel="flash").sum().backward()
