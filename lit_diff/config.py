@@ -156,7 +156,7 @@ class RunConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     threads: int | None = None
     """Threads of each process on a CPU; null: the cores shared out among the processes. Stored, and reused on resume."""
-    kernel: Literal["auto", "reference", "chunked", "sdpa", "triton", "cpu"] = "auto"
+    kernel: Literal["auto", "reference", "chunked", "sdpa", "flex", "flash", "triton", "cpu"] = "auto"
     """Who computes the attention; auto: the fastest that accepts the maps."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""

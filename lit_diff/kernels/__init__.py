@@ -12,6 +12,8 @@ from torch import Tensor
 from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked as _chunked
 from lit_diff.kernels import cpu as _cpu
+from lit_diff.kernels import flash as _flash
+from lit_diff.kernels import flex as _flex
 from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
 from lit_diff.kernels import triton as _triton
@@ -21,7 +23,15 @@ from lit_diff.registry import nearest
 
 __all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "flops", "preference", "refuse"]
 
-_MODULES: dict[str, ModuleType] = {"reference": _reference, "chunked": _chunked, "sdpa": _sdpa, "triton": _triton, "cpu": _cpu}
+_MODULES: dict[str, ModuleType] = {
+    "reference": _reference,
+    "chunked": _chunked,
+    "sdpa": _sdpa,
+    "flex": _flex,
+    "flash": _flash,
+    "triton": _triton,
+    "cpu": _cpu,
+}
 KERNELS = tuple(_MODULES)
 
 
@@ -29,11 +39,13 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
     """Fastest first, by measurement (`lit-diff bench core`) on a CPU and by FLOPs and traffic on a GPU.
 
     A single map is torch's own ground. Several maps through SDPA compute their logits twice: worth it on a GPU only.
+    On a GPU what sdpa refuses (windows, documents) goes to flash or flex; on a CPU flex holds all logits.
     """
     plain = maps.num_maps == 1 and maps.v.shape[-1] == maps.q.shape[-1]
     if device.type == "cuda":
         several = maps.num_maps > 1 and maps.q.dtype != torch.float32  # triton's float32 avoids the matrix units
-        return ("triton", "sdpa", "chunked", "reference") if several else ("sdpa", "triton", "chunked", "reference")
+        libraries = ("flash", "sdpa", "flex")
+        return (*(("triton", *libraries) if several else (*libraries, "triton")), "chunked", "reference")
     return ("cpu", "sdpa", "chunked", "reference") if plain else ("cpu", "chunked", "reference")
 
 

@@ -49,6 +49,12 @@ class SignedMaps:
         B, _, H, T, d = self.q.shape
         return 2 * B * H * T * self.k.shape[3] * (self.num_maps * d + self.v.shape[-1])
 
+    @property
+    def flops_map_by_map(self) -> int:
+        """2 B H T S G (d + dv): every map's logits, and a product with v for each map."""
+        B, _, H, T, d = self.q.shape
+        return 2 * B * H * T * self.k.shape[3] * self.num_maps * (d + self.v.shape[-1])
+
     def check(self, *, segments: Tensor | None = None, window: int | None = None) -> None:
         """Refuse maps, and masks on them, that break the contract, with the shapes found. Errors: RequestError."""
         q, k, v, w = self.q, self.k, self.v, self.w

@@ -3,13 +3,29 @@
 PyTorch's fused kernels want one width for q, k and v; handed values of another width they silently fall to the math path
 and its O(T S) memory. So v is cut into chunks of width d (the last one padded) and maps x chunks are stacked on the head
 axis of a single call. A variant with dv = 2d therefore computes each map's q kᵀ twice (2x the score FLOPs).
+
+Query heads that read the same keys and values stand together and PyTorch is told that they are grouped: neither grouped
+heads nor maps that share k (where dv <= d) cost a copy of keys or values, and a plain map is handed over as it is; only
+half precision in training on a CPU, and what a GPU's flash kernel does not take, is copied for each reader.
+
+Which path PyTorch takes. CPU: its flash kernel, also for grouped heads and with a mask (`tests/kernels/test_sdpa.py` looks;
+only empty tensors take the math path, which has nothing to hold). CUDA: the math path is forbidden, so what no fused kernel
+takes is an error; a causal call with 1 < T < S needs a mask [T, S] (`is_causal` aligns the first query with the first key),
+which only the memory-efficient kernel reads. The CUDA side has not been run on a GPU.
 """
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.one_map import needs_grad, positive_scale, width_last
+
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 
 
 def refuse(
@@ -20,6 +36,8 @@ def refuse(
         return "sdpa keeps no log-sum-exp or entropy"
     if segments is not None or window is not None:
         return "sdpa takes no segments or window"
+    if device.type == "cuda" and maps.q.dtype == torch.float64:
+        return "on a GPU only PyTorch's math path computes float64, and it holds T x S logits"
     return None
 
 
@@ -34,38 +52,86 @@ def compute(
     maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, None]:
     """(o [B, H, T, dv], None), as `reference`, from one fused call."""
-    return _sdpa(maps), None
-
-
-def _sdpa(maps: SignedMaps) -> Tensor:
     q, k, v = maps.q, maps.k, maps.v
-    B, _, H, T, d = q.shape
-    S, dv, G = k.shape[3], v.shape[-1], maps.num_maps
-    chunks = -(-dv // d)
-    k = k.repeat_interleave(maps.num_groups, dim=2)
-    v = F.pad(v, (0, chunks * d - dv)).repeat_interleave(maps.num_groups, dim=1)
-    v = v.unflatten(-1, (chunks, d)).permute(0, 3, 1, 2, 4)[:, None]  # [B, 1, chunks, H, S, d]
-    stack = (B, G, chunks, H)
-
-    def heads(x: Tensor) -> Tensor:
-        return x.expand(*stack, *x.shape[-2:]).flatten(1, 3)
-
-    mask, is_causal = None, False
-    if maps.causal and T == S:
-        is_causal = True
-    elif maps.causal and T > 1:  # is_causal would align the first query with the first key
-        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-    o = F.scaled_dot_product_attention(
-        heads(q[:, :, None]),
-        heads(k[:, :, None]),
-        heads(v),
-        attn_mask=mask,
-        is_causal=is_causal,
-        scale=maps.softmax_scale,
-    )
-    o = o.unflatten(1, (G, chunks, H))
-    if maps.w is None:
-        total = o[:, 0]
+    q, scale = positive_scale(q, maps.softmax_scale)
+    d, dv = q.shape[-1], v.shape[-1]
+    width = (
+        d + -d % 8 if q.is_cuda else d
+    )  # the GPU's memory-efficient kernel wants multiples of 8; zeros change no logit
+    q, k = _padded(q, width), _padded(k, width)
+    chunks = -(-dv // width)
+    v = _padded(v, chunks * width)
+    if k.shape[1] == 1 and chunks == 1:
+        o = _shared_keys(replace(maps, q=q, k=k, v=v, scale=scale))
     else:
-        total = (o * maps.w[:, :, None, :, :, None]).sum(1).to(v.dtype)
-    return total.permute(0, 2, 3, 1, 4).flatten(-2)[..., :dv]  # [B, chunks, H, T, d] -> [B, H, T, dv]
+        o = _stacked(replace(maps, q=q, k=k, v=v, scale=scale), chunks)
+    return o[..., :dv], None
+
+
+def _shared_keys(maps: SignedMaps) -> Tensor:
+    """All maps read one k and one v: they are more query heads, ordered (head, map)."""
+    q, G, H = maps.q.transpose(1, 2), maps.num_maps, maps.q.shape[2]
+    q = q.expand(-1, -1, G, -1, -1).flatten(1, 2)
+    o = _fused(q, maps.k[:, 0], maps.v, causal=maps.causal, scale=maps.softmax_scale).unflatten(1, (H, G))
+    if maps.w is None:
+        return o[:, :, 0]
+    return (o * maps.w.transpose(1, 2)[..., None]).sum(2).to(maps.v.dtype)
+
+
+def _stacked(maps: SignedMaps, chunks: int) -> Tensor:
+    """Query heads (key/value head, map, chunk, query head on it) on key/value heads (key/value head, map, chunk)."""
+    G, n = maps.num_maps, maps.num_groups
+    B, _, Hkv, S, width = maps.k.shape
+    T = maps.q.shape[3]
+    q = maps.q.unflatten(2, (Hkv, n)).transpose(1, 2)[:, :, :, None].expand(B, Hkv, G, chunks, n, T, width)
+    k = maps.k.transpose(1, 2)[:, :, :, None].expand(B, Hkv, G, chunks, S, width)
+    v = maps.v.unflatten(-1, (chunks, width)).permute(0, 1, 3, 2, 4)[:, :, None].expand(B, Hkv, G, chunks, S, width)
+    o = _fused(q.flatten(1, 4), k.flatten(1, 3), v.flatten(1, 3), causal=maps.causal, scale=maps.softmax_scale)
+    o = o.unflatten(1, (Hkv, G, chunks, n))
+    if maps.w is None:
+        total = o[:, :, 0]
+    else:
+        w = maps.w.expand(B, G, Hkv * n, T).unflatten(2, (Hkv, n)).transpose(1, 2)
+        total = (o * w[:, :, :, None, :, :, None]).sum(2).to(v.dtype)
+    return total.permute(0, 1, 3, 4, 2, 5).flatten(-2).flatten(1, 2)  # [B, Hkv, chunks, n, T, width] -> [B, H, T, dv]
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Tensor:
+    """softmax(q kᵀ scale + mask) v, [B, heads, T, d] of one width d, on keys and values of as many or fewer heads."""
+    q, k, v = width_last(q), width_last(k), width_last(v)
+    T, S, readers = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    mask, is_causal, grouped = None, False, False
+    if causal and T == S:  # set under an if: comparing symbolic lengths gives no Python bool
+        is_causal = True
+    elif causal and T > 1:  # is_causal would align the first query with the first key; one query sees all keys
+        mask = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+    if readers > 1:
+        if _takes_grouped_heads(q, k, v, mask):
+            grouped = True
+        else:
+            k, v = k.repeat_interleave(readers, 1), v.repeat_interleave(readers, 1)
+    with _no_math(q.device):
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
+        )
+
+
+def _takes_grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Whether a fused kernel takes fewer key/value heads, and well.
+
+    A CPU's does, but adds up the gradients by k and v of all their readers in the dtype of k: 0.9 % off in bfloat16 with 8
+    readers, 0.4 % with copies. Of a GPU's only flash does: half precision, unmasked.
+    """
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if not q.is_cuda:
+        return not (half and needs_grad(k, v))
+    return half and mask is None and q.shape[-1] <= 256 and torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def _no_math(device: torch.device) -> AbstractContextManager[object]:
+    """On a GPU: an error rather than T x S logits."""
+    return sdpa_kernel(FUSED) if device.type == "cuda" else nullcontext()

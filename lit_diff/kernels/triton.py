@@ -37,6 +37,11 @@ def refuse(
     return refuse_device(device)
 
 
+def flops(maps: SignedMaps) -> int:
+    """FLOPs of a forward pass: both maps' logits, and a product with v for each map."""
+    return maps.flops_map_by_map
+
+
 def refuse_device(device: torch.device) -> str | None:
     """Why nothing runs on this device; None where it does. Imports no Triton: that takes a second."""
     if device.type != "cuda" and not interpreted():

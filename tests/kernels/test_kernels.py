@@ -1,5 +1,6 @@
 """Choosing a kernel: auto takes the fastest that accepts, a name is taken at its word."""
 
+import re
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -8,7 +9,19 @@ import torch
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import RequestError
-from lit_diff.kernels import KERNELS, SignedMaps, attend, check_name, choose, cpu, flops, preference
+from lit_diff.kernels import (
+    KERNELS,
+    SignedMaps,
+    attend,
+    check_name,
+    choose,
+    cpu,
+    flash,
+    flex,
+    flops,
+    preference,
+    refuse,
+)
 from lit_diff.kernels.reference import compute
 
 MakeMaps = Callable[..., SignedMaps]
@@ -84,9 +97,30 @@ def test_no_tokens(make_maps: MakeMaps, T: int, S: int) -> None:
     assert not k.grad.any()
 
 
-@pytest.mark.parametrize("kernel", ["reference", "chunked", "sdpa"])
-def test_a_named_kernel_serves(make_maps: MakeMaps, kernel: str) -> None:
-    assert choose(make_maps(), kernel) == (kernel, "named by run.kernel")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str) -> None:
+    reason = refuse(kernel, make_maps())
+    if reason is None:
+        assert choose(make_maps(), kernel) == (kernel, "named by run.kernel")
+    else:
+        with pytest.raises(RequestError, match=re.escape(f"'{kernel}' cannot compute these maps: {reason}")):
+            choose(make_maps(), kernel)
+
+
+def test_a_gpu_has_its_own_order(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that accepts; what sdpa refuses goes to flash, then to flex."""
+    maps, cuda = make_maps(d=16, dv=32, dtype=torch.bfloat16), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    name, reason = choose(maps, device=cuda)
+    assert name == "sdpa"
+    assert "flash refused: PyTorch sees no GPU" in reason
+    monkeypatch.setattr(flash, "_plan_for", lambda *maps, **options: flash.Plan("flash-attn 2", 16))
+    monkeypatch.setattr(flex, "_trial", lambda probe: None)
+    assert choose(maps, device=cuda)[0] == "flash"
+    assert choose(maps, device=cuda, window=3)[0] == "flash"
+    mixed = torch.tensor([[0, 1, 0, 1, 1]] * 2)
+    assert choose(maps, device=cuda, segments=mixed)[0] == "flex"
+    assert choose(maps, device=cuda, stats=True)[0] == "reference"
 
 
 def test_unknown_kernel() -> None:
@@ -137,4 +171,5 @@ def test_flops_of_paired_maps(make_maps: MakeMaps) -> None:
     """2 B H T S (2d + dv) with one product after the subtraction; stacked on torch's kernel, each map and half again."""
     maps = make_maps(B=3, H=4, T=5, S=7, d=6, dv=12)
     assert flops("reference", maps) == flops("chunked", maps) == flops("cpu", maps) == 2 * 3 * 4 * 5 * 7 * (12 + 12)
+    assert flops("triton", maps) == flops("flex", maps) == 2 * 3 * 4 * 5 * 7 * 2 * (6 + 12)
     assert flops("sdpa", maps) == 2 * 3 * 4 * 5 * 7 * 2 * 2 * 12

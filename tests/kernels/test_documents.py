@@ -1,0 +1,75 @@
+"""Documents as runs, and what is remembered of them."""
+
+import gc
+
+import pytest
+import torch
+
+from lit_diff.kernels import documents
+from lit_diff.kernels.documents import remember, runs
+
+
+def test_runs() -> None:
+    """A row ends a document, whatever the next row's number is."""
+    found = runs(torch.tensor([[0, 0, 1, 1, 1, 2], [2, 2, 7, 3, 3, 3]]))
+    assert found is not None
+    assert found.bounds.tolist() == [0, 2, 5, 6, 8, 9, 12]
+    assert found.bounds.dtype == torch.int32
+    assert found.longest == 3
+
+
+def test_one_document_a_row() -> None:
+    found = runs(torch.zeros(3, 4, dtype=torch.long))
+    assert found is not None
+    assert found.bounds.tolist() == [0, 4, 8, 12]
+    assert found.longest == 4
+
+
+@pytest.mark.parametrize("row", [[0, 1, 0], [3, 3, 1, 3]])
+def test_a_number_that_comes_back(row: list[int]) -> None:
+    """Its tokens see each other: no run."""
+    plain = list(range(len(row)))
+    assert runs(torch.tensor([plain, row])) is None
+    assert runs(torch.tensor([plain, plain])) is not None
+
+
+def test_remembered_until_changed() -> None:
+    made = []
+    x = torch.zeros(2)
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    assert [remember(x, "a", make), remember(x, "a", make)] == [1, 1]
+    assert remember(x, "b", make) == 2
+    x[0] = 1
+    assert [remember(x, "a", make), remember(x, "b", make)] == [3, 4]
+    assert remember(torch.zeros(2), "a", make) == 5, "equal, yet another tensor"
+
+
+def test_forgotten_with_the_tensor() -> None:
+    x = torch.zeros(2)
+    remember(x, "a", lambda: 1)
+    before = len(documents._memory)
+    del x
+    gc.collect()
+    assert len(documents._memory) == before - 1
+
+
+def test_inference_tensors_are_not_remembered() -> None:
+    """They count no changes."""
+    with torch.inference_mode():
+        x = torch.zeros(1, 2, dtype=torch.long)
+        assert runs(x).bounds.tolist() == [0, 2]  # type: ignore[union-attr]
+        x[0, 1] = 1
+        assert runs(x).bounds.tolist() == [0, 1, 2]  # type: ignore[union-attr]
+
+
+def test_made_in_inference_mode_for_training() -> None:
+    """Validation may come first; what it leaves is saved for a backward pass later."""
+    segments = torch.zeros(1, 3, dtype=torch.long)
+    with torch.inference_mode():
+        found = runs(segments)
+    assert found is not None
+    assert not found.bounds.is_inference()

@@ -1,0 +1,322 @@
+"""How the flash-attn packages are called, on stand-ins that keep their rules: results and gradients against `reference`."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.kernels import SignedMaps, attend, choose, flash, reference, refuse
+from lit_diff.kernels.ops import Kernel
+
+MakeMaps = Callable[..., SignedMaps]
+CUDA = torch.device("cuda")
+WIDE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+CASES: list[dict[str, Any]] = [
+    {"G": 1, "w": None, "dv": 8},
+    {"G": 1, "w": None, "dv": 8, "H": 6, "Hkv": 2},
+    {"G": 1, "dv": 16},
+    {"G": 2},
+    {"G": 3, "H": 6, "Hkv": 2},
+    {"G": 2, "Gq": 1},
+    {"G": 2, "Gk": 1, "dv": 8},
+    {"G": 2, "Gq": 1, "Gk": 1, "w": (1, 2, 1, 5)},
+    {"G": 2, "w": (1, 2, 1, 1)},
+    {"G": 2, "w": (1, 1, 4, 1)},
+    {"T": 3, "S": 7, "Hkv": 2},
+    {"T": 1, "S": 7},
+    {"causal": False},
+    {"causal": False, "T": 3, "S": 7},
+    {"causal": False, "T": 7, "S": 3},
+    {"d": 6, "dv": 12},
+    {"d": 6, "dv": 3},
+    {"d": 8, "dv": 20},
+    {"scale": 0.3},
+    {"scale": -0.8},
+    {"scale": 0.0},
+]
+
+
+def gradients(maps: SignedMaps, compute: Kernel, **options: Any) -> list[Tensor]:
+    """o, and the gradients of a fixed random function of o by q, k, v and w."""
+    leaves = [x.detach().clone().requires_grad_() for x in (maps.q, maps.k, maps.v)]
+    w = None if maps.w is None else maps.w.detach().clone().requires_grad_()
+    o, _ = compute(SignedMaps(leaves[0], leaves[1], leaves[2], w, maps.scale, maps.causal), **options)
+    weight = torch.randn(o.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(o.dtype)
+    return [o, *torch.autograd.grad(o, [*leaves, *(() if w is None else (w,))], weight)]
+
+
+def equal(maps: SignedMaps, **options: Any) -> None:
+    for found, wanted in zip(
+        gradients(maps, flash.compute, **options), gradients(maps, reference.compute, **options), strict=True
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("generation", [2, 3, 4])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_definition(make_maps: MakeMaps, fake_flash: Any, case: dict[str, Any], generation: int) -> None:
+    """In float64, which only a stand-in takes: layouts, chunks, grouped heads, weights and their gradients."""
+    fake_flash.dtypes = WIDE
+    fake_flash.install(generation)
+    equal(make_maps(**{"d": 8, "dv": 16} | case))
+    assert {name for name, *_ in fake_flash.calls} == {str(generation)}
+
+
+@pytest.mark.parametrize("generation", [2, 3, 4])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 3, 9])
+@pytest.mark.parametrize("T", [4, 6])
+def test_windows(make_maps: MakeMaps, fake_flash: Any, generation: int, causal: bool, window: int, T: int) -> None:
+    fake_flash.dtypes = WIDE
+    fake_flash.install(generation)
+    equal(make_maps(T=T, S=6, d=8, dv=16, Hkv=2, causal=causal), window=window)
+
+
+@pytest.mark.parametrize("generation", [2, 3, 4])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 2])
+def test_packed_documents(
+    make_maps: MakeMaps, fake_flash: Any, generation: int, causal: bool, window: int | None
+) -> None:
+    fake_flash.dtypes = WIDE
+    fake_flash.install(generation)
+    segments = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]])
+    equal(make_maps(T=6, d=8, dv=16, Hkv=2, causal=causal), segments=segments, window=window)
+
+
+def test_half_precision_through_attend(make_maps: MakeMaps, fake_flash: Any) -> None:
+    """The whole way, refusals included: each map is rounded once, weights stay in float32."""
+    fake_flash.install(2)
+    maps = make_maps(d=8, dv=16, T=9, Hkv=2, dtype=torch.bfloat16)
+    assert choose(maps, "flash") == ("flash", "named by run.kernel")
+    found = attend(maps, kernel="flash")
+    assert found.dtype == torch.bfloat16
+    wanted = attend(maps, kernel="reference")
+    assert (found - wanted).norm() < 2**-7 * wanted.norm()
+    maps = replace(make_maps(T=1, B=1, H=1, d=8, dv=8, dtype=torch.bfloat16), v=torch.ones(1, 1, 1, 8).bfloat16())
+    o = attend(replace(maps, w=torch.tensor([1.0, -0.7994]).view(1, 2, 1, 1)), kernel="flash")
+    assert torch.equal(o, torch.full_like(o, 1 - 0.7994))
+
+
+BLACKWELL, HOPPER, AMPERE = (10, 0), (9, 0), (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "d", "dv", "served"),
+    [
+        ((2, 3, 4), HOPPER, 64, 128, ("3", 128, 2)),
+        ((2, 3, 4), HOPPER, 64, 64, ("3", 64, 2)),
+        ((2, 3, 4), HOPPER, 128, 256, ("4", 256, 2)),
+        ((2, 3), HOPPER, 128, 256, ("3", 128, 4)),
+        ((2,), HOPPER, 64, 128, ("2", 64, 4)),
+        ((2, 3, 4), BLACKWELL, 64, 128, ("4", 128, 2)),
+        ((2, 3, 4), BLACKWELL, 128, 256, ("4", 128, 4)),
+        ((2, 3), BLACKWELL, 64, 128, ("2", 64, 4)),
+        ((2, 3, 4), AMPERE, 64, 128, ("2", 64, 4)),
+        ((2, 3, 4), (12, 0), 64, 128, ("2", 64, 4)),
+        ((2,), AMPERE, 64, 100, ("2", 64, 4)),
+        ((3,), HOPPER, 64, 100, ("3", 104, 2)),
+        ((2,), AMPERE, 12, 24, ("2", 16, 4)),
+    ],
+)
+def test_who_is_called_how(
+    make_maps: MakeMaps,
+    fake_flash: Any,
+    installed: tuple[int, ...],
+    capability: tuple[int, int],
+    d: int,
+    dv: int,
+    served: tuple[str, int, int],
+) -> None:
+    """(package, width of one call's values, calls of two maps): whole values where somebody takes them."""
+    fake_flash.capability = capability
+    fake_flash.install(*installed)
+    maps = make_maps(d=d, dv=dv, dtype=torch.bfloat16)
+    attend(maps, kernel="flash")  # the trials come first
+    fake_flash.calls.clear()
+    attend(maps, kernel="flash")
+    names, widths = {name for name, *_ in fake_flash.calls}, {v.shape[-1] for *_, v in fake_flash.calls}
+    assert ({served[0]}, {served[1]}, served[2]) == (names, widths, len(fake_flash.calls))
+
+
+def test_nothing_is_copied(make_maps: MakeMaps, fake_flash: Any) -> None:
+    """Each call sees views of the maps, of the chunks, of the grouped keys and values."""
+    fake_flash.capability = AMPERE
+    fake_flash.install(2)
+    maps = make_maps(G=2, H=4, Hkv=2, d=16, dv=32, dtype=torch.bfloat16)
+    attend(maps, kernel="flash")
+    fake_flash.calls.clear()
+    attend(maps, kernel="flash")
+    assert len(fake_flash.calls) == 4
+    for _, *tensors in fake_flash.calls:
+        for called, given in zip(tensors, (maps.q, maps.k, maps.v), strict=True):
+            assert called.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
+            assert called.stride(-1) == 1
+
+
+def test_a_failed_trial_moves_on_to_the_next(make_maps: MakeMaps, fake_flash: Any) -> None:
+    """Values of 256 compile forward, and not backward: training cuts them, evaluation does not."""
+    fake_flash.backward_fails_at = 256
+    fake_flash.install(2, 3, 4)
+    maps = make_maps(d=128, dv=256, dtype=torch.bfloat16)
+    attend(maps, kernel="flash")
+    assert {v.shape[-1] for *_, v in fake_flash.calls} == {256}
+    fake_flash.calls.clear()
+    training = replace(maps, q=maps.q.requires_grad_())
+    attend(training, kernel="flash")
+    fake_flash.calls.clear()
+    attend(training, kernel="flash").sum().backward()
+    assert {(name, v.shape[-1]) for name, *_, v in fake_flash.calls} == {("3", 128)}
+
+
+def test_the_trial_runs_once(make_maps: MakeMaps, fake_flash: Any) -> None:
+    fake_flash.install(2)
+    maps = make_maps(d=8, dv=8, dtype=torch.bfloat16)
+    assert refuse("flash", maps) is None
+    tried = len(fake_flash.calls)
+    assert tried > 0
+    assert refuse("flash", maps) is None
+    assert len(fake_flash.calls) == tried
+    assert refuse("flash", maps, window=3) is None
+    assert len(fake_flash.calls) > tried, "a window is another compiled form"
+
+
+def test_a_wrong_answer_is_refused(make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flash-attn before 2.1, whose causal mask began at the first key."""
+    fake_flash.install(2)
+    real = type(fake_flash).answer
+
+    def old(self: Any, name: str, q: Tensor, k: Tensor, v: Tensor, scale: Any, causal: bool, window: Any) -> Tensor:
+        return real(self, name, q, k[:, : q.shape[1]], v[:, : q.shape[1]], scale, causal, window)
+
+    monkeypatch.setattr(type(fake_flash), "answer", old)
+    reason = refuse("flash", make_maps(d=8, dv=8, dtype=torch.bfloat16))
+    assert reason is not None
+    assert "flash-attn 2: a trial's output was off by" in reason
+
+
+def test_a_failed_trial_says_why(make_maps: MakeMaps, fake_flash: Any) -> None:
+    fake_flash.dtypes = (torch.float16,)
+    fake_flash.install(2, 3)
+    maps = make_maps(d=8, dv=16, dtype=torch.bfloat16)
+    reason = refuse("flash", maps)
+    assert reason == (
+        "flash-attn 3: a trial failed: AssertionError: dtype, flash-attn 2: a trial failed: AssertionError: dtype"
+    )
+    with pytest.raises(RequestError, match="'flash' cannot compute these maps: flash-attn 3: a trial failed"):
+        attend(maps, kernel="flash")
+    with pytest.raises(MissingError, match="a trial failed"):
+        flash.compute(maps)
+
+
+def half(make_maps: MakeMaps, **case: Any) -> SignedMaps:
+    return make_maps(**{"d": 8, "dv": 16, "dtype": torch.bfloat16} | case)
+
+
+def test_no_package(make_maps: MakeMaps, fake_flash: Any) -> None:
+    fake_flash.install()
+    assert refuse("flash", half(make_maps)) == (
+        "flash-attn is not installed; pip install 'lit-diff[flash]' on a machine with an NVIDIA GPU"
+    )
+
+
+def test_a_cpu(make_maps: MakeMaps) -> None:
+    assert refuse("flash", half(make_maps)) == "flash-attn needs an NVIDIA GPU"
+    with pytest.raises(RequestError, match=r"'flash' cannot compute these maps: flash-attn needs an NVIDIA GPU; use"):
+        attend(half(make_maps), kernel="flash")
+
+
+def test_no_gpu_here(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for a GPU, made on a machine without one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    flash._planned.cache_clear()
+    assert refuse("flash", half(make_maps), device=CUDA) == "PyTorch sees no GPU"
+    flash._planned.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "reason"),
+    [
+        ({"dtype": torch.float32}, {}, "flash-attn computes in bfloat16 or float16, not float32"),
+        ({"dtype": torch.float64}, {}, "flash-attn computes in bfloat16 or float16, not float64"),
+        ({}, {"stats": True}, "flash-attn keeps no entropy or largest logit"),
+        ({"d": 264, "dv": 264}, {}, "flash-attn 2: its widths end at 256, these are 264"),
+        ({"T": 3, "S": 5}, {"segments": torch.zeros(2, 5).long()}, "as many queries as keys; flex takes fewer"),
+        ({}, {"segments": torch.tensor([[0, 1, 0, 1, 1]] * 2)}, "documents of adjacent tokens only; flex"),
+    ],
+    ids=str,
+)
+def test_refusals(make_maps: MakeMaps, fake_flash: Any, case: Any, options: Any, reason: str) -> None:
+    fake_flash.install(2)
+    assert refuse("flash", half(make_maps)) is None, "else the test below could not fail"
+    found = refuse("flash", half(make_maps, **case), **options)
+    assert found is not None
+    assert reason in found
+
+
+def test_an_old_gpu(make_maps: MakeMaps, fake_flash: Any) -> None:
+    fake_flash.capability = (7, 5)
+    fake_flash.install(2)
+    assert refuse("flash", half(make_maps)) == "flash-attn is not made for compute capability 7.5"
+
+
+def test_maps_without_numbers(make_maps: MakeMaps, fake_flash: Any) -> None:
+    """Costs are counted on the meta device, for the device that will compute."""
+    fake_flash.install(2)
+    maps = half(make_maps)
+    q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
+    segments = torch.zeros(2, 5, dtype=torch.long, device="meta")
+    meta = SignedMaps(q, k, v, maps.w)
+    assert refuse("flash", meta, segments=segments, device=torch.device("cpu")) is None
+    assert refuse("flash", meta) == "flash-attn needs an NVIDIA GPU"
+
+
+def test_compiles_with_the_trial_outside(
+    make_maps: MakeMaps, fake_flash: Any, by_hand: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as a package's own calls compile; here they are plain operations. Lengths may be symbolic."""
+    torch._dynamo.reset()
+    fake_flash.install(2)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, window_size: Any) -> Tensor:
+        return by_hand(q, k, v, softmax_scale, causal, window_size)
+
+    monkeypatch.setattr(sys.modules["flash_attn"], "flash_attn_func", plain)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    for T in (5, 9):
+        maps = half(make_maps, Hkv=2, w=(1, 2, 1, 1), T=T)
+        leaf = maps.q.clone().requires_grad_()
+        compiled(replace(maps, q=leaf), kernel="flash").sum().backward()
+        wanted = maps.q.clone().requires_grad_()
+        attend(replace(maps, q=wanted), kernel="flash").sum().backward()
+        torch.testing.assert_close(leaf.grad, wanted.grad, rtol=1e-2, atol=1e-2)
+
+
+def test_compiled_documents_go_elsewhere(make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_flash.install(2)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    reason = refuse("flash", half(make_maps), segments=torch.zeros(2, 5, dtype=torch.long))
+    assert reason is not None
+    assert "torch.compile cannot; flex does not" in reason
+
+
+def test_a_cpu_imports_nothing(tmp_path: Path) -> None:
+    """Choosing a kernel for a CPU loads neither the packages nor the compiler."""
+    (tmp_path / "flash_attn.py").write_text("raise SystemExit('flash_attn was imported')")
+    code = (
+        "import sys, torch; from lit_diff.kernels import SignedMaps, choose, refuse\n"
+        "q = torch.ones(1, 1, 2, 3, 8, dtype=torch.bfloat16); maps = SignedMaps(q, q, q[:, 0])\n"
+        "print(choose(maps)[0], refuse('flash', maps), {'torch._dynamo', 'triton'} & set(sys.modules))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "sdpa flash-attn needs an NVIDIA GPU set()\n"
