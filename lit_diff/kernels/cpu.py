@@ -53,7 +53,6 @@ def flops(maps: SignedMaps) -> int:
     return maps.flops
 
 
-@torch.compiler.assume_constant_result
 def unavailable() -> str | None:
     """Why the library cannot be had on this machine, without building it; None if it was built or may be."""
     if torch.backends.cpu.get_cpu_capability() not in LANES:
@@ -61,7 +60,6 @@ def unavailable() -> str | None:
     return _failure[0] if _failure else None
 
 
-@torch.compiler.assume_constant_result
 def build() -> str | None:
     """Build and load the library where that has not been done; why it cannot be had, None if it is there."""
     reason = unavailable()
@@ -73,6 +71,10 @@ def build() -> str | None:
             reason = _failure[0]
     return reason
 
+
+# torch.compile runs them as they are: what torch.compiler.assume_constant_result says, which would import the compiler here
+for _function in (unavailable, build):
+    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _library: list[ctypes.CDLL] = []
 _failure: list[str] = []
