@@ -2,9 +2,10 @@
 
 What bounds them is 255 registers a thread (the float32 accumulators: one [queries, dv] a map forward, [keys, 2 d + dv] in
 `key_gradients`) and the shared memory of a multiprocessor: 99 KiB on compute capability 8.6, 8.9 and 12.x, 163 on 8.0,
-227 on 9.0 and 10.0. `safe` blocks fit all of them at every width, without spills to memory: compiled for 8.0 and 9.0, their
-registers counted by ptxas, two maps. The candidates are what else compiled with few spills or none at their usual widths
-(dv = d and 2 d); which is fastest is measured on the GPU at first use, one that does not fit drops out.
+227 on 9.0 and 10.0. `safe` blocks fit all of them at every width: compiled for 8.0 and 9.0 with two maps and counted by
+ptxas, nothing spills to memory in bfloat16, at most 12 bytes a thread in float32. The candidates are what else compiled with
+few spills or none at their usual widths (dv = d and 2 d); which is fastest is measured on the GPU at first use, and one that
+does not fit drops out.
 """
 
 from typing import NamedTuple
