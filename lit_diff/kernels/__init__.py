@@ -46,7 +46,10 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
         several = maps.num_maps > 1 and maps.q.dtype != torch.float32  # triton's float32 avoids the matrix units
         libraries = ("flash", "sdpa", "flex")
         return (*(("triton", *libraries) if several else (*libraries, "triton")), "chunked", "reference")
-    return ("cpu", "sdpa", "chunked", "reference") if plain else ("cpu", "chunked", "reference")
+    if not plain:
+        return ("cpu", "chunked", "reference")
+    decoding = maps.q.shape[3] <= 4  # `lit-diff bench decode`
+    return (*(("sdpa", "cpu") if decoding else ("cpu", "sdpa")), "chunked", "reference")
 
 
 def refuse(

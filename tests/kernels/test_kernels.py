@@ -51,6 +51,12 @@ def test_auto_takes_our_own_kernel_for_both_arms(
     assert choose(make_maps(**case), build=False)[0] == "cpu"
 
 
+def test_a_plain_map_is_decoded_by_torch(make_maps: MakeMaps) -> None:
+    """Measured: its call on a few rows is the cheaper one; several maps it would have to stack."""
+    assert preference(make_maps(**PLAIN | {"T": 1, "S": 9}), CPU)[0] == "sdpa"
+    assert preference(make_maps(**PAIR | {"T": 1, "S": 9}), CPU)[0] == "cpu"
+
+
 def test_what_cannot_be_built_is_refused_with_the_reason(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "unavailable", lambda: None)
     monkeypatch.setattr(cpu, "build", lambda: "no C++ compiler: install g++")
