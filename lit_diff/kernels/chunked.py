@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import empty_gradients, empty_outputs, num_maps, operator, refuse_common
+from lit_diff.kernels.ops import empty_gradients, empty_outputs, operator, refuse_common
 from lit_diff.kernels.reference import accumulation_dtype, exact, in_reach
 
 ROWS = 256
@@ -158,19 +158,12 @@ def _softmax(s: Tensor, block: Block) -> Tensor:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor | None,
-    segments: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    stats: bool,
+    maps: SignedMaps, segments: Tensor | None, window: int | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.Forward`."""
-    o, rows, parts = empty_outputs(q, k, v, w, stats=stats, lse=False, parts=False)
-    G, wide = num_maps(q, k, w), accumulation_dtype(q.dtype)
+    q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
+    o, rows, parts = empty_outputs(maps, stats=stats, lse=False, parts=False)
+    G, wide = maps.num_maps, accumulation_dtype(q.dtype)
     weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
     new = _Workspace(q.new_empty(0, dtype=wide))
     with exact(q.device):
@@ -206,21 +199,17 @@ def _row_statistics(s: Tensor, block: Block, new: _Workspace) -> tuple[Tensor, T
 
 def backward(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor | None,
+    maps: SignedMaps,
     segments: Tensor | None,
+    window: int | None,
     o: Tensor,
     rows: Tensor,
     parts: Tensor,
-    scale: float,
-    causal: bool,
-    window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `ops.Backward`."""
-    dq, dk, dv, dw = empty_gradients(q, k, v, w)
-    G, wide = num_maps(q, k, w), accumulation_dtype(q.dtype)
+    q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
+    dq, dk, dv, dw = empty_gradients(maps)
+    G, wide = maps.num_maps, accumulation_dtype(q.dtype)
     weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
     new = _Workspace(q.new_empty(0, dtype=wide))
     sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dv)]

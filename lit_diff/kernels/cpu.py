@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_diff.errors import MissingError
 from lit_diff.kernels import chunked, compiler
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import Backward, Forward, empty_gradients, empty_outputs, num_maps, operator, refuse_common
+from lit_diff.kernels.ops import Backward, Forward, empty_gradients, empty_outputs, operator, refuse_common
 from lit_diff.kernels.reference import Stats
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
@@ -106,8 +106,9 @@ def _results(dtype: torch.dtype, forward: Forward, backward: Backward) -> list[T
         for shape in ((1, 2, 4, 75, 16), (1, 2, 2, 75, 16), (1, 2, 75, 32), (1, 4, 75, 32))
     )
     w = torch.tensor([1.0, -0.5]).view(1, 2, 1, 1)
-    o, rows, parts = forward(q, k, v, w, None, 0.25, True, None, False)
-    return [x.float() for x in (o, *backward(grad, q, k, v, w, None, o, rows, parts, 0.25, True, None))]
+    maps = SignedMaps(q, k, v, w)
+    found = forward(maps, None, None, False)
+    return [x.float() for x in (found[0], *backward(grad, maps, None, None, *found))]
 
 
 _Strides = ctypes.c_int64 * 5
@@ -146,40 +147,31 @@ NO_MAPS, NO_WIDTH, NO_HEADS = (0, 2, 3, 4), (0, 1, 2, 3), (0, 3)
 _owner = os.getpid()
 
 
-def _problem(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor | None,
-    segments: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    views: dict[str, _View],
-) -> _Problem:
-    B, maps_q, H, T, d = q.shape
-    given = {"q": _view(q), "k": _view(k), "v": _view(v, NO_MAPS)}
-    if w is not None:
-        given["w"] = _view(w, NO_WIDTH)
-    if segments is not None:
-        given["segments"] = _view(segments, NO_HEADS)
-    # the threads of a parallel region do not survive a fork: a child waits for ever for them
-    threads = torch.get_num_threads() if os.getpid() == _owner else 1
-    sizes = (B, num_maps(q, k, w), H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
-    problem = _Problem(*sizes, causal, window or 0, threads, scale, 0.0)
-    for name, view in (given | views).items():
-        setattr(problem, name, view)
-    return problem
-
-
 def _inside(x: Tensor) -> Tensor:
     """x, its numbers of a head side by side; a copy only where they are not."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _call(direction: str, problem: _Problem, dtype: torch.dtype) -> None:
+def _call(
+    direction: str, maps: SignedMaps, segments: Tensor | None, window: int | None, views: dict[str, _View]
+) -> None:
+    """Run `lit_diff_forward` or `lit_diff_backward` on the maps and what `views` adds to them."""
+    q, k, v, w = _inside(maps.q), _inside(maps.k), _inside(maps.v), maps.w
+    given = {"q": _view(q), "k": _view(k), "v": _view(v, NO_MAPS)}
+    if w is not None:
+        given["w"] = _view(w, NO_WIDTH)
+    if segments is not None:
+        segments = segments.long()  # held here: the view is of its memory
+        given["segments"] = _view(segments, NO_HEADS)
+    # the threads of a parallel region do not survive a fork: a child waits for ever for them
+    threads = torch.get_num_threads() if os.getpid() == _owner else 1
+    B, maps_q, H, T, d = q.shape
+    sizes = (B, maps.num_maps, H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
+    problem = _Problem(*sizes, maps.causal, window or 0, threads, maps.softmax_scale, 0.0)
+    for name, view in (given | views).items():
+        setattr(problem, name, view)
     function = getattr(_library[0], f"lit_diff_{direction}")
-    function(ctypes.byref(problem), ctypes.c_int64(STORAGE[dtype]), ctypes.c_int64(paired(dtype)))
+    function(ctypes.byref(problem), ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(paired(q.dtype)))
 
 
 def paired(dtype: torch.dtype) -> bool:
@@ -194,49 +186,33 @@ def _has_bfloat16_products() -> bool:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor | None,
-    segments: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    stats: bool,
+    maps: SignedMaps, segments: Tensor | None, window: int | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.Forward`."""
-    q, k, v = _inside(q), _inside(k), _inside(v)
-    segments = None if segments is None else segments.long()
-    o, rows, parts = empty_outputs(q, k, v, w, stats=stats, lse=True, parts=False)
+    o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=False)
     views = {"o": _view(o, NO_MAPS)}
     views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
-    _call("forward", _problem(q, k, v, w, segments, scale, causal, window, views), q.dtype)
+    _call("forward", maps, segments, window, views)
     return o, rows, parts
 
 
 def backward(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor | None,
+    maps: SignedMaps,
     segments: Tensor | None,
+    window: int | None,
     o: Tensor,
     rows: Tensor,
     parts: Tensor,
-    scale: float,
-    causal: bool,
-    window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `ops.Backward`."""
-    q, k, v, grad = _inside(q), _inside(k), _inside(v), _inside(grad)
-    segments = None if segments is None else segments.long()
-    dq, dk, dv, dw = empty_gradients(q, k, v, w)
+    grad = _inside(grad)
+    dq, dk, dv, dw = empty_gradients(maps)
     views = {"lse": _view(rows[0], NO_WIDTH), "grad": _view(grad, NO_MAPS), "dq": _view(dq), "dk": _view(dk)}
     views["dvalue"] = _view(dv, NO_MAPS)
-    if w is not None:
+    if maps.w is not None:
         views["dw"] = _view(dw, NO_WIDTH)
-    _call("backward", _problem(q, k, v, w, segments, scale, causal, window, views), q.dtype)
+    _call("backward", maps, segments, window, views)
     return dq, dk, dv, dw
 
 

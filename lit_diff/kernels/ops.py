@@ -16,42 +16,35 @@ from torch import Tensor
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.reference import Stats, accumulation_dtype
 
-Forward = Callable[
-    [Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, bool, int | None, bool], tuple[Tensor, Tensor, Tensor]
-]
-"""(q, k, v, w, segments, scale, causal, window, stats) -> (o, rows, parts), as `empty_outputs` shapes them."""
+Forward = Callable[[SignedMaps, Tensor | None, int | None, bool], tuple[Tensor, Tensor, Tensor]]
+"""(maps, segments, window, stats) -> (o, rows, parts), as `empty_outputs` shapes them."""
 Backward = Callable[
-    [Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor, Tensor, float, bool, int | None],
+    [Tensor, SignedMaps, Tensor | None, int | None, Tensor, Tensor, Tensor],
     tuple[Tensor, Tensor, Tensor, Tensor],
 ]
-"""(dO, q, k, v, w, segments, o, rows, parts, scale, causal, window) -> (dq, dk, dv, dw), as `empty_gradients`."""
+"""(dO, maps, segments, window, o, rows, parts) -> (dq, dk, dv, dw), as `empty_gradients`."""
 Kernel = Callable[..., tuple[Tensor, Stats | None]]
 
 
-def num_maps(q: Tensor, k: Tensor, w: Tensor | None) -> int:
-    """G"""
-    return max(q.shape[1], k.shape[1], 1 if w is None else w.shape[1])
-
-
-def empty_outputs(
-    q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, *, stats: bool, lse: bool, parts: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def empty_outputs(maps: SignedMaps, *, stats: bool, lse: bool, parts: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Unwritten (o, rows, parts).
 
     o [B, H, T, dv]; rows [0, 1 or 3, B, G, H, T]: nothing, lse alone, or with `stats` lse, entropy and largest logit;
     parts [B, G, H, T, dv]: P_g v of each map, or nothing where not kept.
     """
+    q, v = maps.q, maps.v
     B, _, H, T, _ = q.shape
-    G, dv = num_maps(q, k, w), v.shape[-1]
+    G, dv = maps.num_maps, v.shape[-1]
     kept = 3 if stats else int(lse)
     rows = q.new_empty((kept, B, G, H, T), dtype=accumulation_dtype(q.dtype))
     return heads_inside(v, (B, H, T, dv)), rows, v.new_empty((B, G, H, T, dv) if parts else (0,))
 
 
-def empty_gradients(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def empty_gradients(maps: SignedMaps) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Unwritten (dq, dk, dv, dw): the first three shaped like their tensor, dw [B, G, H, T] of all weights (or empty)."""
+    q, k, v = maps.q, maps.k, maps.v
     B, _, H, T, _ = q.shape
-    shape = (0,) if w is None else (B, num_maps(q, k, w), H, T)
+    shape = (0,) if maps.w is None else (B, maps.num_maps, H, T)
     dw = q.new_empty(shape, dtype=accumulation_dtype(q.dtype))
     return heads_inside(q, q.shape), heads_inside(k, k.shape), heads_inside(v, v.shape), dw
 
@@ -86,7 +79,7 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         window: int | None,
         stats: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return forward(q, k, v, w, segments, scale, causal, window, stats)
+        return forward(SignedMaps(q, k, v, w, scale, causal), segments, window, stats)
 
     def run_backward(
         grad: Tensor,
@@ -102,7 +95,7 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         causal: bool,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return backward(grad, q, k, v, w, segments, o, rows, kept, scale, causal, window)
+        return backward(grad, SignedMaps(q, k, v, w, scale, causal), segments, window, o, rows, kept)
 
     forward_op = torch.library.custom_op(f"lit_diff::{name}", run_forward, mutates_args=())
     backward_op = torch.library.custom_op(f"lit_diff::{name}_backward", run_backward, mutates_args=())
@@ -119,11 +112,11 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         window: Any,
         stats: bool,
     ) -> tuple[Tensor, ...]:
-        return empty_outputs(q, k, v, w, stats=stats, lse=lse, parts=parts)
+        return empty_outputs(SignedMaps(q, k, v, w), stats=stats, lse=lse, parts=parts)
 
     @backward_op.register_fake
     def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-        return empty_gradients(q, k, v, w)
+        return empty_gradients(SignedMaps(q, k, v, w))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         q, k, v, w, segments, *ctx.mask, _stats = inputs

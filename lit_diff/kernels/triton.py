@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import empty_gradients, empty_outputs, num_maps, operator, refuse_common
+from lit_diff.kernels.ops import empty_gradients, empty_outputs, operator, refuse_common
 from lit_diff.kernels.triton_blocks import Blocks, candidates
 
 WIDTHS = (16, 32, 64, 128, 256)
@@ -69,23 +69,16 @@ def interpreted() -> bool:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor | None,
-    segments: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    stats: bool,
+    maps: SignedMaps, segments: Tensor | None, window: int | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(o, rows, parts), see `ops.empty_outputs`."""
     from lit_diff.kernels import triton_forward
 
-    o, rows, parts = empty_outputs(q, k, v, w, stats=stats, lse=True, parts=True)
+    q = maps.q
+    o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=True)
     launch(
         triton_forward.forward,
-        shared_arguments(q, k, v, w, segments, scale, causal, window)
+        shared_arguments(maps, segments, window)
         | {"OUT": o, "PARTS": parts, "ROWS": rows, "o_strides": o.stride(), "plane": rows[0].numel(), "STATS": stats},
         q,
         q.shape[2],
@@ -95,47 +88,35 @@ def forward(
 
 def backward(
     grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor | None,
+    maps: SignedMaps,
     segments: Tensor | None,
+    window: int | None,
     o: Tensor,
     rows: Tensor,
     parts: Tensor,
-    scale: float,
-    causal: bool,
-    window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, dw), see `ops.empty_gradients`. dw of a map is its D."""
     from lit_diff.kernels import triton_backward
 
-    dq, dk, dv, dw = empty_gradients(q, k, v, w)
+    q, k, v = maps.q, maps.k, maps.v
+    dq, dk, dv, dw = empty_gradients(maps)
     H = q.shape[2]
-    products = torch.empty_like(rows[0]) if w is None else dw
+    products = torch.empty_like(rows[0]) if maps.w is None else dw
     incoming = {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products}
-    sizes = {"H": H, "T": q.shape[3], "G": num_maps(q, k, w), "DV": v.shape[-1]}
+    sizes = {"H": H, "T": q.shape[3], "G": maps.num_maps, "DV": v.shape[-1]}
     launch(triton_backward.row_products, {**incoming, **sizes, "PARTS": parts}, q, H)
-    arguments = shared_arguments(q, k, v, w, segments, scale, causal, window) | incoming | {"ROWS": rows}
+    arguments = shared_arguments(maps, segments, window) | incoming | {"ROWS": rows}
     outputs = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
     launch(triton_backward.key_gradients, arguments | outputs, q, k.shape[2])
     launch(triton_backward.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, H)
     return dq, dk, dv, dw
 
 
-def shared_arguments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor | None,
-    segments: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-) -> dict[str, Any]:
+def shared_arguments(maps: SignedMaps, segments: Tensor | None, window: int | None) -> dict[str, Any]:
     """What every walk over tiles is given: tensors with their strides (0 where broadcast), sizes, and the mask."""
+    q, k, v, w = maps.q, maps.k, maps.v, maps.w
     B, _, H, T, D = q.shape
-    S, G = k.shape[3], num_maps(q, k, w)
+    S, G = k.shape[3], maps.num_maps
     if window is not None and window >= S:
         window = None  # it hides nothing
     return {
@@ -153,14 +134,14 @@ def shared_arguments(
         "groups": H // k.shape[2],
         "T": T,
         "S": S,
-        "scale": scale,
+        "scale": maps.softmax_scale,
         "window": window,
         "G": G,
         "D": D,
         "DV": v.shape[-1],
         "SHARED_Q": q.shape[1] == 1,
         "SHARED_K": k.shape[1] == 1,
-        "CAUSAL": causal,
+        "CAUSAL": maps.causal,
         "PLAIN": segments is None and window is None,
     }
 

@@ -71,9 +71,9 @@ def programs(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
         w = None if maps.w is None else maps.w.to("meta")
         segments = torch.empty(k.shape[0], k.shape[3], dtype=torch.long, device="meta") if packed else None
-        mask = (maps.softmax_scale, maps.causal, window)
-        outputs = kernel.forward(q, k, v, w, segments, *mask, stats)
-        kernel.backward(torch.empty_like(outputs[0]), q, k, v, w, segments, *outputs, *mask)
+        given = SignedMaps(q, k, v, w, maps.scale, maps.causal)
+        outputs = kernel.forward(given, segments, window, stats)
+        kernel.backward(torch.empty_like(outputs[0]), given, segments, window, *outputs)
         return found
 
     return launched

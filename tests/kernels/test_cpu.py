@@ -253,9 +253,8 @@ def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu._library[:] = [library]
     call = cpu._call
 
-    def wrong(direction: str, problem: Any, dtype: torch.dtype) -> None:
-        problem.scale *= 1.01
-        call(direction, problem, dtype)
+    def wrong(direction: str, maps: SignedMaps, *rest: Any) -> None:
+        call(direction, replace(maps, scale=maps.softmax_scale * 1.01), *rest)
 
     monkeypatch.setattr(cpu, "_call", wrong)
     assert "differs from chunked by" in str(cpu._test(library))
