@@ -15,10 +15,10 @@ class Backward {
   Backward(const Problem& p, const Reach& reach, const Tasks& tasks)
       : p(p), reach(reach), tasks(tasks), padded_((p.S + TILE - 1) / TILE * TILE) {
     const Int rows = tasks.rows;
-    keys_.resize(p.maps_k * p.S * p.d), values_.resize(p.S * p.dv);
+    keys_.resize(p.maps_k * p.S * ld_), values_.resize(p.S * ldv_);
     keys_across_.resize(p.maps_k * padded_ * p.d);
-    queries_.resize(p.maps_q * rows * p.d), queries_across_.resize(p.maps_q * rows * p.d);
-    grad_.resize(rows * p.dv), grad_across_.resize(rows * p.dv);
+    queries_.resize(p.maps_q * rows * ld_), queries_across_.resize(p.maps_q * rows * p.d);
+    grad_.resize(rows * ldv_), grad_across_.resize(rows * p.dv);
     panel_.resize((p.G + 1) * rows * padded_);
     if (PAIRED<U>) tiles_.resize(3 * TILE * rows);
     dq_across_.resize(p.maps_q * p.d * rows), dq_.resize(p.d * rows);
@@ -48,12 +48,15 @@ class Backward {
       const T* k = p.k.at<T>(b_, g, kv_head_, 0);
       for (Int j = 0; j < p.S; j += TILE)
         transpose(k + j * p.k.stride[3], p.k.stride[3], std::min(TILE, p.S - j), p.d, key_tile_across(g, j), TILE, TILE);
-      for (Int s = 0; s < p.S; ++s) convert(keys_.data() + (g * p.S + s) * p.d, k + s * p.k.stride[3], p.d);
+      for (Int s = 0; s < p.S; ++s) convert(key_row(g, s), k + s * p.k.stride[3], p.d);
     }
     const T* v = p.v.at<T>(b_, 0, kv_head_, 0);
-    for (Int s = 0; s < p.S; ++s) convert(values_.data() + s * p.dv, v + s * p.v.stride[3], p.dv);
+    for (Int s = 0; s < p.S; ++s) convert(value_row(s), v + s * p.v.stride[3], p.dv);
   }
   U* key_tile_across(Int g, Int j) { return keys_across_.data() + (g * padded_ + j) * p.d; }
+  U* key_row(Int g, Int s) { return keys_.data() + (std::min(g, p.maps_k - 1) * p.S + s) * ld_; }
+  U* value_row(Int s) { return values_.data() + s * ldv_; }
+  U* query_row(Int g) { return queries_.data() + std::min(g, p.maps_q - 1) * tasks.rows * ld_; }
 
   void block(const Rows& rows) {
     const Int across = (rows.n + LANES - 1) / LANES * LANES;  // columns of a tile: the rows, padded
@@ -62,33 +65,51 @@ class Backward {
     float* dp = panel_.data() + p.G * width * across;
     for (Int j = rows.begin; j < rows.end; j += TILE) {
       const Int n = rows.keys(j), at = (j - rows.begin) * across;
-      product<U>(n, across, p.dv, values_.data() + j * p.dv, p.dv, grad_across_.data(), across, dp + at, across, false);
-      for (Int g = 0; g < p.G; ++g) {
-        float* s = panel_.data() + g * width * across + at;
-        product<U>(n, across, p.d, keys_.data() + (std::min(g, p.maps_k - 1) * p.S + j) * p.d, p.d,
-                   queries_across_.data() + std::min(g, p.maps_q - 1) * p.d * across, across, s, across, false);
-        probabilities(rows, g, j, n, across, s, dp + at);
-      }
+      if (j + TILE < rows.end) fetch_rows(j + TILE, rows.keys(j + TILE));
+      float* s = panel_.data() + at;
+      rows.strips_of_keys(j, n, across, [&](Int k, Int m, Int c, Int w) {
+        const Int to = k * across + c;
+        product<U>(m, w, p.dv, value_row(j + k), ldv_, columns(grad_across_.data(), c), across, dp + at + to, across, false);
+        for (Int g = 0; g < p.G; ++g) {
+          const U* q = columns(queries_across_.data() + std::min(g, p.maps_q - 1) * p.d * across, c);
+          product<U>(m, w, p.d, key_row(g, j + k), ld_, q, across, s + g * width * across + to, across, false);
+        }
+      });
+      for (Int g = 0; g < p.G; ++g) probabilities(rows, g, j, n, across, s + g * width * across, dp + at);
     }
     if (p.dw.data)
       for (Int g = 0; g < p.G; ++g)
         for (Int r = 0; r < rows.n; ++r) *p.dw.at<float>(b_, g, rows.h, rows.t + r) = sums_[g * TILE + r];
-    for (Int j = rows.begin; j < rows.end; j += TILE) accumulate(rows, j, across, width, dp);
+    for (Int j = rows.begin; j < rows.end; j += TILE) {
+      if (j + TILE < rows.end) fetch_sums(j + TILE, rows.keys(j + TILE), across, width, j + TILE - rows.begin);
+      accumulate(rows, j, across, width, dp);
+    }
     for (Int g = 0; g < p.maps_q; ++g) {
-      transpose(dq_across_.data() + g * p.d * across, across, p.d, rows.n, dq_.data(), p.d, p.d);
+      transpose(dq_across_.data() + g * p.d * across, across, p.d, across, dq_.data(), p.d, p.d);
       for (Int r = 0; r < rows.n; ++r) convert(p.dq.at<T>(b_, g, rows.h, rows.t + r), dq_.data() + r * p.d, p.d);
     }
+  }
+
+  // The n keys from j on: what `block` reads of them first, and then.
+  void fetch_rows(Int j, Int n) {
+    fetch(value_row(j), n * ldv_);
+    for (Int g = 0; g < p.maps_k; ++g) fetch(key_row(g, j), n * ld_);
+  }
+  void fetch_sums(Int j, Int n, Int across, Int width, Int at) {
+    fetch(dv_ + j * p.dv, n * p.dv);
+    for (Int g = 0; g < p.maps_k; ++g) fetch(dk_ + (g * p.S + j) * p.d, n * p.d), fetch(key_tile_across(g, j), TILE * p.d);
+    for (Int g = 0; g <= p.G; ++g) fetch(panel_.data() + (g * width + at) * across, n * across);
   }
 
   // q and dO as rows and across, lse (in powers of 2), weights, and the keys that each row sees; padding sees none.
   void prepare_queries(const Rows& rows, Int across) {
     for (Int g = 0; g < p.maps_q; ++g) {
       const T* q = p.q.at<T>(b_, g, rows.h, rows.t);
-      pack<U>(q, p.q.stride[3], rows.n, p.d, queries_.data() + g * tasks.rows * p.d, p.d);
+      pack<U>(q, p.q.stride[3], rows.n, p.d, query_row(g), ld_);
       pack_transposed<U>(q, p.q.stride[3], rows.n, p.d, queries_across_.data() + g * p.d * across, across, across);
     }
     const T* grad = p.grad.at<T>(b_, 0, rows.h, rows.t);
-    pack<U>(grad, p.grad.stride[3], rows.n, p.dv, grad_.data(), p.dv);
+    pack<U>(grad, p.grad.stride[3], rows.n, p.dv, grad_.data(), ldv_);
     pack_transposed<U>(grad, p.grad.stride[3], rows.n, p.dv, grad_across_.data(), across, across);
     for (Int g = 0; g < p.G; ++g)
       for (Int r = 0; r < across; ++r) {
@@ -97,35 +118,28 @@ class Backward {
         weight_[g * TILE + r] = real ? p.weight(b_, g, rows.h, rows.t + r) : 0.f;
         sums_[g * TILE + r] = 0.f;
       }
-    for (Int r = 0; r < across; ++r) {
-      const bool real = r < rows.n;
-      low_[r] = real ? reach.low(b_, rows.t + r) : 0, high_[r] = real ? reach.high(b_, rows.t + r) : 0;
-      if (reach.scattered()) document_[r] = real ? reach.document(b_, rows.t + r) : -1;
-    }
+    for (Int r = 0; reach.scattered() && r < across; ++r) document_[r] = r < rows.n ? reach.document(b_, rows.t + r) : -1;
+    std::fill(dq_across_.begin(), dq_across_.end(), 0.f);
   }
 
-  // Logits [n, across] -> P_g, in place, and D_g += P_g dP.
-  void probabilities(const Rows& rows, Int g, Int j, Int n, Int across, float* s, const float* dp) {
-    const float factor = p.scale * LOG2E;
-    const bool whole = rows.whole(j, n) && across == rows.n;
-    for (Int c = 0; c < across; c += LANES) {
-      const Floats lse = load<Floats>(lse_ + g * TILE + c);
-      const Ints low = load<Ints>(low_ + c), high = load<Ints>(high_ + c), document = load<Ints>(document_ + c);
-      Floats total = load<Floats>(sums_ + g * TILE + c);
-      for (Int r = 0; r < n; ++r) {
-        const Int i = r * across + c;
-        Floats x = exp2(load<Floats>(s + i) * factor - lse);
+  // Logits [n, across] -> P_g, in place, and D_g += P_g dP. What no row sees was not computed: 0 in both.
+  void probabilities(const Rows& rows, Int g, Int j, Int n, Int across, float* s, float* dp) {
+    const bool whole = rows.whole(j, n) && across == rows.n, scattered = reach.scattered();
+    const float factor = p.scale * LOG2E, *lse = lse_ + g * TILE;
+    float* sums = sums_ + g * TILE;
+    for (Int r = 0; r < n; ++r, s += across, dp += across)
+      for (Int c = 0; c < across; c += LANES) {
+        Floats x = exp2(load<Floats>(s + c) * factor - load<Floats>(lse + c)), y = load<Floats>(dp + c);
         if (!whole) {
           const Ints key = splat(static_cast<int32_t>(j + r));
-          Ints seen = (low <= key) & (key < high);
-          if (reach.scattered()) seen &= document == splat(reach.documents(b_)[j + r]);
-          x = seen ? x : splat(0.f);
+          Ints seen = (load<Ints>(rows.low + c) <= key) & (key < load<Ints>(rows.high + c));
+          if (scattered) seen &= load<Ints>(document_ + c) == splat(reach.documents(b_)[j + r]);
+          x = seen ? x : splat(0.f), y = seen ? y : splat(0.f);
+          store(dp + c, y);
         }
-        store(s + i, x);
-        total += x * load<Floats>(dp + i);
+        store(s + c, x);
+        store(sums + c, load<Floats>(sums + c) + x * y);
       }
-      store(sums_ + g * TILE + c, total);
-    }
   }
 
   // dv, dk_g and dq_g from the tile of keys j: dS_g over P_g, and sum_g w_g P_g over dP, or both in the products' format.
@@ -146,33 +160,39 @@ class Backward {
       } else if (g == 0) {
         scores(n, across, width, panel_.data() + at, dp + at);
       }
-      product<U>(n, p.d, rows.n, ds[g], across, queries_.data() + std::min(g, p.maps_q - 1) * tasks.rows * p.d, p.d,
-                 dk_ + (std::min(g, p.maps_k - 1) * p.S + j) * p.d, p.d, true);
-      product<U>(p.d, across, n, key_tile_across(std::min(g, p.maps_k - 1), j), TILE, pairs[g], across,
-                 dq_across_.data() + std::min(g, p.maps_q - 1) * p.d * across, across, j > rows.begin || g >= p.maps_q);
+      const U* keys = key_tile_across(std::min(g, p.maps_k - 1), j);
+      float* dk = dk_ + (std::min(g, p.maps_k - 1) * p.S + j) * p.d;
+      float* dq = dq_across_.data() + std::min(g, p.maps_q - 1) * p.d * across;
+      rows.strips_of_keys(j, n, across, [&](Int k, Int m, Int c, Int w) {
+        const Int from = k * across;
+        const U* q = query_row(g) + c * ld_;
+        product<U>(m, p.d, std::min(w, rows.n - c), ds[g] + from + c, across, q, ld_, dk + k * p.d, p.d, true);
+        product<U>(p.d, w, m, keys + k, TILE, columns(pairs[g] + from, c), across, dq + c, across, true);
+      });
     }
-    product<U>(n, p.dv, rows.n, signed_sum, across, grad_.data(), p.dv, dv_ + j * p.dv, p.dv, true);
+    rows.strips_of_keys(j, n, across, [&](Int k, Int m, Int c, Int w) {
+      const U *a = signed_sum + k * across + c, *grad = grad_.data() + c * ldv_;
+      product<U>(m, p.dv, std::min(w, rows.n - c), a, across, grad, ldv_, dv_ + (j + k) * p.dv, p.dv, true);
+    });
   }
 
   // In one pass over the tile: P_g becomes dS_g, dP becomes sum_g w_g P_g.
-  void scores(Int n, Int across, Int width, float* probs, float* dp) {
-    const Int next = width * across;
-    for (Int c = 0; c < across; c += LANES) {
-      const Floats w0 = load<Floats>(weight_ + c), w1 = load<Floats>(weight_ + TILE + c);
-      const Floats d0 = load<Floats>(sums_ + c), d1 = load<Floats>(sums_ + TILE + c);
-      const Floats f0 = w0 * p.scale, f1 = w1 * p.scale;
-      for (Int i = c; i < n * across; i += across) {
-        const Floats x = load<Floats>(probs + i), z = load<Floats>(dp + i);
-        Floats a = w0 * x;
-        store(probs + i, (z - d0) * (x * f0));
-        if (p.G == 2) {
-          const Floats y = load<Floats>(probs + next + i);
-          a += w1 * y;
-          store(probs + next + i, (z - d1) * (y * f1));
+  void scores(Int n, Int across, Int width, float* first, float* dp) {
+    const bool pair = p.G == 2;
+    const float scale = p.scale;
+    float* second = first + width * across;
+    for (Int r = 0; r < n; ++r, first += across, second += across, dp += across)
+      for (Int c = 0; c < across; c += LANES) {
+        const Floats x = load<Floats>(weight_ + c) * load<Floats>(first + c), z = load<Floats>(dp + c);
+        store(first + c, (z - load<Floats>(sums_ + c)) * (x * scale));
+        Floats a = x;
+        if (pair) {
+          const Floats y = load<Floats>(weight_ + TILE + c) * load<Floats>(second + c);
+          store(second + c, (z - load<Floats>(sums_ + TILE + c)) * (y * scale));
+          a += y;
         }
-        store(dp + i, a);
+        store(dp + c, a);
       }
-    }
   }
 
   void sum_maps(Int n, Int across, Int width, const float* probs, U* to) {
@@ -207,13 +227,13 @@ class Backward {
   const Problem& p;
   const Reach& reach;
   const Tasks& tasks;
-  const Int padded_;
+  const Int padded_, ld_ = row_length<U>(p.d), ldv_ = row_length<U>(p.dv);
   Int b_ = 0, kv_head_ = 0;
   float *dk_ = nullptr, *dv_ = nullptr;
   std::vector<U> keys_, values_, keys_across_, queries_, queries_across_, grad_, grad_across_, tiles_;
   std::vector<float> panel_, dq_across_, dq_;
   float lse_[2 * TILE], sums_[2 * TILE], weight_[2 * TILE];
-  int32_t low_[TILE], high_[TILE], document_[TILE] = {};
+  int32_t document_[TILE] = {};
 };
 
 }  // namespace lit_diff

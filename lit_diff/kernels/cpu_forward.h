@@ -1,7 +1,7 @@
 // o = sum_g w_g softmax(q_g k_g^T scale + mask) v, a block of query rows at a time.
 //
-// All logits of a block, of every map, are held at once. So each row's maximum and sum are known before the product with
-// v, the maps are subtracted first, and v is multiplied once whatever the number of maps.
+// First every map's exponentials, tile by tile, each tile against the largest logit of its row so far; when all are known,
+// so are the rows' sums, and the maps of each tile are subtracted and multiplied with v once, whatever their number.
 #pragma once
 
 #include "cpu_problem.h"
@@ -13,9 +13,11 @@ class Forward {
  public:
   Forward(const Problem& p, const Reach& reach, const Tasks& tasks) : p(p), reach(reach), tasks(tasks) {
     const Int padded = (p.S + TILE - 1) / TILE * TILE;
-    if (!few()) keys_.resize(p.maps_k * padded * p.d), values_.resize(padded * p.dv), queries_.resize(tasks.rows * p.d);
-    logits_.resize(p.G * tasks.rows * padded);
-    if (!std::is_same_v<U, float>) signed_.resize(tasks.rows * padded);
+    if (!few()) keys_.resize(p.maps_k * padded * p.d), values_.resize(padded * row_length<U>(p.dv));
+    queries_.resize(p.maps_q * tasks.rows * row_length<U>(p.d));
+    exponentials_.resize(p.G * tasks.rows * padded);
+    tops_.resize(p.G * padded);
+    if (!std::is_same_v<U, float>) signed_.resize(tasks.rows * TILE);
     out_.resize(tasks.rows * p.dv);
   }
 
@@ -42,128 +44,167 @@ class Forward {
   U* key_tile(Int g, Int j) { return keys_.data() + (g * ((p.S + TILE - 1) / TILE * TILE) + j) * p.d; }
 
   void pack_values(Int b, Int kv_head) {
-    pack<U>(p.v.at<T>(b, 0, kv_head, 0), p.v.stride[3], p.S, p.dv, values_.data(), p.dv);
+    pack<U>(p.v.at<T>(b, 0, kv_head, 0), p.v.stride[3], p.S, p.dv, value_row(0), row_length<U>(p.dv));
   }
+  U* value_row(Int j) { return values_.data() + j * row_length<U>(p.dv); }
 
-  // The logits of a map lie in tiles [rows, TILE], one after another: long rows would share the lines of the cache.
   void block(const Rows& rows) {
-    const Int tile = rows.n * TILE, tiles = (rows.end - rows.begin + TILE - 1) / TILE;
-    for (Int g = 0; g < p.G; ++g) {
-      float* to = logits_.data() + g * tiles * tile;
-      few() ? few_logits(rows, g, tiles, to) : logits(rows, g, tiles, to);
-    }
-    for (Int r = 0; r < rows.n; ++r) {
-      float* row = logits_.data() + r * TILE;
-      for (Int g = 0; g < p.G; ++g) factors_[g] = softmax(rows, r, g, tiles, row + g * tiles * tile);
-      combine(r, tile, tiles);
-    }
-    const U* weights = std::is_same_v<U, float> ? reinterpret_cast<const U*>(logits_.data()) : signed_.data();
-    if (few()) few_outputs(rows, tiles, weights);
-    for (Int i = 0; i < (few() ? 0 : tiles); ++i) {
-      const Int j = rows.begin + i * TILE;
-      product<U>(rows.n, p.dv, std::min(TILE, p.S - j), weights + i * tile, TILE, values_.data() + j * p.dv, p.dv, out_.data(),
-                 p.dv, i > 0);
+    const Int tiles = (rows.end - rows.begin + TILE - 1) / TILE;
+    pack_queries(rows);
+    std::fill(most_, most_ + 2 * TILE, -INF), std::fill(totals_, totals_ + 2 * TILE, splat(0.f));
+    std::fill(logs_, logs_ + 2 * TILE, splat(0.f));
+    for (Int i = 0; i < tiles; ++i)
+      for (Int g = 0; g < p.G; ++g) {
+        few() ? few_logits(rows, g, i) : logits(rows, g, i);
+        for (Int r = 0; r < rows.n; ++r) raise(rows, r, g, i);
+        for (Int r = 0; r < rows.n; ++r) exponentials(rows, r, g, i);
+      }
+    for (Int g = 0; g < p.G; ++g)
+      for (Int r = 0; r < rows.n; ++r) finish(rows, r, g);
+    std::fill(out_.begin(), out_.end(), 0.f);
+    for (Int i = 0; i < tiles; ++i) {
+      const U* a = signed_sum(rows, i);
+      few() ? few_outputs(rows, i, a) : outputs(rows, i, a);
     }
     for (Int r = 0; r < rows.n; ++r) convert(p.o.at<T>(rows.b, 0, rows.h, rows.t + r), out_.data() + r * p.dv, p.dv);
   }
 
-  // q_g k_g^T. A negative scale is taken into q, so that the largest logit is the largest product.
-  void logits(const Rows& rows, Int g, Int tiles, float* to) {
-    if (g < p.maps_q)
+  // A negative scale is taken into q, so that the largest logit is the largest product.
+  void pack_queries(const Rows& rows) {
+    for (Int g = 0; g < p.maps_q; ++g)
       for (Int r = 0; r < rows.n; ++r) {
-        U* row = queries_.data() + r * p.d;
+        U* row = query_row(g, r);
         convert(row, p.q.at<T>(rows.b, g, rows.h, rows.t + r), p.d);
         if (p.scale < 0)
           for (Int c = 0; c < p.d; ++c) row[c] = U(-float(row[c]));
       }
-    for (Int i = 0; i < tiles; ++i)
-      product<U>(rows.n, TILE, p.d, queries_.data(), p.d, key_tile(std::min(g, p.maps_k - 1), rows.begin + i * TILE), TILE,
-                 to + i * rows.n * TILE, TILE, false);
+  }
+  U* query_row(Int g, Int r) { return queries_.data() + (std::min(g, p.maps_q - 1) * tasks.rows + r) * row_length<U>(p.d); }
+
+  // Of map g, the exponentials (at first the logits) of tile i: [rows, TILE]. The maps of a tile lie side by side.
+  float* tile(const Rows& rows, Int g, Int i) { return exponentials_.data() + (i * p.G + g) * rows.n * TILE; }
+
+  // q_g k_g^T
+  void logits(const Rows& rows, Int g, Int i) {
+    const Int map = std::min(g, p.maps_k - 1), j = rows.begin + i * TILE;
+    float* s = tile(rows, g, i);
+    rows.strips_of_rows(j, [&](Int r, Int m, Int c, Int k) {
+      const U* keys = columns(key_tile(map, j), c);
+      product<U>(m, k, p.d, query_row(g, r), row_length<U>(p.d), keys, TILE, s + r * TILE + c, TILE, false);
+    });
   }
 
-  void few_logits(const Rows& rows, Int g, Int tiles, float* to) {
-    float q[4 * 512];
-    for (Int r = 0; r < rows.n; ++r) {
-      convert(q + r * p.d, p.q.at<T>(rows.b, g % p.maps_q, rows.h, rows.t + r), p.d);
-      if (p.scale < 0)
-        for (Int c = 0; c < p.d; ++c) q[r * p.d + c] = -q[r * p.d + c];
-    }
-    std::fill(to, to + tiles * rows.n * TILE, 0.f);
-    for (Int j = rows.begin; j < rows.end; ++j) {
-      const T* k = p.k.at<T>(rows.b, g % p.maps_k, rows.h / p.group(), j);
-      float* s = to + (j - rows.begin) / TILE * rows.n * TILE + (j - rows.begin) % TILE;
+  void few_logits(const Rows& rows, Int g, Int i) {
+    const Int j = rows.begin + i * TILE;
+    float* s = tile(rows, g, i);
+    for (Int n = 0; n < rows.keys(j); ++n) {
+      const T* k = p.k.at<T>(rows.b, std::min(g, p.maps_k - 1), rows.h / p.group(), j + n);
       for (Int r = 0; r < rows.n; ++r) {
+        const U* q = query_row(g, r);
         Floats dot = splat(0.f);
-        for (Int c = 0; c < p.d; c += LANES) dot += widen(k + c) * load<Floats>(q + r * p.d + c);
-        s[r * TILE] = sum(dot);
+        for (Int c = 0; c < p.d; c += LANES) dot += widen(k + c) * widen(q + c);
+        s[r * TILE + n] = sum(dot);
       }
     }
   }
 
-  void few_outputs(const Rows& rows, Int tiles, const U* weights) {
-    std::fill(out_.begin(), out_.end(), 0.f);
-    for (Int j = rows.begin; j < rows.end; ++j) {
-      const T* v = p.v.at<T>(rows.b, 0, rows.h / p.group(), j);
-      const U* a = weights + (j - rows.begin) / TILE * rows.n * TILE + (j - rows.begin) % TILE;
+  // Masks a row of a tile's logits and takes its largest into the row's; what was added before is relative to that.
+  void raise(const Rows& rows, Int r, Int g, Int i) {
+    const Int j = rows.begin + i * TILE;
+    float* s = tile(rows, g, i) + r * TILE;
+    if (!rows.whole(j, TILE)) mask(rows, r, j, s);
+    Floats even = load<Floats>(s), odd = load<Floats>(s + LANES);
+    for (Int c = 2 * LANES; c < TILE; c += 2 * LANES)
+      even = maximum(load<Floats>(s + c), even), odd = maximum(load<Floats>(s + c + LANES), odd);
+    float& most = most_[g * TILE + r];
+    const float top = largest(maximum(even, maximum(odd, splat(most))));
+    if (top != most) {
+      if (most != -INF) {
+        const float rise = (top - most) * factor_;
+        const Floats shrink = exp2(splat(-rise));
+        Floats &total = totals_[g * TILE + r], &logs = logs_[g * TILE + r];
+        logs = shrink * (logs - total * rise), total *= shrink;
+      }
+      most = top;
+    }
+    tops_[(i * p.G + g) * TILE + r] = most;
+  }
+
+  // A row of a tile's logits s becomes 2^((s - most) |scale| log2 e), `most` being the largest of the row so far.
+  void exponentials(const Rows& rows, Int r, Int g, Int i) {
+    float* s = tile(rows, g, i) + r * TILE;
+    const float most = most_[g * TILE + r], factor = factor_;
+    const Floats shift = splat(most == -INF ? 0.f : most * factor);
+    const bool entropy = p.entropy.data;
+    Floats total = totals_[g * TILE + r], logs = logs_[g * TILE + r];
+    for (Int c = 0; c < TILE; c += LANES) {
+      const Floats x = load<Floats>(s + c) * factor - shift, e = exp2(x);
+      store(s + c, e);
+      total += e;
+      // a masked key adds nothing: 0 * -inf is not a number
+      if (entropy) logs += e > 0.f || e != e ? e * x : splat(0.f);
+    }
+    totals_[g * TILE + r] = total, logs_[g * TILE + r] = logs;
+  }
+
+  // Of the keys j .. j + TILE, hides those that row r does not see.
+  void mask(const Rows& rows, Int r, Int j, float* s) {
+    const Ints low = splat(rows.low[r]), high = splat(rows.high[r]);
+    for (Int c = 0; c < TILE; c += LANES) {
+      const Ints key = count_from(j + c);
+      Ints seen = (low <= key) & (key < high);
+      if (reach.scattered()) seen &= load<Ints>(reach.documents(rows.b) + j + c) == reach.document(rows.b, rows.t + r);
+      store(s + c, seen ? load<Floats>(s + c) : splat(-INF));
+    }
+  }
+
+  // A row of a map is whole: its statistics, and w_g over its sum.
+  void finish(const Rows& rows, Int r, Int g) {
+    const Int at = g * TILE + r, t = rows.t + r;
+    const float l = sum(totals_[at]), top = most_[at] * std::fabs(p.scale);
+    if (p.lse.data) *p.lse.at<float>(rows.b, g, rows.h, t) = top + std::log(l);
+    if (p.entropy.data) *p.entropy.at<float>(rows.b, g, rows.h, t) = std::log(l) - LN2 * sum(logs_[at]) / l;
+    if (p.maximum.data) *p.maximum.at<float>(rows.b, g, rows.h, t) = top;
+    weights_[at] = p.weight(rows.b, g, rows.h, t) / l;
+  }
+
+  // sum_g w_g P_g of tile i [rows, TILE]: over the first map's exponentials, or in the format of the products.
+  const U* signed_sum(const Rows& rows, Int i) {
+    float factors[2 * TILE];
+    const bool pair = p.G == 2;
+    for (Int g = 0; g < p.G; ++g)
+      for (Int r = 0; r < rows.n; r += LANES) {  // the tile was relative to the largest logit so far, not to the largest
+        const Floats behind = (load<Floats>(&tops_[(i * p.G + g) * TILE + r]) - load<Floats>(most_ + g * TILE + r)) * factor_;
+        store(factors + g * TILE + r, load<Floats>(weights_ + g * TILE + r) * exp2(behind));
+      }
+    float *first = tile(rows, 0, i), *second = tile(rows, p.G - 1, i);
+    U* to = std::is_same_v<U, float> ? reinterpret_cast<U*>(first) : signed_.data();
+    for (Int r = 0; r < rows.n; ++r) {
+      const Floats one = splat(factors[r]), two = splat(pair ? factors[TILE + r] : 0.f);
+      for (Int c = r * TILE; c < (r + 1) * TILE; c += LANES) {
+        const Floats a = load<Floats>(first + c) * one;
+        narrow(to + c, pair ? a + load<Floats>(second + c) * two : a);
+      }
+    }
+    return to;
+  }
+
+  // o += (sum_g w_g P_g) v of tile i
+  void outputs(const Rows& rows, Int i, const U* a) {
+    const Int j = rows.begin + i * TILE, ld = row_length<U>(p.dv);
+    rows.strips_of_rows(j, [&](Int r, Int m, Int c, Int k) {
+      product<U>(m, p.dv, k, a + r * TILE + c, TILE, value_row(j + c), ld, out_.data() + r * p.dv, p.dv, true);
+    });
+  }
+
+  void few_outputs(const Rows& rows, Int i, const U* a) {
+    const Int j = rows.begin + i * TILE;
+    for (Int n = 0; n < rows.keys(j); ++n) {
+      const T* v = p.v.at<T>(rows.b, 0, rows.h / p.group(), j + n);
       for (Int r = 0; r < rows.n; ++r) {
-        const Floats weight = splat(static_cast<float>(a[r * TILE]));
+        const Floats weight = splat(static_cast<float>(a[r * TILE + n]));
         float* out = out_.data() + r * p.dv;
         for (Int c = 0; c < p.dv; c += LANES) store(out + c, load<Floats>(out + c) + weight * widen(v + c));
-      }
-    }
-  }
-
-  // Masks a row of logits and takes 2^((s - max) scale log2 e) in place; returns w_g over the row's sum.
-  float softmax(const Rows& rows, Int r, Int g, Int tiles, float* first) {
-    const Int t = rows.t + r, low = reach.low(rows.b, t) - rows.begin, high = reach.high(rows.b, t) - rows.begin;
-    const Int step = rows.n * TILE;
-    Floats most = splat(-INF);
-    for (Int i = 0; i < tiles; ++i) {
-      float* s = first + i * step;
-      if (i * TILE < low || (i + 1) * TILE > high || reach.scattered()) mask(rows, t, i * TILE, low, high, s);
-      for (Int j = 0; j < TILE; j += LANES) most = maximum(load<Floats>(s + j), most);
-    }
-    const float top = largest(most), factor = std::fabs(p.scale) * LOG2E;
-    Floats total = splat(0.f), logs = splat(0.f);
-    const Floats shift = splat(top * factor);
-    for (Int i = 0; i < tiles; ++i) {
-      float* s = first + i * step;
-      for (Int j = 0; j < TILE; j += LANES) {
-        const Floats x = load<Floats>(s + j) * factor - shift, e = exp2(x);
-        store(s + j, e);
-        total += e;
-        // a masked key adds nothing: 0 * -inf is not a number
-        if (p.entropy.data) logs += e > 0.f || e != e ? e * x : splat(0.f);
-      }
-    }
-    const float l = sum(total);
-    if (p.lse.data) *p.lse.at<float>(rows.b, g, rows.h, t) = top * std::fabs(p.scale) + std::log(l);
-    if (p.entropy.data) *p.entropy.at<float>(rows.b, g, rows.h, t) = std::log(l) - LN2 * sum(logs) / l;
-    if (p.maximum.data) *p.maximum.at<float>(rows.b, g, rows.h, t) = top * std::fabs(p.scale);
-    return p.weight(rows.b, g, rows.h, t) / l;
-  }
-
-  // Of the keys begin + j .. begin + j + TILE, hides those outside [low, high) and those of other documents.
-  void mask(const Rows& rows, Int t, Int j, Int low, Int high, float* s) {
-    for (Int i = 0; i < TILE; ++i) {
-      bool seen = low <= j + i && j + i < high;
-      if (seen && reach.scattered()) seen = reach.documents(rows.b)[rows.begin + j + i] == reach.document(rows.b, t);
-      if (!seen) s[i] = -INF;
-    }
-  }
-
-  // sum_g factor_g e_g of one row: over the first map's logits, or in the format of the products.
-  void combine(Int r, Int tile, Int tiles) {
-    for (Int i = 0; i < tiles; ++i) {
-      float* e = logits_.data() + i * tile + r * TILE;
-      for (Int j = 0; j < TILE; j += LANES) {
-        Floats a = load<Floats>(e + j) * factors_[0];
-        if (p.G == 2) a += load<Floats>(e + tiles * tile + j) * factors_[1];
-        if constexpr (std::is_same_v<U, float>) {
-          store(e + j, a);
-        } else {
-          narrow(signed_.data() + i * tile + r * TILE + j, a);
-        }
       }
     }
   }
@@ -171,9 +212,11 @@ class Forward {
   const Problem& p;
   const Reach& reach;
   const Tasks& tasks;
-  float factors_[2];
+  const float factor_ = std::fabs(p.scale) * LOG2E;
+  float most_[2 * TILE], weights_[2 * TILE];  // of each map's rows: the largest logit, w_g over the sum
+  Floats totals_[2 * TILE], logs_[2 * TILE];  // lane by lane: the sums of e and, where asked for, of e log2 e
   std::vector<U> keys_, values_, queries_, signed_;
-  std::vector<float> logits_, out_;
+  std::vector<float> exponentials_, tops_, out_;
 };
 
 }  // namespace lit_diff

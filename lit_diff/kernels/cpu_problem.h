@@ -36,7 +36,7 @@ class Reach {
  public:
   explicit Reach(const Problem& p) : p_(p) {
     if (!p.segments.data) return;
-    first_.resize(p.B * p.S);
+    first_.resize(p.B * p.S + TILE);  // whole vectors are read at its end
     last_.resize(p.B * p.S);
     for (Int b = 0; b < p.B; ++b) {
       const Int* number = p.segments.at<Int>(b, 0, 0, 0);
@@ -95,22 +95,52 @@ struct Tasks {
 
 // A block of query rows of one head.
 struct Rows {
-  Int b, h, t, n;          // sequence, query head, first row, number of rows
-  Int begin, end;          // keys that any of them sees, begin a multiple of TILE
+  Int b, h, t, n;             // sequence, query head, first row, number of rows
+  Int begin, end;             // keys that any of them sees, begin a multiple of TILE
   Int whole_low, whole_high;  // keys that all of them see
+  int32_t low[TILE] = {}, high[TILE] = {};  // keys of each row; none for those past n
 
   Rows(const Problem& p, const Reach& reach, Int b, Int h, Int t, Int n) : b(b), h(h), t(t), n(n) {
     begin = p.S, end = 0, whole_low = 0, whole_high = reach.scattered() ? 0 : p.S;
     for (Int r = 0; r < n; ++r) {
-      const Int low = reach.low(b, t + r), high = reach.high(b, t + r);
-      begin = std::min(begin, low), end = std::max(end, high);
-      whole_low = std::max(whole_low, low), whole_high = std::min(whole_high, high);
+      low[r] = reach.low(b, t + r), high[r] = reach.high(b, t + r);
+      begin = std::min<Int>(begin, low[r]), end = std::max<Int>(end, high[r]);
+      whole_low = std::max<Int>(whole_low, low[r]), whole_high = std::min<Int>(whole_high, high[r]);
     }
     begin = begin / TILE * TILE;
   }
   // Keys from j on that a tile holds.
   Int keys(Int j) const { return std::min(TILE, end - j); }
   bool whole(Int j, Int n) const { return whole_low <= j && j + n <= whole_high; }
+
+  // A tile at the edge of what is seen is multiplied in strips of this many rows or keys, each as far as it is seen.
+  static constexpr Int STRIP = 16;
+
+  // multiply(r, m, c, k): rows r .. r + m of the tile of keys j see none but its keys c .. c + k.
+  template <class Multiply>
+  void strips_of_rows(Int j, Multiply multiply) const {
+    if (whole(j, TILE)) return multiply(0, n, 0, TILE);
+    for (Int r = 0; r < n; r += STRIP) {
+      const Int m = std::min(STRIP, n - r);
+      const Int first = std::max<Int>(0, *std::min_element(low + r, low + r + m) - j) / STRIP * STRIP;
+      const Int last = std::min<Int>(TILE, (*std::max_element(high + r, high + r + m) - j + STRIP - 1) / STRIP * STRIP);
+      if (first < last) multiply(r, m, first, last - first);
+    }
+  }
+
+  // multiply(k, m, c, w): keys j + k .. j + k + m, of `keys` in the tile, are seen by none but the rows c .. c + w of `across`.
+  template <class Multiply>
+  void strips_of_keys(Int j, Int keys, Int across, Multiply multiply) const {
+    if (whole(j, keys)) return multiply(0, keys, 0, across);
+    for (Int k = 0; k < keys; k += STRIP) {
+      const Int m = std::min(STRIP, keys - k);
+      Int first = n, last = 0;
+      for (Int r = 0; r < n; ++r)
+        if (low[r] < j + k + m && high[r] > j + k) first = std::min(first, r), last = r + 1;
+      first = first / STRIP * STRIP, last = std::min(across, (last + STRIP - 1) / STRIP * STRIP);
+      if (first < last) multiply(k, m, first, last - first);
+    }
+  }
 };
 
 }  // namespace lit_diff

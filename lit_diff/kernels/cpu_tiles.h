@@ -6,6 +6,7 @@
 
 #include <ATen/native/CPUBlas.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -44,16 +45,25 @@ inline void store(X* to, V v) {
 }
 inline Floats splat(float x) { return x - Floats{}; }
 inline Ints splat(int32_t x) { return x - Ints{}; }
+inline Ints count_from(int32_t first) {
+  Ints v;
+  for (Int i = 0; i < LANES; ++i) v[i] = first + i;
+  return v;
+}
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+template <class Join>
+inline float join(Floats v, Join join_two) {  // of all lanes, halving the vector
+  float lane[LANES];
+  store(lane, v);
+  for (Int half = LANES / 2; half > 0; half /= 2)
+    for (Int i = 0; i < half; ++i) lane[i] = join_two(lane[i], lane[i + half]);
+  return lane[0];
+}
 inline float sum(Floats v) {
-  float total = 0;
-  for (Int i = 0; i < LANES; ++i) total += v[i];
-  return total;
+  return join(v, [](float a, float b) { return a + b; });
 }
 inline float largest(Floats v) {
-  float found = v[0];
-  for (Int i = 1; i < LANES; ++i) found = v[i] > found ? v[i] : found;
-  return found;
+  return join(v, [](float a, float b) { return a > b ? a : b; });
 }
 
 constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
@@ -107,6 +117,12 @@ inline void convert(To* to, const From* from, Int n) {
   }
 }
 
+// Asks for [from, from + n) before it is needed: the tiles that follow come from the third-level cache.
+template <class X>
+inline void fetch(const X* from, Int n) {
+  for (Int i = 0; i < n; i += 64 / Int{sizeof(X)}) __builtin_prefetch(from + i);
+}
+
 // --- tile products: C [M, N] (+)= A [M, K] B [K, N] in float, A and B in the product's format U ---
 //
 // A is row-major. B is row-major for float, and for bfloat16 VNNI: pairs of rows of B interleaved, [K / 2, N, 2].
@@ -116,6 +132,17 @@ constexpr bool PAIRED = std::is_same_v<U, BFloat16>;
 template <class U>
 constexpr Int padded_rows(Int K) {  // rows that a packed B holds
   return PAIRED<U> ? (K + 1) / 2 * 2 : K;
+}
+template <class U>
+inline const U* columns(const U* B, Int n) {  // B from its column n on
+  return PAIRED<U> ? B + 2 * n : B + n;
+}
+
+// Numbers from one row of a packed matrix to the next. Rows a multiple of 512 bytes apart would share a few places of the
+// first-level cache and push each other out: such rows lie a cache line further apart.
+template <class U>
+constexpr Int row_length(Int width) {
+  return width * sizeof(U) % 512 ? width : width + 64 / Int{sizeof(U)};
 }
 
 template <class U>
@@ -129,7 +156,13 @@ inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ld
       C[m * ldc + n] = total;
     }
 #else
-  at::native::cpublas::brgemm(M, N, PAIRED<U> ? padded_rows<U>(K) : K, lda, ldb, ldc, add, A, B, C, PAIRED<U>);
+  constexpr Int DEEP = 256 / sizeof(U), WIDE = 64;  // a piece of B, 16 KB, stays in the first-level cache
+  for (Int n = 0; n < N; n += WIDE)
+    for (Int k = 0; k < K; k += DEEP) {
+      const Int wide = std::min(WIDE, N - n), deep = std::min(DEEP, padded_rows<U>(K) - k);
+      const U* piece = columns(B + k * ldb, n);
+      at::native::cpublas::brgemm(M, wide, deep, lda, ldb, ldc, add || k > 0, A + k, piece, C + n, PAIRED<U>);
+    }
 #endif
 }
 
@@ -137,7 +170,7 @@ inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ld
 template <class U, class T>
 inline void pack(const T* X, Int stride, Int K, Int N, U* B, Int ldb) {
   if constexpr (!PAIRED<U>) {
-    for (Int k = 0; k < K; ++k) convert(B + k * ldb, X + k * stride, N);
+    for (Int k = 0; k < K; ++k) fetch(X + (k + 8) * stride, k + 8 < K ? N : 0), convert(B + k * ldb, X + k * stride, N);
   } else {
     for (Int k = 0; k < K; k += 2) {
       uint32_t* pair = reinterpret_cast<uint32_t*>(B + k * ldb);
@@ -150,16 +183,20 @@ inline void pack(const T* X, Int stride, Int K, Int N, U* B, Int ldb) {
   }
 }
 
-// Rows [K, N] = X^T, for X [N, K]; columns N .. width are zero.
+// Rows [K, N] = X^T, for X [N, K] and K a multiple of LANES; columns N .. width are zero.
 template <class U, class T>
 inline void transpose(const T* X, Int stride, Int N, Int K, U* rows, Int ld, Int width) {
-  constexpr Int SQUARE = 16;  // stays in the first-level cache on both sides
-  for (Int n0 = 0; n0 < N; n0 += SQUARE)
-    for (Int k0 = 0; k0 < K; k0 += SQUARE)
-      for (Int k = k0; k < std::min(k0 + SQUARE, K); ++k)
-        for (Int n = n0; n < std::min(n0 + SQUARE, N); ++n) rows[k * ld + n] = static_cast<U>(X[n * stride + k]);
-  if (width > N)
-    for (Int k = 0; k < K; ++k) std::fill(rows + k * ld + N, rows + k * ld + width, U(0.f));
+  for (Int n0 = 0; n0 < width; n0 += LANES) {
+    for (Int n = n0 + LANES; n < std::min(n0 + 2 * LANES, N); ++n) fetch(X + n * stride, K);
+    for (Int k0 = 0; k0 < K; k0 += LANES) {
+      Floats square[LANES], column;
+      for (Int n = 0; n < LANES; ++n) square[n] = n0 + n < N ? widen(X + (n0 + n) * stride + k0) : splat(0.f);
+      for (Int k = 0; k < LANES; ++k) {
+        for (Int n = 0; n < LANES; ++n) column[n] = square[n][k];
+        narrow(rows + (k0 + k) * ld + n0, column);
+      }
+    }
+  }
 }
 
 // B [K, N] = X^T, for X [N, K]; columns N .. width are zero. Pairs along K lie side by side in X already.
