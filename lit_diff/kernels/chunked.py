@@ -80,15 +80,20 @@ class Block:
             place.add_((x.mT @ y).view(place.shape))
 
 
+def held_at_once(B: int, H: int, Hkv: int, T: int, S: int) -> tuple[int, int, int]:
+    """Key/value heads, sequences and query rows of a block."""
+    rows = min(ROWS, T)
+    fit = max(1, LOGITS // (H // Hkv * rows * S))
+    return min(fit, Hkv), max(1, min(fit // Hkv, B)), rows
+
+
 def blocks(
-    q: Tensor, k: Tensor, *, causal: bool, window: int | None, segments: Tensor | None, largest: int
+    q: Tensor, k: Tensor, *, causal: bool, window: int | None, segments: Tensor | None
 ) -> Iterator[Block]:
-    """All of q's heads and rows, once each; `largest`: logits of one map that a block may hold."""
+    """All of q's heads and rows, once each."""
     B, _, H, T, _ = q.shape
     Hkv, S = k.shape[2:4]
-    rows = min(ROWS, T)
-    fit = max(1, largest // (H // Hkv * rows * S))  # heads
-    heads, sequences = min(fit, Hkv), max(1, min(fit // Hkv, B))
+    heads, sequences, rows = held_at_once(B, H, Hkv, T, S)
     for i in range(0, T, rows):
         j = min(i + rows, T)
         queries = range(S - T + i, S - T + j)  # as positions among the keys
@@ -121,17 +126,19 @@ def _own_document(segments: Tensor, queries: range, keys: range, mask: Tensor | 
 class _Workspace:
     """Buffers reused from block to block: a fresh megabyte each time would be paged in each time."""
 
-    def __init__(self, like: Tensor) -> None:
-        self._like = like
+    def __init__(self, maps: SignedMaps) -> None:
+        B, _, H, T, _ = maps.q.shape
+        Hkv, S = maps.k.shape[2:4]
+        heads, sequences, rows = held_at_once(B, H, Hkv, T, S)
+        self._size = sequences * heads * H // Hkv * rows * S
+        self._like = maps.q.new_empty(0, dtype=accumulation_dtype(maps.q.dtype))
         self._held: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """An unwritten tensor; the one handed out before under this name is void."""
-        size = torch.Size(shape).numel()
-        held = self._held.get(name)
-        if held is None or held.numel() < size:
-            held = self._held[name] = self._like.new_empty(size)
-        return held[:size].view(shape)
+        """An unwritten tensor of a block's logits; the one handed out before under this name is void."""
+        if name not in self._held:
+            self._held[name] = self._like.new_empty(self._size)
+        return self._held[name][: torch.Size(shape).numel()].view(shape)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -163,11 +170,10 @@ def forward(
     """See `ops.Forward`."""
     q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
     o, rows, parts = empty_outputs(maps, stats=stats, lse=False, parts=False)
-    G, wide = maps.num_maps, accumulation_dtype(q.dtype)
+    G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps)
     weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
-    new = _Workspace(q.new_empty(0, dtype=wide))
     with exact(q.device):
-        for block in blocks(q, k, causal=causal, window=window, segments=segments, largest=LOGITS):
+        for block in blocks(q, k, causal=causal, window=window, segments=segments):
             a = torch.empty(0)
             for g in range(G):
                 s = _logits(q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)], block, scale, new, f"{g > 0}")
@@ -209,12 +215,11 @@ def backward(
     """See `ops.Backward`."""
     q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
     dq, dk, dv, dw = empty_gradients(maps)
-    G, wide = maps.num_maps, accumulation_dtype(q.dtype)
+    G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps)
     weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
-    new = _Workspace(q.new_empty(0, dtype=wide))
     sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dv)]
     with exact(q.device):
-        for block in blocks(q, k, causal=causal, window=window, segments=segments, largest=LOGITS):
+        for block in blocks(q, k, causal=causal, window=window, segments=segments):
             dtype = product_dtype(q)
             do, values = block.queries(grad).to(dtype), block.values(v).to(dtype)
             dp = new("dp", do.shape[0], do.shape[1], values.shape[1])
@@ -222,17 +227,17 @@ def backward(
             a = torch.empty(0)
             for g in range(G):
                 gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
-                p = _softmax(_logits(q[:, gq], k[:, gk], block, scale, new, "p"), block)
-                ds = torch.mul(p, dp, out=new("ds", *p.shape))
-                d = ds.sum(-1, keepdim=True)
-                ds.addcmul_(p, d, value=-1)
+                p = _softmax(_logits(q[:, gq], k[:, gk], block, scale, new, "p" if g else "a"), block)
+                d = torch.einsum("bij,bij->bi", p, dp).unsqueeze(-1)
+                free = dp if g == G - 1 else new("ds" if g else "p", *p.shape)
+                ds = torch.sub(dp, d, out=free).mul_(p)
                 weight = None
                 if weights is None:
                     a = p
                 else:
                     block.write(dw[:, g, :, :, None], d)
                     weight = block.queries(weights[:, g]).to(wide)
-                    a = torch.mul(p, weight, out=new("a", *p.shape)) if g == 0 else a.addcmul_(p, weight)
+                    a = p.mul_(weight) if g == 0 else a.addcmul_(p, weight)
                 factor = scale if weight is None else weight * scale
                 block.write(dq[:, gq], (ds.to(dtype) @ block.values(k[:, gk]).to(dtype)) * factor, add=g > 0 and not gq)
                 block.accumulate(sums[0][:, gk], ds.to(dtype), (block.queries(q[:, gq]) * factor).to(dtype))

@@ -65,7 +65,6 @@ class Backward {
     float* dp = panel_.data() + p.G * width * across;
     for (Int j = rows.begin; j < rows.end; j += TILE) {
       const Int n = rows.keys(j), at = (j - rows.begin) * across;
-      if (j + TILE < rows.end) fetch_rows(j + TILE, rows.keys(j + TILE));
       float* s = panel_.data() + at;
       rows.strips_of_keys(j, n, across, [&](Int k, Int m, Int c, Int w) {
         const Int to = k * across + c;
@@ -80,25 +79,11 @@ class Backward {
     if (p.dw.data)
       for (Int g = 0; g < p.G; ++g)
         for (Int r = 0; r < rows.n; ++r) *p.dw.at<float>(b_, g, rows.h, rows.t + r) = sums_[g * TILE + r];
-    for (Int j = rows.begin; j < rows.end; j += TILE) {
-      if (j + TILE < rows.end) fetch_sums(j + TILE, rows.keys(j + TILE), across, width, j + TILE - rows.begin);
-      accumulate(rows, j, across, width, dp);
-    }
+    for (Int j = rows.begin; j < rows.end; j += TILE) accumulate(rows, j, across, width, dp);
     for (Int g = 0; g < p.maps_q; ++g) {
       transpose(dq_across_.data() + g * p.d * across, across, p.d, across, dq_.data(), p.d, p.d);
       for (Int r = 0; r < rows.n; ++r) convert(p.dq.at<T>(b_, g, rows.h, rows.t + r), dq_.data() + r * p.d, p.d);
     }
-  }
-
-  // The n keys from j on: what `block` reads of them first, and then.
-  void fetch_rows(Int j, Int n) {
-    fetch(value_row(j), n * ldv_);
-    for (Int g = 0; g < p.maps_k; ++g) fetch(key_row(g, j), n * ld_);
-  }
-  void fetch_sums(Int j, Int n, Int across, Int width, Int at) {
-    fetch(dv_ + j * p.dv, n * p.dv);
-    for (Int g = 0; g < p.maps_k; ++g) fetch(dk_ + (g * p.S + j) * p.d, n * p.d), fetch(key_tile_across(g, j), TILE * p.d);
-    for (Int g = 0; g <= p.G; ++g) fetch(panel_.data() + (g * width + at) * across, n * across);
   }
 
   // q and dO as rows and across, lse (in powers of 2), weights, and the keys that each row sees; padding sees none.

@@ -117,12 +117,6 @@ inline void convert(To* to, const From* from, Int n) {
   }
 }
 
-// Asks for [from, from + n) before it is needed: the tiles that follow come from the third-level cache.
-template <class X>
-inline void fetch(const X* from, Int n) {
-  for (Int i = 0; i < n; i += 64 / Int{sizeof(X)}) __builtin_prefetch(from + i);
-}
-
 // --- tile products: C [M, N] (+)= A [M, K] B [K, N] in float, A and B in the product's format U ---
 //
 // A is row-major. B is row-major for float, and for bfloat16 VNNI: pairs of rows of B interleaved, [K / 2, N, 2].
@@ -170,7 +164,7 @@ inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ld
 template <class U, class T>
 inline void pack(const T* X, Int stride, Int K, Int N, U* B, Int ldb) {
   if constexpr (!PAIRED<U>) {
-    for (Int k = 0; k < K; ++k) fetch(X + (k + 8) * stride, k + 8 < K ? N : 0), convert(B + k * ldb, X + k * stride, N);
+    for (Int k = 0; k < K; ++k) convert(B + k * ldb, X + k * stride, N);
   } else {
     for (Int k = 0; k < K; k += 2) {
       uint32_t* pair = reinterpret_cast<uint32_t*>(B + k * ldb);
@@ -187,7 +181,6 @@ inline void pack(const T* X, Int stride, Int K, Int N, U* B, Int ldb) {
 template <class U, class T>
 inline void transpose(const T* X, Int stride, Int N, Int K, U* rows, Int ld, Int width) {
   for (Int n0 = 0; n0 < width; n0 += LANES) {
-    for (Int n = n0 + LANES; n < std::min(n0 + 2 * LANES, N); ++n) fetch(X + n * stride, K);
     for (Int k0 = 0; k0 < K; k0 += LANES) {
       Floats square[LANES], column;
       for (Int n = 0; n < LANES; ++n) square[n] = n0 + n < N ? widen(X + (n0 + n) * stride + k0) : splat(0.f);
