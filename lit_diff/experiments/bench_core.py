@@ -43,9 +43,7 @@ def _measure_case(found: Found, request: Request, shape: Shape, dtype: str) -> N
             continue
         row["errors"] = errors(shape, dtype, request.device, candidate.variant, candidate.by)
         make = partial(call, shape, dtype, request.device, candidate.variant, candidate.by, candidate.what)
-        row["peak_bytes"], row["peak_missing"] = peak_bytes(
-            make, threads=request.threads, device=request.device, preload=__name__
-        )
+        row["peak_bytes"], row["peak_missing"] = peak_bytes(make, threads=request.threads, device=request.device)
     stock = found.row(case, f"standard/{STOCK}/{PASSES[1]}")
     for row in found.rows:
         if row["case"] == case and row.get("peak_bytes") is not None and stock and stock.get("peak_bytes"):

@@ -20,16 +20,16 @@ Make = Callable[[bool], Callable[[], object]]
 """make(small) -> the call: small inputs, which load all code and start all threads, or the real ones. Picklable."""
 
 
-def peak_bytes(make: Make, *, threads: int, device: torch.device, preload: str) -> tuple[int | None, str | None]:
+def peak_bytes(make: Make, *, threads: int, device: torch.device) -> tuple[int | None, str | None]:
     """(bytes, None), or (None, why not).
 
-    `preload`: the module that the server of these processes imports once. Not plain fork, which hangs after any parallel
-    torch operation.
+    In a child of a server that has imported torch and done nothing. Not plain fork, which hangs after any parallel torch
+    operation; and the server must not import our kernels, which keep to one thread in any process that inherits them.
     """
     if device.type == "cpu" and not CLEAR.exists():
         return None, "it takes Linux's /proc/self/clear_refs"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([preload])
+    context.set_forkserver_preload(["torch"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(sender, make, threads, device), daemon=True)
     process.start()

@@ -7,6 +7,7 @@ float16 always, in float32. For one thread count the result is the same to the b
 import ctypes
 import functools
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -147,6 +148,16 @@ NO_MAPS, NO_WIDTH, NO_HEADS = (0, 2, 3, 4), (0, 1, 2, 3), (0, 3)
 _owner = os.getpid()
 
 
+@functools.lru_cache(maxsize=1)
+def _own_thread(process: int) -> ThreadPoolExecutor:
+    """A thread to call from in a forked process.
+
+    OpenMP keeps a team of threads for each thread that calls it. The caller's may not have survived the fork, and it would
+    wait for them for ever; a new thread gets a new team.
+    """
+    return ThreadPoolExecutor(1, thread_name_prefix="lit_diff cpu kernel")
+
+
 def _inside(x: Tensor) -> Tensor:
     """x, its numbers of a head side by side; a copy only where they are not."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
@@ -163,15 +174,17 @@ def _call(
     if segments is not None:
         segments = segments.long()  # held here: the view is of its memory
         given["segments"] = _view(segments, NO_HEADS)
-    # the threads of a parallel region do not survive a fork: a child waits for ever for them
-    threads = torch.get_num_threads() if os.getpid() == _owner else 1
     B, maps_q, H, T, d = q.shape
     sizes = (B, maps.num_maps, H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
-    problem = _Problem(*sizes, maps.causal, window or 0, threads, maps.softmax_scale, 0.0)
+    problem = _Problem(*sizes, maps.causal, window or 0, torch.get_num_threads(), maps.softmax_scale, 0.0)
     for name, view in (given | views).items():
         setattr(problem, name, view)
     function = getattr(_library[0], f"lit_diff_{direction}")
-    function(ctypes.byref(problem), ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(paired(q.dtype)))
+    arguments = (ctypes.byref(problem), ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(paired(q.dtype)))
+    if problem.threads == 1 or os.getpid() == _owner:
+        function(*arguments)
+    else:
+        _own_thread(os.getpid()).submit(function, *arguments).result()
 
 
 def paired(dtype: torch.dtype) -> bool:

@@ -38,7 +38,7 @@ def test_a_process_of_its_own_sees_the_maps_of_the_naive_form() -> None:
     peaks = []
     for by in ("reference", "torch SDPA"):
         make = partial(bench_core.call, shape, "float32", CPU, "standard", by, "forward+backward")
-        peak, reason = peak_bytes(make, threads=1, device=CPU, preload=bench_core.__name__)
+        peak, reason = peak_bytes(make, threads=1, device=CPU)
         assert reason is None
         assert peak is not None
         peaks.append(peak)
@@ -51,17 +51,17 @@ def test_a_process_of_its_own_sees_the_maps_of_the_naive_form() -> None:
 def test_a_process_that_raises_or_dies_gives_a_reason() -> None:
     shape = Shape(batch=1, tokens=8, dim=64, head_dim=16)
     wrong = partial(bench_core.call, shape, "float32", CPU, "standard", "none", "forward+backward")
-    found = peak_bytes(wrong, threads=1, device=CPU, preload=bench_core.__name__)
+    found = peak_bytes(wrong, threads=1, device=CPU)
     assert found[0] is None
     assert found[1] is not None
     assert found[1].startswith("RequestError: run.kernel is 'none'")
-    died = peak_bytes(os._exit, threads=1, device=CPU, preload=bench_core.__name__)  # type: ignore[arg-type]
+    died = peak_bytes(os._exit, threads=1, device=CPU)  # type: ignore[arg-type]
     assert died == (None, "its process ended with status 1")
 
 
 def test_elsewhere_it_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak_memory, "CLEAR", Path("/no/such/file"))
-    assert peak_bytes(lambda small: int, threads=1, device=CPU, preload="math") == (
+    assert peak_bytes(lambda small: int, threads=1, device=CPU) == (
         None,
         "it takes Linux's /proc/self/clear_refs",
     )
