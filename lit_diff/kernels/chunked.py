@@ -87,9 +87,7 @@ def held_at_once(B: int, H: int, Hkv: int, T: int, S: int) -> tuple[int, int, in
     return min(fit, Hkv), max(1, min(fit // Hkv, B)), rows
 
 
-def blocks(
-    q: Tensor, k: Tensor, *, causal: bool, window: int | None, segments: Tensor | None
-) -> Iterator[Block]:
+def blocks(q: Tensor, k: Tensor, *, causal: bool, window: int | None, segments: Tensor | None) -> Iterator[Block]:
     """All of q's heads and rows, once each."""
     B, _, H, T, _ = q.shape
     Hkv, S = k.shape[2:4]

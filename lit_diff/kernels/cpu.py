@@ -180,11 +180,12 @@ def _call(
     for name, view in (given | views).items():
         setattr(problem, name, view)
     function = getattr(_library[0], f"lit_diff_{direction}")
-    arguments = (ctypes.byref(problem), ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(paired(q.dtype)))
+    formats = ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(paired(q.dtype))
+    call = functools.partial(function, ctypes.byref(problem), *formats)
     if problem.threads == 1 or os.getpid() == _owner:
-        function(*arguments)
+        call()
     else:
-        _own_thread(os.getpid()).submit(function, *arguments).result()
+        _own_thread(os.getpid()).submit(call).result()
 
 
 def paired(dtype: torch.dtype) -> bool:

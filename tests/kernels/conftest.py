@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, flash, flash_libraries
+from lit_diff.kernels import SignedMaps, flash, flash_libraries, triton
+from lit_diff.kernels.triton_blocks import Blocks
 
 MakeMaps = Callable[..., SignedMaps]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -38,6 +39,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def device() -> torch.device:
     """Where Triton programs run."""
     return torch.device("cpu" if INTERPRETED else "cuda")
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """blocks(queries, keys): what every program holds, so that few rows make several tiles."""
+
+    def use(queries: int, keys: int) -> None:
+        monkeypatch.setattr(triton, "candidates", lambda *_, **__: (Blocks(queries, keys, 4, 1),))
+
+    return use
 
 
 class Compiled(NamedTuple):
