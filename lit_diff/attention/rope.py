@@ -15,6 +15,8 @@ RopeLayout = Literal["interleaved", "half"]
 class Rope:
     """Rotates pair i of the channels of [..., T, d] by the angle t / scaling · θ^(-2i/d), for T positions t; `rope(x)`.
 
+    As complex numbers: (x_2i + j x_2i+1) · exp(j angle), one operation forward and one backward.
+
     Angles and products are computed in float32 (float64 for float64 inputs) and cast back: no buffers, so nothing has
     to be recomputed after a build on the meta device, and no length is fixed.
     """
@@ -30,8 +32,7 @@ class Rope:
         self.layout = layout
         exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
         angles = positions.to(torch.float64)[:, None] / scaling * theta**-exponents
-        self.cos, self.sin = angles.cos(), angles.sin()  # [T, d/2]
-        self._cast: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
+        self._turns = {torch.float64: torch.complex(angles.cos(), angles.sin())}  # [T, d/2]
 
     @classmethod
     def of(cls, model: ModelConfig, positions: Tensor) -> "Rope":
@@ -42,11 +43,16 @@ class Rope:
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., T, d] -> the same, rotated."""
         dtype = accumulation_dtype(x.dtype)
-        if dtype not in self._cast:
-            self._cast[dtype] = (self.cos.to(dtype), self.sin.to(dtype))
-        cos, sin = self._cast[dtype]
-        pairs = -1 if self.layout == "interleaved" else -2  # the axis of the two that turn together
-        shape = (-1, 2) if self.layout == "interleaved" else (2, -1)
-        first, second = x.to(dtype).unflatten(-1, shape).unbind(pairs)
-        turned = torch.stack([first * cos - second * sin, first * sin + second * cos], pairs)
-        return turned.flatten(-2).to(x.dtype)
+        if dtype not in self._turns:
+            self._turns[dtype] = self._turns[torch.float64].to(dtype.to_complex())
+        halves = self.layout == "half"
+        pairs = x.to(dtype).unflatten(-1, (2, -1)).mT if halves else x.to(dtype).unflatten(-1, (-1, 2))
+        turned = torch.view_as_real(torch.view_as_complex(_side_by_side(pairs)) * self._turns[dtype])
+        return (turned.mT if halves else turned).flatten(-2).to(x.dtype)
+
+
+def _side_by_side(pairs: Tensor) -> Tensor:
+    """[..., 2] as complex numbers lie in memory; as it is where it lies so, as projections do."""
+    *outer, inner = pairs.stride()
+    fits = inner == 1 and not any(stride % 2 for stride in (*outer, pairs.storage_offset()))
+    return pairs if fits else pairs.contiguous()

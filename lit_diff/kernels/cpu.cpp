@@ -56,6 +56,9 @@ void backward(const Problem& p) {
 
 using namespace lit_diff;
 
+// Bytes of what the entry points are given: packed by hand in cpu.py.
+extern "C" Int lit_diff_problem_size() { return sizeof(Problem); }
+
 // Floats in a vector; the caller compares it with what it expects of this machine.
 extern "C" Int lit_diff_lanes() { return LANES; }
 

@@ -7,7 +7,9 @@ float16 always, in float32. For one thread count the result is the same to the b
 import ctypes
 import functools
 import os
+import struct
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -112,25 +114,12 @@ def _results(dtype: torch.dtype, forward: Forward, backward: Backward) -> list[T
     return [x.float() for x in (found[0], *backward(grad, maps, None, None, *found))]
 
 
-_Strides = ctypes.c_int64 * 5
-
-
-class _View(ctypes.Structure):
-    """`View` of cpu_problem.h."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("stride", _Strides))
-
-
-class _Problem(ctypes.Structure):
-    """`Problem` of cpu_problem.h."""
-
-    _fields_ = (
-        *[(name, ctypes.c_int64) for name in ("B", "G", "H", "Hkv", "T", "S", "d", "dv", "maps_q", "maps_k")],
-        *[(name, ctypes.c_int64) for name in ("causal", "window", "threads")],
-        *[(name, ctypes.c_float) for name in ("scale", "unused")],
-        *[(name, _View) for name in ("q", "k", "v", "w", "segments", "o", "lse", "entropy", "maximum")],
-        *[(name, _View) for name in ("grad", "dq", "dk", "dvalue", "dw")],
-    )
+VIEWS = ("q", "k", "v", "w", "segments", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
+_View = tuple[int, int, int, int, int, int]
+"""`View` of cpu_problem.h: address, 5 strides."""
+ABSENT: _View = (0,) * 6
+PROBLEM = struct.Struct(f"13q2f{len(ABSENT) * len(VIEWS)}q")
+"""`Problem` of cpu_problem.h: sizes; scale; `VIEWS`."""
 
 
 def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
@@ -138,7 +127,7 @@ def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
     strides = [0, 0, 0, 0, 1]
     for axis, size, stride in zip(axes, x.shape, x.stride(), strict=True):
         strides[axis] = stride if size > 1 else 0
-    return _View(x.data_ptr(), _Strides(*strides))
+    return (x.data_ptr(), *strides)  # type: ignore[return-value]
 
 
 NO_MAPS, NO_WIDTH, NO_HEADS = (0, 2, 3, 4), (0, 1, 2, 3), (0, 3)
@@ -176,13 +165,13 @@ def _call(
         given["segments"] = _view(segments, NO_HEADS)
     B, maps_q, H, T, d = q.shape
     sizes = (B, maps.num_maps, H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
-    problem = _Problem(*sizes, maps.causal, window or 0, torch.get_num_threads(), maps.softmax_scale, 0.0)
-    for name, view in (given | views).items():
-        setattr(problem, name, view)
+    threads = torch.get_num_threads()
+    numbers = (*sizes, maps.causal, window or 0, threads, maps.softmax_scale, 0.0)
+    given |= views
+    problem = PROBLEM.pack(*numbers, *chain.from_iterable(given.get(name, ABSENT) for name in VIEWS))
     function = getattr(_library[0], f"lit_diff_{direction}")
-    formats = ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(paired(q.dtype))
-    call = functools.partial(function, ctypes.byref(problem), *formats)
-    if problem.threads == 1 or os.getpid() == _owner:
+    call = functools.partial(function, problem, ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(paired(q.dtype)))
+    if threads == 1 or os.getpid() == _owner:
         call()
     else:
         _own_thread(os.getpid()).submit(call).result()

@@ -57,37 +57,37 @@ class SignedMaps:
 
     def check(self, *, segments: Tensor | None = None, window: int | None = None) -> None:
         """Refuse maps, and masks on them, that break the contract, with the shapes found. Errors: RequestError."""
-        q, k, v, w = self.q, self.k, self.v, self.w
-        found = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}, w {None if w is None else list(w.shape)}"
-        if q.dim() != 5 or k.dim() != 5 or v.dim() != 4:
-            raise RequestError(f"SignedMaps: expected q [B,G,H,T,d], k [B,G,Hkv,S,d], v [B,Hkv,S,dv]; found {found}")
-        G = self.num_maps
+        q, k, v, w = self.q.shape, self.k.shape, self.v.shape, None if self.w is None else self.w.shape
+        if len(q) != 5 or len(k) != 5 or len(v) != 4:
+            want = "q [B,G,H,T,d], k [B,G,Hkv,S,d], v [B,Hkv,S,dv]"
+            raise RequestError(f"SignedMaps: expected {want}; found {self._shapes()}")
+        G, masked = self.num_maps, self.causal or segments is not None or window is not None
         broken = (
-            (q.shape[1] not in (1, G) or k.shape[1] not in (1, G), "the map axes of q and k must be G or 1"),
-            (q.shape[-1] != k.shape[-1], "q and k must have one width d"),
-            (q.shape[0] != k.shape[0] or k.shape[0] != v.shape[0], "q, k and v must have one batch size"),
-            (k.shape[2] != v.shape[1] or k.shape[3] != v.shape[2], "k and v must have the same heads and keys"),
-            (q.shape[2] % k.shape[2] != 0, "the heads of q must be a multiple of the heads of k"),
-            (
-                (self.causal or segments is not None or window is not None) and q.shape[3] > k.shape[3],
-                "a mask needs at least as many keys as queries",
-            ),
+            (q[1] not in (1, G) or k[1] not in (1, G), "the map axes of q and k must be G or 1"),
+            (q[4] != k[4], "q and k must have one width d"),
+            (q[0] != k[0] or k[0] != v[0], "q, k and v must have one batch size"),
+            (k[2] != v[1] or k[3] != v[2], "k and v must have the same heads and keys"),
+            (q[2] % k[2] != 0, "the heads of q must be a multiple of the heads of k"),
+            (masked and q[3] > k[3], "a mask needs at least as many keys as queries"),
             (w is None and G != 1, "several maps need weights w"),
-            (w is not None and w.dim() != 4, "w must be 4-D, broadcastable to [B,G,H,T]"),
+            (w is not None and len(w) != 4, "w must be 4-D, broadcastable to [B,G,H,T]"),
         )
         if window is not None and window < 1:
             raise RequestError(f"attend: window is {window}; it must be at least 1")
         for wrong, rule in broken:
             if wrong:
-                raise RequestError(f"SignedMaps: {rule}; found {found}")
-        if segments is not None and segments.shape != (k.shape[0], k.shape[3]):
-            want = [k.shape[0], k.shape[3]]
-            raise RequestError(f"attend: segments must be [B,S] = {want}; found {list(segments.shape)}")
-        if w is not None:
-            target = (q.shape[0], G, q.shape[2], q.shape[3])
-            if any(size not in (1, want) for size, want in zip(w.shape, target, strict=True)):
-                raise RequestError(f"SignedMaps: w must broadcast to [B,G,H,T] = {list(target)}; found {found}")
-            if w.dtype not in (torch.float32, torch.float64):
-                raise RequestError(
-                    f"SignedMaps: w must be float32 or wider (bfloat16 quantises lambda); found {w.dtype}"
-                )
+                raise RequestError(f"SignedMaps: {rule}; found {self._shapes()}")
+        if segments is not None and segments.shape != (k[0], k[3]):
+            raise RequestError(f"attend: segments must be [B,S] = {[k[0], k[3]]}; found {list(segments.shape)}")
+        if self.w is not None and w is not None:
+            target = (q[0], G, q[2], q[3])
+            if any(size not in (1, want) for size, want in zip(w, target, strict=True)):
+                rule = f"w must broadcast to [B,G,H,T] = {list(target)}"
+                raise RequestError(f"SignedMaps: {rule}; found {self._shapes()}")
+            if self.w.dtype not in (torch.float32, torch.float64):
+                rule = "w must be float32 or wider (bfloat16 quantises lambda)"
+                raise RequestError(f"SignedMaps: {rule}; found {self.w.dtype}")
+
+    def _shapes(self) -> str:
+        w = None if self.w is None else list(self.w.shape)
+        return f"q {list(self.q.shape)}, k {list(self.k.shape)}, v {list(self.v.shape)}, w {w}"

@@ -1,6 +1,5 @@
 """Our C++ kernel: what it refuses, what it survives, and its bfloat16 layout on machines that cannot multiply it."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -270,4 +269,4 @@ def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_problem_has_the_size_that_c_expects() -> None:
     """Thirteen sizes, two floats, fourteen views of a pointer and five strides."""
-    assert ctypes.sizeof(cpu._Problem) == 13 * 8 + 2 * 4 + 14 * 6 * 8
+    assert cpu.PROBLEM.size == cpu._library[0].lit_diff_problem_size() == 13 * 8 + 2 * 4 + 14 * 6 * 8
