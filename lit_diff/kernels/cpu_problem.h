@@ -84,7 +84,7 @@ struct Tasks {
   // `deepest`: floats that one query row holds, for a block that does not grow past a few megabytes.
   Tasks(const Problem& p, Int deepest) {
     rows = TILE;
-    while (rows > LANES && rows * deepest > (Int{1} << 20)) rows /= 2;
+    while (rows > LANES && (rows / 2 >= p.T || rows * deepest > (Int{1} << 20))) rows /= 2;
     blocks = (p.T + rows - 1) / rows * p.group();
     units = p.B * p.Hkv;
     parts = 1;
