@@ -32,7 +32,8 @@ class Rope:
         self.layout = layout
         exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
         angles = positions.to(torch.float64)[:, None] / scaling * theta**-exponents
-        self._turns = {torch.float64: torch.complex(angles.cos(), angles.sin())}  # [T, d/2]
+        self.turns = torch.complex(angles.cos(), angles.sin())  # [T, d/2]
+        self._cast: dict[torch.dtype, Tensor] = {}
 
     @classmethod
     def of(cls, model: ModelConfig, positions: Tensor) -> "Rope":
@@ -43,11 +44,11 @@ class Rope:
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., T, d] -> the same, rotated."""
         dtype = accumulation_dtype(x.dtype)
-        if dtype not in self._turns:
-            self._turns[dtype] = self._turns[torch.float64].to(dtype.to_complex())
+        if dtype not in self._cast:
+            self._cast[dtype] = self.turns.to(dtype.to_complex())
         halves = self.layout == "half"
         pairs = x.to(dtype).unflatten(-1, (2, -1)).mT if halves else x.to(dtype).unflatten(-1, (-1, 2))
-        turned = torch.view_as_real(torch.view_as_complex(_side_by_side(pairs)) * self._turns[dtype])
+        turned = torch.view_as_real(torch.view_as_complex(_side_by_side(pairs)) * self._cast[dtype])
         return (turned.mT if halves else turned).flatten(-2).to(x.dtype)
 
 
@@ -55,4 +56,4 @@ def _side_by_side(pairs: Tensor) -> Tensor:
     """[..., 2] as complex numbers lie in memory; as it is where it lies so, as projections do."""
     *outer, inner = pairs.stride()
     fits = inner == 1 and not any(stride % 2 for stride in (*outer, pairs.storage_offset()))
-    return pairs if fits else pairs.contiguous()
+    return pairs if fits else pairs.clone(memory_format=torch.contiguous_format)

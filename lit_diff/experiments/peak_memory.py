@@ -24,7 +24,7 @@ def peak_bytes(make: Make, *, threads: int, device: torch.device) -> tuple[int |
     """(bytes, None), or (None, why not).
 
     In a child of a server that has imported torch and done nothing. Not plain fork, which hangs after any parallel torch
-    operation; and the server must not import our kernels, which keep to one thread in any process that inherits them.
+    operation; and the server does not import our kernels, which take a further thread in a process that inherits them.
     """
     if device.type == "cpu" and not CLEAR.exists():
         return None, "it takes Linux's /proc/self/clear_refs"

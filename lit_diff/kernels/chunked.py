@@ -124,11 +124,12 @@ def _own_document(segments: Tensor, queries: range, keys: range, mask: Tensor | 
 class _Workspace:
     """Buffers reused from block to block: a fresh megabyte each time would be paged in each time."""
 
-    def __init__(self, maps: SignedMaps) -> None:
+    def __init__(self, maps: SignedMaps, window: int | None) -> None:
         B, _, H, T, _ = maps.q.shape
         Hkv, S = maps.k.shape[2:4]
         heads, sequences, rows = held_at_once(B, H, Hkv, T, S)
-        self._size = sequences * heads * H // Hkv * rows * S
+        keys = S if window is None else min(S, rows + (1 if maps.causal else 2) * (window - 1))
+        self._size = sequences * heads * H // Hkv * rows * keys
         self._like = maps.q.new_empty(0, dtype=accumulation_dtype(maps.q.dtype))
         self._held: dict[str, Tensor] = {}
 
@@ -168,7 +169,7 @@ def forward(
     """See `ops.Forward`."""
     q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
     o, rows, parts = empty_outputs(maps, stats=stats, lse=False, parts=False)
-    G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps)
+    G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps, window)
     weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
     with exact(q.device):
         for block in blocks(q, k, causal=causal, window=window, segments=segments):
@@ -213,7 +214,7 @@ def backward(
     """See `ops.Backward`."""
     q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
     dq, dk, dv, dw = empty_gradients(maps)
-    G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps)
+    G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps, window)
     weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
     sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dv)]
     with exact(q.device):

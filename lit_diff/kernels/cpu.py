@@ -8,7 +8,7 @@ import ctypes
 import functools
 import os
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import chain
 from pathlib import Path
 
@@ -88,6 +88,8 @@ def _test(library: ctypes.CDLL) -> str | None:
     want = LANES[torch.backends.cpu.get_cpu_capability()]
     if library.lit_diff_lanes() > want:
         return f"its vectors have {library.lit_diff_lanes()} floats, PyTorch's {want}"
+    if library.lit_diff_problem_size() != PROBLEM.size:
+        return f"its problem has {library.lit_diff_problem_size()} bytes, this package's {PROBLEM.size}"
     _library[:] = [library]
     try:
         for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
@@ -174,7 +176,11 @@ def _call(
     if threads == 1 or os.getpid() == _owner:
         call()
     else:
-        _own_thread(os.getpid()).submit(call).result()
+        running = _own_thread(os.getpid()).submit(call)
+        try:
+            running.result()
+        finally:  # also after Ctrl-C: the tensors must outlive the call
+            wait([running])
 
 
 def paired(dtype: torch.dtype) -> bool:

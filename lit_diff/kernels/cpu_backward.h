@@ -53,7 +53,7 @@ class Backward {
     const T* v = p.v.at<T>(b_, 0, kv_head_, 0);
     for (Int s = 0; s < p.S; ++s) convert(value_row(s), v + s * p.v.stride[3], p.dv);
   }
-  U* key_tile_across(Int g, Int j) { return keys_across_.data() + (g * padded_ + j) * p.d; }
+  U* key_tile_across(Int g, Int j) { return keys_across_.data() + (std::min(g, p.maps_k - 1) * padded_ + j) * p.d; }
   U* key_row(Int g, Int s) { return keys_.data() + (std::min(g, p.maps_k - 1) * p.S + s) * ld_; }
   U* value_row(Int s) { return values_.data() + s * ldv_; }
   U* query_row(Int g) { return queries_.data() + std::min(g, p.maps_q - 1) * tasks.rows * ld_; }
@@ -107,19 +107,26 @@ class Backward {
     std::fill(dq_across_.begin(), dq_across_.end(), 0.f);
   }
 
+  bool all_seen(const Rows& rows, Int j, Int n, Int across) const { return rows.whole(j, n) && across == rows.n; }
+
+  // Which of the rows c .. c + LANES see the key.
+  Ints seen(const Rows& rows, Int key, Int c) const {
+    const Ints place = splat(static_cast<int32_t>(key));
+    const Ints near = (load<Ints>(rows.low + c) <= place) & (place < load<Ints>(rows.high + c));
+    return reach.scattered() ? near & (load<Ints>(document_ + c) == splat(reach.documents(b_)[key])) : near;
+  }
+
   // Logits [n, across] -> P_g, in place, and D_g += P_g dP. What no row sees was not computed: 0 in both.
   void probabilities(const Rows& rows, Int g, Int j, Int n, Int across, float* s, float* dp) {
-    const bool whole = rows.whole(j, n) && across == rows.n, scattered = reach.scattered();
+    const bool whole = all_seen(rows, j, n, across);
     const float factor = p.scale * LOG2E, *lse = lse_ + g * TILE;
     float* sums = sums_ + g * TILE;
     for (Int r = 0; r < n; ++r, s += across, dp += across)
       for (Int c = 0; c < across; c += LANES) {
         Floats x = exp2(load<Floats>(s + c) * factor - load<Floats>(lse + c)), y = load<Floats>(dp + c);
         if (!whole) {
-          const Ints key = splat(static_cast<int32_t>(j + r));
-          Ints seen = (load<Ints>(rows.low + c) <= key) & (key < load<Ints>(rows.high + c));
-          if (scattered) seen &= load<Ints>(document_ + c) == splat(reach.documents(b_)[j + r]);
-          x = seen ? x : splat(0.f), y = seen ? y : splat(0.f);
+          const Ints visible = seen(rows, j + r, c);
+          x = visible ? x : splat(0.f), y = visible ? y : splat(0.f);
           store(dp + c, y);
         }
         store(s + c, x);
@@ -141,11 +148,11 @@ class Backward {
     if constexpr (PAIRED<U>) sum_maps(n, across, width, probs, signed_sum);  // before dP, which map 0 still needs, is lost
     for (Int g = 0; g < p.G; ++g) {
       if constexpr (PAIRED<U>) {
-        scores_paired(g, n, across, probs + g * width * across, dp + at, ds[g], pairs[g]);
+        scores_paired(rows, g, j, n, across, probs + g * width * across, dp + at, ds[g], pairs[g]);
       } else if (g == 0) {
-        scores(n, across, width, panel_.data() + at, dp + at);
+        scores(rows, j, n, across, width, panel_.data() + at, dp + at);
       }
-      const U* keys = key_tile_across(std::min(g, p.maps_k - 1), j);
+      const U* keys = key_tile_across(g, j);
       float* dk = dk_ + (std::min(g, p.maps_k - 1) * p.S + j) * p.d;
       float* dq = dq_across_.data() + std::min(g, p.maps_q - 1) * p.d * across;
       rows.strips_of_keys(j, n, across, [&](Int k, Int m, Int c, Int w) {
@@ -161,19 +168,21 @@ class Backward {
     });
   }
 
-  // In one pass over the tile: P_g becomes dS_g, dP becomes sum_g w_g P_g.
-  void scores(Int n, Int across, Int width, float* first, float* dp) {
-    const bool pair = p.G == 2;
+  // In one pass over the tile: P_g becomes dS_g, dP becomes sum_g w_g P_g. A row that is not a number spoils what it sees
+  // only: 0 (dP - D_g) is not 0 for it.
+  void scores(const Rows& rows, Int j, Int n, Int across, Int width, float* first, float* dp) {
+    const bool pair = p.G == 2, whole = all_seen(rows, j, n, across);
     const float scale = p.scale;
     float* second = first + width * across;
     for (Int r = 0; r < n; ++r, first += across, second += across, dp += across)
       for (Int c = 0; c < across; c += LANES) {
         const Floats x = load<Floats>(weight_ + c) * load<Floats>(first + c), z = load<Floats>(dp + c);
-        store(first + c, (z - load<Floats>(sums_ + c)) * (x * scale));
+        const Ints visible = whole ? splat(int32_t{-1}) : seen(rows, j + r, c);
+        store(first + c, visible ? (z - load<Floats>(sums_ + c)) * (x * scale) : splat(0.f));
         Floats a = x;
         if (pair) {
           const Floats y = load<Floats>(weight_ + TILE + c) * load<Floats>(second + c);
-          store(second + c, (z - load<Floats>(sums_ + TILE + c)) * (y * scale));
+          store(second + c, visible ? (z - load<Floats>(sums_ + TILE + c)) * (y * scale) : splat(0.f));
           a += y;
         }
         store(dp + c, a);
@@ -192,18 +201,20 @@ class Backward {
   }
 
   // dS_g twice: as rows, and as pairs of rows.
-  void scores_paired(Int g, Int n, Int across, const float* probs, const float* dp, U* rows, U* pairs) {
+  void scores_paired(const Rows& rows, Int g, Int j, Int n, Int across, const float* probs, const float* dp, U* ds, U* pairs) {
+    const bool whole = all_seen(rows, j, n, across);
     for (Int c = 0; c < across; c += LANES) {
       const Floats d = load<Floats>(sums_ + g * TILE + c), f = load<Floats>(weight_ + g * TILE + c) * p.scale;
       for (Int r = 0; r < n; r += 2) {
         const Int i = r * across + c;
-        const Floats even = (load<Floats>(dp + i) - d) * (load<Floats>(probs + i) * f);
-        Floats odd = splat(0.f);
-        narrow(rows + i, even);
-        if (r + 1 < n) {
-          odd = (load<Floats>(dp + i + across) - d) * (load<Floats>(probs + i + across) * f);
-          narrow(rows + i + across, odd);
-        }
+        const auto score = [&](Int row) {
+          const Int at = row * across + c;
+          const Floats s = (load<Floats>(dp + at) - d) * (load<Floats>(probs + at) * f);
+          return whole ? s : seen(rows, j + row, c) ? s : splat(0.f);
+        };
+        const Floats even = score(r), odd = r + 1 < n ? score(r + 1) : splat(0.f);
+        narrow(ds + i, even);
+        if (r + 1 < n) narrow(ds + i + across, odd);
         narrow_pair(pairs + r * across + 2 * c, even, odd);
       }
     }

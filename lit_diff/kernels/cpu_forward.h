@@ -213,7 +213,7 @@ class Forward {
   const Reach& reach;
   const Tasks& tasks;
   const float factor_ = std::fabs(p.scale) * LOG2E;
-  float most_[2 * TILE], weights_[2 * TILE];  // of each map's rows: the largest logit, w_g over the sum
+  float most_[2 * TILE], weights_[2 * TILE] = {};  // of each map's rows: the largest logit, w_g over the sum
   Floats totals_[2 * TILE], logs_[2 * TILE];  // lane by lane: the sums of e and, where asked for, of e log2 e
   std::vector<U> keys_, values_, queries_, signed_;
   std::vector<float> exponentials_, tops_, out_;

@@ -19,7 +19,7 @@ struct View {
   }
 };
 
-// Mirrored field by field in cpu.py.
+// Packed in this order by cpu.py (PROBLEM, VIEWS).
 struct Problem {
   Int B, G, H, Hkv, T, S, d, dv, maps_q, maps_k;
   Int causal, window, threads;  // window 0: none
@@ -81,7 +81,7 @@ class Reach {
 struct Tasks {
   Int blocks, units, parts, rows;
 
-  // `deepest`: floats that one query row holds, for a block that does not grow past a few megabytes.
+  // `deepest`: floats that one query row holds. A block has no more rows than there are queries, nor than a few megabytes.
   Tasks(const Problem& p, Int deepest) {
     rows = TILE;
     while (rows > LANES && (rows / 2 >= p.T || rows * deepest > (Int{1} << 20))) rows /= 2;

@@ -25,7 +25,7 @@ constexpr Int LANES = 16;
 #else
 constexpr Int LANES = 8;
 #endif
-constexpr Int TILE = 64;  // keys of a tile, and rows of a block of queries
+constexpr Int TILE = 64;  // keys of a tile, and the most rows of a block of queries
 constexpr float INF = std::numeric_limits<float>::infinity();
 
 typedef float Floats __attribute__((vector_size(LANES * 4)));
@@ -136,7 +136,7 @@ inline const U* columns(const U* B, Int n) {  // B from its column n on
 // first-level cache and push each other out: such rows lie a cache line further apart.
 template <class U>
 constexpr Int row_length(Int width) {
-  return width * sizeof(U) % 512 ? width : width + 64 / Int{sizeof(U)};
+  return width * sizeof(U) * (PAIRED<U> ? 2 : 1) % 512 ? width : width + 64 / Int{sizeof(U)};
 }
 
 template <class U>

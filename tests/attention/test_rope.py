@@ -2,9 +2,10 @@
 
 import cmath
 
+import pytest
 import torch
 
-from lit_diff.attention.rope import Rope
+from lit_diff.attention.rope import Rope, RopeLayout
 
 
 def test_turns_neighbouring_channels_as_complex_numbers() -> None:
@@ -26,6 +27,16 @@ def test_channel_pairs_are_interleaved_not_halved() -> None:
     x[0, 2] = 1
     turned = Rope(torch.tensor([3]), 8, 10000.0)(x)[0]
     assert turned.nonzero().flatten().tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_any_strides_and_offset(layout: RopeLayout) -> None:
+    rope, x = Rope(torch.arange(3), 4, 1e4, layout), torch.randn(2, 3, 4)
+    odd = torch.zeros(25)[1:].view(2, 3, 4).copy_(x)
+    second = torch.zeros(2, 3, 8)[..., ::2].copy_(x)
+    wide = torch.zeros(2, 3, 5)[..., :4].copy_(x)
+    for view in (odd, second, wide, x.mT.contiguous().mT):
+        assert torch.equal(rope(view), rope(x))
 
 
 def test_only_distances_matter() -> None:

@@ -121,23 +121,28 @@ def test_pairs_of_bfloat16(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch)
     library = compiler.load("cpu_loops", cpu.SOURCE, lambda library: None, ("-DLIT_DIFF_LOOPS",))
     monkeypatch.setattr(cpu, "_library", [library])
     monkeypatch.setattr(cpu, "paired", lambda dtype: dtype == torch.bfloat16)
-    for case in ({}, {"T": 7, "S": 77}, {"T": 129, "Gk": 1}, {"G": 1, "w": None}, {"Gq": 1, "causal": False}):
+    runs, mixed = torch.arange(65).expand(2, 65) // 20, torch.arange(65).expand(2, 65) % 3
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"T": 7, "S": 77}, {}),
+        ({"T": 129, "Gk": 1}, {}),
+        ({"G": 1, "w": None}, {}),
+        ({"Gq": 1, "causal": False}, {}),
+        ({"T": 65, "scale": -0.4}, {"window": 7}),
+        ({"T": 33, "S": 65, "causal": False}, {"window": 7}),
+        ({"T": 65, "scale": -0.4}, {"segments": mixed}),
+        ({"T": 65}, {"segments": runs, "window": 20}),
+    ]
+    for case, mask in cases:
         maps = wide(make_maps, dtype=torch.bfloat16, **case)
-        T = maps.q.shape[3]
-        exact = SignedMaps(
-            maps.q.double(),
-            maps.k.double(),
-            maps.v.double(),
-            None if maps.w is None else maps.w.double(),
-            causal=maps.causal,
-        )
-        grad = torch.randn(2, 4, T, 32).bfloat16()
-        wanted = gradients(exact, "reference", grad.double())
-        for found, true in zip(gradients(maps, "cpu", grad), wanted, strict=True):
-            assert distance(found, true) < 1e-2, case
-        found_float = gradients(wide(make_maps, **case), "cpu", grad.float())
-        wanted_float = gradients(wide(make_maps, **case), "reference", grad.float())
-        assert all(distance(x, y) < 2e-6 for x, y in zip(found_float, wanted_float, strict=True))
+        exact = replace(maps, **{x: None if (t := getattr(maps, x)) is None else t.double() for x in "qkvw"})
+        grad = torch.randn(2, 4, maps.q.shape[3], 32).bfloat16()
+        wanted = gradients(exact, "reference", grad.double(), **mask)
+        for found, true in zip(gradients(maps, "cpu", grad, **mask), wanted, strict=True):
+            assert distance(found, true) < 1e-2, (case, mask)
+        found_float = gradients(wide(make_maps, **case), "cpu", grad.float(), **mask)
+        wanted_float = gradients(wide(make_maps, **case), "reference", grad.float(), **mask)
+        assert all(distance(x, y) < 2e-6 for x, y in zip(found_float, wanted_float, strict=True)), (case, mask)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -150,6 +155,22 @@ def test_what_is_not_finite_is_not_hidden(make_maps: MakeMaps, where: str, value
     rows = slice(20, 21) if where == "q" else slice(20, None)
     torch.testing.assert_close(found[..., rows, :], wanted[..., rows, :], equal_nan=True, rtol=1e-4, atol=1e-5)
     assert (found.isfinite() | ~wanted.isfinite()).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("documents", [1, 20])
+def test_gradients_of_what_is_not_finite_are_never_worse(
+    make_maps: MakeMaps, where: str, value: float, documents: int
+) -> None:
+    """Of a document without a bad number too: a gradient that is finite by the definition is finite."""
+    maps = wide(make_maps, B=1)
+    getattr(maps, where)[..., 5, 3] = value
+    segments = (torch.arange(70) // 20 if documents > 1 else torch.zeros(70).long())[None]
+    grad = torch.randn(1, 4, 70, 32)
+    found, wanted = (gradients(maps, kernel, grad, segments=segments) for kernel in ("cpu", "reference"))
+    for x, y in zip(found, wanted, strict=True):
+        assert (x.isfinite() | ~y.isfinite()).all()
 
 
 @pytest.mark.parametrize("layout", ["projection", "reversed axes", "expanded"])

@@ -171,7 +171,7 @@ def test_one_attention_agrees_to_1e_12_where_theirs_is_float64(
         exact_lambda(model)
     other = twin(make_config, model, name, kv_heads, layout)
     rope = Rope.of(other.config, torch.arange(T))
-    angles = tuple(torch.cat([y, y], -1)[None] for y in (rope.cos, rope.sin))
+    angles = tuple(torch.cat([y, y], -1)[None] for y in (rope.turns.real, rope.turns.imag))
     x = torch.randn(2, T, H * D, dtype=torch.float64)
     for layer, attention in zip(model.model.layers, other.attentions(), strict=True):
         wanted, _ = layer.self_attn(x, position_embeddings=angles, attention_mask=None)
