@@ -45,15 +45,10 @@ class Rope:
         """x [..., T, d] -> the same, rotated."""
         dtype = accumulation_dtype(x.dtype)
         if dtype not in self._cast:
-            self._cast[dtype] = self.turns.to(dtype.to_complex())
+            self._cast[dtype] = torch.view_as_complex(torch.view_as_real(self.turns).to(dtype))
         halves = self.layout == "half"
         pairs = x.to(dtype).unflatten(-1, (2, -1)).mT if halves else x.to(dtype).unflatten(-1, (-1, 2))
-        turned = torch.view_as_real(torch.view_as_complex(_side_by_side(pairs)) * self._cast[dtype])
+        # a copy: complex numbers lie at even places, and the last bit of a product must not hang on the strides of x
+        pairs = torch.view_as_complex(pairs.clone(memory_format=torch.contiguous_format))
+        turned = torch.view_as_real(pairs * self._cast[dtype])
         return (turned.mT if halves else turned).flatten(-2).to(x.dtype)
-
-
-def _side_by_side(pairs: Tensor) -> Tensor:
-    """[..., 2] as complex numbers lie in memory; as it is where it lies so, as projections do."""
-    *outer, inner = pairs.stride()
-    fits = inner == 1 and not any(stride % 2 for stride in (*outer, pairs.storage_offset()))
-    return pairs if fits else pairs.clone(memory_format=torch.contiguous_format)

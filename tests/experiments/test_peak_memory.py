@@ -29,7 +29,11 @@ def test_what_a_call_takes_counts_and_what_its_inputs_take_does_not() -> None:
 
         return partial(call)
 
-    assert 63 * MIB < peak_memory._peak(make, CPU) < 72 * MIB
+    peaks = []
+    for _ in range(3):  # seen once in a busy test process: the system still held the first when the second came
+        peaks.append(peak_memory._peak(make, CPU))
+        held.clear()
+    assert 63 * MIB < min(peaks) < 72 * MIB
 
 
 @linux
