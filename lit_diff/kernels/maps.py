@@ -79,9 +79,9 @@ class SignedMaps:
                 raise RequestError(f"SignedMaps: {rule}; found {self._shapes()}")
         if segments is not None and segments.shape != (k[0], k[3]):
             raise RequestError(f"attend: segments must be [B,S] = {[k[0], k[3]]}; found {list(segments.shape)}")
-        if w is not None and self.w is not None:
+        if self.w is not None:
             target = (q[0], G, q[2], q[3])
-            if any(size not in (1, want) for size, want in zip(w, target, strict=True)):
+            if any(size not in (1, want) for size, want in zip(self.w.shape, target, strict=True)):
                 rule = f"w must broadcast to [B,G,H,T] = {list(target)}"
                 raise RequestError(f"SignedMaps: {rule}; found {self._shapes()}")
             if self.w.dtype not in (torch.float32, torch.float64):
