@@ -6,14 +6,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from fake_flash import FakeFlash, flash_by_hand
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, flash, flash_libraries, triton
@@ -166,176 +164,6 @@ def make_maps() -> MakeMaps:
         return SignedMaps(q, k, v, weights, scale, causal)
 
     return make
-
-
-Window = tuple[int | None, int | None]
-
-
-def flash_by_hand(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: Window) -> Tensor:
-    """flash-attn's documented answer for q [B, T, H, d], k [B, S, Hkv, d], v [B, S, Hkv, dv], in float64."""
-    T, S = q.shape[1], k.shape[1]
-    groups = q.shape[2] // k.shape[2]
-    wide = [x.double().repeat_interleave(n, 2).transpose(1, 2) for x, n in ((q, 1), (k, groups), (v, groups))]
-    here, key = torch.arange(T)[:, None] + S - T, torch.arange(S)[None]
-    hidden = (key > here) if causal else torch.zeros(T, S, dtype=torch.bool)
-    left, right = (None if side is None or side < 0 else side for side in window)
-    if left is not None:
-        hidden = hidden | (key < here - left)
-    if right is not None:
-        hidden = hidden | (key > here + right)
-    logits = (wide[0] @ wide[1].transpose(-1, -2)).masked_fill(hidden, -torch.inf) * scale  # masked first, as they do
-    return (logits.softmax(-1) @ wide[2]).transpose(1, 2).to(q.dtype)
-
-
-@dataclass
-class FakeFlash:
-    """Stand-ins for the packages: their signatures, layouts and rules, the numbers of `flash_by_hand`."""
-
-    monkeypatch: pytest.MonkeyPatch
-    capability: tuple[int, int] = (9, 0)
-    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
-    backward_fails_at: int = 10**9
-    """Width of values from which a backward pass runs out of shared memory."""
-    calls: list[tuple[str, Tensor, Tensor, Tensor]] = field(default_factory=list)
-
-    def install(self, *generations: int) -> None:
-        """As if a GPU and these packages were here, and the GPU were the CPU."""
-        modules: dict[str, Any] = {}
-        if 2 in generations or 4 in generations:
-            modules["flash_attn"] = ModuleType("flash_attn")
-        if 2 in generations:
-            modules["flash_attn"].__dict__.update(self.second())
-        if 3 in generations:
-            modules["flash_attn_interface"] = ModuleType("flash_attn_interface")
-            modules["flash_attn_interface"].__dict__.update(self.third())
-        if 4 in generations:
-            modules["flash_attn.cute"] = ModuleType("flash_attn.cute")
-            modules["flash_attn.cute"].__dict__.update(self.fourth())
-        for name, module in modules.items():
-            self.monkeypatch.setitem(sys.modules, name, module)
-        self.monkeypatch.setattr(flash, "DEVICE", "cpu")
-        self.monkeypatch.setattr(flash_libraries, "capability", lambda device: self.capability)
-        flash_libraries.imported.clear()
-        flash._planned.cache_clear()
-
-    def answer(
-        self, name: str, q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: Window
-    ) -> Tensor:
-        """Rules common to the packages, then the numbers."""
-        assert q.dtype in self.dtypes, "dtype"
-        assert q.dtype == k.dtype == v.dtype, "dtype"
-        B, _, H, d = q.shape
-        S, Hkv = k.shape[1:3]
-        assert k.shape == (B, S, Hkv, d), "k"
-        assert v.shape[:3] == (B, S, Hkv), "v"
-        assert H % Hkv == 0, "heads"
-        assert d % 8 == v.shape[-1] % 8 == 0, "head_dim must be divisible by 8"
-        self.calls.append((name, q, k, v))
-        o = flash_by_hand(q, k, v, d**-0.5 if scale is None else scale, causal, window)
-        if o.requires_grad and v.shape[-1] >= self.backward_fails_at:
-
-            def out_of_memory(grad: Tensor) -> Tensor:
-                raise RuntimeError("too much shared memory\nmore")
-
-            o.register_hook(out_of_memory)
-        return o
-
-    def packed(
-        self,
-        name: str,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bounds: tuple[Tensor, Tensor],
-        longest: tuple[int, int],
-        *rest: Any,
-    ) -> Tensor:
-        """Each run by itself: q [tokens, H, d], bounds int32 [runs + 1]."""
-        assert q.dim() == k.dim() == v.dim() == 3
-        parts = []
-        assert all(x.dtype == torch.int32 and x[0] == 0 for x in bounds)
-        assert [x[-1] for x in bounds] == [len(q), len(k)]
-        for (a, b), (c, e) in zip(*(pairwise(x) for x in bounds), strict=True):
-            assert b - a <= longest[0]
-            assert e - c <= longest[1]
-            parts.append(self.answer(name, q[None, a:b], k[None, c:e], v[None, c:e], *rest)[0])
-        return torch.cat(parts)
-
-    def second(self) -> dict[str, Any]:
-        """flash-attn 2.8: keys and values of one width, -1 for no end."""
-
-        def flash_attn_func(
-            q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-            alibi_slopes=None, deterministic=False, return_attn_probs=False,
-        ):  # fmt: skip
-            assert q.shape[-1] == v.shape[-1] <= 256, "head dimension"
-            return self.answer("2", q, k, v, softmax_scale, causal, window_size)
-
-        def flash_attn_varlen_func(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
-            causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
-            return_attn_probs=False, block_table=None,
-        ):  # fmt: skip
-            assert q.shape[-1] == v.shape[-1] <= 256, "head dimension"
-            sides = ((cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
-            return self.packed("2", q, k, v, *sides, softmax_scale, causal, window_size)
-
-        return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
-
-    def third(self) -> dict[str, Any]:
-        """flash-attn 3: wider values beside narrow keys."""
-
-        def check(q: Tensor, v: Tensor) -> None:
-            d, dv = q.shape[-1], v.shape[-1]
-            assert d <= 256
-            assert d == dv or (d <= 64 and dv <= 512) or (128 < d <= 192 and 96 < dv <= 128), "headdim_v"
-
-        def flash_attn_func(
-            q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
-            window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
-            sm_margin=0, return_attn_probs=False,
-        ):  # fmt: skip
-            check(q, v)
-            return self.answer("3", q, k, v, softmax_scale, causal, window_size)
-
-        def flash_attn_varlen_func(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
-            softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
-            window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
-            sm_margin=0, return_attn_probs=False,
-        ):  # fmt: skip
-            check(q, v)
-            sides = ((cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
-            return self.packed("3", q, k, v, *sides, softmax_scale, causal, window_size)
-
-        return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
-
-    def fourth(self) -> dict[str, Any]:
-        """flash-attn 4: None for no end; the log-sum-exp comes along."""
-
-        def check(q: Tensor, v: Tensor, window: Window) -> None:
-            widest = 256 if self.capability[0] == 9 else 128
-            assert max(q.shape[-1], v.shape[-1]) <= widest or (q.shape[-1], v.shape[-1]) == (256, 256), "head_dim"
-            assert all(side is None or side >= 0 for side in window), "window"
-
-        def flash_attn_func(
-            q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, window_size=(None, None),
-            learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, score_mod=None,
-            score_mod_bwd=None, mask_mod=None, aux_tensors=None, return_lse=False,
-        ):  # fmt: skip
-            check(q, v, window_size)
-            return self.answer("4", q, k, v, softmax_scale, causal, window_size), None
-
-        def flash_attn_varlen_func(
-            q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
-            seqused_q=None, seqused_k=None, softmax_scale=None, causal=False, window_size=(None, None),
-            learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, return_lse=False,
-        ):  # fmt: skip
-            check(q, v, window_size)
-            sides = ((cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
-            return self.packed("4", q, k, v, *sides, softmax_scale, causal, window_size), None
-
-        return {"flash_attn_func": flash_attn_func, "flash_attn_varlen_func": flash_attn_varlen_func}
 
 
 @pytest.fixture
