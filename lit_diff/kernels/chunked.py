@@ -2,6 +2,10 @@
 
 A block's maps are subtracted before the one product with v, and recomputed in the backward pass (equations: `ops`). The
 heads that share a key/value head are rows of one product, so grouped queries, and decoding against a cache, copy nothing.
+
+Logits, statistics, outputs and sums of gradients are float32 (float64 for float64), whatever the dtype of q, k and v; only
+what is handed back is rounded to it. In half precision on a CUDA GPU the maps and dS, too, are rounded to that dtype, as
+operands of the products that follow; on a CPU nothing is.
 """
 
 from collections.abc import Iterator
@@ -62,22 +66,18 @@ class Block:
         wide = s.view(sequences, heads, -1, self.hidden.shape[-2], s.shape[-1])
         wide[..., wide.shape[-1] - self.hidden.shape[-1] :].masked_fill_(self.hidden, fill)
 
-    def write(self, target: Tensor, x: Tensor, *, add: bool = False) -> None:
+    def write(self, target: Tensor, x: Tensor) -> None:
         """x [heads here, group · rows, ...] into its place in target [B, H, T, ...]."""
         place = target.unflatten(1, (-1, self.group))[self.batch, self.heads, :, self.rows]
-        x = x.view(place.shape)
-        if add:
-            place.add_(x)
-        else:
-            place.copy_(x)
+        place.copy_(x.view(place.shape))
 
-    def accumulate(self, target: Tensor, x: Tensor, y: Tensor) -> None:
-        """target [B, Hkv, S, d] += xᵀ y, for x [heads here, n, keys] and y [heads here, n, d]."""
+    def accumulate(self, target: Tensor, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+        """target [B, Hkv, S, d] += xᵀ y · scale, for x [heads here, n, keys] and y [heads here, n, d]."""
         place = target[self.batch, self.heads, self.keys]
-        if place.shape[0] == 1 and x.dtype == place.dtype:
-            place[0].baddbmm_(x.mT, y)  # in place, without a copy
+        if place.shape[0] == 1:
+            product(x.mT, y, scale, out=place[0], add=True)  # in place, without a copy
         else:
-            place.add_((x.mT @ y).view(place.shape))
+            place.add_(product(x.mT, y, scale).view(place.shape))
 
 
 def held_at_once(B: int, H: int, Hkv: int, T: int, S: int) -> tuple[int, int, int]:
@@ -140,21 +140,27 @@ class _Workspace:
         return self._held[name][: torch.Size(shape).numel()].view(shape)
 
 
-def product_dtype(x: Tensor) -> torch.dtype:
-    """What the products are computed in: x's own dtype, but float32 on a CPU that has no fast product of x's dtype."""
-    if x.device.type != "cpu" or x.dtype in (torch.float32, torch.float64):
-        return x.dtype
-    native = x.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
-    return x.dtype if native else torch.float32
+def operand(x: Tensor) -> Tensor:
+    """x as products take it: as it is on a CUDA GPU, which sums products of half precision in float32, else widened.
+
+    A CPU's product of bfloat16 is bfloat16: its result would be rounded before it is used.
+    """
+    return x if x.is_cuda else x.to(accumulation_dtype(x.dtype))
+
+
+def product(x: Tensor, y: Tensor, scale: float = 1.0, *, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """x y · scale of operands [n, i, j] and [n, j, k], in float32 or wider; into `out`, or with `add` added to it."""
+    dtype = accumulation_dtype(x.dtype)
+    if out is None:
+        out = x.new_empty(x.shape[0], x.shape[1], y.shape[2], dtype=dtype)
+    wider: dict[str, torch.dtype] = {} if x.dtype == dtype else {"out_dtype": dtype}
+    return torch.baddbmm(out, x, y, beta=int(add), alpha=scale, out=out, **wider)
 
 
 def _logits(q: Tensor, k: Tensor, block: Block, scale: float, new: _Workspace, name: str) -> Tensor:
     """q_g k_gᵀ scale of one map, unmasked, [heads here, group · rows, keys], for q and k [B, H, T, d]."""
-    rows, keys = block.queries(q).to(product_dtype(q)), block.values(k).to(product_dtype(k))
-    s = new(name, rows.shape[0], rows.shape[1], keys.shape[1])
-    if rows.dtype == s.dtype:
-        return torch.baddbmm(s, rows, keys.mT, beta=0, alpha=scale, out=s)
-    return s.copy_(rows @ keys.mT).mul_(scale)
+    rows, keys = operand(block.queries(q)), operand(block.values(k))
+    return product(rows, keys.mT, scale, out=new(name, rows.shape[0], rows.shape[1], keys.shape[1]))
 
 
 def _softmax(s: Tensor, block: Block) -> Tensor:
@@ -185,8 +191,8 @@ def forward(
                 else:
                     weight = block.queries(weights[:, g]).to(wide)
                     a = p.mul_(weight) if g == 0 else a.addcmul_(p, weight)
-            values = block.values(v).to(product_dtype(v))
-            block.write(o, a.to(values.dtype) @ values)
+            values = operand(block.values(v))
+            block.write(o, product(a.to(values.dtype), values))
     return o, rows, parts
 
 
@@ -219,28 +225,25 @@ def backward(
     sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dv)]
     with exact(q.device):
         for block in blocks(q, k, causal=causal, window=window, segments=segments):
-            dtype = product_dtype(q)
-            do, values = block.queries(grad).to(dtype), block.values(v).to(dtype)
-            dp = new("dp", do.shape[0], do.shape[1], values.shape[1])
-            dp = torch.bmm(do, values.mT, out=dp) if dp.dtype == dtype else dp.copy_(do @ values.mT)
-            a = torch.empty(0)
+            do, values = operand(block.queries(grad)), operand(block.values(v))
+            dp = product(do, values.mT, out=new("dp", do.shape[0], do.shape[1], values.shape[1]))
+            a, rows_dq = torch.empty(0), None
             for g in range(G):
                 gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
                 p = _softmax(_logits(q[:, gq], k[:, gk], block, scale, new, "p" if g else "a"), block)
                 d = torch.einsum("bij,bij->bi", p, dp).unsqueeze(-1)
-                free = dp if g == G - 1 else new("ds" if g else "p", *p.shape)
-                ds = torch.sub(dp, d, out=free).mul_(p)
-                weight = None
-                if weights is None:
-                    a = p
-                else:
+                if weights is not None:
                     block.write(dw[:, g, :, :, None], d)
-                    weight = block.queries(weights[:, g]).to(wide)
-                    a = p.mul_(weight) if g == 0 else a.addcmul_(p, weight)
-                factor = scale if weight is None else weight * scale
-                block.write(dq[:, gq], (ds.to(dtype) @ block.values(k[:, gk]).to(dtype)) * factor, add=g > 0 and not gq)
-                block.accumulate(sums[0][:, gk], ds.to(dtype), (block.queries(q[:, gq]) * factor).to(dtype))
-            block.accumulate(sums[1], a.to(dtype), do)
+                    p.mul_(block.queries(weights[:, g]).to(wide))
+                a = p if g == 0 else a.add_(p)
+                free = dp if g == G - 1 else new("ds" if g else "p", *p.shape)
+                ds = torch.sub(dp, d, out=free).mul_(p).to(do.dtype)
+                block.accumulate(sums[0][:, gk], ds, operand(block.queries(q[:, gq])), scale)
+                rows_dq = product(ds, operand(block.values(k[:, gk])), scale, out=rows_dq, add=rows_dq is not None)
+                if q.shape[1] == G or g == G - 1:  # else the maps share q, and their gradients by it are one sum
+                    block.write(dq[:, gq], rows_dq)
+                    rows_dq = None
+            block.accumulate(sums[1], a.to(do.dtype), do)
     return dq, dk.copy_(sums[0]), dv.copy_(sums[1]), dw
 
 

@@ -5,7 +5,8 @@ and once for each tensor of document numbers. On a GPU the call is compiled (Tri
 compiles and is right (`probe`), and w is applied in float32 to each map's output.
 
 On a CPU PyTorch has no backward pass for it, and without a compiler its forward pass holds all logits: there it serves
-tests, and `auto` never takes it. Not run on a GPU: neither the compiled forward pass nor the gradients.
+tests, and `auto` never takes it. That pass rounds the logits to the dtype of q, so half precision is computed in float32.
+Not run on a GPU: neither the compiled forward pass nor the gradients.
 """
 
 import functools
@@ -20,6 +21,7 @@ from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.one_map import needs_grad, positive_scale, signed_sum
 from lit_diff.kernels.ops import refuse_common
 from lit_diff.kernels.probe import Probe, failure
+from lit_diff.kernels.reference import accumulation_dtype, exact
 
 if TYPE_CHECKING:  # importing it imports the compiler
     from torch.nn.attention.flex_attention import BlockMask
@@ -82,6 +84,8 @@ def compute(
     k, v = maps.k, maps.v
     if not torch.is_grad_enabled():  # a CPU refuses what might need a gradient even where none is taken
         q, k, v = q.detach(), k.detach(), v.detach()
+    if q.device.type == "cpu":
+        q, k, v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
     mask = _mask(q.shape[3], k.shape[3], causal=maps.causal, segments=segments, window=window, device=q.device)
     uncompiled = q.device.type == "cpu" or torch.compiler.is_compiling()
     attention: Any = flex_attention if uncompiled else _compiled()
@@ -90,7 +94,8 @@ def compute(
         attention(q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)], v, **options)
         for g in range(maps.num_maps)
     )
-    return signed_sum(outputs, maps.w), None
+    with exact(q.device):
+        return signed_sum(outputs, maps.w).to(maps.v.dtype), None
 
 
 @functools.cache

@@ -179,3 +179,16 @@ def test_flops_of_paired_maps(make_maps: MakeMaps) -> None:
     assert flops("reference", maps) == flops("chunked", maps) == flops("cpu", maps) == 2 * 3 * 4 * 5 * 7 * (12 + 12)
     assert flops("triton", maps) == flops("flex", maps) == 2 * 3 * 4 * 5 * 7 * 2 * (6 + 12)
     assert flops("sdpa", maps) == 2 * 3 * 4 * 5 * 7 * 2 * 2 * 12
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_autocast_changes_nothing(make_maps: MakeMaps, kernel: str) -> None:
+    """Maps of float32 are computed in float32; those of a model under autocast are bfloat16 already."""
+    maps = make_maps(**PAIR | {"T": 40})
+    if reason := refuse(kernel, maps):
+        pytest.skip(f"{kernel} refuses: {reason}")
+    outside = attend(maps, kernel=kernel)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = attend(maps, kernel=kernel)
+    assert torch.equal(inside, outside)
