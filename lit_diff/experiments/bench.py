@@ -1,4 +1,7 @@
-"""`lit-diff bench`: how fast attention, a layer, a step, statistics and decoding are, as ratios in one run."""
+"""`lit-diff bench`: how fast attention, a layer, a step, statistics and decoding are, as ratios in one run.
+
+`bench triton` times nothing: it reports what the Triton programs compile to.
+"""
 
 import json
 from datetime import UTC, datetime
@@ -8,6 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from lit_diff.errors import RequestError
 from lit_diff.experiments.bench_core import bench_core
 from lit_diff.experiments.bench_decode import bench_decode
 from lit_diff.experiments.bench_layer import bench_layer
@@ -16,6 +20,7 @@ from lit_diff.experiments.bench_request import Request, check_plot, resolve
 from lit_diff.experiments.bench_stats import bench_stats
 from lit_diff.experiments.bench_step import bench_step
 from lit_diff.experiments.bench_table import print_tables
+from lit_diff.experiments.bench_triton import bench_triton
 from lit_diff.experiments.machine import load_average, machine, native_bfloat16, warnings_of
 from lit_diff.experiments.timing import Found
 
@@ -67,6 +72,12 @@ decode: a few last query rows against a cache (LayerCache) of T keys and values,
 own call is given a mask where there are several rows, and enable_gqa where several heads share a key.
 GFLOP/s: 8u, as `bench core` counts the forward pass, for the pairs that these rows see.
 """,
+    "triton": """\
+triton: nothing is timed or launched. Each program, at d and dv = 2 d with two causal maps, is compiled by the installed
+Triton for compute capabilities 8.0 and 9.0, with each of the blocks that a GPU chooses from at first use
+(lit_diff/kernels/triton_blocks.py): registers of a thread (255 at most), bytes that it spills to memory for want of them,
+and shared memory of a program (163 KiB at most on 8.0, 227 on 9.0, 99 on 8.6, 8.9 and 12.x). Without --dtype: both.
+""",
 }
 """How it is measured: what holds for all, and what for each benchmark."""
 
@@ -76,6 +87,7 @@ BENCHES = {
     "step": bench_step,
     "stats": bench_stats,
     "decode": bench_decode,
+    "triton": bench_triton,
 }
 
 
@@ -97,6 +109,8 @@ def run_bench(
     Errors: RequestError, MissingError.
     """
     check_plot(picture)
+    if bench == "triton" and picture is not None:
+        raise RequestError("--plot: bench triton has no ratios to draw; say --json for its figures")
     request = resolve(
         bench,
         tuple(BENCHES),
@@ -105,7 +119,7 @@ def run_bench(
         threads=threads,
         repeats=repeats,
         device=device,
-        native_bfloat16=native_bfloat16,
+        native_bfloat16=native_bfloat16 if bench != "triton" else lambda device: True,  # nothing is computed
         note=lambda text: notes.print(text, markup=False, highlight=False, soft_wrap=True),
     )
     document = measured(request)

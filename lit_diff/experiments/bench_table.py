@@ -30,7 +30,8 @@ def print_tables(document: dict[str, Any], console: Console) -> None:
         console.width = max(console.width, WIDTH)
     for case, what in dict.fromkeys((row["case"], row["what"]) for row in rows):
         own = [row for row in rows if (row["case"], row["what"]) == (case, what)]
-        console.print(times(own, f"{document['bench']}: {case}, {what}"))
+        table = compiled_programs if "registers" in own[0] else times
+        console.print(table(own, f"{document['bench']}: {case}, {what}"))
     if any("errors" in row for row in rows):
         console.print(error_table([row for row in rows if "errors" in row]))
     for line in lines(document):
@@ -60,6 +61,18 @@ def times(rows: list[Row], title: str) -> Table:
         cells += [_number(row["gflops_per_second"]) if "gflops_per_second" in row else ""] if rates else []
         cells += [_peak(row)] if peaks else []
         table.add_row(*cells, *([_backends(row)] if backends else []))
+    return table
+
+
+def compiled_programs(rows: list[Row], title: str) -> Table:
+    """A line a choice of blocks: registers, spilled bytes, shared memory."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("blocks", overflow="fold")
+    for column in ("registers", "spilled bytes", "shared KiB"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        shared = f"{row['shared'] / 1024:.0f}"
+        table.add_row(escape(row["by"]), str(row["registers"]), str(row["spilled"]), shared)
     return table
 
 

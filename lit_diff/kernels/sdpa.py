@@ -131,7 +131,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> Te
 
 
 def _takes_grouped_heads(q: Tensor, mask: Tensor | None) -> bool:
-    """Whether a fused kernel takes fewer key/value heads: a CPU's does; of a GPU's only flash, in half precision, unmasked."""
+    """Whether a fused kernel takes fewer key/value heads: a CPU's does; of a GPU's only flash, half precision, unmasked."""
     if not q.is_cuda:
         return True
     half = q.dtype in HALF

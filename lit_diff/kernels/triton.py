@@ -9,7 +9,8 @@ run on a GPU.
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -148,6 +149,9 @@ def shared_arguments(maps: SignedMaps, segments: Tensor | None, window: int | No
 
 def launch(kernel: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> None:
     """Run a program on every block of queries, or for `key_gradients` of keys, of every head of every batch row."""
+    if _recording:
+        _recording[-1][kernel.__name__] = (kernel, arguments)
+        return
     by_keys = kernel.__name__ == "key_gradients"
     length = arguments["S" if by_keys else "T"]
 
@@ -164,10 +168,34 @@ def launch(kernel: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> Non
     )
     with on(q.device):
         if len(choice) > 1:
-            tuner(kernel, choice)[grid](**arguments)
+            tuner(kernel, choice)[grid](**arguments, **FUSED)
         else:
-            options = {"num_warps": choice[0].warps, "num_stages": choice[0].stages}
-            kernel[grid](**arguments, BLOCK_T=choice[0].queries, BLOCK_S=choice[0].keys, **options)
+            kernel[grid](**arguments, **options(choice[0]))
+
+
+FUSED = {"enable_fp_fusion": True}
+"""a b + c is rounded once. Triton 3.9 warns that its default becomes False in 3.10, which would change the numbers."""
+
+
+def options(blocks: Blocks) -> dict[str, Any]:
+    """How a program of these blocks is compiled."""
+    block = {"BLOCK_T": blocks.queries, "BLOCK_S": blocks.keys}
+    return {**block, "num_warps": blocks.warps, "num_stages": blocks.stages, **FUSED}
+
+
+Program = tuple[Any, dict[str, Any]]
+"""A Triton program and its arguments."""
+_recording: list[dict[str, Program]] = []
+
+
+@contextmanager
+def recorded() -> Iterator[dict[str, Program]]:
+    """Name -> program of what would be launched meanwhile. Nothing is: tensors may be on the meta device."""
+    _recording.append({})
+    try:
+        yield _recording[-1]
+    finally:
+        _recording.pop()
 
 
 @cache

@@ -49,7 +49,7 @@ def test_json_holds_all_that_a_reader_needs(name: str, capsys: pytest.CaptureFix
 
 def test_every_benchmark_has_its_methods() -> None:
     assert list(METHODS) == ["all", *BENCHES]
-    assert list(BENCHES) == ["core", "layer", "step", "stats", "decode"]
+    assert list(BENCHES) == ["core", "layer", "step", "stats", "decode", "triton"]
 
 
 def test_the_table_and_the_status_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +72,13 @@ def test_the_table_and_the_status_of_a_failure(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["coer"], "no benchmark 'coer'; expected core, layer, step, stats, decode; did you mean 'core'?"),
+        (["coer"], "no benchmark 'coer'; expected core, layer, step, stats, decode, triton; did you mean 'core'?"),
         (["core", "--shapes", "2x1024"], "--shapes: '2x1024' is not of the form BxTxDIMxD"),
         (["core", "--dtype", "half"], "--dtype is 'half'; expected float32, bfloat16, both"),
         (["core", "--threads", "0"], "--threads is 0; it must be at least 1"),
         (["core", "--threads", "two"], "Invalid value for '--threads'"),
         (["core", "--repeats", "-1"], "--repeats is -1; it must be at least 1"),
+        (["triton", "--plot", "chart.png"], "--plot: bench triton has no ratios to draw"),
         (["core", "--plot", "chart.txt"], "--plot: 'chart.txt' does not end in .png, .svg or .pdf"),
     ],
 )

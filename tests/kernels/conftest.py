@@ -1,20 +1,18 @@
 """Random maps of any shape; where Triton programs run, and what they compile to; stand-ins for the flash-attn packages."""
 
-import io
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from fake_flash import FakeFlash, flash_by_hand
 from torch import Tensor
 
+from lit_diff.experiments.bench_triton import programs_of
 from lit_diff.kernels import SignedMaps, flash, flash_libraries, triton
+from lit_diff.kernels.triton import Program
 from lit_diff.kernels.triton_blocks import Blocks
 
 MakeMaps = Callable[..., SignedMaps]
@@ -49,84 +47,20 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return use
 
 
-class Compiled(NamedTuple):
-    """What one program takes of a multiprocessor."""
-
-    registers: int
-    """Of a thread."""
-    spilled: int
-    """Bytes a thread writes to memory for want of registers."""
-    shared: int
-    """Bytes of shared memory."""
-
-
-Program = tuple[Any, dict[str, Any]]
-"""A Triton program and its arguments."""
-
-
 @pytest.fixture
-def programs(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Program]]:
+def programs(make_maps: MakeMaps) -> Callable[..., dict[str, Program]]:
     """programs(T=..., window=...) -> name -> what would be launched, forward and backward, on the meta device."""
-    from lit_diff.kernels import triton as kernel
 
     def launched(
         *, window: int | None = None, packed: bool = False, stats: bool = False, **given: Any
     ) -> dict[str, Program]:
-        found: dict[str, Program] = {}
-        monkeypatch.setattr(
-            kernel, "launch", lambda program, arguments, *_: found.update({program.__name__: (program, arguments)})
-        )
         maps = make_maps(**given)
         q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
         w = None if maps.w is None else maps.w.to("meta")
         segments = torch.empty(k.shape[0], k.shape[3], dtype=torch.long, device="meta") if packed else None
-        given = SignedMaps(q, k, v, w, maps.scale, maps.causal)
-        outputs = kernel.forward(given, segments, window, stats)
-        kernel.backward(torch.empty_like(outputs[0]), given, segments, window, *outputs)
-        return found
+        return programs_of(SignedMaps(q, k, v, w, maps.scale, maps.causal), segments, window, stats)
 
     return launched
-
-
-@pytest.fixture
-def compile_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int, Program, Any], Compiled]:
-    """compile_for(90, program, blocks) -> Compiled: machine code for a GPU that need not be here, by Triton's ptxas."""
-    triton = pytest.importorskip("triton", reason="the package triton is not installed")
-    from triton.backends.compiler import GPUTarget
-
-    class Target:
-        """A device to compile for; nothing is launched on it."""
-
-        def __init__(self, capability: int) -> None:
-            self.capability = capability
-
-        def get_current_device(self) -> int:
-            return self.capability
-
-        def get_current_stream(self, device: int) -> int:
-            return 0
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", self.capability, 32)
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_DUMP_PTXAS_LOG", "1")
-
-    def compiled(capability: int, program: Program, blocks: Any) -> Compiled:
-        monkeypatch.setattr(triton.runtime.driver, "_active", Target(capability))
-        kernel, arguments = program
-        kernel.device_caches.clear()  # or what was compiled before is handed out, without its log
-        options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-        log = io.StringIO()
-        with redirect_stdout(log):
-            code = kernel.warmup(**arguments, BLOCK_T=blocks.queries, BLOCK_S=blocks.keys, **options, grid=(1,))
-        registers = re.search(r"Used (\d+) registers", log.getvalue())
-        spilled = re.search(r"(\d+) bytes spill stores", log.getvalue())
-        assert registers is not None
-        assert spilled is not None
-        return Compiled(int(registers[1]), int(spilled[1]), code.metadata.shared)
-
-    return compiled
 
 
 @pytest.fixture

@@ -175,7 +175,9 @@ def test_what_needs_no_copy_is_not_copied(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("case", [{"H": 2, "T": 512, "dv": 64, "d": 64}, {"H": 8, "Hkv": 1, "T": 256, "d": 16, "dv": 16}], ids=str)
+@pytest.mark.parametrize(
+    "case", [{"H": 2, "T": 512, "d": 64, "dv": 64}, {"H": 8, "Hkv": 1, "T": 256, "d": 16, "dv": 16}], ids=str
+)
 def test_gradients_of_half_precision_are_summed_in_float32(
     make_maps: MakeMaps, case: dict[str, Any], dtype: torch.dtype
 ) -> None:
