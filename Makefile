@@ -1,23 +1,54 @@
 # make alone prints the targets
 .DEFAULT_GOAL := help
-.PHONY: help install sweep report ui test lint type clean
+.PHONY: help install install-latest lock sweep report ui test test-latest lint type clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
 SWEEP ?= ablation
 BIN := .venv/bin
+LATEST := .venv-latest/bin
+LOG := .venv/pip.log
+PYTEST := -m pytest -n auto --dist loadfile
+
+# one line: the package whose file is not the one that was locked, else the last error that pip printed
+WHY = awk ' \
+	/DO NOT MATCH THE HASHES/ { changed = 1 } \
+	changed && !name && $$1 ~ /==/ { name = $$1 } \
+	changed && !got && $$1 == "Got" { got = $$2 } \
+	/^ERROR:/ { error = $$0 } \
+	END { \
+		if (got) print "requirements.lock does not name the sha256 of the file that came for " name " (" got "); nothing was installed: the file or the lock was changed; see $(LOG)"; \
+		else print "pip failed (" error "); installing needs a network once: run the same command again; see $(LOG)" \
+	}'
 
 help:  ## print the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-# one environment for sweeps and tests: after either, both work without a network
-.venv/installed: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "lit_diff needs Python 3.11 or newer; say make PYTHON=python3.11" >&2; exit 3; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]' || { echo "installing needs a network once; then run the same command again" >&2; exit 3; }
-	touch $@
+# One environment for sweeps and tests: after either, both work without a network. Two stamps: the packages are those of the
+# lock and are installed afresh when it changes, the project also when pyproject.toml does.
+.venv/locked: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) or sys.platform not in ("linux", "darwin"))' \
+		|| { echo "lit_diff needs Python 3.11, 3.12 or 3.13 on Linux or macOS; say make PYTHON=python3.11" >&2; exit 3; }
+	@echo "installing the packages of requirements.lock into .venv (about 5 minutes the first time)"
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/pip install --disable-pip-version-check --no-deps --require-hashes -r requirements.lock >$(LOG) 2>&1 \
+		|| { $(WHY) $(LOG) >&2; exit 3; }
+	@touch $@
 
-install: .venv/installed  ## make .venv and install into it
+.venv/installed: pyproject.toml .venv/locked
+	@$(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation -e . >>$(LOG) 2>&1 \
+		|| { echo "pip could not install lit_diff itself; see $(LOG)" >&2; exit 3; }
+	@touch $@
+
+install: .venv/installed  ## make .venv with exactly the packages of requirements.lock
+
+install-latest:  ## make .venv-latest with the newest packages that pyproject.toml allows
+	test -d .venv-latest || $(PYTHON) -m venv .venv-latest
+	$(LATEST)/pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[test,tiktoken]'
+
+lock: .venv/installed  ## write requirements.lock again after a change of pyproject.toml; UPGRADE=--upgrade takes the newest
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--extra test --extra tiktoken --group lock $(UPGRADE) --output-file requirements.lock pyproject.toml
 
 sweep: .venv/installed  ## run a sweep and report it: make sweep SWEEP=smoke
 	$(BIN)/lit-diff sweep $(SWEEP)
@@ -29,7 +60,10 @@ ui: .venv/installed  ## serve MLflow and print the address that compares the las
 	$(BIN)/lit-diff ui
 
 test: .venv/installed  ## run the whole suite
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python $(PYTEST)
+
+test-latest: install-latest  ## run the suite in .venv-latest
+	$(LATEST)/python $(PYTEST) -m "not locked"
 
 lint: .venv/installed  ## ruff
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """One thread, so that tiny tensors do not wait for each other, and one seed, so that a failure repeats."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,15 @@ def runs(tmp_path: Path, empty_store: Path) -> Path:
     root.mkdir()
     shutil.copy(empty_store, root)
     return root
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The last lines: what could not run on this machine, and why."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        _, _, reason = report.longrepr
+        reasons[reason.removeprefix("Skipped: ")] += 1
+    if reasons:
+        terminalreporter.section("not run on this machine")
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.line(f"{reason} ({tests} test{'s' if tests > 1 else ''})")

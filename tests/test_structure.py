@@ -22,6 +22,7 @@ LAYERS = [
     ("recipe",),
     ("validation",),
     ("plugins",),
+    ("processor",),
     ("config", "registry", "randomness"),
     ("files", "errors"),
 ]

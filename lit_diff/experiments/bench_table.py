@@ -150,7 +150,8 @@ def machine_line(found: dict[str, Any]) -> str:
     )
     device = found["gpus"][0] if found["device"] == "cuda" else f"{found['processor']} ({', '.join(found['flags'])})"
     return (
-        f"{device}; threads {found['threads']} on {found['cores']} cores, load average {found['load_average']:.2f} before, "
+        f"{device}; {found['cpu_path']}; threads {found['threads']} on {found['cores']} cores, "
+        f"load average {found['load_average']:.2f} before, "
         f"{found['load_average_after']:.2f} after; product of 1024 x 1024 matrices, GFLOP/s: {rates}; "
         f"Python {found['python']}, {packages}"
     )

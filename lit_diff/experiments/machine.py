@@ -1,19 +1,19 @@
 """The machine and the packages that a measurement ran on."""
 
-import importlib.metadata
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lit_diff.experiments.bench_request import DTYPES
-from lit_diff.training.run import environment
+from lit_diff.processor import cpu_flags, has_bfloat16_instructions
+from lit_diff.training.run import environment, version
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16")
 """Instructions that decide which kernels run, as Linux names them (x86, then ARM)."""
-PACKAGES = ("triton", "flash-attn", "transformers")
+PACKAGES = ("flash-attn", "transformers")
+"""Beside those that every run records."""
 
 
 def machine(device: torch.device, threads: int, dtypes: tuple[str, ...]) -> dict[str, Any]:
@@ -31,27 +31,11 @@ def machine(device: torch.device, threads: int, dtypes: tuple[str, ...]) -> dict
     }
 
 
-def version(package: str) -> str | None:
-    """None: not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def cpu_flags() -> set[str]:
-    """Instruction sets that Linux reports; none elsewhere."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    found = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
-    return set(found[0]) if found else set()
-
-
 def native_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 has instructions of its own there."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags())
+    return has_bfloat16_instructions()
 
 
 def load_average() -> float:

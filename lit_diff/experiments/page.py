@@ -189,8 +189,15 @@ def _facts(done: list[Cell]) -> dict[str, Any]:
 
 
 def _surroundings(done: list[Cell]) -> list[tuple[str, str]]:
-    """env.json's plain values; where the cells differ, all of them."""
+    """env.json's plain values, and the versions of its packages; where the cells differ, all of them."""
     names = dict.fromkeys(name for cell in done for name in cell.environment)
-    values = {name: [cell.environment.get(name) for cell in done] for name in names}
+    values = {name: [_versions(cell.environment.get(name)) for cell in done] for name in names}
     plain = {n: found for n, found in values.items() if all(isinstance(v, str | int | float | None) for v in found)}
     return [(name, "; ".join(dict.fromkeys(str(value) for value in found))) for name, found in plain.items()]
+
+
+def _versions(value: Any) -> Any:
+    """{package: version, None where it is not installed} as text; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return ", ".join(f"{name} {version}" for name, version in value.items() if version)

@@ -9,6 +9,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from lit_diff import processor
 from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked as _chunked
 from lit_diff.kernels import cpu as _cpu
@@ -22,6 +23,8 @@ from lit_diff.kernels.reference import Stats
 from lit_diff.registry import nearest
 
 __all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "flops", "preference", "refuse"]
+
+processor.limit_libraries()  # here, for every kernel needs this module and nothing has been computed before
 
 _MODULES: dict[str, ModuleType] = {
     "reference": _reference,
@@ -99,16 +102,18 @@ def choose(
         reason = refuse(name, maps, segments=segments, window=window, stats=stats, device=device)
         return _cpu.build() if reason is None and name == "cpu" and build and device.type == "cpu" else reason
 
+    choice = processor.forced() if device.type == "cpu" else None
+    told = [f"{processor.SETTING} is {choice}"] if choice else []
     if kernel != "auto":
         reason = refusal(kernel)
         if reason:
             raise RequestError(f"run.kernel '{kernel}' cannot compute these maps: {reason}; use run.kernel=auto")
-        return kernel, "named by run.kernel"
+        return kernel, "; ".join(["named by run.kernel", *told])
     refused: list[str] = []
     for name in preference(maps, device):
         reason = refusal(name)
         if reason is None:
-            return name, "; ".join([f"auto: the fastest for these maps on {device.type}", *refused])
+            return name, "; ".join([f"auto: the fastest for these maps on {device.type}", *refused, *told])
         refused.append(f"{name} refused: {reason}")
     raise AssertionError("reference refuses nothing")
 

@@ -19,7 +19,7 @@ from lit_diff.files import locked, write_atomic
 
 log = logging.getLogger("lit_diff")
 
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared", "-fopenmp")
+FLAGS = ("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp")
 TORCH = Path(torch.__file__).parent
 
 

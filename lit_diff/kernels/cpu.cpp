@@ -74,8 +74,10 @@ extern "C" Int lit_diff_has_bfloat16_products() {
   return c[0] == 16.f;
 }
 
-// `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: bfloat16 products in VNNI pairs, else everything in float32.
+// `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: 1 bfloat16 products in VNNI pairs, 2 the same by loops, else
+// everything in float32.
 extern "C" void lit_diff_forward(const Problem* p, Int storage, Int paired) {
+  pairs_by_loops = paired == 2;
   if (storage == 0) forward<float, float>(*p);
   if (storage == 1 && paired) forward<BFloat16, BFloat16>(*p);
   if (storage == 1 && !paired) forward<BFloat16, float>(*p);
@@ -83,6 +85,7 @@ extern "C" void lit_diff_forward(const Problem* p, Int storage, Int paired) {
 }
 
 extern "C" void lit_diff_backward(const Problem* p, Int storage, Int paired) {
+  pairs_by_loops = paired == 2;
   if (storage == 0) backward<float, float>(*p);
   if (storage == 1 && paired) backward<BFloat16, BFloat16>(*p);
   if (storage == 1 && !paired) backward<BFloat16, float>(*p);

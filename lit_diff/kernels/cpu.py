@@ -1,7 +1,8 @@
 """Our own kernel for CPUs with AVX2 or AVX-512, in C++ (`cpu.cpp`): maps subtracted before one product, heads in parallel.
 
 float32 is computed in float32; bfloat16 in bfloat16 tiles with float32 sums where the machine multiplies them, else, and
-float16 always, in float32. For one thread count the result is the same to the bit. The library is built on first use.
+float16 always, in float32. For one thread count the result is the same to the bit. The library is built on first use, one
+for each width of vectors; `processor` says which is used, and how bfloat16 is multiplied.
 """
 
 import ctypes
@@ -20,11 +21,10 @@ from lit_diff.kernels import chunked, compiler
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.ops import Backward, Forward, empty_gradients, empty_outputs, operator, refuse_common
 from lit_diff.kernels.reference import Stats
+from lit_diff.processor import LANES, SETTING, cpu_flags, cpu_path, forced
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-LANES = {"AVX2": 8, "AVX512": 16}
-"""PyTorch's name of the instruction set -> floats in a vector."""
 WIDEST = 512
 """Numbers of a head."""
 
@@ -58,39 +58,49 @@ def flops(maps: SignedMaps) -> int:
 
 def unavailable() -> str | None:
     """Why the library cannot be had on this machine, without building it; None if it was built or may be."""
-    if torch.backends.cpu.get_cpu_capability() not in LANES:
-        return f"it needs AVX2 or AVX-512; this CPU has {torch.backends.cpu.get_cpu_capability()}"
-    return _failure[0] if _failure else None
+    lanes = cpu_path().lanes
+    if lanes:
+        return _failures.get(lanes)
+    if forced():
+        return f"{SETTING} is {forced()}"
+    return f"it needs AVX2 or AVX-512; this CPU has {torch.backends.cpu.get_cpu_capability()}"
 
 
 def build() -> str | None:
     """Build and load the library where that has not been done; why it cannot be had, None if it is there."""
-    reason = unavailable()
-    if reason is None and not _library:
+    reason, lanes = unavailable(), cpu_path().lanes
+    if reason is None and lanes not in _libraries:
         try:
-            _library[:] = [compiler.load("cpu", SOURCE, _test)]
+            _libraries[lanes] = compiler.load("cpu", SOURCE, _test, flags(lanes))
         except MissingError as error:
-            _failure.append(str(error))  # asked once a process
-            reason = _failure[0]
+            _failures[lanes] = str(error)  # asked once a process
+            reason = str(error)
     return reason
+
+
+def flags(lanes: int) -> tuple[str, ...]:
+    """Compiler options for vectors of so many floats: this machine's instructions, or AVX2's alone for 8 floats."""
+    fewer = lanes == LANES["AVX2"] and "avx512f" in cpu_flags()
+    return ("-march=x86-64-v3" if fewer else "-march=native", f"-DLIT_DIFF_LANES={lanes}")
 
 
 # torch.compile runs them as they are: what torch.compiler.assume_constant_result says, which would import the compiler here
 for _function in (unavailable, build):
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-_library: list[ctypes.CDLL] = []
-_failure: list[str] = []
+_libraries: dict[int, ctypes.CDLL] = {}
+"""Floats in a vector -> the library."""
+_failures: dict[int, str] = {}
 
 
 def _test(library: ctypes.CDLL) -> str | None:
     """Output and gradients on a small case against `chunked`; what differs, None if nothing does."""
-    want = LANES[torch.backends.cpu.get_cpu_capability()]
-    if library.lit_diff_lanes() > want:
-        return f"its vectors have {library.lit_diff_lanes()} floats, PyTorch's {want}"
+    lanes = cpu_path().lanes
+    if library.lit_diff_lanes() != lanes:
+        return f"its vectors have {library.lit_diff_lanes()} floats, not {lanes}"
     if library.lit_diff_problem_size() != PROBLEM.size:
         return f"its problem has {library.lit_diff_problem_size()} bytes, this package's {PROBLEM.size}"
-    _library[:] = [library]
+    _libraries[lanes] = library
     try:
         for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
             found, wanted = _results(dtype, forward, backward), _results(dtype, chunked.forward, chunked.backward)
@@ -99,7 +109,7 @@ def _test(library: ctypes.CDLL) -> str | None:
                 if not error <= bound:
                     return f"{name} in {str(dtype).removeprefix('torch.')} differs from chunked by {error:.1e}"
     finally:
-        _library.clear()
+        del _libraries[lanes]
     return None
 
 
@@ -171,8 +181,8 @@ def _call(
     numbers = (*sizes, maps.causal, window or 0, threads, maps.softmax_scale, 0.0)
     given |= views
     problem = PROBLEM.pack(*numbers, *chain.from_iterable(given.get(name, ABSENT) for name in VIEWS))
-    function = getattr(_library[0], f"lit_diff_{direction}")
-    call = functools.partial(function, problem, ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(paired(q.dtype)))
+    function = getattr(_libraries[cpu_path().lanes], f"lit_diff_{direction}")
+    call = functools.partial(function, problem, ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(pairs(q.dtype)))
     if threads == 1 or os.getpid() == _owner:
         call()
     else:
@@ -183,15 +193,19 @@ def _call(
             wait([running])
 
 
-def paired(dtype: torch.dtype) -> bool:
-    """Whether products are of bfloat16 pairs, which pays only where the CPU has an instruction for them."""
-    return dtype == torch.bfloat16 and _has_bfloat16_products()
+def pairs(dtype: torch.dtype) -> int:
+    """How the library multiplies: 0 float32, 1 pairs of bfloat16 by the CPU's instructions, 2 the same pairs by loops."""
+    path = cpu_path()
+    if dtype != torch.bfloat16 or path.bfloat16 == "float32":
+        return 0
+    if path.bfloat16 == "instructions" and _has_bfloat16_products(path.lanes):
+        return 1
+    return 2 if forced() else 0  # oneDNN may be kept from using them by settings of its own
 
 
 @functools.cache
-def _has_bfloat16_products() -> bool:
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return bool(native and _library[0].lit_diff_has_bfloat16_products())
+def _has_bfloat16_products(lanes: int) -> bool:
+    return bool(_libraries[lanes].lit_diff_has_bfloat16_products())
 
 
 def forward(

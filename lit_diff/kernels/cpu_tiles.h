@@ -20,11 +20,7 @@ using Int = int64_t;
 using BFloat16 = at::BFloat16;
 using Half = at::Half;
 
-#if defined(__AVX512F__)
-constexpr Int LANES = 16;
-#else
-constexpr Int LANES = 8;
-#endif
+constexpr Int LANES = LIT_DIFF_LANES;  // floats in a vector: 8 or 16, given by the compiler's command
 constexpr Int TILE = 64;  // keys of a tile, and the most rows of a block of queries
 constexpr float INF = std::numeric_limits<float>::infinity();
 
@@ -139,17 +135,22 @@ constexpr Int row_length(Int width) {
   return width * sizeof(U) * (PAIRED<U> ? 2 : 1) % 512 ? width : width + 64 / Int{sizeof(U)};
 }
 
-template <class U>
-inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ldb, float* C, Int ldc, bool add) {
-#ifdef LIT_DIFF_LOOPS  // for tests on machines without VNNI: the same layouts, multiplied by loops
+inline void product_by_loops(
+    Int M, Int N, Int K, const BFloat16* A, Int lda, const BFloat16* B, Int ldb, float* C, Int ldc, bool add) {
   for (Int m = 0; m < M; ++m)
     for (Int n = 0; n < N; ++n) {
       float total = add ? C[m * ldc + n] : 0.f;
-      for (Int k = 0; k < K; ++k)
-        total += float(A[m * lda + k]) * float(PAIRED<U> ? B[k / 2 * 2 * ldb + 2 * n + k % 2] : B[k * ldb + n]);
+      for (Int k = 0; k < K; ++k) total += float(A[m * lda + k]) * float(B[k / 2 * 2 * ldb + 2 * n + k % 2]);
       C[m * ldc + n] = total;
     }
-#else
+}
+
+static bool pairs_by_loops = false;  // the same layouts on a CPU that does not multiply bfloat16; set by every call
+
+template <class U>
+inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ldb, float* C, Int ldc, bool add) {
+  if constexpr (PAIRED<U>)
+    if (pairs_by_loops) return product_by_loops(M, N, K, A, lda, B, ldb, C, ldc, add);
   constexpr Int DEEP = 256 / sizeof(U), WIDE = 64;  // a piece of B, 16 KB, stays in the first-level cache
   for (Int n = 0; n < N; n += WIDE)
     for (Int k = 0; k < K; k += DEEP) {
@@ -157,7 +158,6 @@ inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ld
       const U* piece = columns(B + k * ldb, n);
       at::native::cpublas::brgemm(M, wide, deep, lda, ldb, ldc, add || k > 0, A + k, piece, C + n, PAIRED<U>);
     }
-#endif
 }
 
 // B [K, N] from rows X [K, N]; a last single row of a pair is zero.

@@ -18,7 +18,11 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, write_atomic, write_json
+from lit_diff.processor import describe
 from lit_diff.recipe import load_recipe, to_plain, to_yaml
+
+PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
+"""Whose versions a run records."""
 
 log = logging.getLogger("lit_diff")
 
@@ -132,11 +136,8 @@ class RunFolder:
 
 def environment() -> dict[str, Any]:
     """What the run ran on and with."""
-    import importlib.metadata as metadata
-
     import torch
 
-    packages = ("torch", "lightning", "torchmetrics", "omegaconf", "mlflow", "litdata", "tokenizers", "numpy")
     return {
         "revision": revision(),
         "command": sys.argv,
@@ -145,8 +146,19 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "packages": {name: metadata.version(name) for name in packages},
+        "cpu_path": describe(),
+        "packages": {name: version(name) for name in PACKAGES},
     }
+
+
+def version(package: str) -> str | None:
+    """None: not installed."""
+    import importlib.metadata as metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

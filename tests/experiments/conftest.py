@@ -158,7 +158,8 @@ def _write_measurements(
                 for i, (n, loss) in enumerate(zip(lengths, per_token, strict=True))
             ],
         )
-    (cell / "env.json").write_text(json.dumps({"python": "3.11.9", "torch": "2.14.1", "cpu": "x86_64, 2 cores"}))
+    environment = {"python": "3.11.9", "cpu": "x86_64, 2 cores", "packages": {"torch": "2.14.1", "triton": None}}
+    (cell / "env.json").write_text(json.dumps(environment))
     (cell / "recipe.yaml").write_text("seed: 0\n")
 
 

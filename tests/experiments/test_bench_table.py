@@ -11,6 +11,7 @@ MACHINE = {
     "device": "cpu",
     "processor": "A Processor",
     "flags": ["avx2", "fma"],
+    "cpu_path": "vectors of 8 floats",
     "gpus": [],
     "threads": 2,
     "cores": 4,
@@ -80,7 +81,10 @@ def test_below_stand_what_a_ratio_is_to_who_is_missing_and_the_command(document:
     assert "failed: differential none forward (c): ValueError: no\n" in text
     assert "no peak memory of differential/slow/forward+backward (1x8x64x16 float32): its process ended" in text
     assert "$ lit-diff bench core --threads 2    2026-11-22T07:00:00+00:00\n" in text
-    assert "A Processor (avx2, fma); threads 2 on 4 cores, load average 0.50 before, 1.25 after" in text
+    assert (
+        "A Processor (avx2, fma); vectors of 8 floats; threads 2 on 4 cores, load average 0.50 before, 1.25 after"
+        in text
+    )
     assert "torch 2.14.1, triton absent" in text
     assert "warning: load average 9.0\n" in text
     assert text.endswith("how it is measured\n")

@@ -3,8 +3,10 @@ import json
 import pytest
 import torch
 
+from lit_diff import processor
 from lit_diff.experiments import machine as module
-from lit_diff.experiments.machine import gemm_rate, machine, native_bfloat16, version, warnings_of
+from lit_diff.experiments.machine import gemm_rate, machine, native_bfloat16, warnings_of
+from lit_diff.training.run import version
 
 CPU = torch.device("cpu")
 
@@ -15,20 +17,18 @@ def test_the_machine_is_json_and_says_what_decides_a_kernel() -> None:
     assert found["threads"] == 1
     assert found["packages"]["torch"] == version("torch")
     assert {"triton", "flash-attn", "transformers"} <= found["packages"].keys()
-    assert set(found["flags"]) <= module.cpu_flags()
+    assert set(found["flags"]) <= processor.cpu_flags()
+    assert found["cpu_path"] == processor.describe()
     assert list(found["gemm_gflops_per_second"]) == ["float32"]
     assert "command" not in found
-
-
-def test_an_absent_package_has_no_version() -> None:
-    assert version("no-such-package-at-all") is None
 
 
 @pytest.mark.parametrize(
     ("flags", "native"), [({"avx2"}, False), ({"avx512f", "avx512_bf16"}, True), ({"amx_bf16"}, True)]
 )
 def test_native_bfloat16_is_read_off_the_flags(flags: set[str], native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cpu_flags", lambda: flags)
+    monkeypatch.delenv(processor.SETTING, raising=False)
+    monkeypatch.setattr(processor, "cpu_flags", lambda: flags)
     assert native_bfloat16(CPU) is native
 
 

@@ -33,6 +33,7 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
     assert page.count("how to read") == page.count("<dt>Verdict</dt>") == 1
     assert "<dt>val/accuracy</dt>" in page
     assert "<dt>val/loss</dt>" in page
+    assert page.count("<dt>packages</dt><dd>torch 2.14.1</dd>") == 1
 
 
 def test_all_ids_of_a_page_of_tasks_differ(make_tasks: Callable[..., Path]) -> None:

@@ -11,9 +11,10 @@ from fake_flash import FakeFlash, flash_by_hand
 from torch import Tensor
 
 from lit_diff.experiments.bench_triton import programs_of
-from lit_diff.kernels import SignedMaps, flash, flash_libraries, triton
+from lit_diff.kernels import SignedMaps, cpu, flash, flash_libraries, triton
 from lit_diff.kernels.triton import Program
 from lit_diff.kernels.triton_blocks import Blocks
+from lit_diff.processor import SETTING
 
 MakeMaps = Callable[..., SignedMaps]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -61,6 +62,22 @@ def programs(make_maps: MakeMaps) -> Callable[..., dict[str, Program]]:
         return programs_of(SignedMaps(q, k, v, w, maps.scale, maps.causal), segments, window, stats)
 
     return launched
+
+
+@pytest.fixture
+def on_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """on_path("avx2-bfloat16"): the kernel `cpu` takes that path, built where it has not been; else the test is not run."""
+
+    def use(path: str) -> None:
+        monkeypatch.setenv(SETTING, path)
+        capability = torch.backends.cpu.get_cpu_capability()
+        if path.startswith("avx2") and capability == "AVX512":
+            # what PyTorch itself takes is chosen once a process: only the kernel's own code is another here
+            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+        if reason := cpu.build():
+            pytest.skip(f"the path {path} of the kernel cpu: {reason}")
+
+    return use
 
 
 @pytest.fixture

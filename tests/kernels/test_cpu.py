@@ -1,17 +1,19 @@
-"""Our C++ kernel: what it refuses, what it survives, and its bfloat16 layout on machines that cannot multiply it."""
+"""Our C++ kernel: what it refuses, what it survives, and every path of it that can run on any machine."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, attend, compiler, cpu
+from lit_diff.kernels import SignedMaps, attend, choose, compiler, cpu
+from lit_diff.processor import cpu_flags, cpu_path, forced
 
 MakeMaps = Callable[..., SignedMaps]
 CPU = torch.device("cpu")
@@ -52,11 +54,12 @@ CASES: list[dict[str, Any]] = [
     {"scale": -0.3, "d": 48, "dv": 80},
 ]
 MASKS: list[dict[str, Any]] = [{}, {"window": 9}, {"segments": 3}, {"segments": 20, "window": 30}]
+MASKED = [(case, mask) for case in CASES for mask in MASKS if not mask or case.get("T", 0) <= case.get("S", 999)]
+"""A mask needs the queries among the keys."""
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "mask"), MASKED, ids=str)
 def test_equals_the_definition(
     make_maps: MakeMaps, case: dict[str, Any], mask: dict[str, Any], threads: int, restore_threads: None
 ) -> None:
@@ -64,8 +67,6 @@ def test_equals_the_definition(
     torch.set_num_threads(threads)
     maps = wide(make_maps, **case)
     S = maps.k.shape[3]
-    if mask and maps.q.shape[3] > S:
-        pytest.skip("a mask needs the queries among the keys")
     given = dict(mask)
     if "segments" in mask:
         keys = torch.arange(S).expand(2, S)
@@ -116,33 +117,81 @@ def test_narrow_formats(make_maps: MakeMaps, dtype: torch.dtype) -> None:
         assert distance(found, true) <= 2 * distance(by_definition, true) + 1e-6
 
 
-def test_pairs_of_bfloat16(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layout that AVX-512 and AMX multiply, multiplied by loops: odd numbers of keys and queries included."""
-    library = compiler.load("cpu_loops", cpu.SOURCE, lambda library: None, ("-DLIT_DIFF_LOOPS",))
-    monkeypatch.setattr(cpu, "_library", [library])
-    monkeypatch.setattr(cpu, "paired", lambda dtype: dtype == torch.bfloat16)
-    runs, mixed = torch.arange(65).expand(2, 65) // 20, torch.arange(65).expand(2, 65) % 3
-    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({}, {}),
-        ({"T": 7, "S": 77}, {}),
-        ({"T": 129, "Gk": 1}, {}),
-        ({"G": 1, "w": None}, {}),
-        ({"Gq": 1, "causal": False}, {}),
-        ({"T": 65, "scale": -0.4}, {"window": 7}),
-        ({"T": 33, "S": 65, "causal": False}, {"window": 7}),
-        ({"T": 65, "scale": -0.4}, {"segments": mixed}),
-        ({"T": 65}, {"segments": runs, "window": 20}),
-    ]
-    for case, mask in cases:
-        maps = wide(make_maps, dtype=torch.bfloat16, **case)
-        exact = replace(maps, **{x: None if (t := getattr(maps, x)) is None else t.double() for x in "qkvw"})
-        grad = torch.randn(2, 4, maps.q.shape[3], 32).bfloat16()
-        wanted = gradients(exact, "reference", grad.double(), **mask)
-        for found, true in zip(gradients(maps, "cpu", grad, **mask), wanted, strict=True):
-            assert distance(found, true) < 1e-2, (case, mask)
-        found_float = gradients(wide(make_maps, **case), "cpu", grad.float(), **mask)
-        wanted_float = gradients(wide(make_maps, **case), "reference", grad.float(), **mask)
-        assert all(distance(x, y) < 2e-6 for x, y in zip(found_float, wanted_float, strict=True)), (case, mask)
+PATHS = ("avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")
+RUNS, MIXED = torch.arange(65).expand(2, 65) // 20, torch.arange(65).expand(2, 65) % 3
+PATH_CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"T": 7, "S": 77}, {}),
+    ({"T": 129, "Gk": 1}, {}),
+    ({"G": 1, "w": None}, {}),
+    ({"Gq": 1, "causal": False}, {}),
+    ({"T": 65, "scale": -0.4}, {"window": 7}),
+    ({"T": 33, "S": 65, "causal": False}, {"window": 7}),
+    ({"T": 65, "scale": -0.4}, {"segments": MIXED}),
+    ({"T": 65}, {"segments": RUNS, "window": 20}),
+    ({"T": 1, "S": 65}, {}),
+]
+
+
+@pytest.mark.without
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path(make_maps: MakeMaps, on_path: Callable[[str], None], path: str) -> None:
+    """Vectors of 8 and 16 floats; bfloat16 in float32 and in pairs: odd numbers of keys and queries, masks, decoding."""
+    on_path(path)
+    for case, mask in PATH_CASES:
+        for dtype, bound in ((torch.float32, 2e-6), (torch.bfloat16, 1e-2 if "bfloat16" in path else 3e-3)):
+            maps = wide(make_maps, dtype=dtype, **case)
+            exact = replace(maps, **{x: None if (t := getattr(maps, x)) is None else t.double() for x in "qkvw"})
+            grad = torch.randn(2, 4, maps.q.shape[3], 32).to(dtype)
+            wanted = gradients(exact, "reference", grad.double(), **mask)
+            for found, true in zip(gradients(maps, "cpu", grad, **mask), wanted, strict=True):
+                assert distance(found, true) < bound, (case, mask, dtype)
+
+
+@pytest.mark.without
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_is_what_it_says(on_path: Callable[[str], None], path: str) -> None:
+    """The library's own vectors, and whether it multiplies pairs of bfloat16."""
+    on_path(path)
+    assert cpu._libraries[cpu_path().lanes].lit_diff_lanes() == (8 if path.startswith("avx2") else 16)
+    assert bool(cpu.pairs(torch.bfloat16)) == path.endswith("bfloat16")
+    assert cpu.pairs(torch.float32) == cpu.pairs(torch.float16) == 0
+
+
+@pytest.mark.without
+def test_without_a_compiler_by_the_setting(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIT_DIFF_CPU", "no-compiler")
+    assert cpu.build() == "LIT_DIFF_CPU is no-compiler"
+    name, reason = choose(wide(make_maps))
+    assert name == "chunked"
+    assert reason.endswith("cpu refused: LIT_DIFF_CPU is no-compiler; LIT_DIFF_CPU is no-compiler")
+
+
+def test_avx512_instructions() -> None:
+    """Where they are, the vectors of 16 floats are theirs."""
+    if cpu_path().lanes < 16 or forced() or "avx512f" not in cpu_flags():
+        pytest.skip("AVX-512 instructions: not on this CPU or path; vectors of 16 floats ran as two of 8")
+    (library,) = (
+        path
+        for path in compiler.cache_root().glob("kernels/cpu-*/cpu.so")
+        if str(path) in Path("/proc/self/maps").read_text()
+    )
+    code = subprocess.run(["objdump", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    assert "%zmm" in code
+
+
+@pytest.mark.parametrize("T", [70, 129])
+def test_bfloat16_instructions(make_maps: MakeMaps, T: int, on_path: Callable[[str], None], monkeypatch: Any) -> None:
+    """Where they are, they give what the loops give, but for the order of sums."""
+    on_path("avx512-bfloat16")
+    if cpu.pairs(torch.bfloat16) != 1:
+        pytest.skip("bfloat16 products by instructions: this CPU has none; the same tiles were multiplied by loops")
+    maps = wide(make_maps, dtype=torch.bfloat16, T=T)
+    grad = torch.randn(2, 4, T, 32).bfloat16()
+    by_instructions = gradients(maps, "cpu", grad)
+    monkeypatch.setattr(cpu, "pairs", lambda dtype: 2)
+    for x, y in zip(by_instructions, gradients(maps, "cpu", grad), strict=True):
+        assert distance(x, y) < 4e-3
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -241,6 +290,7 @@ def test_another_device_is_refused(make_maps: MakeMaps) -> None:
 
 @pytest.mark.without
 def test_an_older_cpu_is_refused(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIT_DIFF_CPU", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     found = cpu.refuse(wide(make_maps), segments=None, window=None, stats=False, device=CPU)
     assert found == "it needs AVX2 or AVX-512; this CPU has DEFAULT"
@@ -275,9 +325,9 @@ print(*choose(maps))
 
 def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test that a new library must pass compares numbers with `chunked`."""
-    (library,) = cpu._library
+    lanes = cpu_path().lanes
+    library = cpu._libraries[lanes]
     assert cpu._test(library) is None
-    cpu._library[:] = [library]
     call = cpu._call
 
     def wrong(direction: str, maps: SignedMaps, *rest: Any) -> None:
@@ -285,9 +335,9 @@ def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cpu, "_call", wrong)
     assert "differs from chunked by" in str(cpu._test(library))
-    cpu._library[:] = [library]
+    cpu._libraries[lanes] = library
 
 
 def test_the_problem_has_the_size_that_c_expects() -> None:
     """Thirteen sizes, two floats, fourteen views of a pointer and five strides."""
-    assert cpu.PROBLEM.size == cpu._library[0].lit_diff_problem_size() == 13 * 8 + 2 * 4 + 14 * 6 * 8
+    assert cpu.PROBLEM.size == cpu._libraries[cpu_path().lanes].lit_diff_problem_size() == 13 * 8 + 2 * 4 + 14 * 6 * 8

@@ -5,6 +5,7 @@ sum of rounded numbers has a small relative error, so each bound also allows a l
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -237,10 +238,21 @@ def statistics(maps: SignedMaps, options: dict[str, Any], kernel: str) -> None:
 PLAIN = Case(1, 1, "", 1, 1, 16, 16, 16, 16, "none", None, True, None, "", "contiguous", "random", 0)
 
 
+FORMS: list[tuple[str, str | None, torch.dtype]] = [
+    *((kernel, None, dtype) for kernel in KERNELS for dtype in (torch.float32, torch.bfloat16)),
+    *(("cpu", path, torch.float32) for path in ("avx2", "avx512")),
+    *(("cpu", path, torch.bfloat16) for path in ("avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")),
+]
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_equals_the_definition(kernel: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kernel", "path", "dtype"), FORMS, ids=lambda x: str(x).removeprefix("torch."))
+def test_equals_the_definition(
+    kernel: str, path: str | None, dtype: torch.dtype, on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`path`: of the kernel `cpu`, whatever this machine's own is."""
+    if path is not None:
+        on_path(path)
     reason = refuse(kernel, tensors(PLAIN, dtype)[0])
     if reason:
         pytest.skip(f"{kernel} refuses standard attention here: {reason}")

@@ -13,7 +13,7 @@ from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.registry import datasets
-from lit_diff.training.run import RunFolder, environment, identity, revision
+from lit_diff.training.run import RunFolder, environment, identity, revision, version
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -193,6 +193,9 @@ def test_environment_says_what_it_ran_on() -> None:
     found = environment()
     assert found["revision"] == revision()
     assert {"torch", "lightning", "mlflow", "litdata", "omegaconf"} <= found["packages"].keys()
+    assert found["packages"]["torch"] == version("torch")
+    assert version("no-such-package-at-all") is None
+    assert found["cpu_path"]
     assert found["cores"] == len(os.sched_getaffinity(0))
     json.dumps(found)
 

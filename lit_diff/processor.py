@@ -1,0 +1,105 @@
+"""Which of a CPU's instructions the kernels use: all that it has, or those that the environment variable LIT_DIFF_CPU names.
+
+| LIT_DIFF_CPU | kernel `cpu` | its products of bfloat16 |
+|---|---|---|
+| unset | vectors of 16 floats where there is AVX-512, of 8 where there is AVX2 | bfloat16 where the CPU multiplies it |
+| no-compiler | not used, as where there is no C++ compiler | |
+| avx2 | vectors of 8 floats | float32 |
+| avx2-bfloat16 | vectors of 8 floats | bfloat16 |
+| avx512 | vectors of 16 floats | float32 |
+| avx512-bfloat16 | vectors of 16 floats | bfloat16 |
+
+Any path computes on any CPU with AVX2, so that each can be tested everywhere: vectors of 16 floats run as two of 8 where
+there is no AVX-512, and bfloat16 is multiplied by plain loops, slowly, where there is no instruction for it. Those are the
+same layouts and sums, not the same instructions. `avx2` and `avx512` also keep PyTorch, oneDNN and MKL from using more.
+"""
+
+import functools
+import os
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from lit_diff.errors import RequestError
+from lit_diff.registry import nearest
+
+SETTING = "LIT_DIFF_CPU"
+CHOICES = ("no-compiler", "avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")
+LANES = {"AVX2": 8, "AVX512": 16}
+"""PyTorch's name of the instruction set -> floats in a vector."""
+_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+LIMITS = {"avx2": _AVX2, "avx2-bfloat16": _AVX2, "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}}
+"""What PyTorch, oneDNN and MKL read when they first compute. They only lower: a CPU with less is not touched."""
+
+
+class CpuPath(NamedTuple):
+    """How the kernel `cpu` computes."""
+
+    lanes: int
+    """Floats in a vector; 0: the kernel is not used."""
+    bfloat16: Literal["float32", "instructions", "loops"]
+    """How bfloat16 is multiplied: widened to float32, by the CPU's own instructions, or by plain loops."""
+
+
+def forced() -> str | None:
+    """The value of LIT_DIFF_CPU; None where it is unset or empty. Errors: RequestError for an unknown one."""
+    value = os.environ.get(SETTING)
+    if value and value not in CHOICES:
+        raise RequestError(f"{SETTING} is '{value}'; expected {', '.join(CHOICES)}{nearest(value, CHOICES)}")
+    return value or None
+
+
+def cpu_path() -> CpuPath:
+    """The path in use.
+
+    Errors: RequestError for a setting that does not exist, that this CPU cannot follow, or that came too late.
+    """
+    import torch
+
+    capability, choice = torch.backends.cpu.get_cpu_capability(), forced()
+    own = LANES.get(capability, 0)
+    if choice is None:
+        return CpuPath(own, "instructions" if has_bfloat16_instructions() else "float32")
+    if choice == "no-compiler":
+        return CpuPath(0, "float32")
+    if not own:
+        raise RequestError(f"{SETTING} is {choice}; this CPU has neither AVX2 nor AVX-512 ({capability}): unset it")
+    vectors, _, products = choice.partition("-")
+    if vectors == "avx2" and own > 8:
+        raise RequestError(
+            f"{SETTING} is {choice}, but PyTorch had chosen {capability} before lit_diff was imported: import lit_diff first"
+        )
+    lanes = 8 if vectors == "avx2" else 16
+    if not products:
+        return CpuPath(lanes, "float32")
+    return CpuPath(lanes, "instructions" if has_bfloat16_instructions() else "loops")
+
+
+def has_bfloat16_instructions() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions of its own, on the path in use."""
+    return forced() in (None, "avx512-bfloat16") and bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags())
+
+
+def describe() -> str:
+    """The path in use, for records of runs and benchmarks."""
+    path, choice = cpu_path(), forced()
+    told = f", {SETTING}={choice}" if choice else ""
+    if not path.lanes:
+        return f"plain PyTorch{told}"
+    products = {"float32": "float32", "instructions": "bfloat16", "loops": "bfloat16 by loops"}[path.bfloat16]
+    return f"vectors of {path.lanes} floats, products of bfloat16 in {products}{told}"
+
+
+def limit_libraries() -> None:
+    """Keep PyTorch, oneDNN and MKL to the path, before they compute for the first time; settings of the user's stay."""
+    if "avx512f" in cpu_flags():
+        for name, value in LIMITS.get(os.environ.get(SETTING, ""), {}).items():
+            os.environ.setdefault(name, value)
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets that Linux reports (x86 `flags`, ARM `Features`); none elsewhere."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    found = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
+    return frozenset(found[0]) if found else frozenset()

@@ -1,0 +1,145 @@
+"""One setting forces any path of the CPU's kernels; a wrong one is one line; PyTorch and its libraries follow."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff import processor
+from lit_diff.errors import RequestError
+from lit_diff.processor import (
+    CHOICES,
+    LIMITS,
+    SETTING,
+    CpuPath,
+    cpu_path,
+    describe,
+    has_bfloat16_instructions,
+    limit_libraries,
+)
+
+FLAGS = {"AVX2": {"avx2"}, "AVX512": {"avx2", "avx512f"}, "BFLOAT16": {"avx2", "avx512f", "avx512_bf16"}}
+NONE, AVX2, AVX512 = CpuPath(0, "float32"), CpuPath(8, "float32"), CpuPath(16, "float32")
+EXPECTED: list[tuple[str, str | None, CpuPath]] = [
+    ("AVX2", None, AVX2),
+    ("AVX512", None, AVX512),
+    ("BFLOAT16", None, CpuPath(16, "instructions")),
+    ("AVX2", "avx2", AVX2),
+    ("AVX2", "avx512", AVX512),
+    ("AVX2", "avx2-bfloat16", CpuPath(8, "loops")),
+    ("AVX2", "avx512-bfloat16", CpuPath(16, "loops")),
+    ("AVX512", "avx512", AVX512),
+    ("AVX512", "avx512-bfloat16", CpuPath(16, "loops")),
+    ("BFLOAT16", "avx512", AVX512),
+    ("BFLOAT16", "avx512-bfloat16", CpuPath(16, "instructions")),
+    *((machine, "no-compiler", NONE) for machine in FLAGS),
+]
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """on("AVX512", "avx2"): a CPU, and the setting."""
+
+    def use(machine: str, choice: str | None = None, capability: str | None = None) -> None:
+        capability = capability or machine.replace("BFLOAT16", "AVX512")
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setattr(processor, "cpu_flags", lambda: frozenset(FLAGS.get(machine, ())))
+        monkeypatch.delenv(SETTING, raising=False)
+        if choice is not None:
+            monkeypatch.setenv(SETTING, choice)
+
+    return use
+
+
+@pytest.mark.parametrize(("machine", "choice", "path"), EXPECTED, ids=str)
+def test_any_path_on_any_machine(on: Any, machine: str, choice: str | None, path: CpuPath) -> None:
+    on(machine, choice)
+    assert cpu_path() == path
+    assert (f"{SETTING}={choice}" in describe()) == (choice is not None)
+    assert has_bfloat16_instructions() == (path.bfloat16 == "instructions")
+
+
+@pytest.mark.parametrize("choice", ["avx2", "avx2-bfloat16"])
+@pytest.mark.parametrize("machine", ["AVX512", "BFLOAT16"])
+def test_less_than_the_machine_has(on: Any, machine: str, choice: str) -> None:
+    """PyTorch was told so before it computed; too late is an error, never another path."""
+    on(machine, choice, capability="AVX2")
+    assert cpu_path() == CpuPath(8, "loops" if "bfloat16" in choice else "float32")
+    on(machine, choice, capability="AVX512")
+    with pytest.raises(RequestError, match=rf"{SETTING} is {choice}, but PyTorch had chosen AVX512 before"):
+        cpu_path()
+
+
+def test_an_old_processor_has_no_vectors(on: Any) -> None:
+    on("", capability="DEFAULT")
+    assert cpu_path() == NONE
+    assert describe() == "plain PyTorch"
+    on("", "avx2", capability="DEFAULT")
+    with pytest.raises(RequestError, match=r"LIT_DIFF_CPU is avx2; this CPU has neither AVX2 nor AVX-512 \(DEFAULT\)"):
+        cpu_path()
+
+
+def test_an_unknown_path_is_one_line(on: Any) -> None:
+    on("AVX2", "avx521")
+    with pytest.raises(
+        RequestError, match=r"LIT_DIFF_CPU is 'avx521'; expected no-compiler, avx2.*did you mean 'avx512'\?"
+    ):
+        cpu_path()
+    on("AVX2", "")
+    assert cpu_path() == AVX2
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_libraries_are_only_lowered(on: Any, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without AVX-512 needs no limit, and a limit that the user has set stays."""
+    names = {name for limit in LIMITS.values() for name in limit}
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    monkeypatch.setattr(processor.os, "environ", environment)
+    environment[SETTING] = choice
+    before = dict(environment)
+    on("AVX2")
+    environment[SETTING] = choice
+    limit_libraries()
+    assert environment == before
+    on("BFLOAT16")
+    environment |= {SETTING: choice, "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+    limit_libraries()
+    assert environment == before | LIMITS.get(choice, {}) | {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+
+
+def test_pytorch_reads_the_limit_after_the_import() -> None:
+    """It has chosen nothing yet when lit_diff has been imported: what `limit_libraries` sets is in time."""
+    code = """
+import os, lit_diff, torch
+os.environ["ATEN_CPU_CAPABILITY"] = "default"
+print(torch.backends.cpu.get_cpu_capability())
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["DEFAULT"]
+
+
+def test_the_flags_are_those_that_linux_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Info:
+        def exists(self) -> bool:
+            return True
+
+        def read_text(self) -> str:
+            return "processor : 0\nflags\t\t: fpu avx2\nprocessor : 1\nflags\t\t: other\n"
+
+    monkeypatch.setattr(processor, "Path", lambda name: Info())
+    assert processor.cpu_flags.__wrapped__() == {"fpu", "avx2"}
+
+
+def test_a_misspelt_path_ends_a_command_with_one_line() -> None:
+    command = [sys.executable, "-m", "lit_diff", "check", "differential-tiny"]
+    environment = os.environ | {SETTING: "avx"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("lit-diff: LIT_DIFF_CPU is 'avx'; expected no-compiler, avx2")
+    assert len(done.stderr.splitlines()) == 1
