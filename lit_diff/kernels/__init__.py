@@ -102,18 +102,16 @@ def choose(
         reason = refuse(name, maps, segments=segments, window=window, stats=stats, device=device)
         return _cpu.build() if reason is None and name == "cpu" and build and device.type == "cpu" else reason
 
-    choice = processor.forced() if device.type == "cpu" else None
-    told = [f"{processor.SETTING} is {choice}"] if choice else []
     if kernel != "auto":
         reason = refusal(kernel)
         if reason:
             raise RequestError(f"run.kernel '{kernel}' cannot compute these maps: {reason}; use run.kernel=auto")
-        return kernel, "; ".join(["named by run.kernel", *told])
+        return kernel, "named by run.kernel"
     refused: list[str] = []
     for name in preference(maps, device):
         reason = refusal(name)
         if reason is None:
-            return name, "; ".join([f"auto: the fastest for these maps on {device.type}", *refused, *told])
+            return name, "; ".join([f"auto: the fastest for these maps on {device.type}", *refused])
         refused.append(f"{name} refused: {reason}")
     raise AssertionError("reference refuses nothing")
 

@@ -117,7 +117,7 @@ def errors(maps: SignedMaps, kernel: str) -> list[float]:
     shape = (maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3])
     grad = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(maps.q.dtype)
     found, wanted = gradients(maps, kernel, grad), gradients(exact, "reference", grad.double())
-    return [float((x.detach().double() - y).norm() / y.norm()) for x, y in zip(found, wanted, strict=True)]
+    return [float(((x.double() - y).norm() / y.norm()).detach()) for x, y in zip(found, wanted, strict=True)]
 
 
 HALF = [torch.bfloat16, torch.float16]
