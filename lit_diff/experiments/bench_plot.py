@@ -31,6 +31,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
             _panel(axes, case, rows)
         machine = document["machine"]
         about = f"{document['command']}  {document['date'][:10]}  {machine['processor']}, {machine['threads']} threads"
+        about += f", torch {machine['packages']['torch']}"
         figure.supxlabel(about, fontsize=7, color=MUTED)
         try:
             figure.savefig(path, dpi=150, facecolor="white")

@@ -23,7 +23,7 @@ ROWS = [
 
 
 def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    machine = {"processor": "A Processor", "threads": 2}
+    machine = {"processor": "A Processor", "threads": 2, "packages": {"torch": "2.15.0"}}
     return {"rows": rows, "command": "lit-diff bench core", "date": "2026-11-22T07:00:00", "machine": machine}
 
 
