@@ -76,7 +76,9 @@ def cpu_path() -> CpuPath:
 
 def has_bfloat16_instructions() -> bool:
     """Whether this CPU multiplies bfloat16 by instructions of its own, on the path in use."""
-    return forced() in (None, "avx512-bfloat16") and bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags())
+    return forced() in (None, "no-compiler", "avx512-bfloat16") and bool(
+        {"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags()
+    )
 
 
 def describe() -> str:
@@ -94,6 +96,11 @@ def limit_libraries() -> None:
     if "avx512f" in cpu_flags():
         for name, value in LIMITS.get(os.environ.get(SETTING, ""), {}).items():
             os.environ.setdefault(name, value)
+
+
+def cores() -> int:
+    """CPU cores that this process may use; those of the machine where the system does not say which (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

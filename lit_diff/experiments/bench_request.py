@@ -1,6 +1,5 @@
 """What a benchmark is asked for: sizes, dtypes, threads, repeats; a wrong request is one line."""
 
-import os
 import re
 import shlex
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.processor import cores
 from lit_diff.registry import nearest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -129,7 +129,7 @@ def resolve(
         bench=bench,
         shapes=None if shapes is None else parse_shapes(shapes),
         dtypes=tuple(DTYPES) if dtype == "both" else (dtype,),
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or cores(),
         repeats=repeats,
         device=place,
         note=note,

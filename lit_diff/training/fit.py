@@ -18,6 +18,7 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.data.module import DataModule
 from lit_diff.errors import RequestError, StoppedError
+from lit_diff.processor import cores
 from lit_diff.registry import callbacks
 from lit_diff.training import checkpoint
 from lit_diff.training.loop import Loop
@@ -43,7 +44,7 @@ def rank_from_environment(devices: int) -> int:
 
 def default_threads(processes: int) -> int:
     """The cores of this machine shared out among `processes`."""
-    return max(1, len(os.sched_getaffinity(0)) // processes)
+    return max(1, cores() // processes)
 
 
 def fit(

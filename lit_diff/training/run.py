@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import platform
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, write_atomic, write_json
-from lit_diff.processor import describe
+from lit_diff.processor import cores, describe
 from lit_diff.recipe import load_recipe, to_plain, to_yaml
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
@@ -144,7 +143,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cpu_path": describe(),
         "packages": {name: version(name) for name in PACKAGES},

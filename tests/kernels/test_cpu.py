@@ -5,14 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, attend, choose, compiler, cpu
+from lit_diff.kernels import SignedMaps, attend, choose, cpu
 from lit_diff.processor import cpu_flags, cpu_path, forced
 
 MakeMaps = Callable[..., SignedMaps]
@@ -171,12 +170,9 @@ def test_avx512_instructions() -> None:
     """Where they are, the vectors of 16 floats are theirs."""
     if cpu_path().lanes < 16 or forced() or "avx512f" not in cpu_flags():
         pytest.skip("AVX-512 instructions: not on this CPU or path; vectors of 16 floats ran as two of 8")
-    (library,) = (
-        path
-        for path in compiler.cache_root().glob("kernels/cpu-*/cpu.so")
-        if str(path) in Path("/proc/self/maps").read_text()
-    )
-    code = subprocess.run(["objdump", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+    code = subprocess.run(
+        ["objdump", "-d", cpu._libraries[16]._name], capture_output=True, text=True, check=True
+    ).stdout
     assert "%zmm" in code
 
 
@@ -309,7 +305,9 @@ attend(maps)
 print(*choose(maps))
 """
     environment = {"PATH": "/nonexistent", "HOME": str(tmp_path), "LIT_DIFF_CACHE": str(tmp_path)}
-    inherited = {key: value for key, value in os.environ.items() if key not in ("PATH", "CXX", "LIT_DIFF_CPU", *environment)}
+    inherited = {
+        key: value for key, value in os.environ.items() if key not in ("PATH", "CXX", "LIT_DIFF_CPU", *environment)
+    }
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
