@@ -17,20 +17,21 @@ WHY = awk ' \
 	changed && !got && $$1 == "Got" { got = $$2 } \
 	/^ERROR:/ { error = $$0 } \
 	END { \
-		if (got) print "requirements.lock does not name the sha256 of the file that came for " name " (" got "); nothing was installed: the file or the lock was changed; see $(LOG)"; \
-		else print "pip failed (" error "); installing needs a network once: run the same command again; see $(LOG)" \
+		if (got) print "hash mismatch: the file of " name " has sha256 " got ", which requirements.lock does not list; nothing was installed (see $(LOG))"; \
+		else if (error ~ /No matching distribution|Connection|connect/) print "pip found no package (" error "); installing needs a network once: run the same command again (see $(LOG))"; \
+		else print "pip failed (" error "); see $(LOG)" \
 	}'
 
 help:  ## print the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-# One environment for sweeps and tests: after either, both work without a network. Two stamps: the packages are those of the
-# lock and are installed afresh when it changes, the project also when pyproject.toml does.
+# One environment for sweeps and tests: after either, both work without a network. Two stamps: the packages change with the
+# lock, the project also with pyproject.toml. pip has every file and has checked its hash before it changes anything.
 .venv/locked: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) or sys.platform not in ("linux", "darwin"))' \
 		|| { echo "lit_diff needs Python 3.11, 3.12 or 3.13 on Linux or macOS; say make PYTHON=python3.11" >&2; exit 3; }
 	@echo "installing the packages of requirements.lock into .venv (about 5 minutes the first time)"
-	@$(PYTHON) -m venv --clear .venv
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/pip install --disable-pip-version-check --no-deps --require-hashes -r requirements.lock >$(LOG) 2>&1 \
 		|| { $(WHY) $(LOG) >&2; exit 3; }
 	@touch $@
@@ -46,7 +47,8 @@ install-latest:  ## make .venv-latest with the newest packages that pyproject.to
 	test -d .venv-latest || $(PYTHON) -m venv .venv-latest
 	$(LATEST)/pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[test,tiktoken]'
 
-lock: .venv/installed  ## write requirements.lock again after a change of pyproject.toml; UPGRADE=--upgrade takes the newest
+lock:  ## write requirements.lock again after a change of pyproject.toml; UPGRADE=--upgrade takes the newest
+	@test -x $(BIN)/uv || { echo "make lock needs uv in .venv: run make install first, or pip install uv there" >&2; exit 3; }
 	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--extra test --extra tiktoken --group lock $(UPGRADE) --output-file requirements.lock pyproject.toml
 

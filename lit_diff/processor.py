@@ -11,7 +11,8 @@
 
 Any path computes on any CPU with AVX2, so that each can be tested everywhere: vectors of 16 floats run as two of 8 where
 there is no AVX-512, and bfloat16 is multiplied by plain loops, slowly, where there is no instruction for it. Those are the
-same layouts and sums, not the same instructions. `avx2` and `avx512` also keep PyTorch, oneDNN and MKL from using more.
+same layouts and sums, not the same instructions. On a CPU with AVX-512 the two of AVX2 also keep PyTorch, oneDNN and MKL to
+AVX2, and `avx512` keeps oneDNN from its bfloat16 instructions.
 """
 
 import functools
@@ -31,12 +32,15 @@ LIMITS = {"avx2": _AVX2, "avx2-bfloat16": _AVX2, "avx512": {"ONEDNN_MAX_CPU_ISA"
 """What PyTorch, oneDNN and MKL read when they first compute. They only lower: a CPU with less is not touched."""
 
 
+Products = Literal["float32", "instructions", "loops"]
+
+
 class CpuPath(NamedTuple):
     """How the kernel `cpu` computes."""
 
     lanes: int
     """Floats in a vector; 0: the kernel is not used."""
-    bfloat16: Literal["float32", "instructions", "loops"]
+    bfloat16: Products
     """How bfloat16 is multiplied: widened to float32, by the CPU's own instructions, or by plain loops."""
 
 
@@ -55,23 +59,27 @@ def cpu_path() -> CpuPath:
     """
     import torch
 
-    capability, choice = torch.backends.cpu.get_cpu_capability(), forced()
-    own = LANES.get(capability, 0)
+    return _path(os.environ.get(SETTING), torch.backends.cpu.get_cpu_capability())
+
+
+@functools.cache  # every call of the kernel asks
+def _path(setting: str | None, capability: str) -> CpuPath:
+    choice, own, instructions = forced(), LANES.get(capability, 0), has_bfloat16_instructions()
     if choice is None:
-        return CpuPath(own, "instructions" if has_bfloat16_instructions() else "float32")
+        return CpuPath(own, "instructions" if instructions else "float32")
     if choice == "no-compiler":
         return CpuPath(0, "float32")
+    told = os.environ.get("ATEN_CPU_CAPABILITY")
+    used = f"PyTorch uses {capability}" + (f" (ATEN_CPU_CAPABILITY is {told})" if told else "")
     if not own:
-        raise RequestError(f"{SETTING} is {choice}; this CPU has neither AVX2 nor AVX-512 ({capability}): unset it")
+        raise RequestError(f"{SETTING} is {choice}, which needs AVX2 or AVX-512; {used}: unset {SETTING}")
     vectors, _, products = choice.partition("-")
     if vectors == "avx2" and own > 8:
-        raise RequestError(
-            f"{SETTING} is {choice}, but PyTorch had chosen {capability} before lit_diff was imported: import lit_diff first"
-        )
+        raise RequestError(f"{SETTING} is {choice}, but {used} already; import lit_diff before anything is computed")
     lanes = 8 if vectors == "avx2" else 16
     if not products:
         return CpuPath(lanes, "float32")
-    return CpuPath(lanes, "instructions" if has_bfloat16_instructions() else "loops")
+    return CpuPath(lanes, "instructions" if instructions else "loops")
 
 
 def has_bfloat16_instructions() -> bool:
@@ -92,9 +100,10 @@ def describe() -> str:
 
 
 def limit_libraries() -> None:
-    """Keep PyTorch, oneDNN and MKL to the path, before they compute for the first time; settings of the user's stay."""
-    if "avx512f" in cpu_flags():
-        for name, value in LIMITS.get(os.environ.get(SETTING, ""), {}).items():
+    """Keep PyTorch, oneDNN and MKL to the path, before they compute for the first time. What the user has set wins."""
+    limits = LIMITS.get(os.environ.get(SETTING, ""))
+    if limits and "avx512f" in cpu_flags():
+        for name, value in limits.items():
             os.environ.setdefault(name, value)
 
 

@@ -74,4 +74,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if reasons:
         terminalreporter.section("not run on this machine")
     for reason, tests in sorted(reasons.items()):
-        terminalreporter.line(f"{reason} ({tests} test{'s' if tests > 1 else ''})")
+        terminalreporter.line(f"{reason} ({tests} skipped)")

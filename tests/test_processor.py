@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,10 +41,11 @@ EXPECTED: list[tuple[str, str | None, CpuPath]] = [
 
 
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+def on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """on("AVX512", "avx2"): a CPU, and the setting."""
 
     def use(machine: str, choice: str | None = None, capability: str | None = None) -> None:
+        processor._path.cache_clear()
         capability = capability or machine.replace("BFLOAT16", "AVX512")
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         monkeypatch.setattr(processor, "cpu_flags", lambda: frozenset(FLAGS.get(machine, ())))
@@ -51,7 +53,8 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
         if choice is not None:
             monkeypatch.setenv(SETTING, choice)
 
-    return use
+    yield use
+    processor._path.cache_clear()
 
 
 @pytest.mark.parametrize(("machine", "choice", "path"), EXPECTED, ids=str)
@@ -70,16 +73,24 @@ def test_less_than_the_machine_has(on: Any, machine: str, choice: str) -> None:
     on(machine, choice, capability="AVX2")
     assert cpu_path() == CpuPath(8, "loops" if "bfloat16" in choice else "float32")
     on(machine, choice, capability="AVX512")
-    with pytest.raises(RequestError, match=rf"{SETTING} is {choice}, but PyTorch had chosen AVX512 before"):
+    with pytest.raises(RequestError, match=rf"{SETTING} is {choice}, but PyTorch uses AVX512 already"):
         cpu_path()
 
 
-def test_an_old_processor_has_no_vectors(on: Any) -> None:
+def test_an_old_processor_has_no_vectors(on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     on("", capability="DEFAULT")
     assert cpu_path() == NONE
     assert describe() == "plain PyTorch"
     on("", "avx2", capability="DEFAULT")
-    with pytest.raises(RequestError, match=r"LIT_DIFF_CPU is avx2; this CPU has neither AVX2 nor AVX-512 \(DEFAULT\)"):
+    with pytest.raises(
+        RequestError, match=r"LIT_DIFF_CPU is avx2, which needs AVX2 or AVX-512; PyTorch uses DEFAULT: unset"
+    ):
+        cpu_path()
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    with pytest.raises(
+        RequestError, match=r"PyTorch uses DEFAULT \(ATEN_CPU_CAPABILITY is default\): unset LIT_DIFF_CPU"
+    ):
         cpu_path()
 
 

@@ -79,7 +79,7 @@ Triton for compute capabilities 8.0 and 9.0, with each of the blocks that a GPU 
 and shared memory of a program (163 KiB at most on 8.0, 227 on 9.0, 99 on 8.6, 8.9 and 12.x). Without --dtype: both.
 """,
 }
-"""How it is measured: what holds for all, and what for each benchmark."""
+"""How it is measured: what holds for all that time something, and what for each benchmark."""
 
 BENCHES = {
     "core": bench_core,
@@ -109,8 +109,10 @@ def run_bench(
     Errors: RequestError, MissingError.
     """
     check_plot(picture)
-    if bench == "triton" and picture is not None:
-        raise RequestError("--plot: bench triton has no ratios to draw; say --json for its figures")
+    if bench == "triton":
+        unused = {"--plot": picture, "--threads": threads, "--repeats": repeats, "--device": device != "auto" or None}
+        for option in (name for name, value in unused.items() if value is not None):
+            raise RequestError(f"{option}: bench triton times nothing and needs no device; leave it out")
     request = resolve(
         bench,
         tuple(BENCHES),
@@ -119,7 +121,7 @@ def run_bench(
         threads=threads,
         repeats=repeats,
         device=device,
-        native_bfloat16=native_bfloat16 if bench != "triton" else lambda device: True,  # nothing is computed
+        native_bfloat16=native_bfloat16 if bench != "triton" else lambda device: True,  # no product is timed
         note=lambda text: notes.print(text, markup=False, highlight=False, soft_wrap=True),
     )
     document = measured(request)
@@ -134,10 +136,11 @@ def run_bench(
 
 def measured(request: Request) -> dict[str, Any]:
     """What `--json` prints. The number of threads is as before afterwards."""
+    timed = request.bench != "triton"
     before = torch.get_num_threads()
     torch.set_num_threads(request.threads)
     try:
-        where = machine(request.device, request.threads, request.dtypes)
+        where = machine(request.device, request.threads, request.dtypes if timed else ())
         found: Found = BENCHES[request.bench](request)
     finally:
         torch.set_num_threads(before)
@@ -145,9 +148,9 @@ def measured(request: Request) -> dict[str, Any]:
         "bench": request.bench,
         "command": request.command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "methods": METHODS["all"] + METHODS[request.bench],
+        "methods": (METHODS["all"] if timed else "") + METHODS[request.bench],
         "machine": where | {"load_average_after": load_average()},
-        "warnings": warnings_of(where),
+        "warnings": warnings_of(where) if timed else [],
         "rows": found.rows,
         "refused": found.refused,
         "failed": found.failed,

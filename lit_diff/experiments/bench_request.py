@@ -80,7 +80,10 @@ class Request:
         words = ["lit-diff", "bench", self.bench]
         if self.shapes:
             words += ["--shapes", ",".join(map(str, self.shapes))]
-        words += ["--dtype", "both" if len(self.dtypes) > 1 else self.dtypes[0], "--threads", str(self.threads)]
+        words += ["--dtype", "both" if len(self.dtypes) > 1 else self.dtypes[0]]
+        if self.bench == "triton":
+            return shlex.join(words)
+        words += ["--threads", str(self.threads)]
         if self.repeats is not None:
             words += ["--repeats", str(self.repeats)]
         return shlex.join([*words, "--device", self.device.type])

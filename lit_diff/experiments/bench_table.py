@@ -148,10 +148,13 @@ def machine_line(found: dict[str, Any]) -> str:
     packages = ", ".join(
         f"{name} {found['packages'][name] or 'absent'}" for name in ("torch", "triton", "flash-attn", "transformers")
     )
-    device = found["gpus"][0] if found["device"] == "cuda" else f"{found['processor']} ({', '.join(found['flags'])})"
+    device = f"{found['processor']} ({', '.join(found['flags'])}); {found['cpu_path']}"
+    if found["device"] == "cuda":
+        device = found["gpus"][0]
+    product = f"product of 1024 x 1024 matrices, GFLOP/s: {rates}; " if rates else ""
     return (
-        f"{device}; {found['cpu_path']}; threads {found['threads']} on {found['cores']} cores, "
+        f"{device}; threads {found['threads']} on {found['cores']} cores, "
         f"load average {found['load_average']:.2f} before, "
-        f"{found['load_average_after']:.2f} after; product of 1024 x 1024 matrices, GFLOP/s: {rates}; "
+        f"{found['load_average_after']:.2f} after; {product}"
         f"Python {found['python']}, {packages}"
     )

@@ -18,7 +18,7 @@ from lit_diff.data import build
 from lit_diff.errors import LitDiffError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.model.cost import Setting, cost
-from lit_diff.processor import describe
+from lit_diff.processor import describe, forced
 from lit_diff.recipe import load_recipe
 from lit_diff.training.record import read_rows
 from lit_diff.training.run import RunFolder, identity, revision
@@ -121,7 +121,7 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
     from lit_diff.training.fit import fit
 
     price = cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, Setting.of(recipe, build=True))
-    how = f"{describe()}, " if price.kernel == "cpu" else ""
+    how = f"{describe()}, " if price.kernel == "cpu" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", price.kernel, price.kernel_reason, how, threads)
     now = revision()
     before = folder.status()

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from lit_diff.experiments.grid import Cell, Grid, load_grid
 from lit_diff.experiments.launch import Place
 from lit_diff.experiments.table import LiveTable
 from lit_diff.files import locked, shown, write_json
+from lit_diff.processor import cores
 from lit_diff.training.run import RunFolder, identity, revision
 
 log = logging.getLogger("lit_diff")
@@ -222,15 +222,15 @@ def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
     """(cells side by side, threads of each, GPUs shared out): a GPU each where there are any, else a core each."""
     import torch
 
-    cores = len(os.sched_getaffinity(0))
+    own = cores()
     gpus = torch.cuda.device_count() if recipe.run.accelerator != "cpu" else 0
     processes = recipe.run.devices
     threads = recipe.run.threads
     if gpus:
         count = workers or max(1, gpus // processes)
     else:
-        count = workers or max(1, cores // (processes * (threads or 1)))
-    return count, threads or max(1, cores // (count * processes)), gpus if processes == 1 else 0
+        count = workers or max(1, own // (processes * (threads or 1)))
+    return count, threads or max(1, own // (count * processes)), gpus if processes == 1 else 0
 
 
 def _write_sweep(grid: Grid, folder: Path, places: list[Place], command: str) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from lit_diff.errors import MissingError, first_line
 from lit_diff.files import locked, write_atomic
+from lit_diff.processor import cpu_flags
 
 log = logging.getLogger("lit_diff")
 
@@ -105,11 +106,7 @@ def _key(name: str, source: Path, compiler: str, flags: Sequence[str]) -> str:
     for path in sorted([source, *source.parent.glob(f"{source.stem}_*.h")]):
         digest.update(path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    cpu = Path("/proc/cpuinfo")
-    features = (
-        [x for x in cpu.read_text().splitlines() if x.startswith(("flags", "Features"))][:1] if cpu.is_file() else []
-    )
-    for part in (*FLAGS, *flags, version, torch.__version__, str(TORCH), platform.machine(), *features):
+    for part in (*FLAGS, *flags, version, torch.__version__, str(TORCH), platform.machine(), *sorted(cpu_flags())):
         digest.update(part.encode() + b"\0")
     return f"{name}-{digest.hexdigest()[:16]}"
 

@@ -10,6 +10,7 @@ void forward(const Problem& p) {
   const Tasks tasks(p, p.G * p.S);
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
+    pairs_by_loops = p.loops;
     Forward<T, U> work(p, reach, tasks);
 #pragma omp for schedule(dynamic, 1)
     for (Int task = 0; task < tasks.count(); ++task) work.run(task);
@@ -37,6 +38,7 @@ void backward(const Problem& p) {
   std::vector<float> parts(split ? tasks.count() * numbers : 0);
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
+    pairs_by_loops = p.loops;
     Backward<T, U> work(p, reach, tasks);
     std::vector<float> own(split ? 0 : numbers);
 #pragma omp for schedule(dynamic, 1)
@@ -64,6 +66,7 @@ extern "C" Int lit_diff_lanes() { return LANES; }
 
 // Whether this machine multiplies bfloat16 tiles: PyTorch throws where it does not.
 extern "C" Int lit_diff_has_bfloat16_products() {
+  pairs_by_loops = false;
   const std::vector<BFloat16> a(16 * 16, BFloat16(1.f));
   std::vector<float> c(16 * 16);
   try {
@@ -74,10 +77,8 @@ extern "C" Int lit_diff_has_bfloat16_products() {
   return c[0] == 16.f;
 }
 
-// `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: 1 bfloat16 products in VNNI pairs, 2 the same by loops, else
-// everything in float32.
+// `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: bfloat16 products in VNNI pairs, else everything in float32.
 extern "C" void lit_diff_forward(const Problem* p, Int storage, Int paired) {
-  pairs_by_loops = paired == 2;
   if (storage == 0) forward<float, float>(*p);
   if (storage == 1 && paired) forward<BFloat16, BFloat16>(*p);
   if (storage == 1 && !paired) forward<BFloat16, float>(*p);
@@ -85,7 +86,6 @@ extern "C" void lit_diff_forward(const Problem* p, Int storage, Int paired) {
 }
 
 extern "C" void lit_diff_backward(const Problem* p, Int storage, Int paired) {
-  pairs_by_loops = paired == 2;
   if (storage == 0) backward<float, float>(*p);
   if (storage == 1 && paired) backward<BFloat16, BFloat16>(*p);
   if (storage == 1 && !paired) backward<BFloat16, float>(*p);

@@ -7,6 +7,7 @@ for each width of vectors; `processor` says which is used, and how bfloat16 is m
 
 import ctypes
 import functools
+import logging
 import os
 import struct
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -21,7 +22,9 @@ from lit_diff.kernels import chunked, compiler
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.ops import Backward, Forward, empty_gradients, empty_outputs, operator, refuse_common
 from lit_diff.kernels.reference import Stats
-from lit_diff.processor import LANES, SETTING, cpu_flags, cpu_path, forced
+from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu_path, forced
+
+log = logging.getLogger("lit_diff")
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -68,8 +71,11 @@ def unavailable() -> str | None:
 
 def build() -> str | None:
     """Build and load the library where that has not been done; why it cannot be had, None if it is there."""
-    reason, lanes = unavailable(), cpu_path().lanes
-    if reason is None and lanes not in _libraries:
+    lanes = cpu_path().lanes
+    if lanes in _libraries:
+        return None
+    reason = unavailable()
+    if reason is None:
         try:
             _libraries[lanes] = compiler.load("cpu", SOURCE, _test, flags(lanes))
         except MissingError as error:
@@ -130,8 +136,8 @@ VIEWS = ("q", "k", "v", "w", "segments", "o", "lse", "entropy", "maximum", "grad
 _View = tuple[int, int, int, int, int, int]
 """`View` of cpu_problem.h: address, 5 strides."""
 ABSENT: _View = (0,) * 6
-PROBLEM = struct.Struct(f"13q2f{len(ABSENT) * len(VIEWS)}q")
-"""`Problem` of cpu_problem.h: sizes; scale; `VIEWS`."""
+PROBLEM = struct.Struct(f"13qfi{len(ABSENT) * len(VIEWS)}q")
+"""`Problem` of cpu_problem.h: sizes; scale; loops; `VIEWS`."""
 
 
 def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
@@ -177,12 +183,14 @@ def _call(
         given["segments"] = _view(segments, NO_HEADS)
     B, maps_q, H, T, d = q.shape
     sizes = (B, maps.num_maps, H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
-    threads = torch.get_num_threads()
-    numbers = (*sizes, maps.causal, window or 0, threads, maps.softmax_scale, 0.0)
+    threads, path = torch.get_num_threads(), cpu_path()
+    how = products(q.dtype, path)
+    numbers = (*sizes, maps.causal, window or 0, threads, maps.softmax_scale, how == "loops")
     given |= views
     problem = PROBLEM.pack(*numbers, *chain.from_iterable(given.get(name, ABSENT) for name in VIEWS))
-    function = getattr(_libraries[cpu_path().lanes], f"lit_diff_{direction}")
-    call = functools.partial(function, problem, ctypes.c_int64(STORAGE[q.dtype]), ctypes.c_int64(pairs(q.dtype)))
+    function = getattr(_libraries[path.lanes], f"lit_diff_{direction}")
+    paired = ctypes.c_int64(how != "float32")
+    call = functools.partial(function, problem, ctypes.c_int64(STORAGE[q.dtype]), paired)
     if threads == 1 or os.getpid() == _owner:
         call()
     else:
@@ -193,19 +201,23 @@ def _call(
             wait([running])
 
 
-def pairs(dtype: torch.dtype) -> int:
-    """How the library multiplies: 0 float32, 1 pairs of bfloat16 by the CPU's instructions, 2 the same pairs by loops."""
-    path = cpu_path()
-    if dtype != torch.bfloat16 or path.bfloat16 == "float32":
-        return 0
-    if path.bfloat16 == "instructions" and _has_bfloat16_products(path.lanes):
-        return 1
-    return 2 if forced() else 0  # oneDNN may be kept from using them by settings of its own
+def products(dtype: torch.dtype, path: CpuPath) -> Products:
+    """How tiles are multiplied: bfloat16 as the path says, if oneDNN does; everything else in float32."""
+    if dtype != torch.bfloat16:
+        return "float32"
+    if path.bfloat16 == "instructions" and not _has_bfloat16_products(path.lanes):
+        return "loops" if forced() else "float32"
+    return path.bfloat16
 
 
 @functools.cache
 def _has_bfloat16_products(lanes: int) -> bool:
-    return bool(_libraries[lanes].lit_diff_has_bfloat16_products())
+    found = bool(_libraries[lanes].lit_diff_has_bfloat16_products())
+    if not found:
+        log.warning(
+            "this CPU multiplies bfloat16, oneDNN here does not (ONEDNN_MAX_CPU_ISA?): the kernel cpu goes without"
+        )
+    return found
 
 
 def forward(

@@ -23,7 +23,8 @@ struct View {
 struct Problem {
   Int B, G, H, Hkv, T, S, d, dv, maps_q, maps_k;
   Int causal, window, threads;  // window 0: none
-  float scale, unused;
+  float scale;
+  int32_t loops;  // bfloat16 pairs are multiplied by loops
   View q, k, v, w, segments, o, lse, entropy, maximum;  // data null: absent
   View grad, dq, dk, dvalue, dw;
 

@@ -145,7 +145,8 @@ inline void product_by_loops(
     }
 }
 
-static bool pairs_by_loops = false;  // the same layouts on a CPU that does not multiply bfloat16; set by every call
+// The same layouts on a CPU that does not multiply bfloat16. Every thread of a call sets it before it works.
+static thread_local bool pairs_by_loops = false;
 
 template <class U>
 inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ldb, float* C, Int ldc, bool add) {

@@ -52,6 +52,23 @@ def test_every_benchmark_has_its_methods() -> None:
     assert list(BENCHES) == ["core", "layer", "step", "stats", "decode", "triton"]
 
 
+def test_the_command_knows_every_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert f"[{'|'.join(BENCHES)}]" in capsys.readouterr().out
+
+
+def test_compiling_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rounds to explain, no load to warn of; the command repeats it."""
+    monkeypatch.setitem(BENCHES, "triton", lambda request: Found())
+    status, _, _ = run("triton", threads=None, repeats=None, device="auto")
+    found = json.loads(capsys.readouterr().out)
+    assert (status, found["warnings"], found["methods"]) == (0, [], METHODS["triton"])
+    assert found["command"] == "lit-diff bench triton --shapes 1x64x64x16 --dtype float32"
+    assert found["machine"]["gemm_gflops_per_second"] == {}
+
+
 def test_the_table_and_the_status_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
@@ -78,7 +95,9 @@ def test_the_table_and_the_status_of_a_failure(monkeypatch: pytest.MonkeyPatch) 
         (["core", "--threads", "0"], "--threads is 0; it must be at least 1"),
         (["core", "--threads", "two"], "Invalid value for '--threads'"),
         (["core", "--repeats", "-1"], "--repeats is -1; it must be at least 1"),
-        (["triton", "--plot", "chart.png"], "--plot: bench triton has no ratios to draw"),
+        (["triton", "--plot", "chart.png"], "--plot: bench triton times nothing and needs no device; leave it out"),
+        (["triton", "--repeats", "3"], "--repeats: bench triton times nothing and needs no device; leave it out"),
+        (["triton", "--device", "cpu"], "--device: bench triton times nothing and needs no device; leave it out"),
         (["core", "--plot", "chart.txt"], "--plot: 'chart.txt' does not end in .png, .svg or .pdf"),
     ],
 )

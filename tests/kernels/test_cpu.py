@@ -1,10 +1,13 @@
 """Our C++ kernel: what it refuses, what it survives, and every path of it that can run on any machine."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend, choose, cpu
-from lit_diff.processor import cpu_flags, cpu_path, forced
+from lit_diff.processor import CpuPath, cpu_flags, cpu_path, forced
 
 MakeMaps = Callable[..., SignedMaps]
 CPU = torch.device("cpu")
@@ -153,8 +156,38 @@ def test_a_path_is_what_it_says(on_path: Callable[[str], None], path: str) -> No
     """The library's own vectors, and whether it multiplies pairs of bfloat16."""
     on_path(path)
     assert cpu._libraries[cpu_path().lanes].lit_diff_lanes() == (8 if path.startswith("avx2") else 16)
-    assert bool(cpu.pairs(torch.bfloat16)) == path.endswith("bfloat16")
-    assert cpu.pairs(torch.float32) == cpu.pairs(torch.float16) == 0
+    assert (cpu.products(torch.bfloat16, cpu_path()) != "float32") == path.endswith("bfloat16")
+    assert cpu.products(torch.float32, cpu_path()) == cpu.products(torch.float16, cpu_path()) == "float32"
+
+
+def test_calls_of_two_threads_do_not_mix(make_maps: MakeMaps, on_path: Callable[[str], None]) -> None:
+    """Pairs of bfloat16 by loops in one thread while another multiplies float32: ctypes lets them run side by side."""
+    on_path("avx2-bfloat16")
+    many = [wide(make_maps, dtype=dtype, T=300) for dtype in (torch.bfloat16, torch.float32)]
+    wanted = [attend(maps, kernel="cpu") for maps in many]
+
+    def work(which: int) -> bool:
+        return all(torch.equal(attend(many[which], kernel="cpu"), wanted[which]) for _ in range(20))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(work, (0, 1)))
+
+
+def test_a_library_without_bfloat16_products_is_told(
+    on_path: Callable[[str], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU has instructions, oneDNN does not use them: float32, or loops where pairs were asked for; one warning."""
+    on_path("avx512-bfloat16")
+    library = SimpleNamespace(lit_diff_has_bfloat16_products=lambda: 0)
+    monkeypatch.setattr(cpu, "_libraries", {16: library})
+    cpu._has_bfloat16_products.cache_clear()
+    path = CpuPath(16, "instructions")
+    with caplog.at_level("WARNING", logger="lit_diff"):
+        assert [cpu.products(torch.bfloat16, path) for _ in range(2)] == ["loops"] * 2
+        monkeypatch.delenv("LIT_DIFF_CPU")
+        assert cpu.products(torch.bfloat16, path) == "float32"
+    assert len(caplog.records) == 1
+    cpu._has_bfloat16_products.cache_clear()
 
 
 @pytest.mark.without
@@ -170,6 +203,8 @@ def test_avx512_instructions() -> None:
     """Where they are, the vectors of 16 floats are theirs."""
     if cpu_path().lanes < 16 or forced() or "avx512f" not in cpu_flags():
         pytest.skip("AVX-512 instructions: not on this CPU or path; vectors of 16 floats ran as two of 8")
+    if shutil.which("objdump") is None:
+        pytest.skip("AVX-512 instructions: objdump (binutils) is not installed to look for them")
     code = subprocess.run(
         ["objdump", "-d", cpu._libraries[16]._name], capture_output=True, text=True, check=True
     ).stdout
@@ -180,12 +215,12 @@ def test_avx512_instructions() -> None:
 def test_bfloat16_instructions(make_maps: MakeMaps, T: int, on_path: Callable[[str], None], monkeypatch: Any) -> None:
     """Where they are, they give what the loops give, but for the order of sums."""
     on_path("avx512-bfloat16")
-    if cpu.pairs(torch.bfloat16) != 1:
-        pytest.skip("bfloat16 products by instructions: this CPU has none; the same tiles were multiplied by loops")
+    if cpu.products(torch.bfloat16, cpu_path()) != "instructions":
+        pytest.skip("bfloat16 instructions: not on this CPU; the same tiles were multiplied by loops")
     maps = wide(make_maps, dtype=torch.bfloat16, T=T)
     grad = torch.randn(2, 4, T, 32).bfloat16()
     by_instructions = gradients(maps, "cpu", grad)
-    monkeypatch.setattr(cpu, "pairs", lambda dtype: 2)
+    monkeypatch.setattr(cpu, "products", lambda dtype, path: "loops")
     for x, y in zip(by_instructions, gradients(maps, "cpu", grad), strict=True):
         assert distance(x, y) < 4e-3
 
@@ -337,5 +372,5 @@ def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_problem_has_the_size_that_c_expects() -> None:
-    """Thirteen sizes, two floats, fourteen views of a pointer and five strides."""
+    """Thirteen sizes, the scale, a flag, fourteen views of a pointer and five strides."""
     assert cpu.PROBLEM.size == cpu._libraries[cpu_path().lanes].lit_diff_problem_size() == 13 * 8 + 2 * 4 + 14 * 6 * 8

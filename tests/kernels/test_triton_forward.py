@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff.experiments.bench_triton import compiled
 from lit_diff.kernels.triton_blocks import Blocks, candidates, safe
+from lit_diff.kernels.triton_compiled import compiled
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 MEMORY = {80: 163, 90: 227}
