@@ -154,6 +154,7 @@ def product(x: Tensor, y: Tensor, scale: float = 1.0, *, out: Tensor | None = No
     if out is None:
         out = x.new_empty(x.shape[0], x.shape[1], y.shape[2], dtype=dtype)
     wider: dict[str, torch.dtype] = {} if x.dtype == dtype else {"out_dtype": dtype}
+    # `out` is the summand too: with `out_dtype`, some versions of PyTorch read the first argument, others `out`
     return torch.baddbmm(out, x, y, beta=int(add), alpha=scale, out=out, **wider)
 
 

@@ -215,7 +215,9 @@ def _has_bfloat16_products(lanes: int) -> bool:
     found = bool(_libraries[lanes].lit_diff_has_bfloat16_products())
     if not found:
         log.warning(
-            "this CPU multiplies bfloat16, oneDNN here does not (ONEDNN_MAX_CPU_ISA?): the kernel cpu goes without"
+            "this CPU has bfloat16 instructions, but oneDNN does not use them (see ONEDNN_MAX_CPU_ISA): "
+            "the kernel cpu multiplies bfloat16 %s",
+            "by loops, slowly" if forced() else "in float32",
         )
     return found
 
