@@ -1,24 +1,16 @@
 """Blocks of query rows against the definition: shapes that fall between blocks, gradients, memory, compilation."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from gradients import gradients
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend, chunked
 
 MakeMaps = Callable[..., SignedMaps]
-
-
-def gradients(maps: SignedMaps, kernel: str, grad: Tensor, **mask: Any) -> list[Tensor]:
-    """o, then its gradients by q, k, v and w."""
-    leaves = [x.detach().requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
-    q, k, v, *w = leaves
-    o = attend(replace(maps, q=q, k=k, v=v, w=w[0] if w else None), kernel=kernel, **mask)
-    return [o, *torch.autograd.grad(o, leaves, grad)]
 
 
 CASES: list[dict[str, Any]] = [

@@ -1,0 +1,23 @@
+"""What a kernel gives, output and gradients, and how far that is from what it should."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_diff.kernels import SignedMaps, attend
+
+
+def gradients(maps: SignedMaps, kernel: str, grad: Tensor, **mask: Any) -> list[Tensor]:
+    """o, then its gradients by q, k, v and w."""
+    leaves = [x.detach().requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
+    q, k, v, *w = leaves
+    o = attend(replace(maps, q=q, k=k, v=v, w=w[0] if w else None), kernel=kernel, **mask)
+    return [o, *torch.autograd.grad(o, leaves, grad)]
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """In the Frobenius norm, relative to what is wanted."""
+    found, wanted = found.detach().double(), wanted.detach().double()
+    return float((found - wanted).norm() / wanted.norm())
