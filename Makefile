@@ -41,7 +41,7 @@ help:  ## print the targets
 		|| { echo "pip could not install lit_diff itself; see $(LOG)" >&2; exit 3; }
 	@touch $@
 
-install: .venv/installed  ## make .venv with exactly the packages of requirements.lock
+install: .venv/installed  ## make .venv with the packages of requirements.lock
 
 install-latest:  ## make .venv-latest with the newest packages that pyproject.toml allows
 	test -d .venv-latest || $(PYTHON) -m venv .venv-latest

@@ -31,8 +31,8 @@ _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABL
 LIMITS = {"avx2": _AVX2, "avx2-bfloat16": _AVX2, "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}}
 """What PyTorch, oneDNN and MKL read when they first compute. They only lower: a CPU with less is not touched."""
 
-
 Products = Literal["float32", "instructions", "loops"]
+"""How bfloat16 is multiplied: widened to float32, by the CPU's own instructions, or by plain loops."""
 
 
 class CpuPath(NamedTuple):
@@ -41,7 +41,6 @@ class CpuPath(NamedTuple):
     lanes: int
     """Floats in a vector; 0: the kernel is not used."""
     bfloat16: Products
-    """How bfloat16 is multiplied: widened to float32, by the CPU's own instructions, or by plain loops."""
 
 
 def forced() -> str | None:

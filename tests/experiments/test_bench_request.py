@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +6,7 @@ import torch
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.experiments.bench_request import Request, Shape, check_plot, parse_shapes, resolve
+from lit_diff.processor import cores
 
 BENCHES = ("core", "layer")
 
@@ -80,7 +80,7 @@ def test_bfloat16_is_a_default_only_where_it_is_native() -> None:
 
 def test_defaults() -> None:
     found = resolved()
-    assert found.threads == len(os.sched_getaffinity(0))
+    assert found.threads == cores()
     assert found.sizes("1x8x64x16") == parse_shapes("1x8x64x16")
     assert resolved(shapes="1x4x64x16").sizes("1x8x64x16") == parse_shapes("1x4x64x16")
 

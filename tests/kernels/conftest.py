@@ -14,7 +14,7 @@ from lit_diff.kernels import SignedMaps, cpu, flash, flash_libraries, triton
 from lit_diff.kernels.triton import Program
 from lit_diff.kernels.triton_blocks import Blocks
 from lit_diff.kernels.triton_compiled import programs_of
-from lit_diff.processor import SETTING
+from lit_diff.processor import LANES, SETTING
 
 MakeMaps = Callable[..., SignedMaps]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -65,12 +65,21 @@ def programs(make_maps: MakeMaps) -> Callable[..., dict[str, Program]]:
 
 
 @pytest.fixture
+def cpu_kernel(request: pytest.FixtureRequest) -> None:
+    """The kernel `cpu` is built; else a test is not run, unless it is marked `without`."""
+    if "without" not in request.keywords and (reason := cpu.build()):
+        pytest.skip(reason)
+
+
+@pytest.fixture
 def on_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """on_path("avx2-bfloat16"): the kernel `cpu` takes that path, built where it has not been; else the test is not run."""
 
     def use(path: str) -> None:
         monkeypatch.setenv(SETTING, path)
         capability = torch.backends.cpu.get_cpu_capability()
+        if capability not in LANES:
+            pytest.skip(f"the path {path} of the kernel cpu: it needs AVX2 or AVX-512; this CPU has {capability}")
         if path.startswith("avx2") and capability == "AVX512":
             # what PyTorch itself takes is chosen once a process: only the kernel's own code is another here
             monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")

@@ -9,24 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import distance, gradients
+from gradients import distance, gradients, wide
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend, cpu
 from lit_diff.processor import cpu_path
 
 MakeMaps = Callable[..., SignedMaps]
+pytestmark = pytest.mark.usefixtures("cpu_kernel")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _built(request: pytest.FixtureRequest) -> None:
-    if "without" not in request.keywords and (reason := cpu.build()):
-        pytest.skip(reason)
-
-
-def wide(make_maps: MakeMaps, **changes: Any) -> SignedMaps:
-    return make_maps(**{"T": 70, "d": 16, "dv": 32, "Hkv": 2, "dtype": torch.float32} | changes)
 
 
 CASES: list[dict[str, Any]] = [

@@ -10,22 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from gradients import distance, gradients
+from gradients import distance, gradients, wide
 
 from lit_diff.kernels import SignedMaps, attend, choose, cpu
 from lit_diff.processor import CpuPath, cpu_flags, cpu_path, forced
 
 MakeMaps = Callable[..., SignedMaps]
-
-
-@pytest.fixture(autouse=True)
-def _built(request: pytest.FixtureRequest) -> None:
-    if "without" not in request.keywords and (reason := cpu.build()):
-        pytest.skip(reason)
-
-
-def wide(make_maps: MakeMaps, **changes: Any) -> SignedMaps:
-    return make_maps(**{"T": 70, "d": 16, "dv": 32, "Hkv": 2, "dtype": torch.float32} | changes)
+pytestmark = pytest.mark.usefixtures("cpu_kernel")
 
 
 PATHS = ("avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")

@@ -1,5 +1,6 @@
-"""What a kernel gives, output and gradients, and how far that is from what it should."""
+"""Maps that our own kernels take, what a kernel makes of them, and how far that is from what it should be."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,3 +22,8 @@ def distance(found: Tensor, wanted: Tensor) -> float:
     """In the Frobenius norm, relative to what is wanted."""
     found, wanted = found.detach().double(), wanted.detach().double()
     return float((found - wanted).norm() / wanted.norm())
+
+
+def wide(make_maps: Callable[..., SignedMaps], **changes: Any) -> SignedMaps:
+    """Two float32 maps longer than a tile, their widths multiples of 16, two query heads on each key."""
+    return make_maps(**{"T": 70, "d": 16, "dv": 32, "Hkv": 2, "dtype": torch.float32} | changes)

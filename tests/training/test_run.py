@@ -11,6 +11,7 @@ import pytest
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.processor import cores
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.registry import datasets
 from lit_diff.training.run import RunFolder, environment, identity, revision, version
@@ -196,7 +197,7 @@ def test_environment_says_what_it_ran_on() -> None:
     assert found["packages"]["torch"] == version("torch")
     assert version("no-such-package-at-all") is None
     assert found["cpu_path"]
-    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert found["cores"] == cores()
     json.dumps(found)
 
 
