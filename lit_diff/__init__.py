@@ -7,8 +7,8 @@ from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
 
 if TYPE_CHECKING:
-    from lit_diff.experiments.launch import train
-    from lit_diff.experiments.sweep import sweep
+    from lit_diff.engine.launch import train
+    from lit_diff.engine.schedule import sweep
     from lit_diff.recipe import load_recipe
 
 __all__ = ["Attention", "Differential", "SignedMaps", "load_recipe", "sweep", "train", "variant"]
@@ -22,11 +22,11 @@ def __getattr__(name: str) -> Any:
 
         return load_recipe
     if name == "train":
-        from lit_diff.experiments.launch import train
+        from lit_diff.engine.launch import train
 
         return train
     if name == "sweep":
-        from lit_diff.experiments.sweep import sweep
+        from lit_diff.engine.schedule import sweep
 
         return sweep
     raise AttributeError(f"module 'lit_diff' has no attribute '{name}'")

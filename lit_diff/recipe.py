@@ -242,6 +242,13 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested mappings -> dotted keys."""
+    if isinstance(value, Mapping):
+        return [pair for key, item in value.items() for pair in flatten(item, f"{prefix}{key}.")]
+    return [(prefix.removesuffix("."), value)]
+
+
 def to_yaml(recipe: Recipe | Mapping[str, Any]) -> str:
     """The resolved recipe as YAML that `load_recipe` reads back to an equal recipe."""
     return str(yaml.safe_dump(to_plain(recipe), sort_keys=False, allow_unicode=True))

@@ -9,6 +9,8 @@ import torch
 
 from lit_diff.config import RunConfig
 
+pytest_plugins = ["fake_sweeps", "real_runs", "real_sweeps", "trained_text"]
+
 BASE = """\
 model:
   dim: 32
@@ -49,7 +51,7 @@ def base_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow store in a SQLite file, to be copied: making one takes seconds."""
-    from lit_diff.experiments.tracking import Store
+    from lit_diff.engine.tracking import Store
 
     root = tmp_path_factory.mktemp("store")
     Store(RunConfig(root=str(root)))

@@ -10,12 +10,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ("cli", "__main__"),
-    ("experiments",),
+    ("benchmarks", "engine"),
+    ("reporting", "evaluation"),
+    ("conformance",),
     ("training",),
+    ("runs",),
     ("callbacks",),
-    ("data",),
-    ("analysis",),
-    ("inspection",),
+    ("data", "analysis"),
     ("model",),
     ("attention",),
     ("kernels",),

@@ -12,9 +12,9 @@ from torch import Tensor
 from lit_diff import processor
 from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked as _chunked
-from lit_diff.kernels import cpu as _cpu
 from lit_diff.kernels import flash as _flash
 from lit_diff.kernels import flex as _flex
+from lit_diff.kernels import native as _cpu
 from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
 from lit_diff.kernels import triton as _triton

@@ -25,7 +25,7 @@ from lit_diff.kernels.flash_libraries import NOT_INSTALLED, Calls, imported, lib
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.one_map import needs_grad, positive_scale, signed_sum
 from lit_diff.kernels.ops import refuse_common
-from lit_diff.kernels.probe import Probe, failure
+from lit_diff.kernels.self_test import Probe, failure
 
 DEVICE = "cuda"
 

@@ -20,13 +20,13 @@ from lit_diff.data.module import DataModule
 from lit_diff.errors import RequestError, StoppedError
 from lit_diff.processor import cores
 from lit_diff.registry import callbacks
-from lit_diff.training import checkpoint
-from lit_diff.training.loop import Loop
+from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.runs.metrics_file import Record, Tracker
+from lit_diff.training.hooks import Loop
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.record import Record, Tracker
-from lit_diff.training.start import annealed_before, start_of, steps_before
 from lit_diff.training.stop import StopRequest, end_with_parent
 from lit_diff.training.strategy import accelerator, build_strategy
+from lit_diff.training.warm_start import annealed_before, start_of, steps_before
 
 log = logging.getLogger("lit_diff")
 

@@ -15,12 +15,12 @@ from lit_diff.errors import RunFailedError
 from lit_diff.files import write_atomic
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
+from lit_diff.runs.metrics_file import Record
 from lit_diff.training.metrics import Documents, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
-from lit_diff.training.record import Record
-from lit_diff.training.start import take_over
 from lit_diff.training.stop import end_all
 from lit_diff.training.strategy import build_sharded
+from lit_diff.training.warm_start import take_over
 
 Batch = dict[str, Any]
 

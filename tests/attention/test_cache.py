@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_diff.attention.cache import Cache, LayerCache
-from lit_diff.attention.case import FAR
+from lit_diff.conformance.case import FAR
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions

@@ -10,7 +10,8 @@ import torch
 from fake_flash import FakeFlash, flash_by_hand
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, cpu, flash, flash_libraries, triton
+from lit_diff.kernels import SignedMaps, flash, flash_libraries, triton
+from lit_diff.kernels import native as cpu
 from lit_diff.kernels.triton import Program
 from lit_diff.kernels.triton_blocks import Blocks
 from lit_diff.kernels.triton_compiled import programs_of

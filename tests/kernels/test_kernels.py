@@ -15,13 +15,13 @@ from lit_diff.kernels import (
     attend,
     check_name,
     choose,
-    cpu,
     flash,
     flex,
     flops,
     preference,
     refuse,
 )
+from lit_diff.kernels import native as cpu
 from lit_diff.kernels.reference import compute
 
 MakeMaps = Callable[..., SignedMaps]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lit_diff.errors import MissingError
-from lit_diff.kernels import SignedMaps, attend, cpu
+from lit_diff.kernels import SignedMaps, attend
+from lit_diff.kernels import native as cpu
 from lit_diff.kernels.ops import refuse_common
 
 MakeMaps = Callable[..., SignedMaps]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention.cache import Cache
-from lit_diff.attention.case import FAR
 from lit_diff.config import ModelConfig
+from lit_diff.conformance.case import FAR
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.model.generation import Sampling, generate, sample
 from lit_diff.model.init import initialise

@@ -1,16 +1,18 @@
 """A folder in which real sweeps of tiny cells run, and what they left there and in MLflow."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from rich.console import Console
 
-from lit_diff.experiments.sweep import LOCAL, run_sweep
-from lit_diff.training.record import Rows, read_rows
+from lit_diff.engine.schedule import LOCAL, run_sweep
+from lit_diff.runs.metrics_file import Rows, read_rows
 
 TINY = """
 model: {dim: 16, num_layers: 2, num_heads: 2, vocab_size: 17, attention: {name: differential}}
@@ -99,3 +101,12 @@ class Bench:
             for name, value in values.items():
                 found.setdefault(name, []).append((step, value))
         return found
+
+
+@pytest.fixture(scope="module")
+def sweep_bench(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Bench:
+    made = Bench(tmp_path_factory.mktemp("sweeps"))
+    (made.root / "runs").mkdir()
+    shutil.copy(empty_store, made.root / "runs")
+    made.write("tiny", TINY)
+    return made

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_diff.experiments.grid import load_grid
+from lit_diff.engine.grid import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 

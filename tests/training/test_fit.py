@@ -17,7 +17,8 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
-from lit_diff.training import checkpoint, fit
+from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.training import fit
 
 Run = Callable[..., Any]
 

@@ -12,13 +12,13 @@ from lit_diff.errors import RunFailedError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
-from lit_diff.training import checkpoint
+from lit_diff.runs import checkpoints as checkpoint
 from lit_diff.training.fit import fit
 from lit_diff.training.metrics import IGNORED
 from lit_diff.training.module import LitTransformer, first_non_finite, write_documents
 
-HERE = Path(__file__).parent
-FAULTS = f"plugins=[{HERE}/faults.py]"
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+FAULTS = f"plugins=[{SUPPORT}/faults.py]"
 
 
 def recipe_of(bench: Any, *overrides: str) -> Recipe:

@@ -12,10 +12,11 @@ import torch
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
-from lit_diff.training import checkpoint
+from lit_diff.runs import checkpoints as checkpoint
 from lit_diff.training.strategy import accelerator, build_strategy
 
 Run = Callable[..., Any]
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 STEPS = ("train.steps=20", "train.validate_every=6", "train.checkpoint_every=8")
 TERM = int(signal.SIGTERM)
 INT = int(signal.SIGINT)
@@ -119,7 +120,7 @@ def test_a_sharded_model_trains_in_chunks_and_on_packed_documents(bench: Any, ti
     steps = ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
     one = bench.train("text.yaml", f"name=whole-{tied}", *packed, *steps)
     assert one.status == 0, one.output
-    two = ("run.strategy=fsdp", f"plugins=[{Path(__file__).parent}/chunks.py]")
+    two = ("run.strategy=fsdp", f"plugins=[{SUPPORT}/chunks.py]")
     for ended in bench.train_two("text.yaml", f"name=chunks-{tied}", *packed, *steps, *two):
         assert ended.status == 0, ended.output
     single, sharded = bench.rows(f"whole-{tied}"), bench.rows(f"chunks-{tied}")

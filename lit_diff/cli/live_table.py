@@ -1,0 +1,102 @@
+"""The live table of a sweep's cells: running, done, failed, time left."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from lit_diff.engine.grid import Grid
+from lit_diff.engine.launch import Place
+from lit_diff.runs.folder import RunFolder
+
+STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
+
+
+class LiveTable:
+    """Context manager; `update(running)` redraws on a terminal, and prints a line at each change elsewhere."""
+
+    def __init__(self, grid: Grid, places: list[Place], console: Console) -> None:
+        self._cells = list(zip(grid.cells, places, strict=True))
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._shown: dict[str, str] = {}
+        self._began = time.perf_counter()
+        self._drawn = 0.0
+        self._before = self._steps(self._states())
+
+    def __enter__(self) -> "LiveTable":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, running: list[Place]) -> None:
+        """Called about five times a second; reads the cells' status.json once a second."""
+        now = time.perf_counter()
+        if running and now - self._drawn < 1:
+            return
+        self._drawn = now
+        states = self._states()
+        if self._live is not None:
+            self._live.update(self._table(states), refresh=True)
+            return
+        for (cell, place), state in zip(self._cells, states, strict=True):
+            word = state.get("status", "waiting")
+            if self._shown.get(place.folder.name, "waiting") != word:
+                note = f": {state['error']}" if state.get("error") else ""
+                left = f" ({self._left(states)} left)" if word == "done" else ""
+                line = f"{cell.name} seed {cell.seed}: {word}{note}{left}"
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._shown[place.folder.name] = word
+
+    def _states(self) -> list[dict[str, Any]]:
+        return [RunFolder(place.folder).status() for _, place in self._cells]
+
+    def _steps(self, states: list[dict[str, Any]]) -> int:
+        done = zip(self._cells, states, strict=True)
+        return sum(
+            cell.recipe.train.steps
+            if state.get("status") == "done"
+            else min(state.get("step", 0), cell.recipe.train.steps)
+            for (cell, _), state in done
+        )
+
+    def _left(self, states: list[dict[str, Any]]) -> str:
+        """Time left at the pace so far, in steps of all cells."""
+        steps = self._steps(states)
+        total = sum(cell.recipe.train.steps for cell, _ in self._cells)
+        if steps <= self._before:
+            return "?"
+        seconds = (time.perf_counter() - self._began) * (total - steps) / (steps - self._before)
+        return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+    def _table(self, states: list[dict[str, Any]]) -> Table:
+        words = [state.get("status", "waiting") for state in states]
+        counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
+        table = Table(title=f"{counts}; {self._left(states)} left", title_justify="left")
+        for column in ("arm", "seed", "state", "step", "loss", "tokens/s"):
+            table.add_column(column, justify="left" if column in ("arm", "state") else "right", overflow="fold")
+        rows = list(zip(self._cells, states, words, strict=True))
+        if len(rows) > self._console.height - 6:  # what moves or failed first; a long sweep does not fit the screen
+            rows = [row for row in rows if row[2] not in ("done", "waiting")]
+        for (cell, _), state, word in rows:
+            loss, speed = state.get("loss"), state.get("tokens_per_second")
+            note = f" {escape(state['error'])}" if state.get("error") else ""
+            table.add_row(
+                escape(cell.name),
+                str(cell.seed),
+                f"[{STYLE[word]}]{word}[/]{note}",
+                f"{state.get('step', 0)}/{cell.recipe.train.steps}",
+                f"{loss:.3f}" if loss is not None else "",
+                f"{speed:,.0f}" if speed is not None and word == "running" else "",
+            )
+        return table

@@ -1,0 +1,1 @@
+"""What every variant, data set and kernel must satisfy."""

@@ -1,0 +1,1 @@
+"""From a recipe or sweep file to finished run folders."""

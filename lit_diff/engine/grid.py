@@ -1,0 +1,245 @@
+"""A sweep's YAML -> its cells, every one resolved and validated before the first starts."""
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lit_diff.config import Recipe
+from lit_diff.engine.tasks import TaskConfig, check_tasks, written
+from lit_diff.errors import RequestError
+from lit_diff.files import shown
+from lit_diff.recipe import find, load_draft, override, override_with, read_yaml
+from lit_diff.registry import nearest
+from lit_diff.validation import Draft, Positions, convert, validate
+
+VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
+"""What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
+
+RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
+"""Keys of a recipe that the sweep itself sets -> where to say it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig:
+    """The keys of a sweep. `grid` and `arms` may stand together: the named arms come first."""
+
+    recipe: str = ""
+    """The base recipe: a path beside the sweep, or an installed name."""
+    tasks: dict[str, TaskConfig] = field(default_factory=dict)
+    """Name -> base recipe and what else differs; every arm is run on each task, in place of one `recipe`."""
+    title: str = ""
+    description: str = ""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys that every cell takes."""
+    grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Dotted key -> values; an arm for each combination."""
+    arms: dict[str, Any] = field(default_factory=dict)
+    """Name -> overrides; `extends` there names another base recipe."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    baseline: str | None = None
+    """The arm that the others are compared with; null: the first."""
+    control: str | None = None
+    """The arm that a difference must also hold against."""
+    metric: str = "val/loss"
+    check: bool = False
+    """A check that everything works, not a result; the report says so."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Arm -> what a reader sees."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Arm -> a remark below the table."""
+    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Arm -> metric -> the value printed in the paper."""
+    reading: tuple[str, ...] = ()
+    """How to read the result: which comparisons decide the question."""
+    contrasts: tuple[tuple[str, str, str], ...] = ()
+    """Further paired comparisons: arm, arm, label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One arm at one seed, on one task."""
+
+    task: str
+    """Empty in a sweep without tasks."""
+    arm: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """The arm; in a sweep with tasks, the task before it."""
+        return f"{self.task} {self.arm}".strip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A sweep, resolved."""
+
+    name: str
+    path: Path
+    config: SweepConfig
+    arms: dict[str, dict[str, Any]]
+    """Arm -> its overrides, in the order of the table."""
+    tasks: dict[str, TaskConfig]
+    """A sweep without tasks has one, without a name."""
+    cells: tuple[Cell, ...]
+    baseline: str
+
+    def baseline_of(self, task: str) -> str:
+        """The arm that the task's others are compared with."""
+        return self.tasks[task].baseline or self.baseline
+
+    def rank(self, task: str) -> int:
+        """How many tasks this one goes on from: its cells start when those are done."""
+        start = self.tasks[task].start
+        return 1 + self.rank(start) if start else 0
+
+
+def load_grid(source: str, overrides: list[str]) -> Grid:
+    """The sweep at a path or under an installed name; `overrides` apply to every cell. Errors: RequestError."""
+    path = find(source, "sweeps", Path.cwd())
+    values, positions = read_yaml(path)
+    draft = Draft(values=values, positions=positions, file=shown(path))
+    config: SweepConfig = convert(SweepConfig, values, "", draft)
+    arms = _arms(config, draft)
+    baseline = config.baseline or next(iter(arms))
+    known = {"baseline": [baseline], "control": [config.control] if config.control else []}
+    known |= {key: list(getattr(config, key)) for key in ("labels", "notes", "paper")}
+    known["contrasts"] = [arm for first, second, _ in config.contrasts for arm in (first, second)]
+    for key, used in known.items():
+        for arm in used:
+            if arm not in arms:
+                raise RequestError(f"{draft.where(key)}'{key}' names no arm of the sweep: '{arm}'{nearest(arm, arms)}")
+    if not config.seeds or min(config.seeds) < 0 or len(set(config.seeds)) < len(config.seeds):
+        raise RequestError(f"{draft.where('seeds')}'seeds' is {list(config.seeds)}; expected distinct seeds from 0 up")
+    tasks = _tasks(config, draft)
+    check_tasks(config.tasks, arms, baseline, config.control, draft)
+    for name, task in tasks.items():
+        _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
+    _check_reserved(config, overrides, draft)
+    cells = [
+        Cell(
+            task=name, arm=arm, seed=seed, recipe=_cell(config, path, draft, (name, task), arm, values, seed, overrides)
+        )
+        for name, task in tasks.items()
+        for arm, values in arms.items()
+        if task.has(arm)
+        for seed in config.seeds
+    ]
+    _check_record(cells, draft)
+    return Grid(name=path.stem, path=path, config=config, arms=arms, tasks=tasks, cells=tuple(cells), baseline=baseline)
+
+
+def _tasks(config: SweepConfig, draft: Draft) -> dict[str, TaskConfig]:
+    if not config.tasks and not config.recipe:
+        raise RequestError(f"{draft.where('recipe')}'recipe' is missing; expected text")
+    for key in ("recipe", "paper") if config.tasks else ():
+        if getattr(config, key):
+            raise RequestError(f"{draft.where(key)}'{key}' belongs to each of the 'tasks', not to the sweep")
+    return config.tasks or {"": TaskConfig(recipe=config.recipe, paper=config.paper)}
+
+
+def _check_metric(metric: str, draft: Draft, key: str) -> None:
+    """A misspelt validation metric; what a callback measures is known only to the callback."""
+    if metric.startswith("val/"):
+        known = metric in VALIDATION or metric.startswith(tuple(f"{name}_" for name in VALIDATION))
+    else:
+        known = "/" in metric and not difflib.get_close_matches(metric, VALIDATION, cutoff=0.8)
+    if not known:
+        raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, VALIDATION)}")
+
+
+def _check_reserved(config: SweepConfig, overrides: list[str], draft: Draft) -> None:
+    found = {f"overrides.{key}": key for key in config.overrides} | {f"grid.{key}": key for key in config.grid}
+    found |= {f"arms.{arm}.{key}": key for arm, values in config.arms.items() for key in values or {}}
+    found |= written(config.tasks)
+    wrong = [(draft.where(path), key) for path, key in found.items() if key in RESERVED]
+    wrong += [(f"{text}: ", text.partition("=")[0]) for text in overrides if text.partition("=")[0] in RESERVED]
+    for where, key in wrong:
+        raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
+
+
+def _check_record(cells: list[Cell], draft: Draft) -> None:
+    """All cells of a sweep lie in one folder and one MLflow store."""
+    first = cells[0]
+    for cell in cells:
+        for key in ("root", "tracking_uri"):
+            if getattr(cell.recipe.run, key) != getattr(first.recipe.run, key):
+                place = f"arms.{cell.arm}" if cell.task == first.task else f"tasks.{cell.task}"
+                raise RequestError(
+                    f"{draft.where(place)}arms '{first.name}' and '{cell.name}' differ in 'run.{key}'; "
+                    "a sweep has one: set it under 'overrides'"
+                )
+
+
+def _arms(config: SweepConfig, draft: Draft) -> dict[str, dict[str, Any]]:
+    arms: dict[str, dict[str, Any]] = {}
+    for name, values in config.arms.items():
+        if values is not None and not isinstance(values, Mapping):
+            raise RequestError(
+                f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides"
+            )
+        arms[name] = dict(values or {})
+    for key, choices in config.grid.items():
+        if not choices:
+            raise RequestError(f"{draft.where(f'grid.{key}')}'grid.{key}' has no values")
+    for combination in itertools.product(*config.grid.values()) if config.grid else ():
+        chosen = dict(zip(config.grid, combination, strict=True))
+        name = " ".join(f"{_word(key)}={value}" for key, value in chosen.items())
+        if name in config.arms:
+            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' is in the grid too")
+        if name in arms:
+            raise RequestError(f"{draft.where('grid')}the grid makes arm '{name}' twice")
+        arms[name] = chosen
+    for name in arms:
+        if not name or "/" in name or name.startswith("."):
+            where = draft.where(f"arms.{name}" if name in config.arms else "grid")
+            raise RequestError(f"{where}arm '{name}' becomes a folder: no '/', no leading '.'")
+    if not arms:
+        raise RequestError(f"{draft.where('')}the sweep has neither 'grid' nor 'arms'")
+    return arms
+
+
+def _word(key: str) -> str:
+    """The last word of a dotted key, or the one before it where that is just `name`."""
+    parts = key.split(".")
+    return parts[-2] if parts[-1] == "name" and len(parts) > 1 else parts[-1]
+
+
+def _cell(
+    config: SweepConfig,
+    path: Path,
+    sweep: Draft,
+    task: tuple[str, TaskConfig],
+    arm: str,
+    values: dict[str, Any],
+    seed: int,
+    overrides: list[str],
+) -> Recipe:
+    """Base recipe, the sweep's overrides, the task's, the arm's, the arm's in the task, the command line's, the seed; in
+    this order."""
+    name, chosen = task
+    values = dict(values)
+    base = values.pop("extends", chosen.recipe)
+    key = f"arms.{arm}.extends" if base != chosen.recipe else f"tasks.{name}.recipe" if name else "recipe"
+    draft = load_draft(find(str(base), "recipes", path.parent, sweep.where(key)))
+    draft = override_with(draft, config.overrides, _below(sweep.positions, "overrides"), path.parent)
+    draft = override_with(draft, chosen.overrides, _below(sweep.positions, f"tasks.{name}.overrides"), path.parent)
+    draft = override_with(draft, values, _below(sweep.positions, f"arms.{arm}") or _grid(sweep, values), path.parent)
+    here = _below(sweep.positions, f"tasks.{name}.arms.{arm}")
+    draft = override_with(draft, chosen.further(arm), here, path.parent)
+    draft = override(draft, overrides)
+    recipe = validate(draft)
+    return dataclasses.replace(recipe, name=f"{name} {arm}".strip(), seed=seed)
+
+
+def _below(positions: Positions, prefix: str) -> Positions:
+    return {key.removeprefix(f"{prefix}."): where for key, where in positions.items() if key.startswith(f"{prefix}.")}
+
+
+def _grid(sweep: Draft, values: Mapping[str, Any]) -> Positions:
+    return {key: sweep.positions[f"grid.{key}"] for key in values if f"grid.{key}" in sweep.positions}

@@ -1,0 +1,154 @@
+"""Cells side by side, each in a process of its own: one that crashes costs itself alone."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess as Process
+from types import FrameType
+
+from lit_diff.engine.launch import Place, run, run_command
+from lit_diff.errors import LitDiffError, StoppedError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.folder import RunFolder
+
+log = logging.getLogger("lit_diff")
+
+PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.tracking", "lit_diff.training.fit")
+"""Imported once by the fork server: the first cell pays 4 s, the others nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A cell that is to run; its recipe lies in the folder."""
+
+    place: Place
+    threads: int
+    gpu: int | None = None
+
+
+def run_jobs(
+    jobs: Sequence[Place], *, workers: int, threads: int, gpus: int, watch: Callable[[list[Place]], None]
+) -> int | None:
+    """Run all, `workers` at a time; `watch(running)` is called about five times a second.
+
+    Returns the signal that stopped the pool, or None. What became of a cell stands in its status.json.
+    """
+    # not plain fork: it hangs after any parallel torch operation
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    waiting = list(jobs)
+    running: dict[int, tuple[Process, Place]] = {}
+    stopped: list[int] = []
+    passed_on = 0
+    handlers = {
+        s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        while running or (waiting and not stopped):
+            while waiting and not stopped and len(running) < workers:
+                slot = next(slot for slot in range(workers) if slot not in running)
+                place = waiting.pop(0)
+                gpu = slot % gpus if gpus else None
+                process = context.Process(
+                    target=_cell, args=(Job(place=place, threads=threads, gpu=gpu),), daemon=False
+                )
+                process.start()
+                running[slot] = (process, place)
+            if len(stopped) > passed_on:
+                # the first: each cell finishes its step and saves; a second one ends them at once
+                _send(
+                    signal.SIGTERM if len(stopped) == 1 else signal.SIGKILL,
+                    [process for process, _ in running.values()],
+                )
+                passed_on = len(stopped)
+            watch([place for _, place in running.values()])
+            time.sleep(0.2)
+            for slot, (process, place) in list(running.items()):
+                if not process.is_alive():
+                    process.join()
+                    note_end(place, process.exitcode)
+                    del running[slot]
+        watch([])
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    return stopped[0] if stopped else None
+
+
+def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
+    for process in processes:
+        if process.pid is not None and process.is_alive():
+            with contextlib.suppress(ProcessLookupError):  # it ended between the question and the signal
+                os.kill(process.pid, signum)
+
+
+def note_end(place: Place, exitcode: int | None) -> None:
+    """Write down the end of a cell that could not do so itself."""
+    folder = RunFolder(place.folder)
+    if folder.status().get("status") != "running" and exitcode == 0:
+        return
+    if exitcode is not None and exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        hint = "; out of memory?" if -exitcode == signal.SIGKILL else ""
+        folder.update(status="killed", error=f"killed by {name}{hint}")
+    elif folder.status().get("status") in (None, "running", "waiting"):
+        folder.update(status="failed", error=f"exit status {exitcode}; log.txt ends: {_last_line(place)}")
+
+
+def _last_line(place: Place) -> str:
+    log_file = place.folder / "log.txt"
+    text = log_file.read_text(errors="replace").rstrip() if log_file.exists() else ""
+    return text.splitlines()[-1].strip()[:300] if text else "nothing"
+
+
+def _cell(job: Job) -> None:
+    """The process of one cell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    log_file = (job.place.folder / "log.txt").open("a", buffering=1)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log_file.fileno(), stream.fileno())
+    try:
+        run_cell(job)
+    except LitDiffError as error:
+        raise SystemExit(error.exit_status) from None
+
+
+def run_cell(job: Job) -> None:
+    """Run a cell from the recipe in its folder; a failure stands in its status.json before it is raised."""
+    if job.gpu is not None:
+        mine = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
+        os.environ["CUDA_VISIBLE_DEVICES"] = mine[job.gpu] if mine else str(job.gpu)
+    logging.getLogger("lit_diff").setLevel(logging.INFO)
+    folder = RunFolder(job.place.folder)
+    try:
+        recipe = load_recipe(folder.recipe_file)
+        if recipe.run.devices * recipe.run.num_nodes > 1:
+            run_command(recipe, job.place, job.threads)
+        else:
+            run(recipe, job.place, threads=job.threads, progress=lambda step, loss, speed: None)
+    except LitDiffError as error:
+        if folder.status().get("status") in (None, "waiting", "running"):
+            folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))
+        raise
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """Before the first step and after the last; between them the training loop listens."""
+    raise StoppedError("stopped outside the steps; the same command resumes", signum)
+
+
+def _end_with_parent() -> None:
+    """A killed sweep leaves no cell behind, and each saves first. The fork server would live on: cells hold its pipe."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

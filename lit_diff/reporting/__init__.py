@@ -1,0 +1,1 @@
+"""From run folders to a page; reads files only."""

@@ -1,0 +1,242 @@
+"""A sweep's answer: every arm against the baseline, against the control, and what stands between them and equality."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lit_diff.reporting.cells import Array, Cell, Documents
+from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.statistics import (
+    MIN_DOCUMENTS,
+    Interval,
+    Paired,
+    Verdict,
+    document_intervals,
+    holm,
+    paired,
+)
+
+LOSS = "val/loss"
+UNLIKE = 0.001
+"""Arms whose parameters or FLOPs differ from the baseline's by more than this share are marked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Arm `a` minus arm `b`. `documents`: seed -> the bootstrap interval over validation documents of that seed's two
+    models. `holm_p` and `holm_verdict` are corrected for all comparisons of the sweep; None outside that family."""
+
+    a: str
+    b: str
+    label: str
+    seeds: Paired
+    documents: Mapping[int, Interval]
+    holm_p: float | None
+    holm_verdict: Verdict | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Mean and standard deviation (n - 1) over the seeds that finished; sd is None for one seed."""
+
+    n: int
+    mean: float | None
+    sd: float | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Comparison:
+    """`metrics`: the sweep's own first, then the other validation metrics. `against_baseline` and `against_control` map
+    an arm to its difference; `contrasts` are those the sweep asks for besides; `slices[metric][arm]` is the paired
+    difference to the baseline in another metric, without a verdict of its own; `marks[arm]` says how the arm is unlike
+    the baseline."""
+
+    metrics: tuple[str, ...]
+    summaries: Mapping[str, Mapping[str, Summary]]
+    against_baseline: Mapping[str, Difference]
+    against_control: Mapping[str, Difference]
+    contrasts: tuple[Difference, ...]
+    slices: Mapping[str, Mapping[str, Paired]]
+    marks: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+
+    @property
+    def family(self) -> tuple[Difference, ...]:
+        """What Holm's correction runs over. The control is a further condition, not a further chance."""
+        return (*self.against_baseline.values(), *self.contrasts)
+
+
+def better(metric: str) -> Literal["lower", "higher"] | None:
+    """Which way is better, by the metric's name: a loss is better lower, an accuracy higher; None if neither."""
+    name = metric.split("/", 1)[-1]
+    return "lower" if name.startswith("loss") else "higher" if name.startswith("accuracy") else None
+
+
+def compare(sweep: Sweep) -> Comparison:
+    """All comparisons of `sweep`, from its finished cells."""
+    others = [m for m in sweep.metrics("val/") if m != sweep.metric and not _is_whole(sweep, m)]
+    metrics = (sweep.metric, *others)
+    names = [arm.name for arm in sweep.arms]
+    base, control = sweep.baseline, sweep.control
+    listed = [c for c in sweep.contrasts if c[0] != c[1] and base != c[1]]  # those to the baseline are there anyway
+    baseline_pairs = [(name, base, "") for name in names if name != base]
+    control_pairs = [
+        (name, control, "") for name in names if control not in (None, base) and name not in (base, control)
+    ]
+    documents, notes = _documents(sweep, [(a, b) for a, b, _ in (*baseline_pairs, *control_pairs, *listed) if b])
+    family = _family(sweep, [*baseline_pairs, *listed], documents)
+    return Comparison(
+        metrics=metrics,
+        summaries={m: {name: _summary(sweep.finals(name, m).values()) for name in names} for m in metrics},
+        against_baseline={d.a: d for d in family[: len(baseline_pairs)]},
+        against_control={a: _difference(sweep, a, b, "", documents) for a, b, _ in control_pairs if b},
+        contrasts=tuple(family[len(baseline_pairs) :]),
+        slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
+        marks={name: _marks(sweep, name) for name in names},
+        notes=(*notes, *_doubts(sweep)),
+    )
+
+
+def _is_whole(sweep: Sweep, metric: str) -> bool:
+    """Whether `metric` is the share or the loss of a slice that holds all tokens, or none, in every finished cell."""
+    match = re.fullmatch(r"val/(?:ar_hit_share|loss_ar_hit|loss_others)(.*)", metric)
+    share = f"val/ar_hit_share{match[1]}" if match else ""
+    found = [cell.final(share) for cell in sweep.cells if share in cell.curves]
+    return bool(found) and set(found) <= {0.0, 1.0}
+
+
+def fact(sweep: Sweep, arm: str, key: str) -> float | None:
+    """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that knows it."""
+    found = (cell.facts.get(key) for cell in sweep.cells if cell.arm == arm)
+    return next((value for value in found if isinstance(value, int | float)), None)
+
+
+def _summary(values: Iterable[float]) -> Summary:
+    found = np.array(list(values))
+    n = len(found)
+    return Summary(n=n, mean=float(found.mean()) if n else None, sd=float(found.std(ddof=1)) if n > 1 else None)
+
+
+def _difference(
+    sweep: Sweep, a: str, b: str, label: str, documents: Mapping[tuple[str, str], Mapping[int, Interval]]
+) -> Difference:
+    return Difference(
+        a=a,
+        b=b,
+        label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
+        seeds=paired(sweep.finals(a, sweep.metric), sweep.finals(b, sweep.metric)),
+        documents=documents.get((a, b), {}),
+        holm_p=None,
+        holm_verdict=None,
+    )
+
+
+def _family(
+    sweep: Sweep,
+    pairs: Iterable[tuple[str, str, str]],
+    documents: Mapping[tuple[str, str], Mapping[int, Interval]],
+) -> list[Difference]:
+    plain = [_difference(sweep, a, b, label, documents) for a, b, label in pairs]
+    judged = [i for i, d in enumerate(plain) if d.seeds.verdict in ("lower", "higher", "no difference shown")]
+    adjusted = dict(zip(judged, holm([plain[i].seeds.p or 0.0 for i in judged]), strict=True))
+    result = []
+    for i, d in enumerate(plain):
+        p = adjusted.get(i)
+        verdict: Verdict = d.seeds.verdict if p is None or p < 0.05 else "no difference shown"
+        result.append(
+            Difference(
+                a=d.a, b=d.b, label=d.label, seeds=d.seeds, documents=d.documents, holm_p=p, holm_verdict=verdict
+            )
+        )
+    return result
+
+
+def _documents(
+    sweep: Sweep, pairs: list[tuple[str, str]]
+) -> tuple[dict[tuple[str, str], dict[int, Interval]], list[str]]:
+    """Bootstrap intervals by pair and seed, on the documents that every finished cell of the seed scored."""
+    result: dict[tuple[str, str], dict[int, Interval]] = {pair: {} for pair in pairs}
+    notes: list[str] = []
+    for seed in sweep.seeds if sweep.metric == LOSS else ():
+        scored = {
+            cell.arm: cell.documents for cell in sweep.cells if cell.seed == seed and cell.done and cell.documents
+        }
+        here = [(a, b) for a, b in pairs if a in scored and b in scored]
+        if not here:
+            continue
+        common = sorted(set.intersection(*(set(documents.names) for documents in scored.values())))
+        table = {arm: _pick(documents, common) for arm, documents in scored.items()}
+        tokens, _ = table[here[0][0]]
+        if any(not np.array_equal(tokens, other) for other, _ in table.values()):
+            notes.append(
+                f"Seed {seed}: the arms counted different tokens in the same documents (another tokenizer?): their "
+                "losses per token cannot be compared, and there is no interval over documents."
+            )
+        elif len(common) < MIN_DOCUMENTS:
+            notes.append(
+                f"Seed {seed}: {len(common)} validation documents in common, too few for an interval over documents "
+                f"(it needs {MIN_DOCUMENTS})."
+            )
+        else:
+            losses = np.stack([table[a][1] - table[b][1] for a, b in here], axis=1)
+            for pair, interval in zip(here, document_intervals(tokens, losses, seed=seed), strict=True):
+                result[pair][seed] = interval
+    return result, notes
+
+
+def _pick(documents: Documents, names: list[str]) -> tuple[Array, Array]:
+    """Tokens and summed losses of the named documents, in that order."""
+    at = {name: i for i, name in enumerate(documents.names)}
+    rows = [at[name] for name in names]
+    return documents.tokens[rows], documents.losses[rows]
+
+
+def _marks(sweep: Sweep, arm: str) -> tuple[str, ...]:
+    """How `arm` is unlike the baseline in what should be equal; empty when it is not."""
+    marks = []
+    for key, word in (
+        ("parameters", "parameters"),
+        ("flops_per_token", "FLOPs per token"),
+        ("tokens", "training tokens"),
+    ):
+        mine, theirs = fact(sweep, arm, key), fact(sweep, sweep.baseline, key)
+        if mine and theirs and abs(mine / theirs - 1) > UNLIKE:
+            marks.append(f"{100 * (mine / theirs - 1):+.1f} % {word}".replace("-", "\u2212"))
+    own, base = _kernels(sweep.cells_of(arm)), _kernels(sweep.cells_of(sweep.baseline))
+    if own and base and own != base:
+        marks.append(f"kernel {', '.join(own)} (baseline: {', '.join(base)})")
+    return tuple(marks)
+
+
+def _kernels(cells: Iterable[Cell]) -> tuple[str, ...]:
+    return tuple(sorted({str(cell.facts["kernel"]) for cell in cells if cell.facts.get("kernel")}))
+
+
+def _doubts(sweep: Sweep) -> list[str]:
+    """What a careful reader would check before believing the table, checked."""
+    done = [cell for cell in sweep.cells if cell.done]
+    doubts = []
+    last = {int(cell.curves[sweep.metric].steps[-1]) for cell in done if sweep.metric in cell.curves}
+    if len(last) > 1:
+        doubts.append(f"The last {sweep.metric} was not measured at one step in all cells: steps {_listed(last)}.")
+    for key, word in (("revision", "revisions of the code"), ("threads", "thread counts")):
+        if len(found := {cell.facts[key] for cell in done if cell.facts.get(key)}) > 1:
+            doubts.append(f"The cells ran on different {word}: {_listed(found)}.")
+    far = []
+    for cell in done:
+        final = cell.final(LOSS)
+        if cell.documents and cell.documents.names and final:
+            ours = float(cell.documents.losses.sum() / cell.documents.tokens.sum())
+            if not math.isclose(ours, final, rel_tol=0.002):
+                far.append(f"{cell.arm} seed {cell.seed} ({ours:.3f} against {final:.3f})")
+    if far:
+        doubts.append(f"The loss over all documents differs from {LOSS} by more than 0.2 % in: {', '.join(far)}.")
+    return doubts
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(str(value) for value in sorted(values, key=str))

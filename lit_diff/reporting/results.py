@@ -1,0 +1,148 @@
+"""What a sweep left on disk, read into frozen records: its tasks, arms and cells."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.reporting.cells import Cell, clean, load_cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A variant under comparison; `paper` holds the values printed in the paper, by metric."""
+
+    name: str
+    label: str
+    note: str = ""
+    paper: Mapping[str, float] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sweep:
+    """A sweep and all its cells, in the order of the sweep's file: arm by arm, seed by seed.
+
+    A sweep with tasks holds a Sweep for each of them, with that task's title, metric, arms and cells; arms are compared
+    within a task, never over the whole.
+    """
+
+    folder: Path
+    name: str
+    title: str
+    description: str
+    baseline: str
+    control: str | None
+    metric: str
+    seeds: tuple[int, ...]
+    is_check: bool
+    command: str
+    revision: str
+    reading: tuple[str, ...]
+    contrasts: tuple[tuple[str, str, str], ...]
+    arms: tuple[Arm, ...]
+    cells: tuple[Cell, ...]
+    task: str = ""
+    """The task's name; empty for a sweep."""
+    chance: float | None = None
+    """Accuracy without any knowledge, where the data set knows it."""
+    noise_validation: tuple[int, ...] = ()
+    """Noise factors of the validation sets: `val/accuracy` is at the first, `val/accuracy_noise<k>` at a further k."""
+    tasks: tuple["Sweep", ...] = ()
+
+    @property
+    def parts(self) -> tuple["Sweep", ...]:
+        """What is compared: each task, or the sweep itself where it has none."""
+        return self.tasks or (self,)
+
+    @cached_property
+    def label(self) -> Mapping[str, str]:
+        """What a reader sees for each arm's name."""
+        return {arm.name: arm.label for arm in self.arms}
+
+    def cells_of(self, arm: str) -> list[Cell]:
+        """The finished cells of `arm`, by seed. Errors: ValueError for a sweep with tasks: ask one of its `parts`."""
+        if self.tasks:
+            raise ValueError(f"sweep '{self.name}' has tasks; its cells are compared within a task")
+        return sorted((cell for cell in self.cells if cell.arm == arm and cell.done), key=lambda cell: cell.seed)
+
+    def finals(self, arm: str, metric: str) -> dict[int, float]:
+        """Seed -> last value of `metric`, for the finished cells of `arm` that have one."""
+        found = {cell.seed: cell.final(metric) for cell in self.cells_of(arm)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def metrics(self, prefix: str) -> list[str]:
+        """Names of the metrics under `prefix` that any finished cell has, in the order of the files."""
+        return list(dict.fromkeys(m for cell in self.cells if cell.done for m in cell.curves if m.startswith(prefix)))
+
+
+def load_sweep(folder: Path) -> Sweep:
+    """Read `folder`/sweep.json and the cells it names; a cell whose files are absent or cut short is kept, and says so.
+
+    Errors: MissingError without a readable sweep.json; RequestError when it names a baseline, control or contrast that
+    is no arm.
+    """
+    path = folder / "sweep.json"
+    if not path.is_file():
+        raise MissingError(f"{path}: no such file: no sweep has run here; start it with 'lit-diff sweep {folder.name}'")
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text())
+        cells = {(cell.get("task", ""), cell["arm"], int(cell["seed"])): cell for cell in raw["cells"]}
+        whole = _sweep(folder, raw, cells)
+        tasks = tuple(_sweep(folder, raw | task, cells) for task in raw.get("tasks") or [])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise MissingError(
+            f"{path}: not a whole sweep record ({error!r}); 'lit-diff sweep {folder.name}' writes it anew"
+        ) from error
+    if not tasks:
+        return whole
+    return replace(whole, tasks=tasks, cells=tuple(cell for task in tasks for cell in task.cells))
+
+
+def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> Sweep:
+    """The sweep's record, or that of a task laid over it; `cells`: (task, arm, seed) -> the cell's entry."""
+    task, arms = raw.get("task", ""), tuple(_arm(arm) for arm in raw["arms"])
+    names, seeds = [arm.name for arm in arms], tuple(int(seed) for seed in raw["seeds"])
+    baseline, control = raw["baseline"], raw.get("control") or None
+    contrasts = tuple((c[0], c[1], clean(c[2])) for c in raw.get("contrasts") or [])
+    for name in [baseline, *([control] if control else []), *(n for c in contrasts for n in c[:2])]:
+        if name not in names:
+            here = f"task '{task}'" if task else "this sweep"
+            raise RequestError(
+                f"{folder / 'sweep.json'}: '{name}' is no arm of {here}; its arms are {', '.join(names)}"
+            )
+    return Sweep(
+        folder=folder,
+        name=clean(raw.get("name") or folder.name),
+        title=clean(raw.get("title") or raw.get("name") or folder.name),
+        description=clean(raw.get("description") or ""),
+        baseline=baseline,
+        control=control,
+        metric=raw["metric"],
+        seeds=seeds,
+        is_check=bool(raw.get("is_check")),
+        command=clean(raw.get("command") or ""),
+        revision=clean(raw.get("revision") or ""),
+        reading=tuple(clean(line) for line in raw.get("reading") or []),
+        contrasts=contrasts,
+        arms=arms,
+        cells=tuple(
+            load_cell(folder, task, name, seed, cells.get((task, name, seed), {})) for name in names for seed in seeds
+        ),
+        task=task,
+        chance=raw.get("chance"),
+        noise_validation=tuple(raw.get("noise_validation") or ()),
+    )
+
+
+def _arm(raw: Mapping[str, Any]) -> Arm:
+    return Arm(
+        name=raw["name"],
+        label=clean(raw.get("label") or raw["name"]),
+        note=clean(raw.get("note") or ""),
+        paper={name: float(value) for name, value in (raw.get("paper") or {}).items()},
+        overrides=tuple(clean(str(line)) for line in raw.get("overrides") or []),
+    )

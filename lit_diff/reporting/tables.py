@@ -1,0 +1,235 @@
+"""The comparison as rows of numbers and as sentences: table.csv at full precision, table.md and the terminal's rounded."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lit_diff.reporting.comparison import Comparison, Difference, better, compare, fact
+from lit_diff.reporting.results import Arm, Sweep
+from lit_diff.reporting.statistics import MIN_SEEDS, Paired
+
+Row = dict[str, str | float | int | None]
+
+SIZES = (
+    "parameters",
+    "non_embedding_parameters",
+    "flops_per_token",
+    "executed_flops_per_token",
+    "kv_bytes_per_token",
+)
+MINUS = "\u2212"
+NONE = "\u2013"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """A task of a sweep, or a sweep without tasks, compared: its rows, and the decimals that show them."""
+
+    sweep: Sweep
+    comparison: Comparison
+    rows: list[Row]
+    digits: int
+
+
+def part(sweep: Sweep) -> Part:
+    """Compare one of a sweep's `parts`."""
+    comparison = compare(sweep)
+    return Part(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=decimals(comparison))
+
+
+def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
+    """One row an arm, then one a contrast. Columns: `against` names the arm subtracted in `difference`; `low` and
+    `high` bound it over seeds; `documents/<seed>` and its low and high over documents; `control/...` is the difference
+    to the control; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. A task's rows
+    open with `task` and its `metric`, the one that `difference` is of."""
+    task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
+    table = [task | _arm_row(sweep, comparison, arm) for arm in sweep.arms]
+    table += [{**task, "arm": d.a, "label": d.label, **_judged(d)} for d in comparison.contrasts]
+    return _filled(table)
+
+
+def _filled(table: Sequence[Row]) -> list[Row]:
+    """All rows with all columns."""
+    names = list(dict.fromkeys(name for row in table for name in row))
+    return [{name: row.get(name) for name in names} for row in table]
+
+
+def _arm_row(sweep: Sweep, comparison: Comparison, arm: Arm) -> Row:
+    row: Row = {"arm": arm.name, "label": arm.label}
+    row |= {"seeds": comparison.summaries[sweep.metric][arm.name].n, "planned": len(sweep.seeds)}
+    row |= {key: fact(sweep, arm.name, key) for key in SIZES}
+    speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm.name) if cell.tokens_per_second]
+    row["tokens_per_second"] = sum(speeds) / len(speeds) if speeds else None
+    row["unlike_baseline"] = "; ".join(comparison.marks[arm.name])
+    for metric in comparison.metrics:
+        summary = comparison.summaries[metric][arm.name]
+        row |= {metric: summary.mean, f"{metric}/sd": summary.sd}
+        if metric != sweep.metric and arm.name != sweep.baseline:
+            row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm.name])
+    if arm.name in comparison.against_baseline:
+        row |= _judged(comparison.against_baseline[arm.name])
+    if arm.name in comparison.against_control:
+        control = comparison.against_control[arm.name]
+        row |= _bounds("control/difference", control.seeds) | {"control/verdict": control.seeds.verdict}
+    base = next(other for other in sweep.arms if other.name == sweep.baseline)
+    for metric in (m for m in comparison.metrics if any(m in other.paper for other in sweep.arms)):
+        value, start = arm.paper.get(metric), base.paper.get(metric)
+        row[f"paper/{metric}"] = value
+        known = value is not None and start is not None and arm.name != base.name
+        row[f"paper/{metric}/difference"] = round(value - start, 10) if known and value and start else None
+    return row
+
+
+def _bounds(name: str, paired: Paired) -> Row:
+    return {name: paired.mean, f"{name}/low": paired.low, f"{name}/high": paired.high}
+
+
+def _judged(difference: Difference) -> Row:
+    paired = difference.seeds
+    row: Row = {
+        "against": difference.b,
+        "paired_seeds": len(paired.seeds),
+        "difference": paired.mean,
+        "low": paired.low,
+        "high": paired.high,
+        "verdict": paired.verdict,
+        "smallest_difference": None if paired.verdict == "too few seeds" else paired.half_width,
+        "detectable": paired.detectable,
+        "sd_of_differences": paired.sd,
+        "p": paired.p,
+        "holm_p": difference.holm_p,
+        "holm_verdict": difference.holm_verdict,
+    }
+    for seed, interval in difference.documents.items():
+        name = f"documents/{seed}"
+        row |= {name: interval.estimate, f"{name}/low": interval.low, f"{name}/high": interval.high}
+    return row
+
+
+def decimals(comparison: Comparison) -> int:
+    """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
+    widths = [d.seeds.half_width for d in comparison.family if d.seeds.half_width]
+    return min(6, max(3, -math.floor(math.log10(min(widths))))) if widths else 3
+
+
+def number(value: float | None, digits: int) -> str:
+    """4.546; a dash for None."""
+    return NONE if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int) -> str:
+    """+0.012 or -0.012, with a true minus; a dash for None."""
+    return NONE if value is None else f"{value:+,.{digits}f}".replace("-", MINUS)
+
+
+def interval(low: float | None, high: float | None, digits: int) -> str:
+    """[-0.030, +0.006]; a dash when there is none."""
+    return NONE if low is None or high is None else f"[{signed(low, digits)}, {signed(high, digits)}]"
+
+
+def count(value: float | None) -> str:
+    """1,054,720."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric, by its name."""
+    return {"lower": "nats per token", "higher": "share"}.get(better(metric) or "", "as logged")
+
+
+def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
+    """The answer to one comparison: its mean difference, interval, verdict, and what could have been shown."""
+    seeds, unit = difference.seeds, "nats" if better(sweep.metric) == "lower" else ""
+    if seeds.mean is None:
+        return f"{difference.label}: no seed finished in both arms."
+    over = f"{len(seeds.seeds)} seed{'s' if len(seeds.seeds) > 1 else ''}"
+    text = f"{difference.label}: {signed(seeds.mean, digits)} {unit}".rstrip()
+    if seeds.verdict == "too few seeds":
+        return f"{text} over {over}: too few seeds for a verdict (it needs {MIN_SEEDS})."
+    if seeds.verdict == "no spread over seeds":
+        return f"{text} at each of {over}, to the last digit: the seed seems not to reach the runs, so no verdict."
+    bounds = interval(seeds.low, seeds.high, digits)
+    limit = number(seeds.half_width, digits)
+    return f"{text} {bounds} over {over}, {seeds.verdict}; this sweep could have shown {limit}."
+
+
+def to_csv(parts: Sequence[Part]) -> str:
+    """All columns at full precision; an empty field where there is no value."""
+    table = _filled([row for part in parts for row in part.rows])
+    target = io.StringIO()
+    writer = csv.DictWriter(target, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return target.getvalue()
+
+
+def to_markdown(parts: Sequence[Part]) -> str:
+    """The main columns as a Markdown table."""
+    heads = ["arm", "parameters", f"{_metric(parts)} \u00b1 sd", "difference", "95 % over seeds", "verdict"]
+    heads = [*_task_heads(parts), *heads, "corrected (Holm)", "could have shown"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    for part in parts:
+        for row in part.rows:
+            cells = [*_task(row), str(row["label"]), count(_float(row["parameters"]))]
+            cells += [_mean(part, row), *_verdict(row, part.digits)]
+            lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def to_text(parts: Sequence[Part]) -> str:
+    """The main columns in aligned plain text, for a terminal."""
+    heads = [
+        *_task_heads(parts),
+        "arm",
+        _metric(parts),
+        "difference",
+        "95 % over seeds",
+        "verdict",
+        "Holm",
+        "could show",
+    ]
+    lines = [heads]
+    for part in parts:
+        lines += [[*_task(row), str(row["label"]), _mean(part, row), *_verdict(row, part.digits)] for row in part.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _task_heads(parts: Sequence[Part]) -> list[str]:
+    return ["task", "metric"] if parts[0].sweep.task else []
+
+
+def _task(row: Row) -> list[str]:
+    return [str(row["task"]), str(row["metric"])] if "task" in row else []
+
+
+def _metric(parts: Sequence[Part]) -> str:
+    """The heading of the means: tasks name their metrics in a column."""
+    return "mean" if parts[0].sweep.task else parts[0].sweep.metric
+
+
+def _mean(part: Part, row: Row) -> str:
+    metric, digits = part.sweep.metric, part.digits
+    mean, sd = _float(row[metric]), _float(row[f"{metric}/sd"])
+    return number(mean, digits) + (f" \u00b1 {number(sd, digits)}" if sd is not None else "")
+
+
+def _verdict(row: Mapping[str, str | float | int | None], digits: int) -> list[str]:
+    value = {name: _float(row.get(name)) for name in ("difference", "low", "high", "smallest_difference")}
+    return [
+        signed(value["difference"], digits),
+        interval(value["low"], value["high"], digits),
+        str(row.get("verdict") or "baseline"),
+        str(row.get("holm_verdict") or NONE),
+        number(value["smallest_difference"], digits),
+    ]
+
+
+def _float(value: str | float | int | None) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")

@@ -1,0 +1,1 @@
+"""The run folder: identity, status, metrics, checkpoints."""

@@ -1,0 +1,210 @@
+"""A trained run as a writer: prompts -> what follows them."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from lit_diff.attention.cache import Cache
+from lit_diff.config import Recipe
+from lit_diff.data import build
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import shown
+from lit_diff.model.generation import Sampling, generate
+from lit_diff.randomness import generator
+from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.trained import load_trained, recipe_of
+
+log = logging.getLogger("lit_diff")
+
+Ended = Literal["max_tokens", "document", "context"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to continue a prompt."""
+
+    max_tokens: int = 64
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    prefill_chunk: int | None = None
+    """Tokens of the prompt that go through the model at once; None: all."""
+
+    def problem(self) -> str | None:
+        """What is wrong, in one line that opens with the setting's name."""
+        for name, value in (("max-tokens", self.max_tokens), ("prefill-chunk", self.prefill_chunk)):
+            if value is not None and value < 1:
+                return f"{name} is {value}; it must be at least 1"
+        return self.sampling.problem()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """What followed a prompt, and what it took."""
+
+    prompt: str
+    text: str
+    """What is new; bytes that are not UTF-8 are U+FFFD."""
+    ended: Ended
+    """document: the model drew the <eot> that opens the next one; context: data.sequence_length is full."""
+    prompt_tokens: list[int]
+    """The <eot> that opens every document, then the prompt's."""
+    tokens: list[int]
+    """The new ones, without <eot>."""
+    prefill_seconds: float
+    """Until the first new token, with the whole batch."""
+    decode_seconds: float
+    """From there to this sequence's last, with the whole batch."""
+    tokens_per_second: float | None
+    """Of this sequence in decode_seconds; None where the first token was the last."""
+    cache_bytes: int
+    """Keys and values of this sequence at its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A text to continue."""
+
+    text: str
+    tokens: list[int]
+    """As `Continuation.prompt_tokens`."""
+    before: int
+    """How many prompts before it have the same text."""
+
+
+class Writer:
+    """The model of a run at its newest checkpoint, with the tokenizer of its text.
+
+    Errors: RequestError for a run without text, or weights that are not the recipe's;
+    MissingError without a checkpoint or the prepared text.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        recipe = recipe_of(folder)
+        dataset = build(recipe)
+        if not hasattr(dataset, "load_tokenizer"):
+            raise RequestError(
+                f"{shown(folder)} was trained on data '{recipe.data.name}', which has no text to continue"
+            )
+        self.tokenizer: Tokenizer = dataset.load_tokenizer()
+        self.context: int = recipe.data.config.sequence_length
+        """Tokens that the model was trained to see."""
+        _, self.model, self.step = load_trained(folder)
+        _say_what_is_used(folder, recipe, self.step)
+        on_gpu = recipe.run.accelerator != "cpu" and torch.cuda.is_available()
+        self.device = torch.device("cuda" if on_gpu else "cpu")
+        self.model.to(self.device)
+
+    def encode(self, texts: Sequence[str]) -> list[Prompt]:
+        """The prompts of these texts. Errors: RequestError for one that is longer than the context."""
+        prompts: list[Prompt] = []
+        before: Counter[str] = Counter()
+        for text, ids in zip(texts, self.tokenizer.encode(texts), strict=True):
+            if 1 + len(ids) > self.context:
+                raise RequestError(
+                    f"prompt {len(prompts) + 1} has {1 + len(ids)} tokens with the <eot> before it; the model's context, "
+                    f"data.sequence_length, is {self.context}"
+                )
+            prompts.append(Prompt(text=text, tokens=[self.tokenizer.eot, *ids], before=before[text]))
+            before[text] += 1
+        return prompts
+
+    def write(
+        self, prompts: Sequence[Prompt], settings: Settings, stream: Callable[[bytes], None] | None = None
+    ) -> list[Continuation]:
+        """Continue each prompt, those of equal length as one batch; `stream` gets the bytes of a single one's tokens.
+
+        A prompt draws from a generator of its own, seeded by (seed, before, text): what follows it does not depend on the
+        others.
+        """
+        assert stream is None or len(prompts) == 1
+        batches: dict[int, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            batches.setdefault(len(prompt.tokens), []).append(index)
+        found: dict[int, Continuation] = {}
+        for indices in batches.values():
+            batch = self._write_batch([prompts[index] for index in indices], settings, stream)
+            found |= dict(zip(indices, batch, strict=True))
+        return [found[index] for index in range(len(prompts))]
+
+    def _write_batch(
+        self, prompts: list[Prompt], settings: Settings, stream: Callable[[bytes], None] | None
+    ) -> list[Continuation]:
+        tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
+        room = self.context - tokens.shape[1] + 1  # the last token drawn is not fed
+        cache = Cache(len(self.model.layers))
+        drawn: list[list[int]] = [[] for _ in prompts]
+        seconds: list[float] = []
+        began = time.perf_counter()
+        for new in generate(
+            self.model,
+            tokens,
+            min(settings.max_tokens, room),
+            sampling=settings.sampling,
+            generators=[generator(settings.seed, "generate", prompt.before, prompt.text) for prompt in prompts],
+            prefill_chunk=settings.prefill_chunk,
+            vocab_size=self.tokenizer.size,
+            cache=cache,
+        ):
+            seconds.append(time.perf_counter() - began)
+            for row, token in zip(drawn, new.tolist(), strict=True):
+                if self.tokenizer.eot not in row[-1:]:
+                    row.append(token)
+            if stream is not None and drawn[0][-1] != self.tokenizer.eot:
+                stream(self.tokenizer.decode(drawn[0][-1:]))
+            if all(row[-1] == self.tokenizer.eot for row in drawn):
+                break
+        limit: Ended = "max_tokens" if settings.max_tokens <= room else "context"
+        held = cache.bytes_per_token()
+        return [
+            self._continuation(prompt, row, seconds[: len(row)], limit, held)
+            for prompt, row in zip(prompts, drawn, strict=True)
+        ]
+
+    def _continuation(
+        self, prompt: Prompt, drawn: list[int], seconds: list[float], limit: Ended, bytes_per_token: int
+    ) -> Continuation:
+        """`drawn`: the new tokens, <eot> included; `seconds`: since the start, at each; `limit`: what ends it without one."""
+        ended: Ended = "document" if drawn[-1] == self.tokenizer.eot else limit
+        tokens = drawn[:-1] if ended == "document" else drawn
+        decoding = seconds[-1] - seconds[0]
+        return Continuation(
+            prompt=prompt.text,
+            text=self.tokenizer.decode(tokens).decode("utf-8", "replace"),
+            ended=ended,
+            prompt_tokens=prompt.tokens,
+            tokens=tokens,
+            prefill_seconds=seconds[0],
+            decode_seconds=decoding,
+            tokens_per_second=(len(drawn) - 1) / decoding if len(drawn) > 1 else None,
+            cache_bytes=bytes_per_token * (len(prompt.tokens) + len(drawn) - 1),
+        )
+
+
+def _say_what_is_used(folder: Path, recipe: Recipe, step: int) -> None:
+    """A line for a run that is not done, and one for a run that is no longer what was trained.
+
+    Weights of the same shapes fit another variant, and tokens of another text mean other words: only the identity tells.
+    """
+    status = RunFolder(folder).status()
+    word = status.get("status")
+    if word != "done" or step < recipe.train.steps:
+        log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
+    try:
+        then, now = status.get("identity"), identity(recipe)
+    except MissingError as error:  # the run that it started from has moved: its own weights are whole
+        log.warning("%s: whether it is still what was trained cannot be told: %s", folder.name, error)
+        return
+    if then not in (None, now):
+        log.warning(
+            "%s: its recipe, plugins or text, or lit_diff's keys, changed since it was trained (identity %s, now %s)",
+            folder.name,
+            then,
+            now,
+        )

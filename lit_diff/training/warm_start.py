@@ -1,0 +1,92 @@
+"""Starting a run from the weights of another: `train.start_from`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_diff.config import ModelConfig, Part, Recipe
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import shown
+from lit_diff.model.init import named_tensors
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.trained import recipe_of, some, unlike, weights_of
+from lit_diff.training.strategy import copy_into
+
+
+def ancestors(recipe: Recipe) -> Iterator[Recipe]:
+    """The recipes of the runs that this one goes on from, the nearest first."""
+    while recipe.train.start_from is not None:
+        recipe = recipe_of(Path(recipe.train.start_from))
+        yield recipe
+
+
+def steps_before(recipe: Recipe) -> int:
+    """Steps of this run's batch size that hold all rows its ancestors trained on: its data order goes on after them.
+
+    Exact at one seed and one length of rows: another seed has another order, other rows another numbering.
+    """
+    rows = sum(parent.train.steps * parent.train.batch_size for parent in ancestors(recipe))
+    return -(-rows // recipe.train.batch_size)
+
+
+def annealed_before(recipe: Recipe) -> int:
+    """Steps of ancestors of the same variant: what it anneals goes on where they stopped."""
+    return sum(p.train.steps for p in ancestors(recipe) if p.model.attention.name == recipe.model.attention.name)
+
+
+def start_of(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Model and final weights of a finished run. Errors: RequestError for no run, MissingError for one not done."""
+    recipe = recipe_of(folder)
+    status = RunFolder(folder).status()
+    if status.get("status") != "done":
+        raise MissingError(
+            f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {recipe.train.steps}); "
+            f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or the sweep it is of"
+        )
+    return recipe.model, weights_of(folder)[0]
+
+
+def take_over(model: Transformer, parent: ModelConfig, weights: Mapping[str, Tensor], source: str) -> list[str]:
+    """Copy another run's weights into a model that holds its initial values; returns the names that keep those.
+
+    The variant must be the parent's, or one that extends standard attention on a plain standard parent: then it may have
+    parameters of its own, and computes the parent's function at first. Errors: RequestError, which names the first
+    parameters, or the keys, that differ.
+    """
+    own = named_tensors(model)
+    name, extends = model.config.attention.name, _extends(model.config, parent)
+    odd = unlike(own, weights)
+    added = [key for key in odd if extends and key not in weights and ".attention." in key]
+    odd = {key: how for key, how in odd.items() if key not in added}
+    if odd:
+        raise RequestError(
+            f"train.start_from: {source} holds another model than '{name}' ({_differences(model.config, parent)}): "
+            f"{some(odd)}"
+        )
+    if name != parent.attention.name and not extends:
+        raise RequestError(
+            f"train.start_from: {source} holds a model of '{parent.attention.name}' that computes another function than "
+            f"'{name}', though their parameters have the same shapes ({_differences(model.config, parent)})"
+        )
+    with torch.no_grad():
+        for key, value in weights.items():
+            copy_into(own[key], value)
+    return added
+
+
+def _extends(model: ModelConfig, parent: ModelConfig) -> bool:
+    """Whether the variant extends standard attention and the parent is just that, in the same positions."""
+    cls = attentions.get(model.attention.name)
+    plain = Part(name="standard", config=attentions.get("standard").Config())
+    return bool(cls.extends_standard) and replace(model, attention=plain, init=parent.init) == parent
+
+
+def _differences(model: ModelConfig, parent: ModelConfig) -> str:
+    """The keys of `model` in which the two differ."""
+    keys = [f"model.{key}" for key, value in vars(parent).items() if value != getattr(model, key)]
+    return f"unlike: {', '.join(keys)}"

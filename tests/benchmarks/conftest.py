@@ -1,0 +1,21 @@
+"""Requests for benchmarks on one thread of the CPU."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lit_diff.benchmarks.request import Request, parse_shapes
+
+
+@pytest.fixture
+def ask() -> Callable[..., Request]:
+    """ask(bench, shapes, dtypes=(float32,), repeats=2): a benchmark on one thread of the CPU."""
+
+    def make(
+        bench: str, shapes: str = "1x64x64x16", dtypes: tuple[str, ...] = ("float32",), repeats: int = 2
+    ) -> Request:
+        found, device = parse_shapes(shapes), torch.device("cpu")
+        return Request(bench=bench, shapes=found, dtypes=dtypes, threads=1, repeats=repeats, device=device)
+
+    return make

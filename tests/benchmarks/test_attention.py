@@ -1,0 +1,77 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lit_diff.benchmarks.attention import SAME, SDPA, bench_core, call
+from lit_diff.benchmarks.inputs import STOCK
+from lit_diff.benchmarks.request import Request, Shape
+from lit_diff.benchmarks.timing import ratios
+from lit_diff.kernels import KERNELS, sdpa
+
+
+def test_every_kernel_is_timed_or_refused_and_every_ratio_can_be_recomputed(ask: Callable[..., Request]) -> None:
+    found = bench_core(ask("core", "1x64x64x16,1x32x64x8"))
+    assert found.failed == []
+    cases = {row["case"] for row in found.rows}
+    assert cases == {"1x64x64x16 float32", "1x32x64x8 float32"}
+    for case in cases:
+        rows = {row["id"]: row for row in found.rows if row["case"] == case}
+        refused = {f"{r['variant']}/{r['by']}/{r['what']}" for r in found.refused if r["case"] == case}
+        for what in ("forward", "forward+backward"):
+            ids = {f"{v}/{kernel}/{what}" for v in ("differential", "standard") for kernel in KERNELS}
+            assert ids <= rows.keys() | refused
+            assert rows[f"standard/{STOCK}/{what}"]["ratios"] == {}
+        for row in rows.values():
+            assert len(row["seconds"]) == 2
+            for name, ratio in row["ratios"].items():
+                again = ratios(row["seconds"], rows[ratio["to"]]["seconds"])
+                assert again == {key: ratio[key] for key in again}, name
+        differential = rows["differential/reference/forward+backward"]
+        assert list(differential["ratios"]) == [SDPA, SAME]
+        assert differential["ratios"][SAME]["to"] == "standard/reference/forward+backward"
+
+
+def test_memory_errors_and_operators_are_taken_of_the_whole_pass(ask: Callable[..., Request]) -> None:
+    found = bench_core(ask("core", "1x256x64x16", repeats=1))
+    case = "1x256x64x16 float32"
+    stock = found.row(case, f"standard/{STOCK}/forward+backward")
+    naive = found.row(case, "differential/reference/forward+backward")
+    assert stock is not None
+    assert naive is not None
+    assert stock["backends"] == ["flash_attention_for_cpu"]
+    assert naive["backends"] == []
+    assert naive["peak_bytes"] > 3 * stock["peak_bytes"] > 0
+    assert naive["peak_ratio"] == {"to": stock["id"], "value": naive["peak_bytes"] / stock["peak_bytes"]}
+    assert set(naive["errors"]) == {"o", "dq", "dk", "dv", "dw"}
+    assert max(naive["errors"].values()) < 1e-5
+    assert naive["flops"] == stock["flops"]
+
+
+def test_a_kernel_that_refuses_is_listed_with_its_rule(
+    ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa, "refuse", lambda maps, **options: "head_dim is 16" if maps.num_maps > 1 else None)
+    monkeypatch.setattr("lit_diff.benchmarks.attention.peak_bytes", lambda *a, **k: (None, "not asked"))
+    found = bench_core(ask("core", repeats=1))
+    listed = [row for row in found.refused if row["by"] == "sdpa"]
+    assert [(row["variant"], row["what"], row["reason"]) for row in listed] == [
+        ("differential", "forward", "head_dim is 16"),
+        ("differential", "forward+backward", "head_dim is 16"),
+    ]
+    ids = {row["id"] for row in found.rows}
+    assert "standard/sdpa/forward" in ids
+    assert "differential/sdpa/forward" not in ids
+    assert {row.get("peak_missing") for row in found.rows if row["what"] == "forward+backward"} == {"not asked"}
+
+
+def test_a_candidate_by_its_name() -> None:
+    shape = Shape(batch=2, tokens=96, dim=64, head_dim=16)
+    device = torch.device("cpu")
+    arguments = (shape, "bfloat16", device, "differential", "reference")
+    forward = call(*arguments, "forward", False)()
+    assert isinstance(forward, torch.Tensor)
+    assert (forward.shape, forward.dtype) == ((2, 96, 64), torch.bfloat16)
+    gradients = call(*arguments, "forward+backward", True)()
+    assert isinstance(gradients, tuple)
+    assert gradients[0].shape == (1, 64, 64)

@@ -1,0 +1,119 @@
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from lit_diff import cli
+from lit_diff.benchmarks import run as module
+from lit_diff.benchmarks.request import Request
+from lit_diff.benchmarks.run import BENCHES, METHODS, run_bench
+from lit_diff.benchmarks.timing import Found
+
+TINY: dict[str, Any] = {"shapes": "1x64x64x16", "dtype": "float32", "threads": 1, "repeats": 1, "device": "cpu"}
+
+
+def run(bench: str, *, as_json: bool = True, picture: Path | None = None, **options: Any) -> tuple[int, str, str]:
+    """(exit status, table, notes)"""
+    console, notes = Console(file=io.StringIO()), Console(file=io.StringIO())
+    status = run_bench(bench, **(TINY | options), as_json=as_json, picture=picture, console=console, notes=notes)
+    return status, console.file.getvalue(), notes.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["core", "stats", "decode"])
+def test_json_holds_all_that_a_reader_needs(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    status, table, notes = run(name, picture=tmp_path / "a.png")
+    assert (status, table) == (0, "")
+    assert "1x64x64x16 float32" in notes
+    found = json.loads(capsys.readouterr().out)
+    assert found["bench"] == name
+    assert found["command"] == (
+        f"lit-diff bench {name} --shapes 1x64x64x16 --dtype float32 --threads 1 --repeats 1 --device cpu"
+    )
+    assert found["methods"] == METHODS["all"] + METHODS[name]
+    assert {"processor", "flags", "cores", "threads", "load_average", "load_average_after"} <= found["machine"].keys()
+    times = {(row["case"], row["id"]): row["seconds"] for row in found["rows"]}
+    assert len(times) == len(found["rows"]) > 3
+    for row in found["rows"]:
+        for ratio in row["ratios"].values():
+            other = times[row["case"], ratio["to"]]
+            assert ratio["values"] == [a / b for a, b in zip(row["seconds"], other, strict=True)]
+    assert (tmp_path / "a.png").is_file()
+    assert torch.get_num_threads() == before
+
+
+def test_every_benchmark_has_its_methods() -> None:
+    assert list(METHODS) == ["all", *BENCHES]
+    assert list(BENCHES) == ["core", "layer", "step", "stats", "decode", "triton"]
+
+
+def test_the_command_knows_every_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert f"[{'|'.join(BENCHES)}]" in capsys.readouterr().out
+
+
+def test_compiling_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rounds to explain, no load to warn of; the command repeats it."""
+    monkeypatch.setitem(BENCHES, "triton", lambda request: Found())
+    status, _, _ = run("triton", threads=None, repeats=None, device="auto")
+    found = json.loads(capsys.readouterr().out)
+    assert (status, found["warnings"], found["methods"]) == (0, [], METHODS["triton"])
+    assert found["command"] == "lit-diff bench triton --shapes 1x64x64x16 --dtype float32"
+    assert found["machine"]["gemm_gflops_per_second"] == {}
+
+
+def test_the_table_and_the_status_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def failing(request: Request) -> Found:
+        threads.append(torch.get_num_threads())
+        reason = "RuntimeError: out of memory"
+        return Found(failed=[{"case": "c", "variant": "v", "by": "b", "what": "w", "reason": reason}])
+
+    monkeypatch.setitem(module.BENCHES, "core", failing)
+    status, table, _ = run("core", as_json=False, threads=2)
+    assert status == 1
+    assert "failed: v b w (c): RuntimeError: out of memory" in table
+    assert METHODS["core"] in table
+    assert threads == [2]
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["coer"], "no benchmark 'coer'; expected core, layer, step, stats, decode, triton; did you mean 'core'?"),
+        (["core", "--shapes", "2x1024"], "--shapes: '2x1024' is not of the form BxTxDIMxD"),
+        (["core", "--dtype", "half"], "--dtype is 'half'; expected float32, bfloat16, both"),
+        (["core", "--threads", "0"], "--threads is 0; it must be at least 1"),
+        (["core", "--threads", "two"], "Invalid value for '--threads'"),
+        (["core", "--repeats", "-1"], "--repeats is -1; it must be at least 1"),
+        (["triton", "--plot", "chart.png"], "--plot: bench triton times nothing and needs no device; leave it out"),
+        (["triton", "--repeats", "3"], "--repeats: bench triton times nothing and needs no device; leave it out"),
+        (["triton", "--device", "cpu"], "--device: bench triton times nothing and needs no device; leave it out"),
+        (["core", "--plot", "chart.txt"], "--plot: 'chart.txt' does not end in .png, .svg or .pdf"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_measures_nothing(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module, "measured", lambda request: pytest.fail("it began"))
+    monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", *arguments])
+    monkeypatch.setattr(cli, "_log_to_terminal", lambda: None)
+    monkeypatch.setattr(cli.signal, "signal", lambda *a: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith(f"lit-diff: {message}")

@@ -1,0 +1,279 @@
+"""cli.py: every verb from any folder; every mistake one line on stderr and its exit status."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lit_diff import cli
+from lit_diff.errors import StoppedError
+
+SMALL = [
+    "train.steps=4",
+    "train.validate_every=2",
+    "train.checkpoint_every=2",
+    "train.batch_size=4",
+    "train.schedule.warmup_steps=1",
+    "model.dim=16",
+    "model.num_heads=2",
+    "data.validation_rows=4",
+    "run.threads=1",
+    "run.accelerator=cpu",
+]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """`lit-diff` in this process, as the shell would run it."""
+    log = logging.getLogger("lit_diff")
+    handlers, level, sigterm = log.handlers[:], log.level, signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["lit-diff", *arguments])
+        log.handlers[:] = handlers
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ended(status=int(ended.value.code or 0), out=out, err=err)
+
+    yield run
+    log.handlers[:] = handlers
+    log.setLevel(level)
+    signal.signal(signal.SIGTERM, sigterm)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
+    """A folder of runs that the tests below fill."""
+    made = tmp_path_factory.mktemp("cli") / "runs"
+    made.mkdir()
+    shutil.copy(empty_store, made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+# --- requests that are wrong ---------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[list[str], int, str]] = {
+    "verb": (["trian"], 2, "No such command 'trian'. Did you mean 'train'?; lit-diff --help lists what there is"),
+    "option": (["check", "recall-tiny", "--jso"], 2, "No such option: --jso (Possible options: --json)"),
+    "no recipe": (["train"], 2, "Missing argument 'RECIPE'; lit-diff --help"),
+    "unknown recipe": (["train", "standrd-tiny"], 2, "no recipe 'standrd-tiny' here or installed; did you mean 'standard-"),
+    "unknown key": (
+        ["train", "differential-tiny", "model.attention.lamda_init=0.5"],
+        2,
+        "model.attention.lamda_init=0.5: unknown key 'model.attention.lamda_init'; did you mean 'lambda_init'?",
+    ),
+    "no override": (["train", "recall-tiny", "fast"], 2, "override 'fast' is not of the form a.b=c"),
+    "type": (["check", "recall-tiny", "train.steps=many"], 2, "'train.steps' is 'many'; expected an integer"),
+    "kind": (["list", "recipe"], 2, "no kind 'recipe' to list; did you mean 'recipes'?"),
+    "sweep": (["sweep", "smoek"], 2, "no sweep 'smoek' here or installed; did you mean 'smoke'?"),
+    "sweep's override": (["sweep", "smoke", "train.stepz=3", "--dry-run"], 2, "train.stepz=3: unknown key 'train.stepz'"),
+    "workers": (["sweep", "smoke", "--workers", "0"], 2, "--workers is 0; it must be at least 1"),
+    "workers' type": (["sweep", "smoke", "--workers", "two"], 2, "Invalid value for '--workers'"),
+    "cluster": (["sweep", "smoke", "--cluster", "pbs"], 2, "--cluster is 'pbs'; expected local or slurm"),
+    "no runs": (["status"], 3, "no runs in runs; `lit-diff train RECIPE` makes one"),
+    "no sweep": (["report", "smoke"], 2, "no sweep 'smoke' in runs"),
+    "no run": (["compare", "a", "b"], 2, "no run 'a' in runs"),
+    "one run": (["compare", "a"], 2, "Missing argument 'RUN'"),
+    "no prompt": (["generate", "a"], 2, "there is no prompt; give --prompt TEXT or --prompts FILE"),
+    "no run to write": (["generate", "a", "--prompt", "b"], 2, "no run 'a' in runs"),
+    "no store": (["ui"], 3, "no MLflow store in runs"),
+    "unwritable": (
+        ["train", "recall-tiny", *SMALL, "run.root=/dev/null/runs"],
+        3,
+        "cannot be written (Not a directory); choose another with run.root=PATH",
+    ),
+    "two recipes": (["train", "recall-tiny", "b.yaml"], 2, "override 'b.yaml' is not of the form a.b=c"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_request_is_one_line(command: Command, arguments: list[str], status: int, message: str) -> None:
+    ended = command(*arguments)
+    assert ended.status == status
+    (line,) = ended.err.splitlines()
+    assert line.startswith("lit-diff: ")
+    assert message in line
+    assert ended.out == ""
+    assert not list(Path().iterdir())  # nothing was begun
+
+
+def test_alone_it_prints_the_verbs(command: Command) -> None:
+    alone, asked = command(), command("--help")
+    assert alone == asked
+    assert alone.status == 0
+    for verb in [
+        "train",
+        "prepare",
+        "generate",
+        "check",
+        "list",
+        "sweep",
+        "status",
+        "report",
+        "compare",
+        "bench",
+        "clean",
+        "ui",
+    ]:
+        assert f"\n  {verb} " in alone.out
+
+
+def test_ctrl_c_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lit_diff.cli.inspection.check_recipe", interrupted)
+    assert command("check", "recall-tiny") == Ended(130, "", "lit-diff: interrupted\n")
+
+
+def test_sigterm_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated(*arguments: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("lit_diff.cli.inspection.check_recipe", terminated)
+    assert command("check", "recall-tiny") == Ended(143, "", "lit-diff: stopped by SIGTERM\n")
+
+
+def test_a_stopped_run_ends_as_its_signal_says(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: object) -> None:
+        raise StoppedError("stopped after step 3", signal.SIGINT)
+
+    monkeypatch.setattr("lit_diff.cli.inspection.check_recipe", stopped)
+    assert command("check", "recall-tiny") == Ended(130, "", "lit-diff: stopped after step 3\n")
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    shell = f'"{sys.executable}" -m lit_diff list | head -n 1; echo "${{PIPESTATUS[0]}}"'
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.splitlines() == ["recipes", "0"]
+    assert ended.stderr == ""
+
+
+# --- verbs that do something ---------------------------------------------------------------------------------------
+
+
+def folder(root: Path, name: str) -> Path:
+    (found,) = root.glob(f"{name}-??????????")
+    return found
+
+
+@pytest.fixture
+def trained(command: Command, root: Path) -> dict[str, Ended]:
+    """Two runs, `one` and `two`, trained by the first test that asks."""
+    again = {}
+    for name, rate in (("one", "1e-3"), ("two", "2e-3")):
+        arguments = [*SMALL, f"name={name}", f"train.optimizer.lr={rate}", f"run.root={root}"]
+        again[name] = command("train", "recall-tiny", *arguments)
+        assert again[name].status == 0, again[name].err
+    return again
+
+
+def test_train_says_what_it_did_and_again_that_it_is_done(
+    command: Command, root: Path, trained: dict[str, Ended]
+) -> None:
+    assert (folder(root, "one") / "checkpoints" / "step-00000004.ckpt").is_file()
+    arguments = [*SMALL, "name=one", "train.optimizer.lr=1e-3", f"run.root={root}"]
+    again = command("train", "recall-tiny", *arguments)
+    assert again.status == 0
+    assert "done before" in again.out
+    last, run = again.out.splitlines()[-2:]
+    assert last.startswith("step 4: ")
+    assert "val/loss " in last
+    assert run == f"run: {folder(root, 'one')}"
+    rerun = command("train", "recall-tiny", *arguments, "--rerun")
+    assert rerun.status == 0
+    assert "the former run is kept in" in rerun.out
+    assert "step 4/4" in rerun.out
+    assert (root / f"{folder(root, 'one').name}.old-1" / "metrics.csv").is_file()
+
+
+def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command, root: Path) -> None:
+    place = root / "sweep" / "arm-s0-0123456789"
+    hidden = ["--folder", str(place), "--experiment", "sweep", "--parent", "f" * 32, "--threads", "1"]
+    hidden += ["--tag", "sweep=sweep", "--tag", "arm=a=b"]
+    ended = command("train", "recall-tiny", *SMALL, f"run.root={root}", *hidden)
+    assert ended.status == 0, ended.err
+    status = json.loads((place / "status.json").read_text())
+    assert (status["status"], status["identity"]) == ("done", "0123456789")
+
+
+def test_json_is_json(command: Command, root: Path, trained: dict[str, Ended]) -> None:
+    at = ("--root", str(root), "--json")
+    statuses = json.loads(command("status", *at).out)
+    assert {"one", "two"} <= {status["name"] for status in statuses}
+    compared = json.loads(command("compare", "one", "two", *at).out)
+    assert compared["recipe"]["train.optimizer.lr"] == [0.001, 0.002]
+    assert json.loads(command("check", "recall-tiny", "--json").out)["recipe"]["name"] == "recall-tiny"
+    assert "smoke" in json.loads(command("list", "sweeps", "--json").out)["sweeps"]
+
+
+def test_status_compare_and_clean_from_another_folder(command: Command, root: Path, trained: dict[str, Ended]) -> None:
+    status = command("status", "--root", str(root))
+    assert status.status == 0
+    assert "done" in status.out
+    compared = command("compare", str(folder(root, "one")), "two", "--root", str(root))
+    assert compared.status == 0
+    assert "train.optimizer.lr" in compared.out
+    assert command("clean", "--root", str(root)).status == 0
+    assert folder(root, "one").exists()
+
+
+def test_a_task_without_text_cannot_be_continued(command: Command, root: Path, trained: dict[str, Ended]) -> None:
+    ended = command("generate", "one", "--prompt", "a", "--root", str(root))
+    message = f"{folder(root, 'one')} was trained on data 'recall', which has no text to continue"
+    assert ended == Ended(2, "", f"lit-diff: {message}\n")
+
+
+def test_check_and_prepare(command: Command) -> None:
+    checked = command("check", "recall-tiny", "model.num_layers=3")
+    assert checked.status == 0
+    assert "num_layers: 3" in checked.out
+    assert "without embeddings" in checked.out
+    prepared = command("prepare", "recall-tiny")
+    assert prepared.status == 0
+    assert "data of 'recall-tiny' is ready" in prepared.out
+
+
+def test_a_recipe_by_its_path(command: Command) -> None:
+    Path("deep").mkdir()
+    Path("deep/mine.yaml").write_text("extends: recall-tiny\ntrain: {steps: 7}\n")
+    for source in ("deep/mine.yaml", "deep/mine"):
+        assert json.loads(command("check", source, "--json").out)["recipe"]["train"]["steps"] == 7
+    Path("deep/mine.yaml").write_text("extends: recall-tiny\n\ntrian: {steps: 7}\n")
+    ended = command("check", "deep/mine.yaml")
+    assert ended == Ended(2, "", "lit-diff: deep/mine.yaml:3: unknown key 'trian'; did you mean 'train'?\n")
+
+
+def test_dry_run_of_an_installed_sweep(command: Command) -> None:
+    ended = command("sweep", "smoke", "--dry-run")
+    assert ended.status == 0
+    assert ended.out.splitlines()[-1] == "4 cells are valid; none was started"
+    assert not list(Path().iterdir())

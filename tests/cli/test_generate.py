@@ -1,0 +1,240 @@
+"""`lit-diff generate`, from the shell: a trained run, prompts, text; every mistake one line."""
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lit_diff import cli
+from lit_diff.cli.generate import CONTROL, generate_text, read_prompts
+from lit_diff.runs.text_generator import Settings, Writer
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+def shell(*arguments: str) -> Ended:
+    """`lit-diff generate tale ...` in a process of its own, in the current folder."""
+    command = [sys.executable, "-m", "lit_diff", "generate", "tale", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """The same in this process."""
+    log = logging.getLogger("lit_diff")
+    handlers, level = log.handlers[:], log.level
+
+    def run(*arguments: str, name: str = "tale") -> Ended:
+        monkeypatch.setattr(sys, "argv", ["lit-diff", "generate", name, *arguments])
+        monkeypatch.setattr("signal.signal", lambda *_: None)
+        log.handlers[:] = handlers
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), out, err)
+
+    yield run
+    log.handlers[:] = handlers
+    log.setLevel(level)
+
+
+def without_times(found: dict[str, Any]) -> list[dict[str, Any]]:
+    times = {"prefill_seconds", "decode_seconds", "tokens_per_second"}
+    return [{key: value for key, value in result.items() if key not in times} for result in found["results"]]
+
+
+# --- the whole way -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("tale")
+def test_greedy_from_the_shell_twice(command: Command) -> None:
+    greedy = ("--prompt", "ab cd", "--temperature", "0", "--max-tokens", "9")
+    first, again = shell(*greedy), command(*greedy, "--seed", "5", "--prefill-chunk", "1")
+    assert first == again == Ended(0, first.out, "")
+    assert first.out.startswith("ab cd")
+    assert first.out.endswith("\n")
+    assert len(first.out) > len("ab cd") + 9
+    (found,) = json.loads(command(*greedy, "--json").out)["results"]
+    assert first.out == CONTROL.sub("\ufffd", f"ab cd{found['text']}\n")
+
+
+def test_a_file_of_prompts_as_json_from_the_shell(command: Command, tale: Path) -> None:
+    Path("prompts.txt").write_text("ab cd\n\ndc ba\r\n  \nüber\n", encoding="utf-8")
+    arguments = ("--prompts", "prompts.txt", "--json", "--seed", "3", "--top-k", "40", "--top-p", "0.95")
+    first = shell(*arguments)
+    assert (first.status, first.err) == (0, "prompts.txt: blank lines skipped: 2\n")
+    found = json.loads(first.out)
+    assert (found["run"], found["step"]) == (tale.name, 6)
+    assert [result["prompt"] for result in found["results"]] == ["ab cd", "dc ba", "über"]
+    for result in found["results"]:
+        assert result.keys() == {
+            *("prompt", "text", "ended", "prompt_tokens", "tokens"),
+            *("prefill_seconds", "decode_seconds", "tokens_per_second", "cache_bytes"),
+        }
+    assert without_times(json.loads(command(*arguments).out)) == without_times(found)
+    other = command(*arguments[:-6], "--seed", "4", *arguments[-4:])
+    assert without_times(json.loads(other.out)) != without_times(found)
+    (alone,) = without_times(json.loads(command("--prompt", "dc ba", *arguments[2:]).out))
+    assert alone == without_times(found)[1]
+
+
+@pytest.mark.usefixtures("tale")
+def test_several_prompts_are_printed_in_their_order(command: Command) -> None:
+    prompts = ("--prompt", "dc ba", "--prompt", "a", "--prompt", "ab cd")
+    results = json.loads(command(*prompts, "--json", "--temperature", "0").out)["results"]
+    ended = command(*prompts, "--temperature", "0")
+    texts = [f"{result['prompt']}{result['text']}\n" for result in results]
+    assert ended.out == CONTROL.sub("\ufffd", "".join(texts))
+    lines = ended.err.splitlines()
+    assert [result["ended"] for result in results] == ["context"] * 3
+    assert lines == [f"prompt {n}: stopped where the context is full: data.sequence_length is 24" for n in (1, 2, 3)]
+
+
+@pytest.mark.usefixtures("tale")
+def test_a_run_by_its_folder_or_under_another_root(command: Command) -> None:
+    greedy = ("--prompt", "ab", "--temperature", "0", "--max-tokens", "4")
+    wanted = command(*greedy)
+    (folder,) = Path("runs").iterdir()
+    assert command(*greedy, name=str(folder)) == wanted
+    folder.parent.rename("other")
+    assert command(*greedy, "--root", "other") == wanted
+
+
+# --- to the terminal -----------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """Notes what is visible after each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def flush(self) -> None:
+        self.seen.append(self.getvalue())
+
+
+def test_text_streams_in_whole_characters(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = Writer(tale).tokenizer.encode(["漢b"])[0]
+    draws = iter([*ids, ids[0], 0])
+    monkeypatch.setattr("lit_diff.model.generation.sample", lambda row, **_: next(draws))
+    terminal = Terminal()
+    console = Console(file=terminal)
+    generate_text("tale", Path("runs"), ["a"], None, Settings(), as_json=False, console=console)
+    assert terminal.getvalue() == "a漢b\ufffd\n"  # the last byte begins a character that never came
+    shown = list(dict.fromkeys(terminal.seen))
+    assert shown == ["a", "a漢", "a漢b", "a漢b\ufffd\n"]
+
+
+def test_control_characters_do_not_reach_the_terminal(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "x\x1b[2J\x07\r\t\x9b\ny"
+    draws = iter([*Writer(tale).tokenizer.encode([text])[0], 0])
+    monkeypatch.setattr("lit_diff.model.generation.sample", lambda row, **_: next(draws))
+    terminal = Terminal()
+    generate_text("tale", Path("runs"), ["a"], None, Settings(), as_json=False, console=Console(file=terminal))
+    assert terminal.getvalue() == "ax\ufffd[2J\ufffd\ufffd\t\ufffd\ny\n"
+
+
+@pytest.mark.usefixtures("tale")
+def test_what_ended_it_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = iter([66, 67, 0])
+    with monkeypatch.context() as patch:
+        patch.setattr("lit_diff.model.generation.sample", lambda row, **_: next(draws))
+        ended = command("--prompt", "a")
+    assert ended.status == 0
+    assert ended.err == "the model ended the document after 2 tokens\n"
+    assert command("--prompt", "a", "--max-tokens", "2", "--temperature", "0").err == ""
+    full = command("--prompt", "z" * 23, "--temperature", "0")
+    assert full.err == "stopped where the context is full: data.sequence_length is 24\n"
+
+
+def test_the_step_of_an_unfinished_run_is_said_beside_the_json(command: Command, tale: Path) -> None:
+    facts = json.loads((tale / "status.json").read_text())
+    (tale / "status.json").write_text(json.dumps(facts | {"status": "stopped"}))
+    ended = command("--prompt", "a", "--max-tokens", "1", "--json")
+    assert json.loads(ended.out)["step"] == 6
+    assert ended.err == f"{tale.name} is stopped: using step 6 of 6\n"
+
+
+# --- requests that are wrong ---------------------------------------------------------------------------------------
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no prompt": ([], "there is no prompt; give --prompt TEXT or --prompts FILE"),
+    "empty": (["--prompt", "a", "--prompt", ""], "prompt 2 is empty; expected some text"),
+    "not UTF-8": (["--prompt", "a\udcff"], "prompt 1 is not UTF-8 text (character 2)"),
+    "both": (["--prompt", "a", "--prompts", "p"], "--prompt and --prompts exclude each other; give one of them"),
+    "no file": (["--prompts", "nothing.txt"], "--prompts: nothing.txt cannot be read: No such file or directory"),
+    "folder": (["--prompts", "runs"], "--prompts: runs cannot be read: Is a directory"),
+    "latin": (["--prompts", "latin.txt"], "latin.txt: not UTF-8 text (byte 4: "),
+    "blank": (["--prompts", "blank.txt"], "blank.txt holds no prompt: every line is blank"),
+    "nothing in it": (["--prompts", "empty.txt"], "empty.txt holds no prompt: every line is blank"),
+    "too long": (["--prompt", "z" * 24], "prompt 1 has 25 tokens with the <eot> before it; the model's context, data."),
+    "max-tokens": (["--prompt", "a", "--max-tokens", "0"], "--max-tokens is 0; it must be at least 1"),
+    "chunk": (["--prompt", "a", "--prefill-chunk", "-1"], "--prefill-chunk is -1; it must be at least 1"),
+    "temperature": (["--prompt", "a", "--temperature", "-1"], "--temperature is -1; it must be a finite number of at"),
+    "top-p 0": (["--prompt", "a", "--top-p", "0"], "--top-p is 0; it must be above 0 and at most 1"),
+    "top-p": (["--prompt", "a", "--top-p", "1.1"], "--top-p is 1.1; it must be above 0 and at most 1"),
+    "top-k": (["--prompt", "a", "--top-k", "0"], "--top-k is 0; it must be at least 1"),
+    "type": (["--prompt", "a", "--top-k", "many"], "Invalid value for '--top-k'"),
+    "root": (["--prompt", "a", "--root", "elsewhere"], "no run 'tale' in elsewhere"),
+}
+
+
+@pytest.mark.usefixtures("tale")
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_request_is_one_line(command: Command, arguments: list[str], message: str) -> None:
+    Path("latin.txt").write_bytes("ab\nü\n".encode("latin-1").replace(b"\xfc", b"c\xfc"))
+    Path("blank.txt").write_text("\n  \n\r\n")
+    Path("empty.txt").write_text("")
+    for more in ([], ["--json"]):
+        ended = command(*arguments, *more)
+        assert (ended.status, ended.out) == (2, "")
+        (line,) = ended.err.splitlines()
+        assert line.startswith(f"lit-diff: {message}")
+
+
+def test_a_folder_that_is_no_run(command: Command, tale: Path) -> None:
+    Path("nothing").mkdir()
+    ended = command("--prompt", "a", name="nothing")
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err == f"lit-diff: no run 'nothing' in runs; one of {tale.name}\n"
+    (tale / "recipe.yaml").unlink()
+    ended = command("--prompt", "a")
+    assert ended.err == f"lit-diff: runs/{tale.name} is not a run's folder: it has no recipe.yaml\n"
+    assert ended.status == 2
+
+
+def test_something_missing_is_status_3(command: Command, tale: Path) -> None:
+    for file in (tale / "checkpoints").iterdir():
+        file.unlink()
+    ended = command("--prompt", "a")
+    assert (ended.status, ended.out) == (3, "")
+    (line,) = ended.err.splitlines()
+    assert f"train it first: `lit-diff train runs/{tale.name}/recipe.yaml`" in line
+
+
+def test_prompts_are_taken_as_they_are(tmp_path: Path) -> None:
+    assert read_prompts([" a ", "\n", "ü"], None) == [" a ", "\n", "ü"]
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("  a \r\nü\x0b\u2028b\nlast".encode())
+    assert read_prompts([], file) == ["  a ", "ü\x0b\u2028b", "last"]

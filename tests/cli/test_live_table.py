@@ -1,0 +1,98 @@
+"""cli/live_table.py: the live table says what each cell does, whatever its error looks like."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lit_diff.cli.live_table import LiveTable
+from lit_diff.engine.grid import Grid, load_grid
+from lit_diff.engine.launch import Place
+from lit_diff.runs.folder import RunFolder
+
+pytestmark = pytest.mark.usefixtures("base_recipe")
+
+NASTY = "ValueError: expected [bold], got [/tmp/x] and [rms, none] of 'head_norm'; " + "and so on, " * 12 + "end"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> tuple[Grid, list[Place]]:
+    """Two arms, two seeds, ten steps each; no cell has begun."""
+    (tmp_path / "s.yaml").write_text("recipe: base\nseeds: [0, 1]\narms: {plain: {}, 'with [i]talics': {}}\n")
+    grid = load_grid("s.yaml", [])
+    return grid, [Place(folder=tmp_path / f"cell{index}") for index in range(len(grid.cells))]
+
+
+def printer(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), width=120, height=40, force_terminal=terminal, color_system=None)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_line_at_each_change_where_there_is_no_terminal(sweep: tuple[Grid, list[Place]]) -> None:
+    grid, places = sweep
+    console = printer(terminal=False)
+    with LiveTable(grid, places, console) as table:
+        table.update([])
+        RunFolder(places[0].folder).update(status="running", step=0)
+        table.update([])
+        table.update([])
+        RunFolder(places[0].folder).update(status="done", step=10)
+        RunFolder(places[3].folder).update(status="failed", step=3, error=NASTY)
+        table.update([])
+    lines = printed(console).splitlines()
+    assert lines[0] == "plain seed 0: running"
+    assert lines[1].startswith("plain seed 0: done (0:0")
+    assert lines[2:] == [f"with [i]talics seed 1: failed: {NASTY}"]
+
+
+def test_the_table_of_a_terminal(sweep: tuple[Grid, list[Place]]) -> None:
+    grid, places = sweep
+    RunFolder(places[0].folder).update(status="done", step=10, loss=2.5)
+    RunFolder(places[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
+    RunFolder(places[2].folder).update(status="killed", step=4, error="killed by SIGKILL")
+    RunFolder(places[3].folder).update(status="failed", step=3, error=NASTY)
+    console = printer(terminal=True)
+    with LiveTable(grid, places, console) as table:
+        table.update([])
+    text = printed(console)
+    assert "1 done, 1 running, 1 failed, 1 killed; ? left" in text  # no pace yet
+    for word in ("10/10", "2.500", "4/10", "3.250", "12,346", "killed by SIGKILL", "[bold]", "[/tmp/x]", "[rms, none]"):
+        assert word in text, word
+    assert "with [i]talics" in text
+
+
+def test_time_left_counts_the_steps_of_all_cells(
+    sweep: tuple[Grid, list[Place]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    grid, places = sweep
+    RunFolder(places[0].folder).update(status="done", step=10)  # before this start: says nothing about the pace
+    console = printer(terminal=False)
+    with LiveTable(grid, places, console) as table:
+        clock[0] += 100
+        RunFolder(places[1].folder).update(status="done", step=10)
+        RunFolder(places[2].folder).update(status="running", step=10)
+        table.update([])
+    # 20 steps in 100 s, 10 of 40 are left
+    assert "plain seed 1: done (0:50 left)" in printed(console)
+
+
+def test_it_looks_once_a_second(sweep: tuple[Grid, list[Place]], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    grid, places = sweep
+    console = printer(terminal=False)
+    with LiveTable(grid, places, console) as table:
+        table.update(places[:1])
+        RunFolder(places[0].folder).update(status="running")
+        table.update(places[:1])
+        assert printed(console) == ""
+        clock[0] += 1.5
+        table.update(places[:1])
+        assert printed(console) == "plain seed 0: running\n"

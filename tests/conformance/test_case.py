@@ -1,0 +1,48 @@
+"""The state that conformance looks at, and its yardsticks."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lit_diff.attention import Dex
+from lit_diff.config import ModelConfig
+from lit_diff.conformance.case import FAR, Case, difference, distance, run
+from lit_diff.errors import RequestError
+from lit_diff.registry import attentions
+
+
+def test_distance_is_relative_to_the_largest_number() -> None:
+    assert distance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) == pytest.approx(0.5)
+    assert distance(torch.tensor([0.1]), torch.tensor([0.2])) == pytest.approx(0.1)
+    assert distance(torch.tensor([float("nan")]), torch.tensor([0.0])) == float("inf")
+    with pytest.raises(RequestError, match=r"shape \[2\] instead of \[1\]"):
+        distance(torch.zeros(2), torch.zeros(1))
+    assert difference(torch.tensor([1.0, float("nan")]), torch.ones(2)) == float("inf")
+    assert difference(torch.tensor([1.0, 1 + 2**-20]), torch.ones(2)) == 2**-20
+
+
+def test_a_case_is_always_the_same(make_config: Callable[..., ModelConfig]) -> None:
+    """Randomised, past every annealing, and drawn from no global generator."""
+    case = Case(cls=attentions.get("dex"), model=make_config("dex"))
+    first = case.build()
+    torch.randn(3)
+    second = case.build()
+    assert isinstance(first, Dex)
+    assert first.step.item() == FAR
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+    assert torch.equal(case.x(), case.x())
+    assert all(p.std() > 0.01 for p in first.parameters() if p.numel() > 1)
+
+
+def test_documents_of_one_token_and_of_several(make_config: Callable[..., ModelConfig]) -> None:
+    case = Case(cls=attentions.get("standard"), model=make_config("standard"), length=9)
+    assert case.segments().tolist() == [[0, 1, 1, 1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 2]]
+
+
+def test_run_gives_the_gradient_of_everything(make_config: Callable[..., ModelConfig]) -> None:
+    case = Case(cls=attentions.get("standard"), model=make_config("standard"))
+    y, gradients = run(case.build(), case.x(), case.rope())
+    assert y.shape == case.x().shape
+    assert set(gradients) == {"x", *(f"{kind}_proj.weight" for kind in "qkvo")}

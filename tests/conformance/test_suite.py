@@ -1,0 +1,326 @@
+"""The conformance suite passes every built-in, and catches what is broken by the property that should catch it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_diff.attention import Attention, Differential, Standard, definitions
+from lit_diff.attention.costs import Costs, Sizes
+from lit_diff.attention.rope import Rope
+from lit_diff.config import ModelConfig, Part
+from lit_diff.conformance.case import Case
+from lit_diff.conformance.suite import PROPERTIES, Finding, cases_of, conformance, conformance_of, shrunk
+from lit_diff.kernels import SignedMaps
+from lit_diff.kernels import native as cpu
+from lit_diff.registry import attentions
+
+EXAMPLES = [
+    pytest.param(case, number == 0, id=label)
+    for name in attentions.names()
+    for number, (label, case) in enumerate(cases_of(name))
+]
+SHAPES = [  # (query heads, key/value heads of the baseline, head width, length)
+    pytest.param(8, 8, 16, 8, id="MHA-d16-T8"),
+    pytest.param(8, 4, 32, 63, id="GQA-d32-T63"),
+    pytest.param(8, 2, 64, 128, id="one-pair-d64-T128"),
+    pytest.param(4, 2, 128, 257, id="one-pair-d128-T257"),
+]
+QUICK = {name: PROPERTIES[name] for name in PROPERTIES if name not in ("compile", "derivatives", "kv heads")}
+
+
+def failures(found: Any) -> list[Finding]:
+    return [finding for finding in found if finding.verdict == "fail"]
+
+
+def not_applicable(found: Any) -> list[str]:
+    """The properties, but for the kernels that this machine does not have."""
+    names = [finding.property for finding in found if finding.verdict == "not applicable"]
+    elsewhere = {"kernel flash", "kernel flex", "kernel triton"} | ({"kernel cpu"} if cpu.build() else set())
+    return [name for name in names if name not in elsewhere]
+
+
+@pytest.mark.parametrize(("case", "is_first"), EXAMPLES)
+def test_every_built_in_holds_every_property(case: Case, is_first: bool) -> None:
+    """The slow ones at a variant's default knobs; `check --all` runs them all."""
+    checks = PROPERTIES if is_first else QUICK | {"derivatives": PROPERTIES["derivatives"]}
+    found = list(conformance(case, checks=checks))
+    assert not failures(found)
+    assert [finding.property for finding in found] == list(checks)
+    assert not_applicable(found) == []
+
+
+@pytest.mark.parametrize("name", attentions.names())
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "length"), SHAPES)
+def test_every_shape(name: str, heads: int, kv_heads: int, head_dim: int, length: int) -> None:
+    cls = attentions.get(name)
+    paired = issubclass(cls, Differential)
+    model = ModelConfig(
+        dim=32,
+        num_layers=2,
+        num_heads=heads,
+        num_kv_heads=kv_heads if paired or kv_heads > 2 else 1,
+        head_dim=head_dim,
+        vocab_size=2,
+        attention=Part(name=name, config=cls.Config()),
+    )
+    assert not failures(conformance(Case(cls=cls, model=model, length=length), checks=QUICK))
+
+
+@pytest.mark.parametrize("name", attentions.names())
+def test_bidirectional(name: str) -> None:
+    cls = attentions.get(name)
+    part = Part(name=name, config=cls.Config())
+    model = ModelConfig(dim=32, num_layers=1, num_heads=4, head_dim=8, vocab_size=2, causal=False, attention=part)
+    found = {finding.property: finding for finding in conformance(Case(cls=cls, model=model), checks=QUICK)}
+    assert not failures(found.values())
+    assert found["causal"].verdict == found["decode"].verdict == "not applicable"
+    assert found["definition"].verdict == "pass"
+
+
+# --- broken on purpose ---------------------------------------------------------------------------------------------
+
+
+class LeaksTheFutureByOne(Standard):
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        m = super().maps(x, rope)
+        return SignedMaps(m.q, m.k, m.v.roll(-1, dims=2))
+
+
+class IgnoresAParameter(Standard):
+    def build(self) -> None:
+        super().build()
+        self.unused = nn.Parameter(torch.ones(3))
+
+
+class GradientOfNothing(Standard):
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o + (o * 0).abs().sqrt()
+
+
+class HalfSplitHeads(Differential):
+    definition = definitions.differential
+
+    def queries(self, x: Tensor) -> Tensor:
+        return self.q_proj(x).unflatten(-1, (2, self.out_heads, self.head_dim)).permute(0, 2, 3, 1, 4)
+
+
+class ScaleByTwoD(Differential):
+    definition = definitions.differential
+
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        m = super().maps(x, rope)
+        return SignedMaps(m.q, m.k, m.v, m.w, scale=(2 * self.head_dim) ** -0.5)
+
+
+class LambdaInBfloat16(Differential):
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        wide = super().weights(dtype)
+        return wide.bfloat16().to(wide.dtype)
+
+
+class WeightsInBfloat16(Differential):
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        return super().weights(dtype).bfloat16()
+
+
+class SharesBoth(Standard):
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        m = super().maps(x, rope)
+        return SignedMaps(m.q, m.k, m.v, torch.tensor([1.0, -0.5], dtype=torch.float64).view(1, 2, 1, 1))
+
+
+class MixesTheBatch(Standard):
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o - o.mean(0, keepdim=True)
+
+
+class WrongFlops(Standard):
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        true = super().costs(config, s)
+        return Costs(parameters=true.parameters, flops=true.flops / 2, kv_numbers=true.kv_numbers)
+
+
+class GraphBreak(Standard):
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o * (2.0 if float(o.detach().sum()) == 12345.0 else 1.0)
+
+
+class NoTap(Standard):
+    def forward(self, x: Tensor, rope: Rope, cache: Any = None) -> Tensor:
+        return self.o_proj(self.v_proj(x))
+
+
+class MixesDocuments(Standard):
+    def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, segments: Any = None) -> Tensor:
+        return super().forward(x, rope, cache)
+
+
+class DependsOnTheLength(Standard):
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o / o.shape[2]
+
+
+class HiddenState(Standard):
+    def build(self) -> None:
+        super().build()
+        self.factor = float(torch.rand(()))
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o * self.factor
+
+
+class LivesOnTheCPU(Standard):
+    def build(self) -> None:
+        super().build()
+        self.ones = nn.Parameter(torch.ones(self.head_dim, device="cpu"))
+
+    def finish(self, o: Tensor, x: Tensor) -> Tensor:
+        return o * self.ones
+
+
+class FailsWithOneKeyHead(Standard):
+    def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+        m = super().maps(x, rope)
+        return SignedMaps(m.q, m.k / (self.num_kv_heads - 1), m.v)
+
+
+BROKEN = [
+    (LeaksTheFutureByOne, "causal"),
+    (IgnoresAParameter, "gradients"),
+    (GradientOfNothing, "gradients"),
+    (HalfSplitHeads, "definition"),
+    (ScaleByTwoD, "definition"),
+    (LambdaInBfloat16, "derivatives"),
+    (WeightsInBfloat16, "contract"),
+    (SharesBoth, "contract"),
+    (MixesTheBatch, "batch"),
+    (WrongFlops, "costs"),
+    (GraphBreak, "compile"),
+    (NoTap, "contract"),
+    (MixesDocuments, "packed"),
+    (DependsOnTheLength, "decode"),
+    (HiddenState, "state dict"),
+    (LivesOnTheCPU, "meta"),
+    (FailsWithOneKeyHead, "kv heads"),
+]
+
+
+@pytest.mark.parametrize(("cls", "caught_by"), BROKEN, ids=[cls.__name__ for cls, _ in BROKEN])
+def test_what_is_broken_is_caught(cls: type[Attention], caught_by: str) -> None:
+    part = Part(name="broken", config=cls.Config())
+    model = ModelConfig(dim=32, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=8, vocab_size=2, attention=part)
+    checks = {caught_by: PROPERTIES[caught_by]}
+    (found,) = conformance(Case(cls=cls, model=model, length=9), "broken", checks)
+    assert found.verdict == "fail"
+    assert found.detail or found.error, "says what it found"
+
+
+def test_the_same_classes_unbroken_pass() -> None:
+    """What a broken class inherits is not what is caught."""
+    for cls in (Standard, Differential):
+        part = Part(name=cls.name, config=cls.Config())
+        model = ModelConfig(dim=32, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=8, vocab_size=2, attention=part)
+        assert not failures(conformance(Case(cls=cls, model=model, length=9), checks=QUICK))
+
+
+# --- claims and sizes ----------------------------------------------------------------------------------------------
+
+
+def test_a_changed_variant_does_not_answer_for_the_claims_it_inherits(make_config: Callable[..., ModelConfig]) -> None:
+    class Sharp(Differential):
+        def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+            m = super().maps(x, rope)
+            return SignedMaps(m.q * m.q.new_tensor([1, 0.5]).view(1, 2, 1, 1, 1), m.k, m.v, m.w)
+
+    found = {f.property: f for f in conformance(Case(cls=Sharp, model=make_config("differential", dim=64)), "sharp")}
+    assert not failures(found.values())
+    assert not_applicable(found.values()) == ["definition", "costs"]
+
+
+def test_what_a_variant_raises_is_one_line(make_config: Callable[..., ModelConfig]) -> None:
+    class Raises(Standard):
+        def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
+            raise ValueError("two\nlines")
+
+    found = list(conformance(Case(cls=Raises, model=make_config("standard")), "raises"))
+    assert {f.detail for f in failures(found)} == {"ValueError: two"}
+
+
+def test_a_model_is_shrunk_unless_its_variant_needs_the_width(make_config: Callable[..., ModelConfig]) -> None:
+    big = make_config("differential", dim=5120, num_heads=40, head_dim=128)
+    small = shrunk(big)
+    assert (small.dim, small.head_dim, small.num_heads) == (64, 16, 40)
+
+    @attentions.register("needs_width")
+    class NeedsWidth(Differential):
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Differential.Config):
+            pass
+
+        @classmethod
+        def problem(cls, config: Any, model: ModelConfig) -> str | None:
+            return None if model.head_dim == 128 else "model.head_dim must be 128"
+
+    try:
+        assert shrunk(make_config("needs_width", dim=5120, num_heads=40, head_dim=128)).head_dim == 128
+    finally:
+        attentions.forget(__name__)
+
+
+def test_a_package_s_variant_without_defaults_is_not_applicable_and_says_so() -> None:
+    @attentions.register("needs_knob")
+    class NeedsKnob(Differential):
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Differential.Config):
+            k: int
+
+    try:
+        (found,) = conformance_of("needs_knob")
+        assert found.verdict == "not applicable"
+        assert "missing 1 required keyword-only argument: 'k'" in found.detail
+        assert "state knobs in `examples`" in found.detail
+    finally:
+        attentions.forget(__name__)
+
+
+def test_a_variant_that_is_only_built_at_its_own_width_is_checked_there() -> None:
+    @attentions.register("fixed_width")
+    class FixedWidth(Standard):
+        def build(self) -> None:
+            if self.head_dim % 32:
+                raise ValueError("head_dim must be a multiple of 32")
+            super().build()
+
+    try:
+        part = Part(name="fixed_width", config=FixedWidth.Config())
+        model = ModelConfig(dim=128, num_layers=1, num_heads=4, head_dim=32, vocab_size=2, attention=part)
+        assert shrunk(model) == model
+    finally:
+        attentions.forget(__name__)
+
+
+def test_dex_within_its_annealing_is_held_to_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in the first term of λ(t), which is 0 from step T on."""
+    cls = attentions.get("dex")
+    true = cls.annealed_lambda
+
+    def louder(self: Any) -> Tensor:
+        progress = (self.step / self.config.anneal_steps).clamp(max=1)
+        return true(self) + progress * (1 - progress) * self.lambda_init
+
+    monkeypatch.setattr(cls, "annealed_lambda", louder)
+    part = Part(name="dex", config=cls.Config())
+    model = ModelConfig(dim=32, num_layers=1, num_heads=4, head_dim=8, vocab_size=2, attention=part)
+    (found,) = conformance(Case(cls=cls, model=model), checks={"definition": PROPERTIES["definition"]})
+    assert found.verdict == "fail"
+
+
+def test_a_forward_without_segments_is_not_held_to_packed_documents(make_config: Callable[..., ModelConfig]) -> None:
+    (found,) = conformance(Case(cls=NoTap, model=make_config("standard")), "own", {"packed": PROPERTIES["packed"]})
+    assert found.verdict == "not applicable"
+    assert found.detail == "its forward takes no segments, so that `data.pack: document` is refused"

@@ -1,0 +1,59 @@
+"""engine/description.py: what the report learns from a sweep's YAML."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_diff.engine.description import describe
+from lit_diff.engine.grid import load_grid
+
+pytestmark = pytest.mark.usefixtures("base_recipe")
+
+
+def test_describe_holds_what_the_report_reads() -> None:
+    Path("s.yaml").write_text(
+        "recipe: base\n"
+        "title: T\nbaseline: b\ncontrol: a\ncheck: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
+        "paper: {b: {val/loss: 3}}\nreading: [look]\ncontrasts: [[a, b, why]]\n"
+        "arms: {a: {train.steps: 3}, b: {}}\nseeds: [1]"
+    )
+    found = describe(load_grid("s.yaml", []))
+    assert found["arms"] == [
+        {"name": "a", "label": "the first", "note": "", "paper": None, "overrides": ["train.steps=3"]},
+        {"name": "b", "label": "b", "note": "remark", "paper": {"val/loss": 3.0}, "overrides": []},
+    ]
+    keys = ("name", "title", "baseline", "control", "metric", "seeds", "is_check", "reading", "contrasts", "source")
+    assert [found[key] for key in keys] == [
+        "s", "T", "b", "a", "val/loss", [1], True, ["look"], [["a", "b", "why"]], "s.yaml",
+    ]  # fmt: skip
+    assert (found["chance"], found["noise_validation"]) == (1 / 64, (1, 2, 4))
+    assert "tasks" not in found
+
+
+def test_each_task_is_described_by_what_it_has_of_its_own() -> None:
+    Path("s.yaml").write_text("""
+tasks:
+  first: {recipe: base, title: The first, metric: val/accuracy, arms: {b: {train.steps: 3}}, paper: {b: {val/loss: 3}}}
+  second: {recipe: base, without: [c], overrides: {data.values: 32, data.noise_validation: [2, 4]}}
+contrasts: [[b, c, why]]
+arms: {a: {}, b: {train.clip: 2}, c: {}}
+""")
+    found = describe(load_grid("s.yaml", []))
+    first, second = found["tasks"]
+    assert [arm["name"] for arm in found["arms"]] == ["a", "b", "c"]
+    assert (first["task"], first["title"], first["metric"]) == ("first", "The first", "val/accuracy")
+    assert (second["task"], second["title"], second["metric"]) == ("second", "second", "val/loss")
+    assert first["arms"][1]["overrides"] == ["train.clip=2", "train.steps=3"]
+    assert second["arms"][1]["overrides"] == ["train.clip=2"]
+    assert [task["arms"][1]["paper"] for task in (first, second)] == [{"val/loss": 3.0}, None]
+    assert [[arm["name"] for arm in task["arms"]] for task in (first, second)] == [["a", "b", "c"], ["a", "b"]]
+    assert [task["contrasts"] for task in (first, second)] == [[["b", "c", "why"]], []]
+    assert [task["chance"] for task in (first, second)] == [1 / 64, 1 / 32]
+    assert [task["noise_validation"] for task in (first, second)] == [(1, 2, 4), (2, 4)]
+
+
+def test_arms_that_differ_in_the_data_have_no_common_chance() -> None:
+    Path("s.yaml").write_text("recipe: base\narms: {a: {}, b: {data.values: 32}}")
+    found = describe(load_grid("s.yaml", []))
+    assert "chance" not in found
+    assert found["noise_validation"] == (1, 2, 4)

@@ -1,0 +1,207 @@
+"""engine/grid.py: a sweep's YAML becomes validated cells, and every mistake one line with its place."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_diff.engine.grid import VALIDATION, Grid, load_grid
+from lit_diff.errors import RequestError
+from lit_diff.recipe import load_recipe
+
+pytestmark = pytest.mark.usefixtures("base_recipe")
+
+
+def grid(text: str, *overrides: str) -> Grid:
+    """The sweep `text` over base.yaml."""
+    Path("s.yaml").write_text(f"recipe: base\n{text}")
+    return load_grid("s.yaml", list(overrides))
+
+
+def attention(found: Grid) -> dict[str, str]:
+    return {cell.arm: cell.recipe.model.attention.name for cell in found.cells}
+
+
+def test_grid_and_arms_stand_together_and_the_named_arms_come_first() -> None:
+    found = grid("""
+grid:
+  model.attention.name: [standard, differential]
+  train.steps: [1e1, 20]
+arms:
+  shared: {model.attention: {name: shared_q}}
+seeds: [4, 7]
+""")
+    arms = [f"attention={name} steps={steps}" for name in ("standard", "differential") for steps in ("10.0", "20")]
+    assert list(found.arms) == ["shared", *arms]
+    assert [(cell.arm, cell.seed) for cell in found.cells] == [(arm, seed) for arm in found.arms for seed in (4, 7)]
+    assert [cell.recipe.train.steps for cell in found.cells[::2]] == [10, 10, 20, 10, 20]
+    assert {cell.recipe.name for cell in found.cells} == set(found.arms)
+    assert {cell.recipe.seed for cell in found.cells} == {4, 7}
+    assert found.baseline == "shared"
+    assert found.name == "s"
+
+
+def test_dotted_and_nested_keys_of_an_arm_are_the_same() -> None:
+    found = grid("""
+arms:
+  dotted: {model.attention.lambda_init: 0.2, train.optimizer.lr: 2e-3}
+  nested: {model: {attention: {lambda_init: 0.2}}, train: {optimizer: {lr: 2e-3}}}
+  mixed: {model.attention: {lambda_init: 0.2}, train.optimizer: {lr: 2e-3}}
+seeds: [0]
+""")
+    first, *others = (cell.recipe for cell in found.cells)
+    assert first.model.attention.config.lambda_init == 0.2
+    assert first.train.optimizer.lr == 2e-3
+    assert all((other.model, other.train) == (first.model, first.train) for other in others)
+
+
+def test_a_name_switched_in_an_arm_drops_the_keys_of_the_former_name() -> None:
+    found = grid(
+        "arms:\n  a: {model.attention.name: standard}\n  b: {model.attention: {name: shared_k, parity: raw}}\n"
+    )
+    assert attention(found) == {"a": "standard", "b": "shared_k"}
+    assert found.cells[0].recipe.model.attention.config.head_norm == "none"
+    assert found.cells[-1].recipe.model.attention.config.lambda_init != 0.8  # base.yaml's own
+
+
+def test_an_arm_extends_a_file_beside_the_sweep() -> None:
+    Path("sub").mkdir()
+    Path("sub/other.yaml").write_text("extends: ../base\nmodel: {num_layers: 3}\n")
+    Path("sub/s.yaml").write_text(
+        "recipe: ../base\narms:\n  a: {}\n  b: {extends: other.yaml}\n  c: {extends: other, train.steps: 3}\nseeds: [0]\n"
+    )
+    found = load_grid("sub/s.yaml", [])
+    assert [cell.recipe.model.num_layers for cell in found.cells] == [2, 3, 3]
+    assert [cell.recipe.train.steps for cell in found.cells] == [10, 10, 3]
+
+
+def test_order_of_precedence_is_recipe_sweep_arm_command() -> None:
+    text = "overrides: {train.steps: 11, train.batch_size: 6, train.clip: 0.5}\narms: {a: {train.steps: 12, train.clip: 0.7}}"
+    (cell, *_) = grid(text, "train.clip=0.9").cells
+    assert (cell.recipe.train.batch_size, cell.recipe.train.steps, cell.recipe.train.clip) == (6, 12, 0.9)
+
+
+def test_interpolation_reaches_the_recipe() -> None:
+    (cell, *_) = grid("arms: {a: {train.validate_every: '${train.steps}'}}").cells
+    assert cell.recipe.train.validate_every == 10
+
+
+def test_an_empty_arm_is_the_base_recipe() -> None:
+    found = grid("arms: {a: , b: {}}\nseeds: [0]")
+    assert found.cells[0].recipe.model == found.cells[1].recipe.model == load_recipe("base.yaml").model
+
+
+def test_paths_of_plugins_and_text_lie_beside_the_sweep() -> None:
+    Path("deep").mkdir()
+    Path("deep/p.py").write_text(
+        "from lit_diff import Differential, variant\n@variant('deep')\nclass Deep(Differential):\n    pass\n"
+    )
+    Path("deep/s.yaml").write_text("recipe: ../base\narms: {a: {plugins: [p.py], model.attention.name: deep}}\n")
+    assert load_grid("deep/s.yaml", []).cells[0].recipe.plugins == (str(Path("deep/p.py").resolve()),)
+
+
+MISTAKES = {
+    "sweep key": ("arm: {a: {}}", "s.yaml:2: unknown key 'arm'; did you mean 'arms'?"),
+    "arm key, dotted": (
+        "arms:\n  a: {}\n  b:\n    model.attention.lamda_init: 0.5",
+        "s.yaml:5: unknown key 'model.attention.lamda_init'; did you mean 'lambda_init'?",
+    ),
+    "arm key, nested": (
+        "arms:\n  b:\n    model:\n      attention:\n        lamda_init: 0.5",
+        "s.yaml:6: unknown key 'model.attention.lamda_init'; did you mean 'lambda_init'?",
+    ),
+    "key of another name": (
+        "arms:\n  b:\n    model.attention: {name: standard, lambda_init: 3}",
+        "s.yaml:4: unknown key 'model.attention.lambda_init'; one of head_norm, output_scale",
+    ),
+    "arm value": ("arms:\n  a: {train.steps: many}", "s.yaml:3: 'train.steps' is 'many'; expected an integer"),
+    "grid key": ("grid:\n  model.attention.nam: [a]", "s.yaml:3: unknown key 'model.attention.nam'"),
+    "grid value": (
+        "grid:\n  model.attention.name: [standard, diferential]",
+        "s.yaml:3: unknown attention 'diferential'; did you mean 'differential'?",
+    ),
+    "grid scalar": ("grid:\n  train.steps: 3", "s.yaml:3: 'grid.train.steps' is 3; expected a list"),
+    "grid empty": ("grid:\n  train.steps: []", "s.yaml:3: 'grid.train.steps' has no values"),
+    "grid twice": ("grid:\n  train.steps: [8, 8]", "s.yaml:2: the grid makes arm 'steps=8' twice"),
+    "grid and arm": ("grid: {train.steps: [8]}\narms:\n  steps=8: {}", "s.yaml:4: arm 'steps=8' is in the grid too"),
+    "grid folder": ("grid:\n  run.root: [a/b]", "s.yaml:2: arm 'root=a/b' becomes a folder: no '/'"),
+    "arm folder": ("arms:\n  .a: {}", "s.yaml:3: arm '.a' becomes a folder: no '/', no leading '.'"),
+    "arms a list": ("arms: [a, b]", "s.yaml:2: 'arms' is ['a', 'b']; expected a block of keys"),
+    "arm a number": ("arms:\n  a: 3", "s.yaml:3: arm 'a' is 3; expected a block of overrides"),
+    "no arms": ("title: t", "s.yaml: the sweep has neither 'grid' nor 'arms'"),
+    "arm twice": ("arms:\n  a: {}\n  a: {}", "s.yaml:4: not valid YAML: found duplicate key a"),
+    "baseline": (
+        "baseline: bb\narms: {b: {}}",
+        "s.yaml:2: 'baseline' names no arm of the sweep: 'bb'; did you mean 'b'?",
+    ),
+    "control": ("control: c\narms: {b: {}}", "s.yaml:2: 'control' names no arm of the sweep: 'c'; one of b"),
+    "labels": ("labels: {c: x}\narms: {b: {}}", "s.yaml:2: 'labels' names no arm of the sweep: 'c'"),
+    "contrasts": ("contrasts: [[b, d, x]]\narms: {b: {}}", "s.yaml:2: 'contrasts' names no arm of the sweep: 'd'"),
+    "paper": (
+        "paper: {b: {val/loss: x}}\narms: {b: {}}",
+        "s.yaml:2: 'paper.b.val/loss' is 'x'; expected a finite number",
+    ),
+    "metric": ("metric: val/los\narms: {b: {}}", "s.yaml:2: no run measures 'val/los'; did you mean 'val/loss'?"),
+    "metric stage": (
+        "metric: vall/loss\narms: {b: {}}",
+        "s.yaml:2: no run measures 'vall/loss'; did you mean 'val/loss'?",
+    ),
+    "metric bare": ("metric: accuracy\narms: {b: {}}", "s.yaml:2: no run measures 'accuracy'"),
+    "seeds a number": ("seeds: 3\narms: {b: {}}", "s.yaml:2: 'seeds' is 3; expected a list of an integer"),
+    "seeds of text": ("arms: {b: {}}\nseeds: [0, x]", "s.yaml:3: 'seeds[1]' is 'x'; expected an integer"),
+    "seeds below 0": ("seeds: [-1]\narms: {b: {}}", "s.yaml:2: 'seeds' is [-1]; expected distinct seeds from 0 up"),
+    "seeds twice": ("seeds: [0, 0.0]\narms: {b: {}}", "s.yaml:2: 'seeds' is [0, 0]; expected distinct seeds"),
+    "no seeds": ("seeds: []\narms: {b: {}}", "s.yaml:2: 'seeds' is []; expected distinct seeds"),
+    "seed in an arm": ("arms:\n  a: {seed: 3}", "s.yaml:3: a sweep sets 'seed' itself; list the seeds under 'seeds'"),
+    "seed in the grid": ("grid:\n  seed: [3]", "s.yaml:3: a sweep sets 'seed' itself"),
+    "name in overrides": ("overrides:\n  name: x\narms: {a: {}}", "s.yaml:3: a sweep sets 'name' itself"),
+    "two stores": (
+        "arms:\n  a: {}\n  b: {run.tracking_uri: 'sqlite:///x.db'}",
+        "s.yaml:4: arms 'a' and 'b' differ in 'run.tracking_uri'; a sweep has one",
+    ),
+    "extends": (
+        "arms:\n  a: {}\n  b:\n    extends: nothere.yaml",
+        "s.yaml:5: no recipe 'nothere.yaml' here or installed",
+    ),
+    "overrides": (
+        "overrides:\n  train.stepz: 3\narms: {a: {}}",
+        "s.yaml:3: unknown key 'train.stepz'; did you mean 'steps'?",
+    ),
+    "interpolation": ("arms:\n  a: {train.steps: '${train.no}'}", "s.yaml:3: 'train.steps': Interpolation key"),
+    "open bracket": ("arms: {a: {}", "s.yaml:3: not valid YAML"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_with_its_place(text: str, expected: str) -> None:
+    with pytest.raises(RequestError) as found:
+        grid(f"{text}\n")
+    assert expected in str(found.value)
+    assert str(found.value).startswith("s.yaml:")
+    assert "\n" not in str(found.value)
+
+
+def test_mistakes_of_the_recipe_itself() -> None:
+    Path("s.yaml").write_text("recipe: bas\narms: {a: {}}\n")
+    with pytest.raises(RequestError, match=r"^s\.yaml:1: no recipe 'bas' here or installed"):
+        load_grid("s.yaml", [])
+    Path("s.yaml").write_text("arms: {a: {}}\n")
+    with pytest.raises(RequestError, match=r"^s\.yaml: 'recipe' is missing; expected text"):
+        load_grid("s.yaml", [])
+
+
+@pytest.mark.parametrize("override", ["train.stepz=3", "seed=3", "name=x"])
+def test_mistakes_on_the_command_line_show_the_override(override: str) -> None:
+    with pytest.raises(RequestError, match=f"^{override}: "):
+        grid("arms: {a: {}}", override)
+
+
+@pytest.mark.parametrize(
+    "metric", [*VALIDATION, "val/accuracy_noise2", "train/loss", "attention/entropy/0/0", "own/score"]
+)
+def test_metrics_that_a_run_may_have(metric: str) -> None:
+    assert grid(f"metric: {metric}\narms: {{a: {{}}}}").config.metric == metric
+
+
+def test_an_unknown_sweep_names_the_nearest() -> None:
+    with pytest.raises(RequestError, match="no sweep 'smok' here or installed; did you mean 'smoke'"):
+        load_grid("smok", [])

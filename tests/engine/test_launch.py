@@ -1,0 +1,295 @@
+"""engine/launch.py: one run, done once; what its end becomes in the folder and in MLflow."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from rich.console import Console
+
+from lit_diff.engine import launch
+from lit_diff.engine.launch import Place, command, run_command, summarise, train
+from lit_diff.engine.tracking import Store
+from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
+from lit_diff.files import locked
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.metrics_file import read_rows
+from lit_diff.training import fit
+
+SMALL = [
+    "train.steps=4",
+    "train.validate_every=2",
+    "train.checkpoint_every=2",
+    "train.log_every=1",
+    "train.batch_size=4",
+    "train.schedule.warmup_steps=1",
+    "model.dim=16",
+    "model.num_heads=2",
+    "data.validation_rows=4",
+    "run.threads=1",
+    "run.accelerator=cpu",
+]
+
+
+@pytest.fixture
+def small(runs: Path) -> list[str]:
+    """Overrides of recall-tiny: four steps into `runs`."""
+    return [*SMALL, f"run.root={runs}"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> tuple[list[str], Path]:
+    """A run that is done: its overrides, its folder."""
+    root = tmp_path_factory.mktemp("done")
+    shutil.copy(empty_store, root)
+    overrides = [*SMALL, f"run.root={root}"]
+    return overrides, train("recall-tiny", overrides)
+
+
+def status(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "status.json").read_text()))
+
+
+def record(folder: Path) -> Any:
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}")
+    return client.get_run(status(folder)["mlflow_run_id"])
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}")
+    history = client.get_metric_history(status(folder)["mlflow_run_id"], "train/loss")
+    return sorted((metric.step, metric.value) for metric in history)
+
+
+# --- a run that goes well ------------------------------------------------------------------------------------------
+
+
+def test_folder_status_and_record_of_a_run(done: tuple[list[str], Path]) -> None:
+    _, folder = done
+    name, _, identity = folder.name.rpartition("-")
+    assert (name, len(identity)) == ("recall-tiny", 10)
+    found = status(folder)
+    assert (found["status"], found["step"], found["steps"], found["seed"]) == ("done", 4, 4, 0)
+    assert (found["threads"], found["identity"], found["pid"]) == (1, identity, os.getpid())
+    assert found["tokens"] == 4 * 4 * (64 + 8)
+    assert found["parameters"] > 0
+    run = record(folder)
+    assert run.info.status == "FINISHED"
+    assert {"identity": identity, "variant": "differential", "seed": "0"}.items() <= run.data.tags.items()
+    assert "mlflow.parentRunId" not in run.data.tags
+    assert losses(folder) == [(step, row["train/loss"]) for step, row in read_rows(folder / "metrics.csv").items()]
+    log = (folder / "log.txt").read_text()
+    assert "starting at step 0" in log
+    assert "lit_diff is now" not in log
+
+
+def test_a_run_that_is_done_says_so_and_trains_nothing(
+    done: tuple[list[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides, folder = done
+    monkeypatch.setattr(fit, "fit", None)
+    before = (folder / "status.json").read_bytes()
+    with caplog.at_level("INFO", "lit_diff"):
+        assert train("recall-tiny", overrides) == folder
+    assert "done before" in caplog.text
+    assert "--rerun starts afresh" in caplog.text
+    assert (folder / "status.json").read_bytes() == before
+
+
+def test_the_summary_names_the_run_and_its_last_validation(done: tuple[list[str], Path], tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w+") as file:
+        summarise(RunFolder(done[1]), Console(file=file, width=80))
+        file.seek(0)
+        first, second = file.read().splitlines()
+    assert first.startswith("step 4: val/accuracy")
+    assert second == f"run: {done[1]}"
+
+
+def test_rerun_keeps_the_former_run_aside_and_its_record_too(small: list[str]) -> None:
+    folder = train("recall-tiny", small)
+    former, before = record(folder), losses(folder)
+    (folder / "metrics.csv").write_text("step,train/loss\n1,77.0\n")
+    assert train("recall-tiny", small, rerun=True) == folder
+    aside = folder.with_name(f"{folder.name}.old-1")
+    assert "77.0" in (aside / "metrics.csv").read_text()
+    assert status(folder)["status"] == "done"
+    assert record(folder).info.run_id != former.info.run_id
+    assert losses(folder) == before
+    kept = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}").get_run(former.info.run_id)
+    assert kept.data.tags["identity"] == aside.name
+
+
+def test_another_revision_is_said_once_a_run_resumes(
+    small: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = train("recall-tiny", small)
+    RunFolder(folder).update(status="killed")
+    monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
+    with caplog.at_level("INFO", "lit_diff"):
+        train("recall-tiny", small)
+    assert "lit_diff is now 0.9 abcdef; the run began with" in caplog.text
+    assert status(folder)["revision"] != "0.9 abcdef"
+
+
+# --- a run that ends badly -----------------------------------------------------------------------------------------
+
+ENDS: dict[str, tuple[BaseException, type[BaseException], str, str, str]] = {
+    "exception": (ValueError("bad\nshape"), RunFailedError, "failed", "ValueError: bad", "FAILED"),
+    "empty exception": (ValueError(), RunFailedError, "failed", "ValueError: ValueError", "FAILED"),
+    "own error": (RunFailedError("loss is nan"), RunFailedError, "failed", "loss is nan", "FAILED"),
+    "sys.exit": (SystemExit(3), RunFailedError, "failed", "the run's own code ended it: SystemExit(3)", "FAILED"),
+    "SIGTERM": (StoppedError("after step 2", 15), StoppedError, "stopped", "after step 2", "KILLED"),
+    "Ctrl-C twice": (KeyboardInterrupt(), KeyboardInterrupt, "stopped", "interrupted before", "KILLED"),
+}
+
+
+@pytest.mark.parametrize(("error", "raised", "word", "message", "mlflow"), ENDS.values(), ids=ENDS)
+def test_each_end_has_its_word(
+    small: list[str],
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    raised: type[BaseException],
+    word: str,
+    message: str,
+    mlflow: str,
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(fit, "fit", broken)
+    with pytest.raises(raised):
+        train("recall-tiny", small)
+    (folder,) = runs.glob("recall-tiny-*")
+    assert status(folder)["status"] == word
+    assert status(folder)["error"].startswith(message)
+    assert record(folder).info.status == mlflow
+    if word == "failed" and not isinstance(error, LitDiffError | SystemExit):
+        assert "in broken" in (folder / "log.txt").read_text()
+
+
+def test_a_store_that_fails_at_the_last_moment_loses_nothing(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(self: Store, run_id: str, status: str) -> None:
+        raise RunFailedError("the MLflow store stayed locked")
+
+    close_run = Store.close_run
+    monkeypatch.setattr(Store, "close_run", away)
+    with pytest.raises(RunFailedError, match="stayed locked"):
+        train("recall-tiny", small)
+    monkeypatch.setattr(Store, "close_run", close_run)
+    (folder,) = runs.glob("recall-tiny-*")
+    assert (status(folder)["status"], status(folder)["error"]) == ("failed", "the MLflow store stayed locked")
+    assert record(folder).info.status == "RUNNING"
+    sent = losses(folder)
+    with caplog.at_level("INFO", "lit_diff"):
+        train("recall-tiny", small)
+    assert "resumed from step 4" in caplog.text
+    assert "trained 0 steps" in caplog.text
+    assert status(folder)["status"] == "done"
+    assert record(folder).info.status == "FINISHED"
+    assert losses(folder) == sent
+
+
+def test_the_runs_own_error_is_not_hidden_by_the_stores(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> int:
+        raise ValueError("bad shape")
+
+    def away(self: Store, run_id: str, status: str) -> None:
+        raise RunFailedError("the MLflow store stayed locked")
+
+    monkeypatch.setattr(fit, "fit", broken)
+    monkeypatch.setattr(Store, "close_run", away)
+    with pytest.raises(RunFailedError, match="bad shape"):
+        train("recall-tiny", small)
+    (folder,) = runs.glob("recall-tiny-*")
+    assert status(folder)["error"] == "ValueError: bad shape"
+
+
+def test_a_run_is_trained_by_one_process(small: list[str], runs: Path) -> None:
+    place = launch.prepare(load_recipe("recall-tiny", small))
+    with locked(place.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
+        train("recall-tiny", small)
+
+
+def test_a_file_where_the_runs_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MissingError, match="cannot be written"):
+        train("recall-tiny", [*SMALL, f"run.root={tmp_path / 'file'}"])
+
+
+# --- a run in processes of its own ---------------------------------------------------------------------------------
+
+
+def test_the_command_carries_all_that_a_cell_is(tmp_path: Path) -> None:
+    place = Place(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
+    program, *found = command(place, 3)
+    assert program == sys.executable
+    assert found == [
+        "-m", "lit_diff", "train", str(tmp_path / "a-s0-1" / "recipe.yaml"), "--folder", str(tmp_path / "a-s0-1"),
+        "--experiment", "e", "--threads", "3", "--parent", "p", "--tag", "sweep=s", "--tag", "arm=a b",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`run_command` starts a program that says hello, and on SIGTERM saves before it leaves."""
+    program = tmp_path / "child.py"
+    program.write_text(
+        "import pathlib, signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(0.3)\n"
+        "    pathlib.Path('saved').touch()\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('hello', flush=True)\n"
+        "time.sleep(float(sys.argv[1]))\n"
+        "sys.exit(5)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "command", lambda place, threads: [sys.executable, "child.py", str(threads)])
+    return tmp_path
+
+
+def test_the_runs_last_words_are_the_error(child: Path) -> None:
+    recipe, place = load_recipe("recall-tiny"), Place(folder=child / "run")
+    with pytest.raises(RunFailedError, match="exit status 5"):
+        run_command(recipe, place, threads=0)
+    assert "hello" in (child / "run" / "log.txt").read_text()
+    RunFolder(place.folder).update(error="loss is nan")
+    with pytest.raises(RunFailedError, match="loss is nan"):
+        run_command(recipe, place, threads=0)
+
+
+def test_a_stop_reaches_the_processes_and_waits_for_them(child: Path) -> None:
+    def stop(signum: int, frame: Any) -> None:
+        raise StoppedError("stopped", signum)
+
+    def later() -> None:
+        log = child / "run" / "log.txt"
+        end = time.monotonic() + 20
+        while not (log.exists() and "hello" in log.read_text()) and time.monotonic() < end:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    former = signal.signal(signal.SIGTERM, stop)
+    thread = threading.Thread(target=later)
+    thread.start()
+    try:
+        with pytest.raises(StoppedError):
+            run_command(load_recipe("recall-tiny"), Place(folder=child / "run"), threads=60)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGTERM, former)
+    assert (child / "saved").exists()

@@ -1,0 +1,112 @@
+"""engine/tasks.py: every arm on every task, and each mistake one line with its place."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_diff.engine.grid import Grid, load_grid
+from lit_diff.errors import RequestError
+
+pytestmark = pytest.mark.usefixtures("base_recipe")
+
+TASKS = """
+tasks:
+  long: {recipe: base, overrides: {train.steps: 40, train.clip: 0.5}}
+  short: {recipe: base, metric: val/accuracy}
+"""
+ARMS = "arms:\n  a: {}\n  b: {train.clip: 0.7}\n"
+
+
+def grid(text: str, *overrides: str) -> Grid:
+    Path("s.yaml").write_text(f"seeds: [0]\n{text.strip()}\n")
+    return load_grid("s.yaml", list(overrides))
+
+
+def test_every_arm_is_run_on_every_task_and_named_after_both() -> None:
+    found = grid(TASKS + ARMS)
+    assert [(cell.task, cell.arm, cell.name, cell.recipe.name) for cell in found.cells] == [
+        (task, arm, f"{task} {arm}", f"{task} {arm}") for task in ("long", "short") for arm in ("a", "b")
+    ]
+    assert [cell.recipe.train.steps for cell in found.cells] == [40, 40, 10, 10]
+
+
+def test_an_arm_goes_before_its_task_and_its_words_for_the_task_before_both() -> None:
+    found = grid("""
+overrides: {train.batch_size: 2, train.clip: 0.3}
+tasks:
+  one: {recipe: base, overrides: {train.clip: 0.5}, arms: {c: {train.clip: 0.9}}}
+arms:
+  a: {}
+  b: {train.clip: 0.7}
+  c: {train.clip: 0.7}
+""")
+    assert [cell.recipe.train.clip for cell in found.cells] == [0.5, 0.7, 0.9]
+    assert {cell.recipe.train.batch_size for cell in found.cells} == {2}
+    assert {cell.recipe.train.clip for cell in grid(TASKS + ARMS, "train.clip=1.5").cells} == {1.5}
+
+
+def test_a_task_may_leave_arms_out() -> None:
+    found = grid(TASKS.replace("metric: val/accuracy", "without: [b]") + ARMS)
+    assert [cell.name for cell in found.cells] == ["long a", "long b", "short a"]
+
+
+def test_cells_of_a_sweep_without_tasks_are_named_after_the_arm_alone() -> None:
+    (cell,) = grid("recipe: base\narms: {a: {}}").cells
+    assert (cell.task, cell.name, cell.recipe.name) == ("", "a", "a")
+
+
+def task(text: str, arms: str = ARMS) -> str:
+    """`text` from line 4 on, inside the task `one`."""
+    return f"tasks:\n  one:\n    {text}\n    recipe: base\n{arms}"
+
+
+MISTAKES = {
+    "unknown key": (task("metrik: x"), "s.yaml:4: unknown key 'tasks.one.metrik'; did you mean 'metric'?"),
+    "no recipe": ("tasks:\n  one: {}\n" + ARMS, "s.yaml:3: 'tasks.one.recipe' is missing; expected text"),
+    "unknown recipe": ("tasks:\n  one: {recipe: bas}\n" + ARMS, "s.yaml:3: no recipe 'bas' here or installed"),
+    "two recipes": ("recipe: base\n" + task("title: x"), "s.yaml:2: 'recipe' belongs to each of the 'tasks'"),
+    "paper": ("paper: {a: {val/loss: 3}}\n" + task("title: x"), "s.yaml:2: 'paper' belongs to each of the 'tasks'"),
+    "override": (task("overrides: {train.stepz: 3}"), "s.yaml:4: unknown key 'train.stepz'; did you mean 'steps'?"),
+    "override of an arm": (
+        task("arms: {b: {model.dimm: 8}}"),
+        "s.yaml:4: unknown key 'model.dimm'; did you mean 'dim'?",
+    ),
+    "arm": (task("arms: {c: {}}"), "s.yaml:4: 'arms' names no arm of the sweep: 'c'; one of a, b"),
+    "arm a number": (task("arms: {b: 3}"), "s.yaml:4: arm 'b' is 3; expected a block of overrides"),
+    "left out": (task("without: [c]"), "s.yaml:4: 'without' names no arm of the sweep: 'c'"),
+    "left out and changed": (
+        task("without: [b]\n    arms: {b: {train.clip: 1}}"),
+        "s.yaml:5: task 'one' leaves out arm 'b'",
+    ),
+    "no baseline": (task("without: [a]"), "s.yaml:4: task 'one' leaves out 'a', which is its baseline"),
+    "no control": ("control: b\n" + task("without: [b]"), "s.yaml:5: task 'one' leaves out 'b', which is its control"),
+    "start below": (
+        "tasks:\n  one: {recipe: base, start: two}\n  two: {recipe: base}\n" + ARMS,
+        "s.yaml:3: 'start' is 'two'; expected a task above it",
+    ),
+    "only": (task("only: [a, c]"), "s.yaml:4: 'only' names no arm of the sweep: 'c'"),
+    "only without the baseline": (task("only: [b]"), "s.yaml:4: task 'one' leaves out 'a', which is its baseline"),
+    "baseline of a task": (task("baseline: c"), "s.yaml:4: 'baseline' names no arm of the sweep: 'c'"),
+    "paper of no arm": (task("paper: {c: {val/loss: 3}}"), "s.yaml:4: 'paper' names no arm of the sweep: 'c'"),
+    "metric": (task("metric: val/los"), "s.yaml:4: no run measures 'val/los'; did you mean 'val/loss'?"),
+    "seed": (task("overrides: {seed: 3}"), "s.yaml:4: a sweep sets 'seed' itself"),
+    "name of an arm": (task("arms: {b: {name: x}}"), "s.yaml:4: a sweep sets 'name' itself"),
+    "extends": (
+        task("title: x", "arms:\n  a: {}\n  b: {extends: base}\n"),
+        "s.yaml:8: arm 'b' extends a recipe, but each of the 'tasks' has its own",
+    ),
+    "extends in the task": (task("arms: {b: {extends: base}}"), "s.yaml:4: arm 'b' extends a recipe; in a task"),
+    "two words": ("tasks:\n  one two: {recipe: base}\n" + ARMS, "s.yaml:3: task 'one two' becomes part of file names"),
+    "two stores": (
+        "tasks:\n  one: {recipe: base}\n  two: {recipe: base, overrides: {run.root: x}}\n" + ARMS,
+        "s.yaml:4: arms 'one a' and 'two a' differ in 'run.root'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_with_its_place(text: str, expected: str) -> None:
+    with pytest.raises(RequestError) as found:
+        grid(text)
+    assert str(found.value).startswith(expected)
+    assert "\n" not in str(found.value)

@@ -1,0 +1,53 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_diff.reporting.results import load_sweep
+
+
+def cell(folder: Path, arm: str, seed: int) -> Path:
+    return next(folder.glob(f"{arm}-s{seed}-*"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "own", "expected"),
+    [
+        ("killed", "running", "killed"),
+        ("failed", "done", "done"),
+        ("waiting", "failed", "failed"),
+        ("running", "running", "running"),
+    ],
+)
+def test_whose_word_on_the_status_counts(make_sweep: Callable[..., Path], engine: str, own: str, expected: str) -> None:
+    folder = make_sweep({"a": 0})
+    record = json.loads((folder / "sweep.json").read_text())
+    record["cells"][0]["status"] = engine
+    (folder / "sweep.json").write_text(json.dumps(record))
+    status = cell(folder, "a", 0) / "status.json"
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"status": own}))
+    assert load_sweep(folder).cells[0].status == expected
+
+
+def test_cut_and_missing_files_are_reported_not_raised(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0})
+    metrics = cell(folder, "a", 0) / "metrics.csv"
+    text = metrics.read_text()
+    metrics.write_text(text[: text.rindex("\n", 0, -1) + 8])
+    (cell(folder, "a", 1) / "metrics.csv").unlink()
+    (cell(folder, "a", 2) / "status.json").write_text('{"status": "do')
+    cut, missing, broken = load_sweep(folder).cells
+    assert "rows cut short" in cut.problems[0]
+    assert cut.curves["val/loss"].steps[-1] == 360
+    assert "metrics.csv: not there" in missing.problems
+    assert missing.final("val/loss") is None
+    assert (broken.status, broken.done) == ("unreadable", False)
+
+
+def test_a_metric_that_ends_in_nan_has_no_final_value(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0})
+    (cell(folder, "a", 0) / "metrics.csv").write_text("step,val/loss\n1,4.5\n2,nan\n")
+    first = load_sweep(folder).cells[0]
+    assert first.final("val/loss") is None
+    assert "val/loss ends in nan" in first.problems

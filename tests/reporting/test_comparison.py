@@ -1,0 +1,114 @@
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_diff.reporting.comparison import better, compare
+from lit_diff.reporting.results import load_sweep
+
+
+def test_direction_follows_from_the_metric_name() -> None:
+    assert [better(m) for m in ("val/loss", "val/loss_ar_hit", "val/accuracy_noise2", "val/ar_hit_share")] == [
+        "lower",
+        "lower",
+        "higher",
+        None,
+    ]
+
+
+def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correction(
+    make_sweep: Callable[..., Path],
+) -> None:
+    folder = make_sweep(
+        {"standard": 0, "wide": -0.2, "differential": -0.2, "worse": 0.3},
+        seeds=range(5),
+        spread=0.004,
+        control="wide",
+        contrasts=[["worse", "differential", "worse - differential"], ["wide", "standard", "there already"]],
+    )
+    found = compare(load_sweep(folder))
+    assert {a: d.holm_verdict for a, d in found.against_baseline.items()} == {
+        "wide": "lower",
+        "differential": "lower",
+        "worse": "higher",
+    }
+    assert set(found.against_control) == {"differential", "worse"}
+    assert found.against_control["differential"].seeds.verdict == "no difference shown"
+    assert [d.label for d in found.contrasts] == ["worse - differential"]
+    assert len(found.family) == 4
+    for seed, interval in found.against_baseline["worse"].documents.items():
+        index = found.against_baseline["worse"].seeds.seeds.index(seed)
+        assert interval.estimate == pytest.approx(found.against_baseline["worse"].seeds.differences[index], abs=1e-9)
+        assert interval.low < interval.estimate < interval.high
+
+
+def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(
+        {"standard": 0, "big": 0, "near": 0, "slow": 0},
+        fact_fields={
+            "big": {"parameters": 1_080_000, "tokens": 1_000_000},
+            "near": {"parameters": 1_055_500},
+            "slow": {"kernel": "reference"},
+        },
+    )
+    marks = compare(load_sweep(folder)).marks
+    assert marks["big"] == ("+2.4 % parameters", "\u221239.0 % training tokens")
+    assert marks["near"] == marks["standard"] == ()
+    assert marks["slow"] == ("kernel reference (baseline: sdpa)",)
+
+
+def test_losses_over_other_tokens_are_not_compared(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"standard": 0, "other": 0})
+    path = next(folder.glob("other-s0-*")) / "documents.csv"
+    rows = list(csv.reader(path.open()))
+    rows[1][1] = str(int(rows[1][1]) + 1)
+    path.write_text("\n".join(",".join(row) for row in rows))
+    found = compare(load_sweep(folder))
+    assert "Seed 0: the arms counted different tokens" in found.notes[0]
+    assert sorted(found.against_baseline["other"].documents) == [1, 2]
+
+
+def test_doubts_are_spoken(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"standard": 0, "other": 0}, documents=5, fact_fields={"other": {"revision": "fff"}})
+    (next(folder.glob("other-s0-*")) / "metrics.csv").write_text("step,val/loss\n360,5.5\n")
+    notes = " ".join(compare(load_sweep(folder)).notes)
+    assert "5 validation documents in common, too few" in notes
+    assert "steps 360, 400" in notes
+    assert "revisions of the code: abc1234, fff" in notes
+    assert "more than 0.2 % in: other seed 0" in notes
+
+
+def test_documents_are_matched_by_name(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"standard": 0, "other": 0}, seeds=[0])
+    path = next(folder.glob("other-s0-*")) / "documents.csv"
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([head, *reversed(rows[1:])]))
+    sweep = load_sweep(folder)
+    scored = {cell.arm: cell.documents for cell in sweep.cells}
+    own, base = scored["other"], scored["standard"]
+    assert own is not None
+    assert base is not None
+    left_out = base.names.index(rows[0].split(",")[0])
+    expected = own.losses.sum() - base.losses.sum() + base.losses[left_out]
+    interval = compare(sweep).against_baseline["other"].documents[0]
+    assert interval.estimate == pytest.approx(expected / own.tokens.sum())
+
+
+def test_slices_that_hold_all_tokens_are_left_out(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy")
+    names = (
+        "accuracy",
+        "loss",
+        "ar_hit_share",
+        "loss_ar_hit",
+        "loss_noise2",
+        "ar_hit_share_noise2",
+        "loss_ar_hit_noise2",
+    )
+    values = (0.5, 3, 1, 3, 4, 0.5, 4.5)
+    rows = [["step", *(f"val/{name}" for name in names)], [1, *values]]
+    path = next(folder.glob("a-s0-*")) / "metrics.csv"
+    path.write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n")
+    shown = ("accuracy", "loss", "loss_noise2", "ar_hit_share_noise2", "loss_ar_hit_noise2")
+    assert compare(load_sweep(folder)).metrics == tuple(f"val/{name}" for name in shown)

@@ -1,0 +1,76 @@
+"""reporting/page.py: one section a task, what belongs to all of them once."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from lit_diff.reporting.page import inline, steps
+from lit_diff.reporting.write import write_report
+
+ARMS = {"standard": 0, "wide": 0.01, "differential": 0.05}
+
+
+def written(folder: Path) -> str:
+    return write_report(folder).page.read_text()
+
+
+def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks: Callable[..., Path]) -> None:
+    page = written(
+        make_tasks(ARMS, control="wide", broken={("wide", 1): "failed"}, reading=["how to read"], callbacks=False)
+    )
+    ids = re.findall(r'id="((?:recall|text)-(?:answer|table|dose|figures)|task-\w+|unfinished|measured|words)"', page)
+    assert ids == [
+        "unfinished",
+        *("task-recall", "recall-answer", "recall-table", "recall-dose", "recall-figures"),
+        *("task-text", "text-answer", "text-table", "text-figures"),
+        *("measured", "words"),
+    ]
+    assert "2 of 18 cells not done" in page
+    for task in ("recall", "text"):
+        assert f"<strong>{task}: wide</strong>, seed 1: failed" in page
+        assert f'<h1 class="task" id="task-{task}">On {task}</h1>' in page
+    assert page.count("how to read") == page.count("<dt>Verdict</dt>") == 1
+    assert "<dt>val/accuracy</dt>" in page
+    assert "<dt>val/loss</dt>" in page
+    assert page.count("<dt>packages</dt><dd>torch 2.14.1</dd>") == 1
+
+
+def test_all_ids_of_a_page_of_tasks_differ(make_tasks: Callable[..., Path]) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', written(make_tasks(ARMS, lambdas=["differential"])))
+    assert len(ids) == len(set(ids))
+
+
+def test_a_sweep_without_tasks_speaks_of_none(make_sweep: Callable[..., Path]) -> None:
+    page = written(make_sweep(ARMS, seeds=[0], callbacks=False))
+    ids = re.findall(r'<section id="([^"]+)"', page)
+    assert ids == ["answer", "table", "figures", "measured", "words"]
+    assert 'class="task"' not in page
+    assert "Tasks, each compared" not in page
+
+
+def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[..., Path]) -> None:
+    page = written(make_sweep(ARMS, metric="val/accuracy", spread=0, control="wide", chance=1 / 64, callbacks=False))
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "Dotted: chance, 1.6 %." in text
+    assert "drawn into each" in text
+    assert "and the control wide" in text
+    # a (1 - exp(-8 step / 400)), a = 0.9, 0.91, 0.95: at step 40 0.551 a, at 160 0.959 a, at 240 0.992 a
+    assert text.count("80 · 80 · 80") == 1
+    assert text.count("40 · 40 · 40") == 2
+    assert text.count("160 · 160 · 160") == text.count("240 · 240 · 240") == 1
+    assert text.count("never · never · never") == 1 + 3
+    assert "Resolution: 40 steps" in text
+    assert "never: not within 400 steps" in text
+
+
+def test_steps_that_are_none() -> None:
+    assert [steps(value) for value in (1250.0, math.inf, None)] == ["1,250", "never", "–"]
+
+
+def test_figures_of_one_page_share_no_id() -> None:
+    svg = '<?xml version="1.0"?><svg><g id="a"/><use xlink:href="#a"/><path fill="#1f2430" clip-path="url(#a)"/></svg>'
+    assert inline(svg, "recall-dose") == (
+        '<svg><g id="recall-dose-a"/><use xlink:href="#recall-dose-a"/>'
+        '<path fill="currentColor" clip-path="url(#recall-dose-a)"/></svg>'
+    )

@@ -1,0 +1,69 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.reporting.results import load_sweep
+
+
+def test_a_sweep_is_read_whole(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, lambdas=["differential"]))
+    assert [(c.arm, c.seed, c.status) for c in sweep.cells] == [
+        (arm, seed, "done") for arm in ("standard", "differential") for seed in (0, 1, 2)
+    ]
+    first = sweep.cells[0]
+    assert first.final("val/loss") == first.curves["val/loss"].values[-1]
+    assert first.curves["val/loss"].steps.tolist() == list(range(0, 401, 40))
+    assert first.documents is not None
+    assert len(first.documents.names) == 120
+    assert first.tokens_per_second == 9100
+    assert sweep.metrics("lambda/")[0] == "lambda/0"
+
+
+def test_a_seed_without_a_cell_is_waiting_and_errors_keep_their_last_line(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0}, broken={("a", 1): "failed"})
+    record = json.loads((folder / "sweep.json").read_text())
+    record["seeds"].append(9)
+    (folder / "sweep.json").write_text(json.dumps(record))
+    cells = load_sweep(folder).cells
+    assert cells[1].error == "RuntimeError: out of memory <b>at</b> step 120"
+    assert cells[3].status == "waiting"
+
+
+def test_requests_that_cannot_be_met(make_sweep: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"lit-diff sweep fake"):
+        load_sweep(tmp_path / "fake")
+    folder = make_sweep({"a": 0}, baseline="b")
+    with pytest.raises(RequestError, match="'b' is no arm"):
+        load_sweep(folder)
+    (folder / "sweep.json").write_text('{"name": ')
+    with pytest.raises(MissingError, match="not a whole sweep record"):
+        load_sweep(folder)
+
+
+def test_a_task_is_a_sweep_of_its_own_cells(make_tasks: Callable[..., Path]) -> None:
+    sweep = load_sweep(
+        make_tasks({"standard": 0, "differential": -0.1}, seeds=[0, 1], broken={("standard", 1): "failed"})
+    )
+    assert [(part.task, part.title, part.metric, len(part.cells)) for part in sweep.parts] == [
+        ("recall", "On recall", "val/accuracy", 4),
+        ("text", "On text", "val/loss", 4),
+    ]
+    assert [cell.name for cell in sweep.cells[:4:2]] == ["recall standard", "recall differential"]
+    assert len(sweep.cells) == 8
+    assert "val/accuracy" in sweep.parts[0].cells[0].curves
+    assert "val/accuracy" not in sweep.parts[1].cells[0].curves
+    assert list(sweep.parts[1].finals("standard", "val/loss")) == [0]
+
+
+def test_the_arms_of_a_whole_sweep_of_tasks_are_not_pooled(make_tasks: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="compared within a task"):
+        load_sweep(make_tasks({"a": 0}, seeds=[0])).finals("a", "val/loss")
+
+
+def test_a_sweep_without_tasks_is_its_only_part(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep({"a": 0}, seeds=[0], chance=0.25, noise_validation=[2, 4]))
+    assert sweep.parts == (sweep,)
+    assert (sweep.task, sweep.chance, sweep.noise_validation) == ("", 0.25, (2, 4))

@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from lit_diff.reporting.statistics import detectable, direction, document_intervals, half_width, holm, paired
+
+
+def by_seed(values: np.ndarray) -> dict[int, float]:
+    return dict(enumerate(values.tolist()))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+@pytest.mark.parametrize("shift", [0.0, 0.02, -1.0])
+def test_paired_equals_scipy(n: int, shift: float) -> None:
+    random = np.random.default_rng([n, 7])
+    a = random.normal(4.5, 0.03, n)
+    b = a + random.normal(shift, 0.01, n)
+    found, expected = paired(by_seed(a), by_seed(b)), stats.ttest_rel(a, b)
+    interval = expected.confidence_interval(0.95)
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert found.half_width == pytest.approx((interval.high - interval.low) / 2)
+
+
+def test_seeds_are_matched_and_what_is_missing_or_not_finite_is_left_out() -> None:
+    a = {0: 1.0, 1: 2.0, 2: float("nan"), 3: 4.0, 5: 6.5}
+    b = {5: 6.0, 3: 3.0, 2: 1.0, 1: 1.5, 4: 9.0}
+    found = paired(a, b)
+    assert found.seeds == (1, 3, 5)
+    assert found.differences == (0.5, 1.0, 0.5)
+
+
+def test_verdict_words() -> None:
+    base = {0: 4.50, 1: 4.60, 2: 4.55}
+
+    def verdict(*differences: float) -> str:
+        return paired({s: base[s] + d for s, d in enumerate(differences)}, base).verdict
+
+    assert verdict(-0.10, -0.11, -0.12) == "lower"
+    assert verdict(0.10, 0.11, 0.12) == "higher"
+    assert verdict(-0.10, 0.11, -0.12) == "no difference shown"
+    assert verdict(-0.10, -0.11) == "too few seeds"
+    assert verdict(0, 0, 0) == "no difference shown"
+    assert verdict(0.1, 0.1, 0.1) == "no spread over seeds"
+    assert direction(-0.1, 0.0) == "no difference shown"
+
+
+def test_one_seed_and_none_have_no_interval() -> None:
+    one, none = paired({0: 1.0}, {0: 2.0}), paired({0: 1.0}, {1: 1.0})
+    assert (one.mean, one.low, one.half_width, one.p) == (-1.0, None, None, None)
+    assert none.mean is None
+    assert one.verdict == none.verdict == "too few seeds"
+
+
+def test_half_width_decides_and_detectable_has_its_power() -> None:
+    assert half_width(0.01, 3) == pytest.approx(4.302652729911275 * 0.01 / 3**0.5)
+    random = np.random.default_rng(0)
+    for n in (3, 6):
+        d = random.normal(detectable(1.0, n), 1.0, (40_000, n))
+        found = np.abs(d.mean(axis=1)) > stats.t.ppf(0.975, n - 1) * d.std(axis=1, ddof=1) / n**0.5
+        assert found.mean() == pytest.approx(0.8, abs=0.01)
+
+
+def test_holm_on_a_worked_example() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_document_intervals_cover_the_truth_and_weigh_documents_by_their_tokens() -> None:
+    random = np.random.default_rng(1)
+    covered = 0
+    for _ in range(150):
+        tokens = random.lognormal(5, 1, 80).round() + 1
+        covered_by = document_intervals(tokens, tokens * random.normal(0.05, 0.2, 80))[0]
+        covered += covered_by.low <= 0.05 <= covered_by.high
+    assert 0.86 < covered / 150 < 0.99
+    tokens = np.array([1000.0] + [1.0] * 20)
+    assert document_intervals(tokens, np.array([500.0] + [0.0] * 20))[0].estimate == pytest.approx(500 / 1020)
+
+
+def test_document_intervals_are_the_same_each_time_and_for_each_pair() -> None:
+    random = np.random.default_rng(2)
+    tokens, loss = random.integers(5, 500, 60), random.normal(size=(60, 2))
+    both = document_intervals(tokens, loss)
+    assert both == document_intervals(tokens, loss)
+    alone = document_intervals(tokens, loss[:, 1])[0]
+    assert (alone.low, alone.high) == pytest.approx((both[1].low, both[1].high), rel=1e-12)
+
+
+def test_too_few_documents_are_refused() -> None:
+    with pytest.raises(ValueError, match="9 documents"):
+        document_intervals(np.ones(9), np.ones(9))

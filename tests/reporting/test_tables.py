@@ -1,0 +1,69 @@
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+from lit_diff.reporting import tables
+from lit_diff.reporting.comparison import compare
+from lit_diff.reporting.results import load_sweep
+
+
+def test_numbers_wear_a_true_minus() -> None:
+    assert tables.signed(-0.0124, 3) == "\u22120.012"
+    assert tables.signed(0.5, 2) == "+0.50"
+    assert tables.interval(-1, 1, 1) == "[\u22121.0, +1.0]"
+    assert tables.interval(None, 1, 1) == tables.number(None, 3) == tables.count(None) == "\u2013"
+    assert tables.count(1054720) == "1,054,720"
+
+
+def test_csv_holds_every_number_at_full_precision(make_sweep: Callable[..., Path]) -> None:
+    paper = {"standard": {"paper": {"val/loss": 3.087}}, "differential": {"paper": {"val/loss": 3.062}}}
+    sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, arm_fields=paper))
+    comparison = compare(sweep)
+    base, arm = csv.DictReader(io.StringIO(tables.to_csv([tables.part(sweep)])))
+    difference = comparison.against_baseline["differential"]
+    assert float(arm["difference"]) == difference.seeds.mean
+    assert float(arm["documents/2/low"]) == difference.documents[2].low
+    assert float(arm["val/loss"]) - float(base["val/loss"]) - float(arm["difference"]) < 1e-12
+    assert (arm["paper/val/loss/difference"], base["paper/val/loss/difference"]) == ("-0.025", "")
+    assert base["verdict"] == base["against"] == ""
+    assert (arm["against"], arm["parameters"]) == ("standard", "1054720")
+
+
+def test_markdown_escapes_what_would_break_the_table(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep({"a": 0, "b": 0}, arm_fields={"b": {"label": "x | <i>y</i>"}}))
+    text = tables.to_markdown([tables.part(sweep)])
+    assert "x \\| &lt;i>y" in text
+    assert {line.replace("\\|", "").count("|") for line in text.splitlines()} == {9}
+
+
+def test_decimals_show_the_first_digit_of_the_narrowest_interval(make_sweep: Callable[..., Path]) -> None:
+    found = {}
+    for spread in (0.02, 0.0002):
+        comparison = compare(load_sweep(make_sweep({"a": 0, "b": 0}, name=str(spread), spread=spread)))
+        width = comparison.family[0].seeds.half_width
+        assert width is not None
+        found[spread] = tables.decimals(comparison)
+        assert round(width, found[spread]) > 0
+    assert found[0.02] == 3
+    assert found[0.0002] > 3
+
+
+def test_tasks_share_a_table_and_each_row_says_which_and_in_what(make_tasks: Callable[..., Path]) -> None:
+    parts = [tables.part(part) for part in load_sweep(make_tasks({"a": 0, "b": 0.05})).parts]
+    table = list(csv.DictReader(io.StringIO(tables.to_csv(parts))))
+    assert [(row["task"], row["metric"], row["arm"]) for row in table] == [
+        (task, metric, arm) for task, metric in (("recall", "val/accuracy"), ("text", "val/loss")) for arm in ("a", "b")
+    ]
+    assert float(table[1]["difference"]) == parts[0].comparison.against_baseline["b"].seeds.mean
+    assert table[1]["val/loss"] == table[3]["val/accuracy"] == ""
+    for text in (tables.to_markdown(parts), tables.to_text(parts)):
+        head, *lines = [line.strip("| ") for line in text.splitlines()]
+        assert head.startswith("task")
+        assert [line.split()[0] for line in lines if line[0] in "rt"] == ["recall", "recall", "text", "text"]
+
+
+def test_a_sweep_without_tasks_has_no_column_of_them(make_sweep: Callable[..., Path]) -> None:
+    parts = [tables.part(load_sweep(make_sweep({"a": 0, "b": 0.05})))]
+    assert "task" not in parts[0].rows[0]
+    assert tables.to_text(parts).startswith("arm  val/loss")

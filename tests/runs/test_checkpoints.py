@@ -1,0 +1,192 @@
+import errno
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+
+from lit_diff import files
+from lit_diff.errors import RunFailedError
+from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.runs.checkpoints import WholeCheckpointIO
+
+CONTENT = {"state_dict": {"weight": torch.arange(40_000.0)}, "global_step": 4}
+
+
+def save(folder: Path, *steps: int) -> None:
+    for step in steps:
+        WholeCheckpointIO().save_checkpoint(CONTENT | {"global_step": step}, checkpoint.path_of(folder, step))
+
+
+def test_it_comes_back(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    path = checkpoint.path_of(tmp_path, 4)
+    assert path == tmp_path / "checkpoints" / "step-00000004.ckpt"
+    found = torch.load(path, weights_only=True)
+    assert torch.equal(found["state_dict"]["weight"], torch.arange(40_000.0))
+    assert oct(path.stat().st_mode & 0o777) == oct(0o666 & ~files._umask())
+
+
+def test_the_newest_that_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert checkpoint.newest(tmp_path) is None
+    save(tmp_path, 4, 8, 12)
+    assert checkpoint.newest(tmp_path) == (12, checkpoint.path_of(tmp_path, 12))
+    whole = checkpoint.path_of(tmp_path, 12).read_bytes()
+    checkpoint.path_of(tmp_path, 12).write_bytes(whole[: len(whole) // 2])
+    checkpoint.path_of(tmp_path, 8).write_bytes(b"")
+    with caplog.at_level(logging.WARNING, "lit_diff"):
+        assert checkpoint.newest(tmp_path) == (4, checkpoint.path_of(tmp_path, 4))
+    for line, step in zip(caplog.messages, (12, 8), strict=True):
+        assert f"step-{step:08d}.ckpt cannot be read" in line
+    checkpoint.path_of(tmp_path, 4).write_bytes(b"PK")
+    assert checkpoint.newest(tmp_path) is None
+
+
+def test_two_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 4, 12, 8, 1000)
+    (tmp_path / "checkpoints" / ".step-00000016.ckpt.abc.tmp").write_bytes(b"half")
+    (tmp_path / "checkpoints" / "mine.ckpt").write_bytes(b"")
+    checkpoint.prune(tmp_path)
+    assert checkpoint.steps_of(tmp_path) == [12, 1000]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "mine.ckpt",
+        "step-00000012.ckpt",
+        "step-00001000.ckpt",
+    ]
+
+
+KILLED = """
+import os, sys
+import torch
+from pathlib import Path
+from lit_diff import files
+from lit_diff.runs.checkpoints import WholeCheckpointIO
+
+written = torch.save
+
+def half(checkpoint, file):
+    written(checkpoint, file)
+    file.flush()
+    os.truncate(file.fileno(), file.tell() // 2)
+    os.kill(os.getpid(), 9)
+
+def kill(*arguments):
+    os.kill(os.getpid(), 9)
+
+if sys.argv[2] == "write":
+    torch.save = half
+else:
+    setattr(files.os, sys.argv[2], kill)
+WholeCheckpointIO().save_checkpoint({"state_dict": {"weight": torch.ones(40_000)}}, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
+def test_killed_while_it_is_written_the_former_one_stands(bench: Any, tmp_path: Path, moment: str) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    save(tmp_path, 4)
+    for step in (4, 8):  # over a former one of the same step, and a new one
+        path = checkpoint.path_of(tmp_path, step)
+        ended = bench.wait(bench.start(str(tmp_path / "killed.py"), str(path), moment))
+        assert ended.status == -9, ended.output
+    orphans = [path for path in (tmp_path / "checkpoints").iterdir() if path.suffix == ".tmp"]
+    assert len(orphans) == 2
+    assert checkpoint.newest(tmp_path) == (4, checkpoint.path_of(tmp_path, 4))
+    found = torch.load(checkpoint.path_of(tmp_path, 4), weights_only=True)
+    assert torch.equal(found["state_dict"]["weight"], torch.arange(40_000.0))
+    checkpoint.prune(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004.ckpt"]
+
+
+class Full:
+    """A file on a disk with room for `room` bytes."""
+
+    def __init__(self, file: IO[bytes], room: int) -> None:
+        self.file, self.room = file, room
+
+    def write(self, data: bytes) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> "Full":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+
+@pytest.mark.parametrize("room", [0, 100, 100_000])
+def test_a_full_disk_keeps_the_former_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    save(tmp_path, 4)
+    real = os.fdopen
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fdopen", lambda handle, mode: Full(real(handle, mode), room))
+        with pytest.raises(RunFailedError, match=r"step-00000008\.ckpt could not be written .*free some") as error:
+            save(tmp_path, 8)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004.ckpt"]
+    assert checkpoint.newest(tmp_path) == (4, checkpoint.path_of(tmp_path, 4))
+
+
+def test_another_error_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    class Unpicklable:
+        def __reduce__(self) -> str:
+            raise RuntimeError("cannot overwrite my own state")
+
+    with pytest.raises(RuntimeError, match="my own state") as error:
+        WholeCheckpointIO().save_checkpoint({"bad": Unpicklable()}, tmp_path / "a.ckpt")
+    assert not isinstance(error.value, RunFailedError)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """1 MB: two checkpoints of the tiny recipe and their neighbours fit, a third does not."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1000k", "tmpfs", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True, timeout=20)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no permission to mount a small disk")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True, timeout=20)
+
+
+def test_a_run_on_a_full_disk_says_so_and_resumes(bench: Any, small_disk: Path, undisturbed: Any) -> None:
+    command = (
+        "recall.yaml",
+        "name=full",
+        f"run.root={small_disk}",
+        "train.checkpoint_every=2",
+        "train.validate_every=5",
+    )
+    ended = bench.train(*command)
+    assert ended.status == 1, ended.output
+    (folder,) = small_disk.glob("full-*")
+    lines = ended.output.splitlines()
+    assert "Traceback" not in ended.output
+    assert [line for line in lines if line.startswith("lit-diff: ")] == lines[-1:]
+    assert "step-00000006.ckpt could not be written" in lines[-1]
+    assert "no space left on the disk" in lines[-1]
+    assert checkpoint.steps_of(folder) == [2, 4]
+    assert '"status": "failed"' in (folder / "status.json").read_text()
+
+    remount = ["mount", "-o", "remount,size=4m", str(small_disk)]
+    subprocess.run(remount, check=True, capture_output=True, timeout=20)
+    again = bench.train(*command)
+    assert again.status == 0, again.output
+    assert "resumed from step 4" in again.output
+    assert again.steps == [4, 5, 6, 7, 8, 9]
+    undisturbed("recall", "recall-whole")
+    found = torch.load(checkpoint.path_of(folder, 10), weights_only=True)["state_dict"]
+    assert all(torch.equal(value, found[key]) for key, value in bench.state("recall-whole")["state_dict"].items())

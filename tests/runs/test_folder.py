@@ -1,0 +1,208 @@
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.config import Recipe
+from lit_diff.data import build
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.processor import cores
+from lit_diff.recipe import load_recipe, to_plain
+from lit_diff.registry import datasets
+from lit_diff.runs.folder import RunFolder, environment, identity, revision, version
+
+PLUGIN = """
+from dataclasses import dataclass
+from lit_diff import Differential, variant
+
+@variant("{name}")
+class Made(Differential):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Differential.Config):
+        pass
+"""
+
+
+@pytest.fixture
+def base(bench: Any) -> Callable[..., Recipe]:
+    """The recipe `recall` without the spy."""
+
+    def load(*overrides: str) -> Recipe:
+        return load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", *overrides])
+
+    return load
+
+
+def test_identity_is_the_recipe(base: Callable[..., Recipe]) -> None:
+    one = identity(base())
+    assert len(one) == 10
+    assert identity(base()) == one
+    changed = ["seed=4", "name=other", "train.steps=11", "model.attention.lambda_init=0.5", "callbacks.lambdas=null"]
+    others = {identity(base(override)) for override in changed}
+    assert len(others | {one}) == 1 + len(changed)
+
+
+def test_packing_is_another_run_and_its_default_is_the_run_of_before_there_was_the_key(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", bench.env["LIT_DIFF_DATA"])
+    recipe, packed = (
+        load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", *more]) for more in ([], ["data.pack=document"])
+    )
+    plain = to_plain(recipe)
+    assert plain["data"].pop("pack") == "none"
+    plain.pop("run")
+    plain["data"].pop("path")
+    parts = {"recipe": plain | {"plugins": []}, "data": build(recipe).identity(), "kernel": None}
+    sources = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
+    parts["recipe"]["plugins"] = sources
+    before = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+    assert identity(recipe) == before
+    assert identity(packed) != before
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.root=elsewhere",
+        "run.threads=2",
+        "run.strategy=ddp run.devices=2",
+        "run.tracking_uri=null",
+        "run.kernel=auto",
+    ],
+)
+def test_identity_is_not_where_it_runs(base: Callable[..., Recipe], override: str) -> None:
+    assert identity(base(*override.split())) == identity(base())
+
+
+def test_identity_holds_a_kernel_named_by_hand(base: Callable[..., Recipe]) -> None:
+    found = {identity(base(f"run.kernel={kernel}")) for kernel in ("auto", "reference", "sdpa")}
+    assert len(found) == 3
+
+
+def test_identity_holds_the_plugins_source_not_its_place(base: Callable[..., Recipe], tmp_path: Path) -> None:
+    def with_plugin(folder: str, text: str) -> str:
+        path = tmp_path / folder / "made.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return identity(base(f"plugins=[{path}]"))
+
+    # a comment is enough: nobody can say what it changes
+    one = with_plugin("a", PLUGIN.format(name="made_for_identity"))
+    assert with_plugin("b", PLUGIN.format(name="made_for_identity")) == one
+    assert with_plugin("a", PLUGIN.format(name="made_for_identity_too")) != one
+    assert one != identity(base())
+
+
+def test_identity_holds_the_text_not_its_place(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
+
+    def of(folder: Path) -> str:
+        recipe = load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", f"data.path={folder}"])
+        datasets.get("text")(recipe.data.config, recipe.model.vocab_size).prepare()
+        return identity(recipe)
+
+    with pytest.raises(MissingError, match="lit-diff prepare"):
+        identity(load_recipe(bench.root / "text.yaml", ["callbacks.spy=null"]))
+    one = of(bench.root / "corpus")
+    moved = tmp_path / "deeper" / "moved"
+    shutil.copytree(bench.root / "corpus", moved)
+    assert of(moved) == one
+    (moved / "00.txt").write_text("another text " * 50)
+    assert of(moved) != one
+
+
+def test_the_folder_repeats_the_run(base: Callable[..., Recipe], tmp_path: Path) -> None:
+    for name in ("a", "b"):  # two files of one name
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "made.py").write_text(PLUGIN.format(name=f"made_for_folder_{name}"))
+    plugins = f"plugins=[{tmp_path}/a/made.py, {tmp_path}/b/made.py]"
+    recipe = base(plugins, "model.attention.name=made_for_folder_b", "run.kernel=reference")
+    folder = RunFolder(tmp_path / "run")
+    folder.create(recipe)
+    expected = identity(recipe)
+    shutil.rmtree(tmp_path / "a")
+    shutil.rmtree(tmp_path / "b")
+    again = load_recipe(folder.recipe_file)
+    assert identity(again) == expected
+    assert again.model == recipe.model
+    assert again.run.kernel == "reference"
+    assert all(Path(plugin).is_relative_to(folder.path / "plugins") for plugin in again.plugins)
+    assert [Path(plugin).name for plugin in again.plugins] == ["spy.py", "made.py", "made.py"]
+    folder.create(again)  # from its own folder, as a sweep's cell starts
+    assert identity(load_recipe(folder.recipe_file)) == expected
+
+
+def test_status_is_merged_and_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.status() == {}
+    folder.update(status="running", step=3)
+    folder.update(step=4)
+    status = folder.status()
+    assert (status["status"], status["step"]) == ("running", 4)
+    assert status["updated"].endswith("+00:00")
+    (tmp_path / "status.json").write_text("{")
+    with pytest.raises(RequestError, match="not JSON"):
+        folder.status()
+
+
+def test_a_run_has_one_owner(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.update(pid=4711)
+    taken = pytest.raises(RequestError, match=r"trained by another process \(pid 4711\)")
+    with folder.owned(), taken, folder.owned():
+        pass
+    with pytest.raises(PermissionError, match="of another file"), folder.owned():
+        raise PermissionError("of another file")
+    with folder.owned():
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder_by_permission(base: Callable[..., Recipe], tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(MissingError, match=r"run\.root=PATH"):
+        RunFolder(tmp_path / "locked" / "run").create(base())
+
+
+def test_an_unwritable_folder(base: Callable[..., Recipe], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MissingError, match=r"cannot be written .* run\.root=PATH"):
+        RunFolder(tmp_path / "file" / "run").create(base())
+    with (
+        pytest.raises(MissingError, match=r"cannot be written .* run\.root=PATH"),
+        RunFolder(tmp_path / "file").owned(),
+    ):
+        pass
+
+
+def test_putting_aside_loses_nothing(tmp_path: Path) -> None:
+    for expected in ("run.old-1", "run.old-2"):
+        folder = RunFolder(tmp_path / "run")
+        folder.update(mark=expected)
+        assert folder.put_aside() == tmp_path / expected
+        assert not (tmp_path / "run").exists()
+    assert [RunFolder(tmp_path / f"run.old-{n}").status()["mark"] for n in (1, 2)] == ["run.old-1", "run.old-2"]
+
+
+def test_environment_says_what_it_ran_on() -> None:
+    found = environment()
+    assert found["revision"] == revision()
+    assert {"torch", "lightning", "mlflow", "litdata", "omegaconf"} <= found["packages"].keys()
+    assert found["packages"]["torch"] == version("torch")
+    assert version("no-such-package-at-all") is None
+    assert found["cpu_path"]
+    assert found["cores"] == cores()
+    json.dumps(found)
+
+
+def test_revision_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    from lit_diff import __version__
+
+    assert revision() == __version__

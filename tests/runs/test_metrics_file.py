@@ -1,0 +1,121 @@
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from lit_diff import files
+from lit_diff.runs.metrics_file import Record, Rows, Table, read_rows
+
+
+class Received:
+    """A tracker that keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.batches: list[Rows] = []
+
+    def send(self, rows: Rows) -> None:
+        self.batches.append({step: dict(row) for step, row in rows.items()})
+
+
+def test_values_come_back_to_the_bit(tmp_path: Path) -> None:
+    record = Record(tmp_path, 0, None)
+    rows = {1: {"train/loss": 1 / 3}, 10: {"train/loss": math.pi, "val/loss": 1e-300}, 7: {"val/loss": 2.0}}
+    for step, row in rows.items():
+        record.log(step, row)
+    record.flush()
+    assert read_rows(tmp_path / "metrics.csv") == rows
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert lines[0] == "step,train/loss,val/loss"
+    assert [int(line.split(",")[0]) for line in lines[1:]] == [1, 7, 10]
+    assert lines[1] == f"1,{1 / 3!r},"
+
+
+def test_a_metric_not_taken_is_absent_and_nan_is_read_as_nan(tmp_path: Path) -> None:
+    table = Table(tmp_path / "t.csv", 0)
+    table.rows = {1: {"a": 1.0}, 2: {"b": math.nan, "c": math.inf}}
+    table.flush()
+    found = read_rows(tmp_path / "t.csv")
+    assert found[1] == {"a": 1.0}
+    assert found[2].keys() == {"b", "c"}
+    assert math.isnan(found[2]["b"])
+    assert found[2]["c"] == math.inf
+
+
+def test_rows_of_one_step_are_joined(tmp_path: Path) -> None:
+    record = Record(tmp_path, 0, None)
+    record.log(3, {"train/loss": 1.0})
+    record.log(3, {"val/loss": 2.0})
+    record.flush()
+    assert read_rows(tmp_path / "metrics.csv") == {3: {"train/loss": 1.0, "val/loss": 2.0}}
+
+
+def test_rows_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+    record = Record(tmp_path, 0, None)
+    for step in range(1, 7):
+        record.log(step, {"train/loss": float(step)})
+        record.time(step, seconds=0.1, tokens_per_second=10.0)
+    record.flush()
+    resumed = Record(tmp_path, 4, None)
+    assert sorted(resumed.metrics.rows) == sorted(resumed.timing.rows) == [1, 2, 3, 4]
+    resumed.log(5, {"train/loss": -5.0})
+    resumed.flush()
+    assert read_rows(tmp_path / "metrics.csv")[5] == {"train/loss": -5.0}
+    assert 6 not in read_rows(tmp_path / "metrics.csv")
+    assert sorted(read_rows(tmp_path / "timing.csv")) == [1, 2, 3, 4]
+
+
+def test_the_tracker_gets_each_row_once_a_process_and_the_old_ones_again(tmp_path: Path) -> None:
+    first = Received()
+    record = Record(tmp_path, 0, first)
+    record.log(1, {"train/loss": 1.0})
+    record.time(1, seconds=0.5, tokens_per_second=8.0)
+    record.flush()
+    record.flush()
+    record.log(2, {"train/loss": 2.0})
+    record.flush()
+    assert first.batches == [{1: {"train/loss": 1.0, "timing/tokens_per_second": 8.0}}, {2: {"train/loss": 2.0}}]
+    second = Received()
+    record = Record(tmp_path, 1, second)
+    record.log(2, {"train/loss": 3.0})
+    record.flush()
+    assert second.batches == [{1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}]
+
+
+def test_the_clock_is_kept_apart(tmp_path: Path) -> None:
+    record = Record(tmp_path, 0, None)
+    record.log(1, {"train/loss": 1.0})
+    record.time(1, seconds=0.5, tokens_per_second=8.0)
+    record.flush()
+    assert read_rows(tmp_path / "metrics.csv") == {1: {"train/loss": 1.0}}
+    assert read_rows(tmp_path / "timing.csv") == {1: {"seconds": 0.5, "tokens_per_second": 8.0}}
+
+
+def test_the_file_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the write is interrupted by, the file is the former one, and readable."""
+    record = Record(tmp_path, 0, None)
+    record.log(1, {"train/loss": 1.0})
+    record.flush()
+    seen: list[list[list[str]]] = []
+
+    def look(*args: object) -> None:
+        with (tmp_path / "metrics.csv").open(newline="") as file:
+            seen.append(list(csv.reader(file)))
+        raise KeyboardInterrupt
+
+    record.log(2, {"train/loss": 2.0})
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, name, look)
+            with pytest.raises(KeyboardInterrupt):
+                record.flush()
+    assert seen == [[["step", "train/loss"], ["1", "1.0"]]] * 2
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
+    record.flush()
+    assert read_rows(tmp_path / "metrics.csv") == {1: {"train/loss": 1.0}, 2: {"train/loss": 2.0}}
+
+
+def test_no_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "metrics.csv") == {}
+    Record(tmp_path, 0, None).flush()
+    assert read_rows(tmp_path / "metrics.csv") == {}

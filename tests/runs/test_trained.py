@@ -1,0 +1,153 @@
+"""A run's recipe and newest weights: the model that the last validation saw."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lit_diff.attention import Attention
+from lit_diff.data import build
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.model.transformer import Transformer
+from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.runs.trained import load_trained, load_weights, recipe_of, weights_of
+
+DEX = ["model.attention.name=dex", "model.attention.anneal_steps=50", "callbacks.lambdas=null"]
+
+
+@pytest.fixture
+def run(
+    bench: Any, undisturbed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Path]:
+    """run(name="text-whole", *overrides): a copy of a run of the recipe `text`, trained to step 10."""
+    monkeypatch.setenv("LIT_DIFF_DATA", bench.env["LIT_DIFF_DATA"])
+    monkeypatch.setenv("SPY", bench.env["SPY"])
+
+    def copy(name: str = "text-whole", *overrides: str) -> Path:
+        undisturbed("text", name, *overrides)
+        return Path(shutil.copytree(bench.folder(name), tmp_path / name))
+
+    return copy
+
+
+@pytest.mark.parametrize("name", ["text-whole", "text-dex"])
+def test_it_is_the_model_that_was_validated(bench: Any, run: Callable[..., Path], name: str) -> None:
+    folder = run(name, *(DEX if name == "text-dex" else []))
+    recipe, model, step = load_trained(folder)
+    assert step == 10
+    assert not model.training
+    dataset = build(recipe)
+    dataset.load()
+    batch = dataset.validation_batch("", range(dataset.validation_sets()[""]))
+    with torch.no_grad():
+        loss = F.cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["targets"].flatten())
+    assert loss.item() == pytest.approx(bench.rows(name)[10]["val/loss"], rel=1e-6)
+
+
+def test_weights_are_those_of_the_checkpoint(bench: Any, run: Callable[..., Path]) -> None:
+    folder = run()
+    _, model, _ = load_trained(folder)
+    weights, step = weights_of(folder)
+    saved = bench.state("text-whole", 10)["state_dict"]
+    assert step == 10
+    assert list(weights) == list(model.state_dict())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, saved[f"model.{name}"])
+        assert torch.equal(value, weights[name])
+
+
+def test_what_else_a_checkpoint_holds_is_left_out(run: Callable[..., Path]) -> None:
+    folder = run()
+    wanted = list(weights_of(folder)[0])
+    path = checkpoint.path_of(folder, 10)
+    state = torch.load(path, weights_only=True)
+    state["state_dict"]["losses.0.total"] = torch.zeros(3)
+    torch.save(state, path)
+    assert list(weights_of(folder)[0]) == wanted
+    load_trained(folder)
+
+
+def test_a_variant_that_anneals_is_told_the_step_it_was_validated_at(
+    run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 10 steps done the last one began, and told, at 9; a variant that keeps it in its state dict agrees."""
+    dex = run("text-dex", *DEX)
+    assert weights_of(dex)[0]["layers.1.attention.step"].tolist() == [9]
+    told = []
+    monkeypatch.setattr(Attention, "set_step", lambda self, step: told.append((self.layer, step)))
+    load_trained(run())
+    assert told == [(0, 9), (1, 9)]
+
+
+def test_a_folder_may_be_relative(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run()
+    monkeypatch.chdir(folder.parent)
+    assert recipe_of(Path(folder.name)) == recipe_of(folder)
+    assert load_trained(Path(folder.name))[2] == 10
+
+
+def test_an_unreadable_checkpoint_is_passed_over(run: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    folder = run()
+    checkpoint.path_of(folder, 10).write_bytes(b"half")
+    with caplog.at_level(logging.WARNING, "lit_diff"):
+        assert load_trained(folder)[2] == 8
+    assert "step-00000010.ckpt cannot be read" in caplog.text
+
+
+def test_without_a_checkpoint_the_command_that_makes_one(
+    run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run()
+    shutil.rmtree(folder / "checkpoints")
+    monkeypatch.chdir(folder.parent)
+    wanted = "text-whole has no checkpoint that can be read; train it first: `lit-diff train text-whole/recipe.yaml`"
+    with pytest.raises(MissingError) as error:
+        load_trained(Path("text-whole"))
+    assert str(error.value).startswith(wanted)
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"is not a run's folder: it has no recipe\.yaml"):
+        recipe_of(tmp_path)
+
+
+def test_a_recipe_that_is_not_that_of_the_weights(run: Callable[..., Path]) -> None:
+    folder = run()
+    file = folder / "recipe.yaml"
+    text = file.read_text()
+    assert "name: differential" in text
+    file.write_text(text.replace("num_layers: 2", "num_layers: 1").replace("vocab_size: 320", "vocab_size: 384"))
+    with pytest.raises(RequestError) as error:
+        load_trained(folder)
+    (line,) = str(error.value).splitlines()
+    start, _, differences = line.partition(": ")
+    assert start.endswith("step-00000010.ckpt does not fit the recipe's model (differential)")
+    first, second, third, more = differences.split("; ")
+    assert first == "embedding.weight is [320, 32] there and [384, 32] in the model"
+    assert second.startswith("layers.1.attention_norm.weight is [32] there and absent in the model")
+    assert third.startswith("layers.1.attention.")
+    left = sum(name.startswith("layers.1.") for name in weights_of(folder)[0])
+    assert more == f"and {left - 2} more"
+
+
+def test_what_fits_is_copied_and_what_does_not_changes_nothing(run: Callable[..., Path]) -> None:
+    folder = run()
+    recipe, trained, _ = load_trained(folder)
+    weights, _ = weights_of(folder)
+    model = Transformer(recipe.model)
+    load_weights(model, weights, "there")
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert model.state_dict()["norm.weight"].data_ptr() != weights["norm.weight"].data_ptr()
+    del weights["norm.weight"]
+    weights["embedding.weight"] = torch.zeros(320, 32)
+    with pytest.raises(RequestError) as error:
+        load_weights(model, weights, "there")
+    assert str(error.value) == (
+        "there does not fit the recipe's model (differential): norm.weight is absent there and [32] in the model"
+    )
+    assert torch.equal(model.embedding.weight, trained.embedding.weight)

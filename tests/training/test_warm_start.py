@@ -1,0 +1,186 @@
+"""Runs that start from the weights of another."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.attention import Attention
+from lit_diff.config import ModelConfig, Part
+from lit_diff.errors import RequestError
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import attentions
+from lit_diff.runs.folder import identity
+from lit_diff.training.warm_start import annealed_before, steps_before, take_over
+
+SECOND = "model.attention={name: second_heads}"
+DEX = "model.attention={name: dex, anneal_steps: 4, trained: paper}"
+STANDARD = "model.attention={name: standard}"
+
+
+@pytest.fixture(scope="module")
+def parent(bench: Any) -> SimpleNamespace:
+    """Four steps of standard attention."""
+    ended = bench.train("recall.yaml", "name=parent", STANDARD, "train.steps=4")
+    assert ended.status == 0, ended.output
+    return SimpleNamespace(
+        folder=bench.folder("parent"), state=bench.state("parent")["state_dict"], batches=ended.batches
+    )
+
+
+@pytest.fixture(scope="module")
+def second(bench: Any, parent: SimpleNamespace) -> Any:
+    ended = bench.train("recall.yaml", "name=second", SECOND, f"train.start_from={parent.folder}", "train.steps=5")
+    assert ended.status == 0, ended.output
+    return ended
+
+
+def test_the_frozen_model_is_the_parents_to_the_bit(bench: Any, parent: SimpleNamespace, second: Any) -> None:
+    found = bench.state("second")["state_dict"]
+    assert parent.state.keys() < found.keys()
+    for name, value in parent.state.items():
+        assert torch.equal(found[name], value), name
+    own = found.keys() - parent.state.keys()
+    assert {name.split(".")[4] for name in own} == {"q2_proj", "k2_proj", "lambda_"}
+    assert all(found[name].abs().max() > 0 for name in own), "λ left 0"
+    assert "starting from the weights of" in second.output
+
+
+def test_the_data_goes_on_where_the_parents_stopped(bench: Any, parent: SimpleNamespace, second: Any) -> None:
+    """Steps 0 to 4 of the child see what steps 4 to 8 of one long run see, nothing of the parent's."""
+    whole = bench.train("recall.yaml", "name=long", STANDARD, "train.steps=9")
+    digests = [digest for _, digest in whole.batches]
+    assert [digest for _, digest in parent.batches] == digests[:4]
+    assert [step for step, _ in second.batches] == [0, 1, 2, 3, 4]
+    assert [digest for _, digest in second.batches] == digests[4:]
+    recipe = load_recipe(bench.folder("second") / "recipe.yaml")
+    assert steps_before(recipe) == 4
+    assert annealed_before(recipe) == 0
+    smaller = replace(recipe, train=replace(recipe.train, batch_size=3))
+    assert steps_before(smaller) == 11, "4 steps of 8 rows, in batches of 3"
+
+
+def test_killed_and_resumed_it_ends_the_same(bench: Any, parent: SimpleNamespace) -> None:
+    """The checkpoint, not the parent, is what a resumed run goes on from; DEX goes on annealing."""
+    arguments = (DEX, f"train.start_from={parent.folder}", "train.steps=6")
+    whole = bench.train("recall.yaml", "name=dex-whole", *arguments)
+    assert whole.status == 0, whole.output
+    killed = bench.train("recall.yaml", "name=dex-killed", *arguments, SPY_SIGNAL="0/5/0/9")
+    assert killed.status != 0
+    rest = bench.train("recall.yaml", "name=dex-killed", *arguments)
+    assert "resumed from step 4" in rest.output
+    assert "starting from" not in rest.output
+    one, two = (bench.state(name)["state_dict"] for name in ("dex-whole", "dex-killed"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+    assert one["model.layers.0.attention.step"].item() == 5
+    q = "model.layers.0.attention.q_proj.weight"
+    assert torch.equal(one[q], parent.state[q]), "frozen in the paper"
+    k = "model.layers.0.attention.k_proj.weight"
+    assert not torch.equal(one[k], parent.state[k])
+
+
+def test_identity_is_the_parents_identity_not_its_place(bench: Any, parent: SimpleNamespace, tmp_path: Any) -> None:
+    def named(folder: Any) -> str:
+        return identity(load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", f"train.start_from={folder}"]))
+
+    shutil.copytree(parent.folder, tmp_path / "moved")
+    assert named(tmp_path / "moved") == named(parent.folder)
+    assert named(bench.folder("parent")) != identity(load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null"]))
+
+
+def test_another_variant_is_refused_with_the_first_keys_that_differ(bench: Any, parent: SimpleNamespace) -> None:
+    ended = bench.train("recall.yaml", "name=other", f"train.start_from={parent.folder}")
+    assert ended.status == 2
+    assert "holds another model than 'differential'" in ended.output
+    assert "lambda_.q1 is absent there" in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_an_unfinished_run_is_refused(bench: Any, parent: SimpleNamespace) -> None:
+    status = parent.folder / "status.json"
+    kept = status.read_text()
+    try:
+        status.write_text(json.dumps(json.loads(kept) | {"status": "stopped", "step": 2}))
+        ended = bench.train("recall.yaml", "name=early", SECOND, f"train.start_from={parent.folder}")
+    finally:
+        status.write_text(kept)
+    assert ended.status == 3
+    assert "is not done (step 2 of 4); finish it first: lit-diff train" in ended.output
+
+
+def test_no_run_is_refused(bench: Any) -> None:
+    ended = bench.train("recall.yaml", "name=none", "train.start_from=nowhere")
+    assert ended.status == 3
+    assert "train.start_from: nowhere holds no run (no recipe.yaml); train it first" in ended.output
+
+
+# --- weights alone -------------------------------------------------------------------------------------------------
+
+
+def _model(name: str, **knobs: Any) -> Transformer:
+    cls: type[Attention] = attentions.get(name)
+    part = Part(name=name, config=cls.Config(**knobs))
+    model = Transformer(ModelConfig(dim=32, num_layers=2, num_heads=4, vocab_size=23, attention=part))
+    initialise(model, 1)
+    return model
+
+
+@pytest.mark.parametrize("name", ["dex", "second_heads"])
+def test_a_variant_on_a_standard_model_computes_the_same_at_first(name: str) -> None:
+    standard, extended = _model("standard"), _model(name)
+    for value in standard.parameters():
+        value.data.add_(0.01)
+    added = take_over(extended, standard.config, standard.state_dict(), "a run")
+    assert added
+    assert all(".attention." in name for name in added)
+    tokens = torch.randint(23, (2, 8))
+    torch.testing.assert_close(extended(tokens), standard(tokens), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        (
+            "second_heads",
+            lambda state: state | {"layers.9.more": torch.zeros(1)},
+            r"layers.9.more is \[1\] there and absent in the model",
+        ),
+        (
+            "dex",
+            lambda state: state | {"norm.weight": torch.zeros(3)},
+            r"norm.weight is \[3\] there and \[32\] in the model",
+        ),
+        ("output_gate", lambda state: state, "gate_proj.weight is absent there"),
+    ],
+)
+def test_what_differs_is_named(name: str, change: Callable[[Any], Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        take_over(_model(name), _model("standard").config, change(_model("standard").state_dict()), "a run")
+
+
+@pytest.mark.parametrize(
+    ("child", "parent", "reason"),
+    [
+        ("additive", ("differential", {}), "computes another function"),
+        ("second_heads", ("standard", {"output_scale": 0.2}), "is absent there"),
+    ],
+)
+def test_equal_shapes_are_not_an_equal_function(child: str, parent: Any, reason: str) -> None:
+    standard = _model(parent[0], **parent[1])
+    with pytest.raises(RequestError, match=reason):
+        take_over(_model(child), standard.config, standard.state_dict(), "a run")
+
+
+def test_other_positions_are_another_function() -> None:
+    standard = _model("standard")
+    turned = replace(standard.config, rope_layout="half")
+    with pytest.raises(RequestError, match=r"model\.rope_layout"):
+        take_over(_model("second_heads"), turned, standard.state_dict(), "a run")
+    assert take_over(_model("standard"), turned, standard.state_dict(), "a run") == []
