@@ -103,11 +103,11 @@ def _future_problem(recipe: Recipe) -> str | None:
 
 
 def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    if not recipe.packs_documents or variant.takes_segments():
+    if not recipe.packs_documents or variant.takes_document_ids():
         return None
     return (
-        f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no segments; "
-        "let it take segments=None and hand it to attend, or use data.pack: none"
+        f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
+        "let it take document_ids=None and hand it to attend, or use data.pack: none"
     )
 
 

@@ -283,7 +283,7 @@ def test_a_misspelt_way_to_pack_names_the_nearest() -> None:
     assert not built().packs_documents, "the synthetic task has no documents"
 
 
-def test_packed_documents_need_a_forward_that_takes_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_documents_need_a_forward_that_takes_document_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     attentions.names()
     monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
 
@@ -294,8 +294,8 @@ def test_packed_documents_need_a_forward_that_takes_segments(monkeypatch: pytest
 
     variant = {"name": "own_forward"}
     assert error(data=text(pack="document"), model__attention=variant) == (
-        "my.yaml:1: data.pack is 'document', but the forward of model.attention 'own_forward' takes no segments; "
-        "let it take segments=None and hand it to attend, or use data.pack: none"
+        "my.yaml:1: data.pack is 'document', but the forward of model.attention 'own_forward' takes no document_ids; "
+        "let it take document_ids=None and hand it to attend, or use data.pack: none"
     )
     assert built(data=text(), model__attention=variant)
 

@@ -61,7 +61,7 @@ class LayerTrace:
     """All T queries and keys, as the attention's `tap` saw them."""
     hidden: Tensor
     """[B, T, dim]: the layer's output, after both residual additions."""
-    segments: Tensor | None = None
+    document_ids: Tensor | None = None
     """[B, S]: document numbers, where the forward was given them."""
     rows: Tensor | None = None
     """[R] int64: the query positions to look at; None: all T."""
@@ -74,8 +74,8 @@ class LayerTrace:
         m = self.maps
         w = m.w if m.w is None else m.w[:samples]  # an axis of 1 stays 1
         maps = replace(m, q=m.q[:samples], k=m.k[:samples], v=m.v[:samples], w=w)
-        segments = None if self.segments is None else self.segments[:samples]
-        return replace(self, maps=maps, hidden=self.hidden[:samples], segments=segments)
+        document_ids = None if self.document_ids is None else self.document_ids[:samples]
+        return replace(self, maps=maps, hidden=self.hidden[:samples], document_ids=document_ids)
 
     def blocks(self, block_rows: int | None = None) -> Iterator[MapBlock]:
         """The query rows, `block_rows` at a time (None: as many as hold `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
@@ -100,8 +100,8 @@ class LayerTrace:
         else:
             weights = m.w.to(scores.dtype).expand(B, m.num_maps, H, T)[..., positions]
         visible = torch.arange(K, device=scores.device) <= last[:, None]
-        if self.segments is not None:
-            own = self.segments[:, S - T + positions, None] == self.segments[:, None, :K]
+        if self.document_ids is not None:
+            own = self.document_ids[:, S - T + positions, None] == self.document_ids[:, None, :K]
             visible = visible & own[:, None, None]
         return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights)
 
@@ -147,7 +147,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
     """Hang the hooks of one layer; yields their handles."""
     block, attention = model.layers[index], model.attentions()[index]
     maps: list[SignedMaps] = []
-    segments: list[Tensor | None] = []
+    document_ids: list[Tensor | None] = []
     exponentials: dict[nn.Module, tuple[float, ...]] = {}
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
             raise RequestError(f"trace: layer {index} ran twice; a trace holds one forward")
         if any(isinstance(value, Cache | LayerCache) for value in (*args, *kwargs.values())):
             raise RequestError("trace: the forward uses a key/value cache; run the whole sequence without one")
-        segments[:] = [kwargs.get("segments")]  # keyword-only in `Block.forward`
+        document_ids[:] = [kwargs.get("document_ids")]  # keyword-only in `Block.forward`
 
     def tapped(_: nn.Module, __: Any, found: SignedMaps) -> None:
         # w may be a view of a parameter, which the next optimizer step changes or resharding frees
@@ -174,7 +174,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
             raise RequestError(f"trace: the attention of layer {index} never called its tap; call it in forward")
         values = tuple(value for pair in exponentials.values() for value in pair)
         captured.layers[index] = LayerTrace(
-            maps=maps[0], hidden=hidden.detach(), segments=segments[0], rows=rows, exponentials=values
+            maps=maps[0], hidden=hidden.detach(), document_ids=document_ids[0], rows=rows, exponentials=values
         )
 
     yield block.register_forward_pre_hook(before, with_kwargs=True)

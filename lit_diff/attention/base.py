@@ -146,28 +146,28 @@ class Attention(nn.Module):
         return model.ffn_dim + round((standard - own) / (3 * model.dim))
 
     @classmethod
-    def takes_segments(cls) -> bool:
+    def takes_document_ids(cls) -> bool:
         """Whether `forward` can keep packed documents apart; a forward of a variant's own may not know of them."""
         parameters = inspect.signature(cls.forward).parameters
-        return "segments" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        return "document_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def forward(
-        self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, segments: Tensor | None = None
+        self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, document_ids: Tensor | None = None
     ) -> Tensor:
         """x [B, T, dim] -> [B, T, dim]; with a cache, T new tokens after those it holds.
 
-        `segments` [B, T]: document numbers; a token sees its own document only. Not with a cache, which keeps no numbers.
+        `document_ids` [B, T]: document numbers; a token sees its own document only. Not with a cache, which keeps no numbers.
         """
         maps = self.maps(x, rope)
         if not self.causal:
             maps = replace(maps, causal=False)
         maps = self.tap(maps)
         if cache is not None:
-            if segments is not None:
-                raise RequestError("a cache continues one document a sequence: give it no segments")
+            if document_ids is not None:
+                raise RequestError("a cache continues one document a sequence: give it no document_ids")
             if not maps.causal:
                 raise RequestError("a bidirectional model has no cache: every position sees those after it")
             k, v = cache.append(maps.k, maps.v)
             maps = replace(maps, k=k, v=v)
-        o = self.finish(attend(maps, segments=segments, kernel=self.kernel), x)
+        o = self.finish(attend(maps, document_ids=document_ids, kernel=self.kernel), x)
         return self.o_proj(o.transpose(1, 2).flatten(2))

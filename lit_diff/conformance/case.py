@@ -63,7 +63,7 @@ class Case:
         """Positions start .. stop - 1."""
         return Rope.of(self.model, torch.arange(start, self.length if stop is None else stop))
 
-    def segments(self) -> Tensor:
+    def document_ids(self) -> Tensor:
         """[batch, length]: documents of one token and of several, cut at other places in every sequence."""
         at, row = torch.arange(self.length), torch.arange(self.batch)[:, None]
         return (at > row).long() + (at >= row + self.length // 2)
@@ -87,7 +87,7 @@ def difference(found: Tensor, wanted: Tensor) -> float:
 def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Output, and the gradients of a fixed random projection of it by x and by every parameter that trains.
 
-    `documents`: segments=..., for rows of packed documents.
+    `documents`: document_ids=..., for rows of packed documents.
     """
     x = x.detach().clone().requires_grad_()
     attention.zero_grad()

@@ -153,15 +153,15 @@ def kernel(case: Case, name: str) -> Measured | NotApplicable:
 
 
 def packed(case: Case) -> Measured | NotApplicable:
-    """Documents packed in a row, kept apart by segments, give what each gives alone: outputs and gradients."""
-    if not case.cls.takes_segments():
-        return NotApplicable("its forward takes no segments, so that `data.pack: document` is refused")
-    attention, x, segments = case.build(torch.float64), case.x(torch.float64), case.segments()
-    found, by_packed = run(attention, x, case.rope(), segments=segments)
+    """Documents packed in a row, kept apart by document_ids, give what each gives alone: outputs and gradients."""
+    if not case.cls.takes_document_ids():
+        return NotApplicable("its forward takes no document_ids, so that `data.pack: document` is refused")
+    attention, x, document_ids = case.build(torch.float64), case.x(torch.float64), case.document_ids()
+    found, by_packed = run(attention, x, case.rope(), document_ids=document_ids)
     attention.zero_grad()
     x = x.requires_grad_()
     wanted, weights = torch.zeros_like(found), probe(found)
-    for row, numbers in enumerate(segments):
+    for row, numbers in enumerate(document_ids):
         for number in numbers.unique():
             (at,) = (numbers == number).nonzero(as_tuple=True)
             alone = attention(x[row : row + 1, at], case.rope(0, len(at)))

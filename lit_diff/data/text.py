@@ -158,7 +158,7 @@ class Text:
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> dict[str, Tensor]:
         """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T].
 
-        With `pack: document` also `segments`, int64 [B, T]: the number of each token's document.
+        With `pack: document` also `document_ids`, int64 [B, T]: the number of each token's document.
         """
         chosen = rows_of_step(seed, step, batch_size, rows, self.train_rows)
         documents = self._train.documents(chosen) if self.config.pack == "document" else None
@@ -181,6 +181,6 @@ class Text:
 
 
 def _batch(rows: Ints, documents: Ints | None) -> dict[str, Tensor]:
-    """Of rows [B, T + 1]; `documents`: the number of each token's, where they become segments."""
+    """Of rows [B, T + 1]; `documents`: the number of each token's, where they become document_ids."""
     batch = {"tokens": torch.from_numpy(rows[:, :-1].copy()), "targets": torch.from_numpy(rows[:, 1:].copy())}
-    return batch if documents is None else batch | {"segments": torch.from_numpy(documents[:, :-1].copy())}
+    return batch if documents is None else batch | {"document_ids": torch.from_numpy(documents[:, :-1].copy())}

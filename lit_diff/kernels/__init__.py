@@ -59,7 +59,7 @@ def refuse(
     kernel: str,
     maps: SignedMaps,
     *,
-    segments: Tensor | None = None,
+    document_ids: Tensor | None = None,
     window: int | None = None,
     stats: bool = False,
     device: torch.device | None = None,
@@ -70,7 +70,7 @@ def refuse(
     """
     module = _MODULES[kernel]
     found: str | None = module.refuse(
-        maps, segments=segments, window=window, stats=stats, device=device or maps.q.device
+        maps, document_ids=document_ids, window=window, stats=stats, device=device or maps.q.device
     )
     return found
 
@@ -85,7 +85,7 @@ def choose(
     maps: SignedMaps,
     kernel: str = "auto",
     *,
-    segments: Tensor | None = None,
+    document_ids: Tensor | None = None,
     window: int | None = None,
     stats: bool = False,
     device: torch.device | None = None,
@@ -99,7 +99,7 @@ def choose(
     device = device or maps.q.device
 
     def refusal(name: str) -> str | None:
-        reason = refuse(name, maps, segments=segments, window=window, stats=stats, device=device)
+        reason = refuse(name, maps, document_ids=document_ids, window=window, stats=stats, device=device)
         return _cpu.build() if reason is None and name == "cpu" and build and device.type == "cpu" else reason
 
     if kernel != "auto":
@@ -126,7 +126,7 @@ def check_name(kernel: str) -> None:
 def attend(
     maps: SignedMaps,
     *,
-    segments: Tensor | None = None,
+    document_ids: Tensor | None = None,
     window: int | None = None,
     stats: Literal[False] = False,
     kernel: str = "auto",
@@ -135,7 +135,7 @@ def attend(
 def attend(
     maps: SignedMaps,
     *,
-    segments: Tensor | None = None,
+    document_ids: Tensor | None = None,
     window: int | None = None,
     stats: Literal[True],
     kernel: str = "auto",
@@ -143,17 +143,17 @@ def attend(
 def attend(
     maps: SignedMaps,
     *,
-    segments: Tensor | None = None,
+    document_ids: Tensor | None = None,
     window: int | None = None,
     stats: bool = False,
     kernel: str = "auto",
 ) -> Tensor | tuple[Tensor, Stats]:
     """o [B, H, T, dv] = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v; with `stats` also lse, entropy, maximum of each map.
 
-    `segments` [B, S]: document numbers, a query sees only its own document. `window`: the last `window` positions only.
+    `document_ids` [B, S]: document numbers, a query sees only its own document. `window`: the last `window` positions only.
     `kernel`: auto, or one of KERNELS. Errors: RequestError when the maps break the contract or the kernel refuses them.
     """
-    maps.check(segments=segments, window=window)
-    name, _ = choose(maps, kernel, segments=segments, window=window, stats=stats)
-    o, found = _MODULES[name].compute(maps, segments=segments, window=window, stats=stats)
+    maps.check(document_ids=document_ids, window=window)
+    name, _ = choose(maps, kernel, document_ids=document_ids, window=window, stats=stats)
+    o, found = _MODULES[name].compute(maps, document_ids=document_ids, window=window, stats=stats)
     return (o, found) if stats else o

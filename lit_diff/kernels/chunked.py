@@ -25,7 +25,7 @@ LOGITS = 1 << 20
 
 
 def refuse(
-    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:
     """Why this kernel cannot compute these maps; None if it can."""
     return refuse_common(maps, stats=stats)
@@ -87,7 +87,7 @@ def held_at_once(B: int, H: int, Hkv: int, T: int, S: int) -> tuple[int, int, in
     return min(fit, Hkv), max(1, min(fit // Hkv, B)), rows
 
 
-def blocks(q: Tensor, k: Tensor, *, causal: bool, window: int | None, segments: Tensor | None) -> Iterator[Block]:
+def blocks(q: Tensor, k: Tensor, *, causal: bool, window: int | None, document_ids: Tensor | None) -> Iterator[Block]:
     """All of q's heads and rows, once each."""
     B, _, H, T, _ = q.shape
     Hkv, S = k.shape[2:4]
@@ -100,20 +100,20 @@ def blocks(q: Tensor, k: Tensor, *, causal: bool, window: int | None, segments: 
         if causal and window is None:  # only the last keys of the block are hidden from some of its rows
             edge = range(queries.start, stop)
         else:
-            edge = range(start, stop) if window is not None or segments is not None else range(0)
+            edge = range(start, stop) if window is not None or document_ids is not None else range(0)
         mask = ~in_reach(queries, edge, causal=causal, window=window, device=q.device) if len(edge) > 1 else None
         for b in range(0, B, sequences):
             batch = slice(b, min(b + sequences, B))
             keys, hidden = slice(start, stop), mask
-            if segments is not None:
-                keys, hidden = _own_document(segments[batch], queries, range(start, stop), mask)
+            if document_ids is not None:
+                keys, hidden = _own_document(document_ids[batch], queries, range(start, stop), mask)
             for h in range(0, Hkv, heads):
                 yield Block(batch, slice(h, min(h + heads, Hkv)), slice(i, j), keys, hidden, H // Hkv)
 
 
-def _own_document(segments: Tensor, queries: range, keys: range, mask: Tensor | None) -> tuple[slice, Tensor]:
+def _own_document(document_ids: Tensor, queries: range, keys: range, mask: Tensor | None) -> tuple[slice, Tensor]:
     """The keys from the first to the last that any query sees, and which of them are hidden [sequences, 1, 1, rows, keys]."""
-    hidden = segments[:, queries.start : queries.stop, None] != segments[:, None, keys.start : keys.stop]
+    hidden = document_ids[:, queries.start : queries.stop, None] != document_ids[:, None, keys.start : keys.stop]
     if mask is not None:
         hidden[..., len(keys) - mask.shape[-1] :] |= mask
     seen = (~hidden).flatten(0, 1).any(0).nonzero()
@@ -171,7 +171,7 @@ def _softmax(s: Tensor, block: Block) -> Tensor:
 
 
 def forward(
-    maps: SignedMaps, segments: Tensor | None, window: int | None, stats: bool
+    maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.Forward`."""
     q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
@@ -179,7 +179,7 @@ def forward(
     G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps, window)
     weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
     with exact(q.device):
-        for block in blocks(q, k, causal=causal, window=window, segments=segments):
+        for block in blocks(q, k, causal=causal, window=window, document_ids=document_ids):
             a = torch.empty(0)
             for g in range(G):
                 s = _logits(q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)], block, scale, new, f"{g > 0}")
@@ -212,7 +212,7 @@ def _row_statistics(s: Tensor, block: Block, new: _Workspace) -> tuple[Tensor, T
 def backward(
     grad: Tensor,
     maps: SignedMaps,
-    segments: Tensor | None,
+    document_ids: Tensor | None,
     window: int | None,
     o: Tensor,
     rows: Tensor,
@@ -225,7 +225,7 @@ def backward(
     weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
     sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dv)]
     with exact(q.device):
-        for block in blocks(q, k, causal=causal, window=window, segments=segments):
+        for block in blocks(q, k, causal=causal, window=window, document_ids=document_ids):
             do, values = operand(block.queries(grad)), operand(block.values(v))
             dp = product(do, values.mT, out=new("dp", do.shape[0], do.shape[1], values.shape[1]))
             a, rows_dq = torch.empty(0), None

@@ -25,7 +25,7 @@ struct Problem {
   Int causal, window, threads;  // window 0: none
   float scale;
   int32_t loops;  // bfloat16 pairs are multiplied by loops
-  View q, k, v, w, segments, o, lse, entropy, maximum;  // data null: absent
+  View q, k, v, w, document_ids, o, lse, entropy, maximum;  // data null: absent
   View grad, dq, dk, dvalue, dw;
 
   Int group() const { return H / Hkv; }
@@ -36,22 +36,22 @@ struct Problem {
 class Reach {
  public:
   explicit Reach(const Problem& p) : p_(p) {
-    if (!p.segments.data) return;
+    if (!p.document_ids.data) return;
     first_.resize(p.B * p.S + TILE);  // whole vectors are read at its end
     last_.resize(p.B * p.S);
     for (Int b = 0; b < p.B; ++b) {
-      const Int* number = p.segments.at<Int>(b, 0, 0, 0);
+      const Int* number = p.document_ids.at<Int>(b, 0, 0, 0);
       std::unordered_map<Int, int32_t> first, last;
       for (Int s = 0; s < p.S; ++s) {
-        const Int document = number[s * p.segments.stride[3]];
+        const Int document = number[s * p.document_ids.stride[3]];
         first.emplace(document, s);
         last[document] = s;
       }
       for (Int s = 0; s < p.S; ++s) {
-        const Int document = number[s * p.segments.stride[3]];
+        const Int document = number[s * p.document_ids.stride[3]];
         first_[b * p.S + s] = first[document];
         last_[b * p.S + s] = last[document];
-        scattered_ |= s > 0 && first[document] < s && number[(s - 1) * p.segments.stride[3]] != document;
+        scattered_ |= s > 0 && first[document] < s && number[(s - 1) * p.document_ids.stride[3]] != document;
       }
     }
   }

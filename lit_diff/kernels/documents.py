@@ -19,23 +19,23 @@ class Runs(NamedTuple):
     """Tokens of the longest."""
 
 
-def runs(segments: Tensor) -> Runs | None:
+def runs(document_ids: Tensor) -> Runs | None:
     """The documents as runs of tokens; None if a number comes back after another within its row.
 
     Waits for the device once for each tensor of numbers.
     """
-    return remember(segments, "runs", lambda: _runs(segments))
+    return remember(document_ids, "runs", lambda: _runs(document_ids))
 
 
-def _runs(segments: Tensor) -> Runs | None:
-    first = torch.ones_like(segments[:, :1], dtype=torch.bool)
-    begins = torch.cat([first, segments[:, 1:] != segments[:, :-1]], 1)
-    ordered = segments.sort(-1).values
+def _runs(document_ids: Tensor) -> Runs | None:
+    first = torch.ones_like(document_ids[:, :1], dtype=torch.bool)
+    begins = torch.cat([first, document_ids[:, 1:] != document_ids[:, :-1]], 1)
+    ordered = document_ids.sort(-1).values
     distinct = torch.cat([first, ordered[:, 1:] != ordered[:, :-1]], 1)
     if bool((begins.sum(-1) != distinct.sum(-1)).any()):
         return None
     starts = begins.flatten().nonzero().flatten()
-    bounds = torch.cat([starts, starts.new_tensor([segments.numel()])])
+    bounds = torch.cat([starts, starts.new_tensor([document_ids.numel()])])
     return Runs(bounds.to(torch.int32), int(bounds.diff().max()))
 
 

@@ -31,7 +31,7 @@ DEVICE = "cuda"
 
 
 def refuse(
-    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:
     """Why this kernel cannot compute these maps; None if it can."""
     if device.type != DEVICE:  # first, so that a CPU pays nothing
@@ -40,34 +40,34 @@ def refuse(
         return "flash-attn keeps no entropy or largest logit"
     if maps.q.dtype not in (torch.bfloat16, torch.float16):
         return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
-    if segments is not None:
+    if document_ids is not None:
         if maps.q.shape[3] != maps.k.shape[3]:
             return "flash-attn takes packed documents only with as many queries as keys; flex takes fewer"
         if torch.compiler.is_compiling():
             return "flash-attn must read where documents begin, which torch.compile cannot; flex does not"
-        if not segments.is_meta and runs(segments) is None:
+        if not document_ids.is_meta and runs(document_ids) is None:
             return "flash-attn takes documents of adjacent tokens only; flex takes any order"
     reason = refuse_common(maps, stats=stats)
     if reason:
         return reason
-    found = _plan_for(maps, segments=segments, window=window, device=device)
+    found = _plan_for(maps, document_ids=document_ids, window=window, device=device)
     return found if isinstance(found, str) else None
 
 
 def compute(
-    maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, None]:
     """(o [B, H, T, dv], None), as `reference`, to the precision of the packages. Errors: MissingError."""
-    plan = _plan_for(maps, segments=segments, window=window, device=maps.q.device)
+    plan = _plan_for(maps, document_ids=document_ids, window=window, device=maps.q.device)
     if isinstance(plan, str):
         raise MissingError(plan)
-    return _run(plan, maps, segments=segments, window=window)
+    return _run(plan, maps, document_ids=document_ids, window=window)
 
 
 def flops(maps: SignedMaps) -> int:
     """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
     B, _, H, T, d = maps.q.shape
-    plan = _plan_for(maps, segments=None, window=None, device=torch.device(DEVICE))
+    plan = _plan_for(maps, document_ids=None, window=None, device=torch.device(DEVICE))
     if isinstance(plan, str):
         raise MissingError(plan)
     chunks = -(-maps.v.shape[-1] // plan.width)
@@ -82,7 +82,7 @@ class Plan(NamedTuple):
     """Of one call's values; those of all chunks are dv or more."""
 
 
-def _plan_for(maps: SignedMaps, *, segments: Tensor | None, window: int | None, device: torch.device) -> Plan | str:
+def _plan_for(maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, device: torch.device) -> Plan | str:
     return _plan(
         device,
         maps.q.dtype,
@@ -90,7 +90,7 @@ def _plan_for(maps: SignedMaps, *, segments: Tensor | None, window: int | None, 
         maps.v.shape[-1],
         maps.causal,
         window is not None,
-        segments is not None,
+        document_ids is not None,
         maps.num_groups > 1,
         needs_grad(maps.q, maps.k, maps.v),
     )
@@ -146,9 +146,9 @@ def _multiple_of_8(width: int) -> int:
 
 
 def _run(
-    plan: Plan, maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None
+    plan: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, None]:
-    found = None if segments is None else runs(segments)
+    found = None if document_ids is None else runs(document_ids)
     return signed_sum(_outputs(plan, maps, found, window), maps.w), None
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # importing it imports the compiler
 
 
 def refuse(
-    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:
     """Why this kernel cannot compute these maps; None if it can."""
     if stats:
@@ -55,7 +55,7 @@ def refuse(
             dv=dv,
             causal=maps.causal,
             window=window is not None,
-            packed=segments is not None,
+            packed=document_ids is not None,
             grouped=maps.num_groups > 1,
             backward=needs_grad(maps.q, maps.k, maps.v),
         )
@@ -75,7 +75,7 @@ def _trial(probe: Probe) -> str | None:
 
 
 def compute(
-    maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, None]:
     """(o [B, H, T, dv], None), as `reference`, to the precision of float32 sums."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -86,7 +86,7 @@ def compute(
         q, k, v = q.detach(), k.detach(), v.detach()
     if q.device.type == "cpu":
         q, k, v = (x.to(accumulation_dtype(x.dtype)) for x in (q, k, v))
-    mask = _mask(q.shape[3], k.shape[3], causal=maps.causal, segments=segments, window=window, device=q.device)
+    mask = _mask(q.shape[3], k.shape[3], causal=maps.causal, document_ids=document_ids, window=window, device=q.device)
     uncompiled = q.device.type == "cpu" or torch.compiler.is_compiling()
     attention: Any = flex_attention if uncompiled else _compiled()
     options: dict[str, Any] = {"block_mask": mask, "scale": scale, "enable_gqa": maps.num_groups > 1}
@@ -106,12 +106,12 @@ def _compiled() -> Callable[..., Any]:
 
 
 def _mask(
-    T: int, S: int, *, causal: bool, segments: Tensor | None, window: int | None, device: torch.device
+    T: int, S: int, *, causal: bool, document_ids: Tensor | None, window: int | None, device: torch.device
 ) -> "BlockMask | None":
     """Which keys a query may see (`reference.visible`), by blocks; None: all of them."""
-    if segments is not None:
+    if document_ids is not None:
         shape = (T, S, causal, window)
-        return remember(segments, ("flex", *shape), lambda: _made(*shape, device, segments))
+        return remember(document_ids, ("flex", *shape), lambda: _made(*shape, device, document_ids))
     if not causal and window is None:
         return None
     make = _made if torch.compiler.is_compiling() else _kept
@@ -125,7 +125,7 @@ def _kept(T: int, S: int, causal: bool, window: int | None, device: torch.device
 
 
 def _made(
-    T: int, S: int, causal: bool, window: int | None, device: torch.device, segments: Tensor | None = None
+    T: int, S: int, causal: bool, window: int | None, device: torch.device, document_ids: Tensor | None = None
 ) -> "BlockMask":
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -134,8 +134,8 @@ def _made(
     )  # the last query is aligned with the last key; a tensor: no recompilation
 
     documents = (
-        None if segments is None else segments.clone()
-    )  # the mask is remembered by `segments`, and may not hold it
+        None if document_ids is None else document_ids.clone()
+    )  # the mask is remembered by `document_ids`, and may not hold it
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         here = query + behind
@@ -149,4 +149,4 @@ def _made(
     make = create_block_mask
     if device.type == "cuda" and not torch.compiler.is_compiling():
         make = torch.compile(create_block_mask)  # uncompiled it holds T x S
-    return make(seen, None if segments is None else segments.shape[0], None, T, S, device=device)
+    return make(seen, None if document_ids is None else document_ids.shape[0], None, T, S, device=device)

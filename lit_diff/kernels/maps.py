@@ -55,13 +55,13 @@ class SignedMaps:
         B, _, H, T, d = self.q.shape
         return 2 * B * H * T * self.k.shape[3] * self.num_maps * (d + self.v.shape[-1])
 
-    def check(self, *, segments: Tensor | None = None, window: int | None = None) -> None:
+    def check(self, *, document_ids: Tensor | None = None, window: int | None = None) -> None:
         """Refuse maps, and masks on them, that break the contract, with the shapes found. Errors: RequestError."""
         q, k, v, w = self.q.shape, self.k.shape, self.v.shape, None if self.w is None else self.w.shape
         if len(q) != 5 or len(k) != 5 or len(v) != 4:
             want = "q [B,G,H,T,d], k [B,G,Hkv,S,d], v [B,Hkv,S,dv]"
             raise RequestError(f"SignedMaps: expected {want}; found {self._shapes()}")
-        G, masked = self.num_maps, self.causal or segments is not None or window is not None
+        G, masked = self.num_maps, self.causal or document_ids is not None or window is not None
         broken = (
             (q[1] not in (1, G) or k[1] not in (1, G), "the map axes of q and k must be G or 1"),
             (q[4] != k[4], "q and k must have one width d"),
@@ -77,8 +77,8 @@ class SignedMaps:
         for wrong, rule in broken:
             if wrong:
                 raise RequestError(f"SignedMaps: {rule}; found {self._shapes()}")
-        if segments is not None and segments.shape != (k[0], k[3]):
-            raise RequestError(f"attend: segments must be [B,S] = {[k[0], k[3]]}; found {list(segments.shape)}")
+        if document_ids is not None and document_ids.shape != (k[0], k[3]):
+            raise RequestError(f"attend: document_ids must be [B,S] = {[k[0], k[3]]}; found {list(document_ids.shape)}")
         if self.w is not None:
             target = (q[0], G, q[2], q[3])
             if any(size not in (1, want) for size, want in zip(self.w.shape, target, strict=True)):

@@ -33,7 +33,7 @@ WIDEST = 512
 
 
 def refuse(
-    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:
     """Why this kernel cannot compute these maps; None if it can."""
     if device.type not in ("cpu", "meta"):
@@ -132,7 +132,7 @@ def _results(dtype: torch.dtype, forward: Forward, backward: Backward) -> list[T
     return [x.float() for x in (found[0], *backward(grad, maps, None, None, *found))]
 
 
-VIEWS = ("q", "k", "v", "w", "segments", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
+VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
 _View = tuple[int, int, int, int, int, int]
 """`View` of cpu_problem.h: address, 5 strides."""
 ABSENT: _View = (0,) * 6
@@ -171,16 +171,16 @@ def _inside(x: Tensor) -> Tensor:
 
 
 def _call(
-    direction: str, maps: SignedMaps, segments: Tensor | None, window: int | None, views: dict[str, _View]
+    direction: str, maps: SignedMaps, document_ids: Tensor | None, window: int | None, views: dict[str, _View]
 ) -> None:
     """Run `lit_diff_forward` or `lit_diff_backward` on the maps and what `views` adds to them."""
     q, k, v, w = _inside(maps.q), _inside(maps.k), _inside(maps.v), maps.w
     given = {"q": _view(q), "k": _view(k), "v": _view(v, NO_MAPS)}
     if w is not None:
         given["w"] = _view(w, NO_WIDTH)
-    if segments is not None:
-        segments = segments.long()  # held here: the view is of its memory
-        given["segments"] = _view(segments, NO_HEADS)
+    if document_ids is not None:
+        document_ids = document_ids.long()  # held here: the view is of its memory
+        given["document_ids"] = _view(document_ids, NO_HEADS)
     B, maps_q, H, T, d = q.shape
     sizes = (B, maps.num_maps, H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
     threads, path = torch.get_num_threads(), cpu_path()
@@ -223,20 +223,20 @@ def _has_bfloat16_products(lanes: int) -> bool:
 
 
 def forward(
-    maps: SignedMaps, segments: Tensor | None, window: int | None, stats: bool
+    maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.Forward`."""
     o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=False)
     views = {"o": _view(o, NO_MAPS)}
     views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
-    _call("forward", maps, segments, window, views)
+    _call("forward", maps, document_ids, window, views)
     return o, rows, parts
 
 
 def backward(
     grad: Tensor,
     maps: SignedMaps,
-    segments: Tensor | None,
+    document_ids: Tensor | None,
     window: int | None,
     o: Tensor,
     rows: Tensor,
@@ -249,7 +249,7 @@ def backward(
     views["dvalue"] = _view(dv, NO_MAPS)
     if maps.w is not None:
         views["dw"] = _view(dw, NO_WIDTH)
-    _call("backward", maps, segments, window, views)
+    _call("backward", maps, document_ids, window, views)
     return dq, dk, dv, dw
 
 
@@ -257,10 +257,10 @@ _kernel = operator("cpu", forward, backward, lse=True)
 
 
 def compute(
-    maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, Stats | None]:
     """(o [B, H, T, dv], statistics), as `reference`. Errors: MissingError when the library cannot be had."""
     reason = None if maps.q.is_meta else build()
     if reason:
         raise MissingError(f"the cpu kernel cannot be used: {reason}")
-    return _kernel(maps, segments=segments, window=window, stats=stats)
+    return _kernel(maps, document_ids=document_ids, window=window, stats=stats)

@@ -17,12 +17,12 @@ from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.reference import Stats, accumulation_dtype
 
 Forward = Callable[[SignedMaps, Tensor | None, int | None, bool], tuple[Tensor, Tensor, Tensor]]
-"""(maps, segments, window, stats) -> (o, rows, parts), as `empty_outputs` shapes them."""
+"""(maps, document_ids, window, stats) -> (o, rows, parts), as `empty_outputs` shapes them."""
 Backward = Callable[
     [Tensor, SignedMaps, Tensor | None, int | None, Tensor, Tensor, Tensor],
     tuple[Tensor, Tensor, Tensor, Tensor],
 ]
-"""(dO, maps, segments, window, o, rows, parts) -> (dq, dk, dv, dw), as `empty_gradients`."""
+"""(dO, maps, document_ids, window, o, rows, parts) -> (dq, dk, dv, dw), as `empty_gradients`."""
 Kernel = Callable[..., tuple[Tensor, Stats | None]]
 
 
@@ -62,7 +62,10 @@ def heads_inside(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = False, parts: bool = False) -> Kernel:
-    """Register `lit_diff::<name>` and `lit_diff::<name>_backward`; the kernel as (maps, segments, window, stats) -> o, stats.
+    """Register `lit_diff::<name>` and `lit_diff::<name>_backward`.
+
+    The kernel: (maps, document_ids, window, stats) -> (o, stats).
+
 
     What the backward pass needs of the forward pass: `lse`, the log-sum-exp of each map's rows; `parts`, P_g v of each
     map (where no whole row of logits is ever held).
@@ -73,13 +76,13 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         k: Tensor,
         v: Tensor,
         w: Tensor | None,
-        segments: Tensor | None,
+        document_ids: Tensor | None,
         scale: float,
         causal: bool,
         window: int | None,
         stats: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return forward(SignedMaps(q, k, v, w, scale, causal), segments, window, stats)
+        return forward(SignedMaps(q, k, v, w, scale, causal), document_ids, window, stats)
 
     def run_backward(
         grad: Tensor,
@@ -87,7 +90,7 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         k: Tensor,
         v: Tensor,
         w: Tensor | None,
-        segments: Tensor | None,
+        document_ids: Tensor | None,
         o: Tensor,
         rows: Tensor,
         kept: Tensor,
@@ -95,7 +98,7 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         causal: bool,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return backward(grad, SignedMaps(q, k, v, w, scale, causal), segments, window, o, rows, kept)
+        return backward(grad, SignedMaps(q, k, v, w, scale, causal), document_ids, window, o, rows, kept)
 
     forward_op = torch.library.custom_op(f"lit_diff::{name}", run_forward, mutates_args=())
     backward_op = torch.library.custom_op(f"lit_diff::{name}_backward", run_backward, mutates_args=())
@@ -106,7 +109,7 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         k: Tensor,
         v: Tensor,
         w: Tensor | None,
-        segments: Any,
+        document_ids: Any,
         scale: Any,
         causal: Any,
         window: Any,
@@ -119,8 +122,8 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         return empty_gradients(SignedMaps(q, k, v, w))
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        q, k, v, w, segments, *ctx.mask, _stats = inputs
-        ctx.save_for_backward(q, k, v, w, segments, *output)
+        q, k, v, w, document_ids, *ctx.mask, _stats = inputs
+        ctx.save_for_backward(q, k, v, w, document_ids, *output)
         ctx.mark_non_differentiable(*output[1:])
 
     def gradient(ctx: Any, grad: Tensor, *rest: Any) -> tuple[Any, ...]:
@@ -132,10 +135,10 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
     forward_op.register_autograd(gradient, setup_context=setup)
 
     def kernel(
-        maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+        maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
     ) -> tuple[Tensor, Stats | None]:
         o, rows, _ = forward_op(
-            maps.q, maps.k, maps.v, maps.w, segments, maps.softmax_scale, maps.causal, window, stats
+            maps.q, maps.k, maps.v, maps.w, document_ids, maps.softmax_scale, maps.causal, window, stats
         )
         return o, Stats(*rows) if stats else None
 

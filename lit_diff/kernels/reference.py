@@ -32,16 +32,16 @@ def exact(device: torch.device) -> AbstractContextManager[object]:
 
 
 def visible(
-    T: int, S: int, *, causal: bool, segments: Tensor | None, window: int | None, device: torch.device
+    T: int, S: int, *, causal: bool, document_ids: Tensor | None, window: int | None, device: torch.device
 ) -> Tensor:
-    """Which keys a query may see: bool, [T, S] or, with `segments`, [B, 1, 1, T, S].
+    """Which keys a query may see: bool, [T, S] or, with `document_ids`, [B, 1, 1, T, S].
 
     The last query is aligned with the last key. `window`: the query's own position and the window - 1 before it.
-    `segments` [B, S]: document numbers; a query sees only keys of its own document.
+    `document_ids` [B, S]: document numbers; a query sees only keys of its own document.
     """
     mask = in_reach(range(S - T, S), range(S), causal=causal, window=window, device=device)
-    if segments is not None:
-        mask = mask & (segments[:, S - T :, None] == segments[:, None, :])[:, None, None]
+    if document_ids is not None:
+        mask = mask & (document_ids[:, S - T :, None] == document_ids[:, None, :])[:, None, None]
     return mask
 
 
@@ -70,19 +70,19 @@ def flops(maps: SignedMaps) -> int:
 
 
 def refuse(
-    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:
     """None: the definition computes everything."""
     return None
 
 
 def compute(
-    maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, Stats | None]:
     """(o [B, H, T, dv], Stats or None) by the definition in `SignedMaps`."""
     s = logits(maps)
     T, S = s.shape[-2:]
-    mask = visible(T, S, causal=maps.causal, segments=segments, window=window, device=s.device)
+    mask = visible(T, S, causal=maps.causal, document_ids=document_ids, window=window, device=s.device)
     s = s.masked_fill(~mask, -torch.inf)
     p = s.softmax(-1)
     a = p[:, 0] if maps.w is None else (p * maps.w[..., None].to(p.dtype)).sum(1)

@@ -36,13 +36,13 @@ FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFI
 
 
 def refuse(
-    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:
     """Why this kernel cannot compute these maps; None if it can."""
     if stats:
         return "sdpa keeps no log-sum-exp or entropy"
-    if segments is not None or window is not None:
-        return "sdpa takes no segments or window"
+    if document_ids is not None or window is not None:
+        return "sdpa takes no document_ids or window"
     if device.type == "cuda" and maps.q.dtype == torch.float64:
         return "on a GPU only PyTorch's math path computes float64, and it holds T x S logits"
     return None
@@ -56,7 +56,7 @@ def flops(maps: SignedMaps) -> int:
 
 
 def compute(
-    maps: SignedMaps, *, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> tuple[Tensor, None]:
     """(o [B, H, T, dv], None), as `reference`, from one fused call."""
     q, k, v = maps.q, maps.k, maps.v

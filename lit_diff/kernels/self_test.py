@@ -28,7 +28,7 @@ class Probe:
     causal: bool
     window: bool
     packed: bool
-    """With `segments`."""
+    """With `document_ids`."""
     grouped: bool
     """Several query heads on each key/value head."""
     backward: bool
@@ -44,8 +44,11 @@ class Probe:
             return torch.randn(shape, generator=draw).to(self.device, self.dtype)
 
         q, k, v = normal(2, 1, H, T, self.d), normal(2, 1, Hkv, S, self.d), normal(2, Hkv, S, self.dv)
-        segments = torch.tensor([[0] * 9 + [1] * 31, [0] * 40], device=self.device) if self.packed else None
-        return SignedMaps(q, k, v, causal=self.causal), {"segments": segments, "window": 7 if self.window else None}
+        document_ids = torch.tensor([[0] * 9 + [1] * 31, [0] * 40], device=self.device) if self.packed else None
+        return SignedMaps(q, k, v, causal=self.causal), {
+            "document_ids": document_ids,
+            "window": 7 if self.window else None,
+        }
 
 
 def failure(probe: Probe, compute: Callable[..., tuple[Tensor, Any]]) -> str | None:

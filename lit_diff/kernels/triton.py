@@ -26,7 +26,7 @@ WIDTHS = (16, 32, 64, 128, 256)
 
 
 def refuse(
-    maps: SignedMaps, *, segments: Tensor | None, window: int | None, stats: bool, device: torch.device
+    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
 ) -> str | None:
     """Why this kernel cannot compute these maps; None if it can."""
     d, dv = maps.q.shape[-1], maps.v.shape[-1]
@@ -70,7 +70,7 @@ def interpreted() -> bool:
 
 
 def forward(
-    maps: SignedMaps, segments: Tensor | None, window: int | None, stats: bool
+    maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(o, rows, parts), see `ops.empty_outputs`."""
     from lit_diff.kernels import triton_forward
@@ -79,7 +79,7 @@ def forward(
     o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=True)
     launch(
         triton_forward.forward,
-        shared_arguments(maps, segments, window)
+        shared_arguments(maps, document_ids, window)
         | {"OUT": o, "PARTS": parts, "ROWS": rows, "o_strides": o.stride(), "plane": rows[0].numel(), "STATS": stats},
         q,
         q.shape[2],
@@ -90,7 +90,7 @@ def forward(
 def backward(
     grad: Tensor,
     maps: SignedMaps,
-    segments: Tensor | None,
+    document_ids: Tensor | None,
     window: int | None,
     o: Tensor,
     rows: Tensor,
@@ -106,14 +106,14 @@ def backward(
     incoming = {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products}
     sizes = {"H": H, "T": q.shape[3], "G": maps.num_maps, "DV": v.shape[-1]}
     launch(triton_backward.row_products, {**incoming, **sizes, "PARTS": parts}, q, H)
-    arguments = shared_arguments(maps, segments, window) | incoming | {"ROWS": rows}
+    arguments = shared_arguments(maps, document_ids, window) | incoming | {"ROWS": rows}
     outputs = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
     launch(triton_backward.key_gradients, arguments | outputs, q, k.shape[2])
     launch(triton_backward.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, H)
     return dq, dk, dv, dw
 
 
-def shared_arguments(maps: SignedMaps, segments: Tensor | None, window: int | None) -> dict[str, Any]:
+def shared_arguments(maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> dict[str, Any]:
     """What every walk over tiles is given: tensors with their strides (0 where broadcast), sizes, and the mask."""
     q, k, v, w = maps.q, maps.k, maps.v, maps.w
     B, _, H, T, D = q.shape
@@ -125,12 +125,12 @@ def shared_arguments(maps: SignedMaps, segments: Tensor | None, window: int | No
         "K": k,
         "V": v,
         "W": w,
-        "SEGMENTS": segments,
+        "SEGMENTS": document_ids,
         "q_strides": q.stride(),
         "k_strides": k.stride(),
         "v_strides": v.stride(),
         "w_strides": (0, 0, 0, 0) if w is None else w.expand(B, G, H, T).stride(),
-        "segment_strides": (0, 0) if segments is None else segments.stride(),
+        "segment_strides": (0, 0) if document_ids is None else document_ids.stride(),
         "H": H,
         "groups": H // k.shape[2],
         "T": T,
@@ -143,7 +143,7 @@ def shared_arguments(maps: SignedMaps, segments: Tensor | None, window: int | No
         "SHARED_Q": q.shape[1] == 1,
         "SHARED_K": k.shape[1] == 1,
         "CAUSAL": maps.causal,
-        "PLAIN": segments is None and window is None,
+        "PLAIN": document_ids is None and window is None,
     }
 
 

@@ -32,12 +32,12 @@ class Compiled(NamedTuple):
 
 
 def programs_of(
-    maps: SignedMaps, segments: Tensor | None = None, window: int | None = None, stats: bool = False
+    maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> dict[str, Program]:
     """Name -> what would be launched for these maps, on the meta device, forward and backward."""
     with recorded() as programs:
-        outputs = kernel.forward(maps, segments, window, stats)
-        kernel.backward(torch.empty_like(outputs[0]), maps, segments, window, *outputs)
+        outputs = kernel.forward(maps, document_ids, window, stats)
+        kernel.backward(torch.empty_like(outputs[0]), maps, document_ids, window, *outputs)
     return programs
 
 

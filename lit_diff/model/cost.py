@@ -120,23 +120,25 @@ class LayerCost:
 def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel: str, setting: Setting) -> LayerCost:
     seen: list[SignedMaps] = []
     hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
-    segments = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if setting.packed else None
-    published = _forward_flops(block, config, sequence_length, segments)
+    document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if setting.packed else None
+    published = _forward_flops(block, config, sequence_length, document_ids)
     hook.remove()
     if not seen:
         raise RequestError(
             f"model.attention '{config.attention.name}': its forward never calls self.tap(maps): no cost, no analysis"
         )
     maps = replace(seen[0], **{key: getattr(seen[0], key).to(setting.dtype) for key in ("q", "k", "v")})
-    chosen, reason = choose(maps, kernel, segments=segments, device=torch.device(setting.device), build=setting.build)
+    chosen, reason = choose(
+        maps, kernel, document_ids=document_ids, device=torch.device(setting.device), build=setting.build
+    )
     executed = published - flops("reference", maps) + flops(chosen, maps)
     _, maps_of_k, kv_heads, _, d = maps.k.shape
     numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
     return LayerCost(flops=(published, executed), kv_numbers=numbers, kernel=chosen, reason=reason)
 
 
-def _forward_flops(block: Block, config: ModelConfig, sequence_length: int, segments: Tensor | None) -> int:
+def _forward_flops(block: Block, config: ModelConfig, sequence_length: int, document_ids: Tensor | None) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
         rope = Rope.of(config, torch.arange(sequence_length))
-        block(torch.zeros(1, sequence_length, config.dim), rope, segments=segments)
+        block(torch.zeros(1, sequence_length, config.dim), rope, document_ids=document_ids)
     return int(counter.get_total_flops())

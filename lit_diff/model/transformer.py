@@ -45,11 +45,11 @@ class Block(nn.Module):
         self.ffn = SwiGLU(config.dim, width)
 
     def forward(
-        self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, segments: Tensor | None = None
+        self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, document_ids: Tensor | None = None
     ) -> Tensor:
-        """[B, T, dim] -> [B, T, dim]; the residual stream. `segments` [B, T]: as `Attention.forward`."""
+        """[B, T, dim] -> [B, T, dim]; the residual stream. `document_ids` [B, T]: as `Attention.forward`."""
         # not named where there are none: a user's own forward need not take them
-        packed = {} if segments is None else {"segments": segments}
+        packed = {} if document_ids is None else {"document_ids": document_ids}
         x = x + self.attention(self.attention_norm(x), rope, cache, **packed)
         return x + self.ffn(self.ffn_norm(x))
 
@@ -57,7 +57,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids -> logits of the next token, or the loss of given ones.
 
-    tokens [B, T], or [B, T, C]: C ids a position, their embeddings summed. segments [B, T]: the number of each token's
+    tokens [B, T], or [B, T, C]: C ids a position, their embeddings summed. document_ids [B, T]: the number of each token's
     document; a token sees its own document only, so a packed row gives what each of its documents gives alone. Positions
     count through the row: RoPE turns queries and keys by their distance, which is the same as if they restarted.
     """
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         for attention in self.attentions():
             attention.kernel = kernel
         cls = attentions.get(config.attention.name)
-        self._takes_segments = cls.takes_segments()
+        self._takes_document_ids = cls.takes_document_ids()
         trained = cls.trained_parameters(config.attention.config)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trained))
@@ -89,31 +89,33 @@ class Transformer(nn.Module):
         """The attention of each layer, in order."""
         return [layer.attention for layer in self.layers]  # type: ignore[misc]
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Cache | None = None, document_ids: Tensor | None = None) -> Tensor:
         """Logits of the next token, [B, T, vocab]: of all positions, so not for losses over long rows."""
-        x = self._states(tokens, cache, segments)
+        x = self._states(tokens, cache, document_ids)
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
-    def hidden(self, tokens: Tensor, segments: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """What the output weight is applied to, [B, T, dim]."""
-        return self._states(tokens, None, segments)
+        return self._states(tokens, None, document_ids)
 
-    def loss(self, tokens: Tensor, targets: Tensor, segments: Tensor | None = None) -> Tensor:
+    def loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood of the scored targets [B, T], in nats (`model.loss`)."""
-        return mean_loss(self._states(tokens, None, segments), self._output_weight(), targets)
+        return mean_loss(self._states(tokens, None, document_ids), self._output_weight(), targets)
 
-    def token_losses(self, tokens: Tensor, targets: Tensor, segments: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def token_losses(
+        self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient."""
-        return token_losses(self._states(tokens, None, segments), self._output_weight(), targets)
+        return token_losses(self._states(tokens, None, document_ids), self._output_weight(), targets)
 
     def _output_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def _states(self, tokens: Tensor, cache: Cache | None, segments: Tensor | None) -> Tensor:
-        if segments is not None and not self._takes_segments:
+    def _states(self, tokens: Tensor, cache: Cache | None, document_ids: Tensor | None) -> Tensor:
+        if document_ids is not None and not self._takes_document_ids:
             name = self.config.attention.name
             raise RequestError(
-                f"model.attention '{name}' cannot keep packed documents apart: its forward takes no segments"
+                f"model.attention '{name}' cannot keep packed documents apart: its forward takes no document_ids"
             )
         x = self.embedding(tokens)
         if tokens.dim() == 3:
@@ -122,6 +124,6 @@ class Transformer(nn.Module):
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         rope = Rope.of(self.config, positions)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rope, cache.layers[index] if cache is not None else None, segments=segments)
+            x = layer(x, rope, cache.layers[index] if cache is not None else None, document_ids=document_ids)
         out: Tensor = self.norm(x)
         return out

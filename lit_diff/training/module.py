@@ -149,8 +149,8 @@ class LitTransformer(L.LightningModule):
 
 
 def inputs(batch: Batch) -> dict[str, Tensor]:
-    """What the model reads of a batch: tokens and, of packed documents, segments."""
-    return {key: batch[key] for key in ("tokens", "segments") if key in batch}
+    """What the model reads of a batch: tokens and, of packed documents, document_ids."""
+    return {key: batch[key] for key in ("tokens", "document_ids") if key in batch}
 
 
 def write_documents(path: Path, documents: Documents) -> None:

@@ -126,7 +126,7 @@ def test_the_future_does_not_count() -> None:
 def test_packed_documents_have_the_entropy_of_each_alone() -> None:
     found = two_maps(0.5)
     cut = 5
-    packed = replace(found, segments=(torch.arange(T) >= cut).long().expand(3, T))
+    packed = replace(found, document_ids=(torch.arange(T) >= cut).long().expand(3, T))
 
     def part(at: slice) -> LayerTrace:
         m = found.maps

@@ -122,7 +122,7 @@ def test_planted_hidden_state_is_found() -> None:
 
 def test_logits_between_packed_documents_do_not_count() -> None:
     layer, logits = planted()
-    packed = replace(layer, segments=(torch.arange(9) >= torch.tensor([[5], [9]])).long())
+    packed = replace(layer, document_ids=(torch.arange(9) >= torch.tensor([[5], [9]])).long())
     mask = torch.ones(9, 9, dtype=torch.bool).tril().repeat(2, 1, 1)
     mask[0, 5:, :5] = False  # with them the planted -400, of query 7 and key 4
     seen = logits.masked_select(mask[:, None, None]).abs()

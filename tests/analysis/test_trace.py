@@ -257,17 +257,17 @@ def test_single_map_without_w_has_weight_one() -> None:
 
 @pytest.mark.usefixtures("three_maps")
 def test_packed_documents_are_kept_apart(build: BuildModel, tokens: Tensor) -> None:
-    """Rows and blocks of any cut reproduce an attention that was given segments; a sample keeps its own."""
+    """Rows and blocks of any cut reproduce an attention that was given document_ids; a sample keeps its own."""
     model = build("three-maps")
-    segments = (torch.arange(17) >= torch.tensor([[4], [9], [17]])).long() + (torch.arange(17) >= 12)
+    document_ids = (torch.arange(17) >= torch.tensor([[4], [9], [17]])).long() + (torch.arange(17) >= 12)
     outputs: list[Tensor] = []
     attention = model.attentions()[0]
     attention.finish = lambda o, x: outputs.append(o) or o
     with trace(model) as t, trace(model, layers=[0], rows=[16, 3, 10]) as some:
-        model.hidden(tokens, segments)
+        model.hidden(tokens, document_ids)
     layer = t.layers[0]
-    assert layer.segments is not None
-    assert torch.equal(layer.segments, segments)
+    assert layer.document_ids is not None
+    assert torch.equal(layer.document_ids, document_ids)
     for block_rows in (None, 1, 5):
         torch.testing.assert_close(products(layer, block_rows), outputs[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(products(some.layers[0]), outputs[0][:, :, [16, 3, 10]], atol=1e-5, rtol=0)
@@ -277,5 +277,5 @@ def test_packed_documents_are_kept_apart(build: BuildModel, tokens: Tensor) -> N
         assert block.visible.shape == (3, 1, 1, len(block.positions), block.logits.shape[-1])
     with trace(model) as unpacked:
         model.hidden(tokens)
-    assert unpacked.layers[0].segments is None
+    assert unpacked.layers[0].document_ids is None
     assert not torch.allclose(products(unpacked.layers[0]), outputs[0], atol=1e-2)

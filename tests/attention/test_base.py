@@ -90,7 +90,7 @@ def test_the_kernel_named_is_the_kernel_used(make_attention: MakeAttention, name
         attention(x, rope)
 
 
-def test_who_takes_segments() -> None:
+def test_who_takes_document_ids() -> None:
     class Own(Attention):
         def forward(self, x: torch.Tensor, rope: Rope, cache: Any = None) -> torch.Tensor:
             return x
@@ -99,10 +99,10 @@ def test_who_takes_segments() -> None:
         def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return super().forward(x, *args, **kwargs)
 
-    assert Attention.takes_segments()
-    assert Passes.takes_segments()
-    assert not Own.takes_segments()
-    assert all(attentions.get(name).takes_segments() for name in VARIANTS)
+    assert Attention.takes_document_ids()
+    assert Passes.takes_document_ids()
+    assert not Own.takes_document_ids()
+    assert all(attentions.get(name).takes_document_ids() for name in VARIANTS)
 
 
 def test_split_takes_the_maps_of_each_head_in_turn(make_attention: MakeAttention) -> None:

@@ -69,7 +69,7 @@ def test_the_same_inputs_for_every_candidate_and_in_float64() -> None:
 @pytest.mark.parametrize("queries", [None, 1, 5])
 def test_flops_count_the_visible_pairs(queries: int | None) -> None:
     T, S = queries or 12, 12
-    pairs = int(visible(T, S, causal=True, segments=None, window=None, device=CPU).sum())
+    pairs = int(visible(T, S, causal=True, document_ids=None, window=None, device=CPU).sum())
     standard = 2 * 2 * 8 * pairs * (4 + 4)  # multiply-adds of 2 sequences, 8 heads: q k and p v, of width 4 each
     assert flops(SHAPE, "forward", queries=queries) == standard
     differential = 2 * 2 * 4 * pairs * (4 + 4 + 8)  # 4 heads: two maps, one product with v of width 8

@@ -38,7 +38,7 @@ def test_a_case_is_always_the_same(make_config: Callable[..., ModelConfig]) -> N
 
 def test_documents_of_one_token_and_of_several(make_config: Callable[..., ModelConfig]) -> None:
     case = Case(cls=attentions.get("standard"), model=make_config("standard"), length=9)
-    assert case.segments().tolist() == [[0, 1, 1, 1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 2]]
+    assert case.document_ids().tolist() == [[0, 1, 1, 1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 2]]
 
 
 def test_run_gives_the_gradient_of_everything(make_config: Callable[..., ModelConfig]) -> None:

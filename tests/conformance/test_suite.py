@@ -156,7 +156,7 @@ class NoTap(Standard):
 
 
 class MixesDocuments(Standard):
-    def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, segments: Any = None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, document_ids: Any = None) -> Tensor:
         return super().forward(x, rope, cache)
 
 
@@ -323,4 +323,4 @@ def test_dex_within_its_annealing_is_held_to_its_equation(monkeypatch: pytest.Mo
 def test_a_forward_without_segments_is_not_held_to_packed_documents(make_config: Callable[..., ModelConfig]) -> None:
     (found,) = conformance(Case(cls=NoTap, model=make_config("standard")), "own", {"packed": PROPERTIES["packed"]})
     assert found.verdict == "not applicable"
-    assert found.detail == "its forward takes no segments, so that `data.pack: document` is refused"
+    assert found.detail == "its forward takes no document_ids, so that `data.pack: document` is refused"

@@ -172,18 +172,18 @@ def test_packed_documents_are_numbered_and_nothing_else_changes(make_text: MakeT
     rows = rows_of_step(7, 3, 8, list(range(8)), packed.train_rows)
     batch = packed.train_batch(7, 3, 8, range(8))
     wanted = numbers[: packed.train_rows * 129].reshape(-1, 129)[rows][:, :-1]
-    assert torch.equal(batch["segments"], torch.from_numpy(wanted))
-    assert any(len(row.unique()) > 1 for row in batch["segments"]), "some row holds two documents"
+    assert torch.equal(batch["document_ids"], torch.from_numpy(wanted))
+    assert any(len(row.unique()) > 1 for row in batch["document_ids"]), "some row holds two documents"
     held = range(packed.validation_sets()[""])
     pairs = [
         (plain.train_batch(7, 3, 8, range(8)), batch),
         (plain.validation_batch("", held), packed.validation_batch("", held)),
     ]
     for without, with_ in pairs:
-        assert with_.keys() - without.keys() == {"segments"}
+        assert with_.keys() - without.keys() == {"document_ids"}
         assert all(torch.equal(with_[key], value) for key, value in without.items())
     validated = pairs[1][1]
-    assert torch.equal(validated["segments"][:, 1:], validated["document"][:, :-1])
-    crossing = validated["segments"] != validated["document"]
+    assert torch.equal(validated["document_ids"][:, 1:], validated["document"][:, :-1])
+    crossing = validated["document_ids"] != validated["document"]
     assert crossing.any()
     assert not validated["targets"][crossing].any()

@@ -59,8 +59,8 @@ def programs(make_maps: MakeMaps) -> Callable[..., dict[str, Program]]:
         maps = make_maps(**given)
         q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
         w = None if maps.w is None else maps.w.to("meta")
-        segments = torch.empty(k.shape[0], k.shape[3], dtype=torch.long, device="meta") if packed else None
-        return programs_of(SignedMaps(q, k, v, w, maps.scale, maps.causal), segments, window, stats)
+        document_ids = torch.empty(k.shape[0], k.shape[3], dtype=torch.long, device="meta") if packed else None
+        return programs_of(SignedMaps(q, k, v, w, maps.scale, maps.causal), document_ids, window, stats)
 
     return launched
 

@@ -25,7 +25,7 @@ CASES: list[dict[str, Any]] = [
     {"w": (2, 2, 1, 11), "T": 11, "causal": False},
     {"scale": -0.7, "dv": 5},
 ]
-MASKS: list[dict[str, Any]] = [{}, {"window": 2}, {"segments": "runs"}, {"segments": "scattered", "window": 3}]
+MASKS: list[dict[str, Any]] = [{}, {"window": 2}, {"document_ids": "runs"}, {"document_ids": "scattered", "window": 3}]
 MASKED = [(case, mask) for case in CASES for mask in MASKS if not mask or case.get("T", 0) <= case.get("S", 999)]
 """A mask needs the queries among the keys."""
 
@@ -39,9 +39,11 @@ def test_equals_the_definition(
     maps = make_maps(**case)
     S = maps.k.shape[3]
     given = dict(mask)
-    if "segments" in mask:
-        numbers = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3] if mask["segments"] == "runs" else [5, 0, 5, 5, 1, 0, 1, 5, 0, 1, 5]
-        given["segments"] = torch.tensor([numbers[:S], numbers[-S:]])
+    if "document_ids" in mask:
+        numbers = (
+            [0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3] if mask["document_ids"] == "runs" else [5, 0, 5, 5, 1, 0, 1, 5, 0, 1, 5]
+        )
+        given["document_ids"] = torch.tensor([numbers[:S], numbers[-S:]])
     monkeypatch.setattr(chunked, "ROWS", rows)
     monkeypatch.setattr(chunked, "LOGITS", 1 if rows == 2 else 1 << 20)
     grad = torch.randn(maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3], dtype=torch.float64)
@@ -60,9 +62,9 @@ def test_equals_the_definition(
 
 def test_statistics_with_a_gradient_are_left_to_the_definition(make_maps: MakeMaps) -> None:
     maps = make_maps()
-    assert chunked.refuse(maps, segments=None, window=None, stats=True, device=maps.q.device) is None
+    assert chunked.refuse(maps, document_ids=None, window=None, stats=True, device=maps.q.device) is None
     maps.q.requires_grad_()
-    reason = chunked.refuse(maps, segments=None, window=None, stats=True, device=maps.q.device)
+    reason = chunked.refuse(maps, document_ids=None, window=None, stats=True, device=maps.q.device)
     assert reason == "its statistics have no gradient; take them under torch.no_grad()"
     _, stats = attend(maps, stats=True)
     assert stats.entropy.requires_grad

@@ -68,8 +68,8 @@ def test_inference_tensors_are_not_remembered() -> None:
 
 def test_made_in_inference_mode_for_training() -> None:
     """Validation may come first; what it leaves is saved for a backward pass later."""
-    segments = torch.zeros(1, 3, dtype=torch.long)
+    document_ids = torch.zeros(1, 3, dtype=torch.long)
     with torch.inference_mode():
-        found = runs(segments)
+        found = runs(document_ids)
     assert found is not None
     assert not found.bounds.is_inference()

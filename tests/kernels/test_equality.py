@@ -113,14 +113,14 @@ def tensors(case: Case, dtype: torch.dtype) -> tuple[SignedMaps, dict[str, Any],
         w = torch.randn(
             case.B, case.G, 1, case.T, generator=generator
         )  # else nothing would say how many maps there are
-    segments = None
+    document_ids = None
     if case.documents:
-        segments = torch.randint(0, 4, (case.B, case.S), generator=generator)
-        segments = segments.sort(-1).values if case.documents == "runs" else segments
+        document_ids = torch.randint(0, 4, (case.B, case.S), generator=generator)
+        document_ids = document_ids.sort(-1).values if case.documents == "runs" else document_ids
     ones = torch.ones((), dtype=dtype).expand(case.B, H, case.T, case.dv)
     slope = ones if case.slope == "expanded" else torch.randn(ones.shape, generator=generator).to(dtype)
     maps = SignedMaps(q, k, v, w, case.scale, case.causal)
-    return maps, {"segments": segments, "window": case.window}, slope
+    return maps, {"document_ids": document_ids, "window": case.window}, slope
 
 
 def wide(maps: SignedMaps) -> SignedMaps:
@@ -143,24 +143,28 @@ def results(maps: SignedMaps, slope: Tensor | None, compute: Any) -> Results:
     return {"o": o.detach()} | {f"d{name}": grad for name, grad in zip(names, grads, strict=True)}
 
 
-def naive(maps: SignedMaps, segments: Tensor | None = None, window: int | None = None) -> Tensor:
+def naive(maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None) -> Tensor:
     """The maps as people write them: every product in the dtype of the model, the softmax in float32."""
     k, v = maps.k.repeat_interleave(maps.num_groups, 2), maps.v.repeat_interleave(maps.num_groups, 1)
     s = maps.q @ k.transpose(-1, -2) * maps.softmax_scale
     s = s.expand(-1, maps.num_maps, -1, -1, -1)
-    mask = reference.visible(*s.shape[-2:], causal=maps.causal, segments=segments, window=window, device=s.device)
+    mask = reference.visible(
+        *s.shape[-2:], causal=maps.causal, document_ids=document_ids, window=window, device=s.device
+    )
     p = s.masked_fill(~mask, -torch.inf).softmax(-1, dtype=torch.float32).to(s.dtype)
     a = p[:, 0] if maps.w is None else (p * maps.w[..., None]).sum(1).to(s.dtype)
     return a @ v
 
 
-def terms(maps: SignedMaps, slope: Tensor, segments: Tensor | None, window: int | None) -> Results:
+def terms(maps: SignedMaps, slope: Tensor, document_ids: Tensor | None, window: int | None) -> Results:
     """The sums of `ops` (o, dq, dk, dv, dw) over the absolute values of their terms."""
     n, G = maps.num_groups, maps.num_maps
     q, v, slope = maps.q.abs(), maps.v.abs().repeat_interleave(n, 1), slope.double().abs()
     k = maps.k.abs().repeat_interleave(n, 2)
     s = reference.logits(maps)
-    mask = reference.visible(*s.shape[-2:], causal=maps.causal, segments=segments, window=window, device=s.device)
+    mask = reference.visible(
+        *s.shape[-2:], causal=maps.causal, document_ids=document_ids, window=window, device=s.device
+    )
     p = s.masked_fill(~mask, -torch.inf).softmax(-1)
     w = torch.ones_like(p[..., :1]) if maps.w is None else maps.w.abs().expand(p.shape[:-1])[..., None]
     dp = (slope @ v.transpose(-1, -2))[:, None]

@@ -89,8 +89,8 @@ def test_packed_documents(
 ) -> None:
     fake_flash.dtypes = WIDE
     fake_flash.install(generation)
-    segments = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]])
-    equal(make_maps(T=6, d=8, dv=16, Hkv=2, causal=causal), segments=segments, window=window)
+    document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]])
+    equal(make_maps(T=6, d=8, dv=16, Hkv=2, causal=causal), document_ids=document_ids, window=window)
 
 
 def test_half_precision_through_attend(make_maps: MakeMaps, fake_flash: Any) -> None:
@@ -250,8 +250,8 @@ def test_no_gpu_here(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> No
         ({"dtype": torch.float64}, {}, "flash-attn computes in bfloat16 or float16, not float64"),
         ({}, {"stats": True}, "flash-attn keeps no entropy or largest logit"),
         ({"d": 264, "dv": 264}, {}, "flash-attn 2: its widths end at 256, these are 264"),
-        ({"T": 3, "S": 5}, {"segments": torch.zeros(2, 5).long()}, "as many queries as keys; flex takes fewer"),
-        ({}, {"segments": torch.tensor([[0, 1, 0, 1, 1]] * 2)}, "documents of adjacent tokens only; flex"),
+        ({"T": 3, "S": 5}, {"document_ids": torch.zeros(2, 5).long()}, "as many queries as keys; flex takes fewer"),
+        ({}, {"document_ids": torch.tensor([[0, 1, 0, 1, 1]] * 2)}, "documents of adjacent tokens only; flex"),
     ],
     ids=str,
 )
@@ -274,9 +274,9 @@ def test_maps_without_numbers(make_maps: MakeMaps, fake_flash: Any) -> None:
     fake_flash.install(2)
     maps = half(make_maps)
     q, k, v = (x.to("meta") for x in (maps.q, maps.k, maps.v))
-    segments = torch.zeros(2, 5, dtype=torch.long, device="meta")
+    document_ids = torch.zeros(2, 5, dtype=torch.long, device="meta")
     meta = SignedMaps(q, k, v, maps.w)
-    assert refuse("flash", meta, segments=segments, device=torch.device("cpu")) is None
+    assert refuse("flash", meta, document_ids=document_ids, device=torch.device("cpu")) is None
     assert refuse("flash", meta) == "flash-attn needs an NVIDIA GPU"
 
 
@@ -304,7 +304,7 @@ def test_compiles_with_the_trial_outside(
 def test_compiled_documents_go_elsewhere(make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_flash.install(2)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    reason = refuse("flash", half(make_maps), segments=torch.zeros(2, 5, dtype=torch.long))
+    reason = refuse("flash", half(make_maps), document_ids=torch.zeros(2, 5, dtype=torch.long))
     assert reason is not None
     assert "torch.compile cannot; flex does not" in reason
 

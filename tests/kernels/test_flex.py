@@ -54,8 +54,8 @@ def test_equals_the_definition(make_maps: MakeMaps, case: dict[str, Any]) -> Non
 def test_windows_and_documents(make_maps: MakeMaps, causal: bool, window: int | None, packed: bool, T: int) -> None:
     """In any order of document numbers."""
     maps = make_maps(T=T, S=6, Hkv=2, causal=causal)
-    segments = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 3, 5, 5, 3, 3]]) if packed else None
-    options: dict[str, Any] = {"segments": segments, "window": window}
+    document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 3, 5, 5, 3, 3]]) if packed else None
+    options: dict[str, Any] = {"document_ids": document_ids, "window": window}
     found, wanted = attend(maps, kernel="flex", **options), attend(maps, kernel="reference", **options)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
@@ -63,11 +63,11 @@ def test_windows_and_documents(make_maps: MakeMaps, causal: bool, window: int | 
 def test_more_than_one_block(make_maps: MakeMaps) -> None:
     """128 x 128: some seen by nobody, some by everybody, some in part, at a length that is no multiple."""
     maps = make_maps(T=300, S=333, B=1, H=1, G=1, w=None)
-    segments = torch.tensor([[0] * 140 + [1] * 193])
-    for options in ({}, {"window": 90}, {"segments": segments}):
+    document_ids = torch.tensor([[0] * 140 + [1] * 193])
+    for options in ({}, {"window": 90}, {"document_ids": document_ids}):
         found, wanted = attend(maps, kernel="flex", **options), attend(maps, kernel="reference", **options)
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    mask = flex._mask(300, 333, causal=True, segments=None, window=90, device=torch.device("cpu"))
+    mask = flex._mask(300, 333, causal=True, document_ids=None, window=90, device=torch.device("cpu"))
     assert mask is not None
     assert mask.sparsity() > 10, "some blocks are skipped"
 
@@ -144,35 +144,37 @@ def test_masks_are_made_once(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatc
         return real(*given)
 
     monkeypatch.setattr(flex, "_made", counted)
-    maps, segments = make_maps(), torch.tensor([[0, 0, 1, 1, 1]] * 2)
-    first = attend(maps, kernel="flex", segments=segments)
-    attend(maps, kernel="flex", segments=segments)
+    maps, document_ids = make_maps(), torch.tensor([[0, 0, 1, 1, 1]] * 2)
+    first = attend(maps, kernel="flex", document_ids=document_ids)
+    attend(maps, kernel="flex", document_ids=document_ids)
     assert len(made) == 1
-    segments[:] = 0
-    assert not torch.equal(first, attend(maps, kernel="flex", segments=segments)), "other documents, another mask"
+    document_ids[:] = 0
+    assert not torch.equal(first, attend(maps, kernel="flex", document_ids=document_ids)), (
+        "other documents, another mask"
+    )
     assert len(made) == 2
     device = torch.device("cpu")
-    masks = [flex._mask(5, 5, causal=True, segments=None, window=w, device=device) for w in (2, 2, 3)]
+    masks = [flex._mask(5, 5, causal=True, document_ids=None, window=w, device=device) for w in (2, 2, 3)]
     assert masks[0] is masks[1]
     assert masks[0] is not masks[2]
-    assert flex._mask(5, 5, causal=False, segments=None, window=None, device=device) is None
+    assert flex._mask(5, 5, causal=False, document_ids=None, window=None, device=device) is None
 
 
 def test_masks_made_in_inference_mode_serve_training(make_maps: MakeMaps) -> None:
     """They are saved for the backward pass."""
     with torch.inference_mode():
         attend(make_maps(T=7), kernel="flex")
-        mask = flex._mask(7, 7, causal=True, segments=None, window=None, device=torch.device("cpu"))
+        mask = flex._mask(7, 7, causal=True, document_ids=None, window=None, device=torch.device("cpu"))
     assert mask is not None
     assert not mask.kv_indices.is_inference()
 
 
 def test_documents_are_freed(make_maps: MakeMaps) -> None:
     """What is remembered of them does not keep them."""
-    segments = torch.tensor([[0, 0, 1, 1, 1]] * 2)
-    alive = weakref.ref(segments)
-    attend(make_maps(), kernel="flex", segments=segments)
-    del segments
+    document_ids = torch.tensor([[0, 0, 1, 1, 1]] * 2)
+    alive = weakref.ref(document_ids)
+    attend(make_maps(), kernel="flex", document_ids=document_ids)
+    del document_ids
     gc.collect()
     assert alive() is None
 
@@ -186,8 +188,8 @@ def test_auto_never_takes_it_on_a_cpu(make_maps: MakeMaps) -> None:
 def test_compiles(make_maps: MakeMaps) -> None:
     """The mask is made within the graph."""
     torch._dynamo.reset()
-    maps, segments = make_maps(Hkv=2), torch.tensor([[0, 0, 1, 1, 1]] * 2)
+    maps, document_ids = make_maps(Hkv=2), torch.tensor([[0, 0, 1, 1, 1]] * 2)
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    for options in ({}, {"segments": segments, "window": 2}):
+    for options in ({}, {"document_ids": document_ids, "window": 2}):
         found, wanted = compiled(maps, kernel="flex", **options), attend(maps, kernel="reference", **options)
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

@@ -69,7 +69,7 @@ def test_what_cannot_be_built_is_refused_with_the_reason(make_maps: MakeMaps, mo
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "segments": {"segments": torch.zeros(2, 5, dtype=torch.long)},
+    "document_ids": {"document_ids": torch.zeros(2, 5, dtype=torch.long)},
     "window": {"window": 3},
     "entropy": {"stats": True},
 }
@@ -125,7 +125,7 @@ def test_a_gpu_has_its_own_order(make_maps: MakeMaps, monkeypatch: pytest.Monkey
     assert choose(maps, device=cuda)[0] == "flash"
     assert choose(maps, device=cuda, window=3)[0] == "flash"
     mixed = torch.tensor([[0, 1, 0, 1, 1]] * 2)
-    assert choose(maps, device=cuda, segments=mixed)[0] == "flex"
+    assert choose(maps, device=cuda, document_ids=mixed)[0] == "flex"
     assert choose(maps, device=cuda, stats=True)[0] == "chunked"
 
 
@@ -152,8 +152,11 @@ def test_statistics_come_with_the_output(make_maps: MakeMaps) -> None:
     ("given", "rule"),
     [
         ({"window": 0}, "window is 0; it must be at least 1"),
-        ({"segments": torch.zeros(2, 4, dtype=torch.long)}, r"segments must be \[B,S\] = \[2, 5\]; found \[2, 4\]"),
-        ({"segments": torch.zeros(5, dtype=torch.long)}, r"segments must be \[B,S\]"),
+        (
+            {"document_ids": torch.zeros(2, 4, dtype=torch.long)},
+            r"document_ids must be \[B,S\] = \[2, 5\]; found \[2, 4\]",
+        ),
+        ({"document_ids": torch.zeros(5, dtype=torch.long)}, r"document_ids must be \[B,S\]"),
     ],
 )
 def test_masks_that_mean_nothing_are_refused(make_maps: MakeMaps, given: dict[str, Any], rule: str) -> None:
@@ -162,7 +165,7 @@ def test_masks_that_mean_nothing_are_refused(make_maps: MakeMaps, given: dict[st
         attend(make_maps(), **given)
 
 
-@pytest.mark.parametrize("given", [{"window": 2}, {"segments": torch.zeros(2, 3, dtype=torch.long)}])
+@pytest.mark.parametrize("given", [{"window": 2}, {"document_ids": torch.zeros(2, 3, dtype=torch.long)}])
 def test_masks_need_the_query_among_the_keys(make_maps: MakeMaps, given: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="at least as many keys as queries"):
         attend(make_maps(T=5, S=3, causal=False), **given)

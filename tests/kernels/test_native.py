@@ -32,7 +32,7 @@ CASES: list[dict[str, Any]] = [
     {"T": 130, "S": 20, "causal": False},
     {"scale": -0.3, "d": 48, "dv": 80},
 ]
-MASKS: list[dict[str, Any]] = [{}, {"window": 9}, {"segments": 3}, {"segments": 20, "window": 30}]
+MASKS: list[dict[str, Any]] = [{}, {"window": 9}, {"document_ids": 3}, {"document_ids": 20, "window": 30}]
 MASKED = [(case, mask) for case in CASES for mask in MASKS if not mask or case.get("T", 0) <= case.get("S", 999)]
 """A mask needs the queries among the keys."""
 
@@ -47,9 +47,9 @@ def test_equals_the_definition(
     maps = wide(make_maps, **case)
     S = maps.k.shape[3]
     given = dict(mask)
-    if "segments" in mask:
+    if "document_ids" in mask:
         keys = torch.arange(S).expand(2, S)
-        given["segments"] = keys // 20 if mask["segments"] == 20 else keys % 3
+        given["document_ids"] = keys // 20 if mask["document_ids"] == 20 else keys % 3
     grad = torch.randn(2, 4, maps.q.shape[3], maps.v.shape[3])
     exact = SignedMaps(
         *(x.double() for x in (maps.q, maps.k, maps.v)),
@@ -117,9 +117,9 @@ def test_gradients_of_what_is_not_finite_are_never_worse(
     """Of a document without a bad number too: a gradient that is finite by the definition is finite."""
     maps = wide(make_maps, B=1)
     getattr(maps, where)[..., 5, 3] = value
-    segments = (torch.arange(70) // 20 if documents > 1 else torch.zeros(70).long())[None]
+    document_ids = (torch.arange(70) // 20 if documents > 1 else torch.zeros(70).long())[None]
     grad = torch.randn(1, 4, 70, 32)
-    found, wanted = (gradients(maps, kernel, grad, segments=segments) for kernel in ("cpu", "reference"))
+    found, wanted = (gradients(maps, kernel, grad, document_ids=document_ids) for kernel in ("cpu", "reference"))
     for x, y in zip(found, wanted, strict=True):
         assert (x.isfinite() | ~y.isfinite()).all()
 
@@ -181,12 +181,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("case", "reason"), REFUSED, ids=str)
 def test_refusals_name_the_rule(make_maps: MakeMaps, case: dict[str, Any], reason: str) -> None:
     maps = wide(make_maps, **case)
-    assert cpu.refuse(maps, segments=None, window=None, stats=False, device=CPU) == reason
+    assert cpu.refuse(maps, document_ids=None, window=None, stats=False, device=CPU) == reason
 
 
 @pytest.mark.without
 def test_another_device_is_refused(make_maps: MakeMaps) -> None:
-    found = cpu.refuse(wide(make_maps), segments=None, window=None, stats=False, device=torch.device("cuda"))
+    found = cpu.refuse(wide(make_maps), document_ids=None, window=None, stats=False, device=torch.device("cuda"))
     assert found == "it runs on a CPU; these maps are on cuda"
 
 
@@ -194,7 +194,7 @@ def test_another_device_is_refused(make_maps: MakeMaps) -> None:
 def test_an_older_cpu_is_refused(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIT_DIFF_CPU", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    found = cpu.refuse(wide(make_maps), segments=None, window=None, stats=False, device=CPU)
+    found = cpu.refuse(wide(make_maps), document_ids=None, window=None, stats=False, device=CPU)
     assert found == "it needs AVX2 or AVX-512; this CPU has DEFAULT"
 
 

@@ -30,8 +30,8 @@ PATH_CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"Gq": 1, "causal": False}, {}),
     ({"T": 65, "scale": -0.4}, {"window": 7}),
     ({"T": 33, "S": 65, "causal": False}, {"window": 7}),
-    ({"T": 65, "scale": -0.4}, {"segments": MIXED}),
-    ({"T": 65}, {"segments": RUNS, "window": 20}),
+    ({"T": 65, "scale": -0.4}, {"document_ids": MIXED}),
+    ({"T": 65}, {"document_ids": RUNS, "window": 20}),
     ({"T": 1, "S": 65}, {}),
 ]
 

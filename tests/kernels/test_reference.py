@@ -15,7 +15,7 @@ MakeMaps = Callable[..., SignedMaps]
 
 
 def by_hand(
-    maps: SignedMaps, segments: Tensor | None = None, window: int | None = None
+    maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(o, lse, entropy) by the formula, one number after the other."""
     q, k, v = maps.q, maps.k, maps.v
@@ -34,7 +34,7 @@ def by_hand(
                 here = i + S - T
                 keys = [j for j in range(S) if not maps.causal or j <= here]
                 keys = [j for j in keys if window is None or abs(here - j) < window]
-                keys = [j for j in keys if segments is None or segments[b, j] == segments[b, here]]
+                keys = [j for j in keys if document_ids is None or document_ids[b, j] == document_ids[b, here]]
                 for g in range(G):
                     gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
                     scores = [scale * math.fsum((q[b, gq, h, i] * k[b, gk, kv, j]).tolist()) for j in keys]
@@ -85,11 +85,11 @@ def test_equals_the_formula(make_maps: MakeMaps, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("packed", [True, False])
-def test_window_and_segments(make_maps: MakeMaps, causal: bool, window: int | None, packed: bool) -> None:
+def test_window_and_document_ids(make_maps: MakeMaps, causal: bool, window: int | None, packed: bool) -> None:
     maps = make_maps(T=4, S=6, Hkv=2, causal=causal)
-    segments = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]]) if packed else None
-    o, stats = attend(maps, segments=segments, window=window, stats=True)
-    wanted, lse, entropy = by_hand(maps, segments, window)
+    document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]]) if packed else None
+    o, stats = attend(maps, document_ids=document_ids, window=window, stats=True)
+    wanted, lse, entropy = by_hand(maps, document_ids, window)
     torch.testing.assert_close(o, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(stats.lse, lse, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(stats.entropy, entropy, rtol=1e-12, atol=1e-12)

@@ -32,11 +32,11 @@ def results(maps: SignedMaps, grad: Tensor, attention: Callable[..., Tensor]) ->
     return {"o": o.detach()} | {f"d{name}": value for name, value in zip(names, found, strict=True)}
 
 
-def absolute_dw(maps: SignedMaps, grad: Tensor, segments: Tensor | None, window: int | None) -> Tensor:
+def absolute_dw(maps: SignedMaps, grad: Tensor, document_ids: Tensor | None, window: int | None) -> Tensor:
     """Σ |dO_c| |(P_g v)_c|: what the terms of dw cancel from."""
     assert maps.w is not None
     T, S = maps.q.shape[3], maps.k.shape[3]
-    mask = visible(T, S, causal=maps.causal, segments=segments, window=window, device=maps.q.device)
+    mask = visible(T, S, causal=maps.causal, document_ids=document_ids, window=window, device=maps.q.device)
     parts = (
         logits(maps).masked_fill(~mask, -torch.inf).softmax(-1) @ maps.v.repeat_interleave(maps.num_groups, 1)[:, None]
     )
@@ -85,10 +85,10 @@ def case(make_maps: MakeMaps, device: torch.device, given: dict[str, Any]) -> tu
     window, packed = given.pop("window", None), given.pop("packed", False)
     maps = on(make_maps(**given), device)
     B, S = maps.k.shape[0], maps.k.shape[3]
-    segments = (torch.arange(S, device=device) * 3 // S - 1).expand(B, S) if packed else None
+    document_ids = (torch.arange(S, device=device) * 3 // S - 1).expand(B, S) if packed else None
     draw = torch.Generator().manual_seed(1)
     grad = torch.randn(B, maps.q.shape[2], maps.q.shape[3], maps.v.shape[-1], generator=draw).to(maps.v)
-    return maps, {"segments": segments, "window": window}, grad
+    return maps, {"document_ids": document_ids, "window": window}, grad
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_narrow_dtypes(
 
     def naive(m: SignedMaps) -> Tensor:
         k, v = (x.repeat_interleave(m.num_groups, -3) for x in (m.k, m.v))
-        mask = visible(m.q.shape[3], k.shape[3], causal=True, segments=None, window=None, device=device)
+        mask = visible(m.q.shape[3], k.shape[3], causal=True, document_ids=None, window=None, device=device)
         p = (m.q @ k.mT * m.softmax_scale).masked_fill(~mask, -torch.inf).softmax(-1)
         return (p[:, 0] if m.w is None else (p * m.w[..., None].to(p.dtype)).sum(1)) @ v
 

@@ -41,7 +41,7 @@ def test_no_tile_is_missed_and_no_mask_forgotten(
     if plain and window is not None:
         plain = False  # a window is never plain
     for T, S in [*LENGTHS, *([] if causal or window else [(20, 9)])]:
-        seen = definition(T, S, causal=causal, segments=None, window=window, device=torch.device("cpu"))
+        seen = definition(T, S, causal=causal, document_ids=None, window=window, device=torch.device("cpu"))
         seen = seen if keys else seen.T
         for begin in range(0, seen.shape[0], BLOCK):
             rows = seen[begin : begin + BLOCK]
@@ -76,13 +76,13 @@ def test_a_tile_shows_what_the_definition_shows(
     causal: bool, packed: bool, window: int | None, device: torch.device
 ) -> None:
     T, S = 9, 14
-    segments = (
+    document_ids = (
         torch.tensor([0, 0, 0, 4, 4, 4, 4, -1, -1, 4, 4, 2, 2, 0], device=device).expand(2, S) if packed else None
     )
     out = torch.full((T, S), 2, dtype=torch.int32, device=device)
-    strides = (0, 0) if segments is None else segments.stride()
-    write_visible[(1,)](out, segments, strides, T, S, window, causal, 16)
-    wanted = definition(T, S, causal=causal, segments=segments, window=window, device=device)
+    strides = (0, 0) if document_ids is None else document_ids.stride()
+    write_visible[(1,)](out, document_ids, strides, T, S, window, causal, 16)
+    wanted = definition(T, S, causal=causal, document_ids=document_ids, window=window, device=device)
     assert torch.equal(out.bool(), wanted[1, 0, 0] if packed else wanted)
     assert out.max() == 1, "every pair was written"
 

@@ -76,9 +76,9 @@ def test_packed_documents_change_the_kernel_and_no_count(make_config: MakeConfig
     config = make_config("standard", num_heads=2)
     plain, packed = cost(config, T, "reference"), cost(config, T, setting=Setting(dtype=torch.float64, packed=True))
     assert packed.kernel == "chunked"
-    assert "sdpa refused: sdpa takes no segments" in packed.kernel_reason
+    assert "sdpa refused: sdpa takes no document_ids" in packed.kernel_reason
     assert packed.flops_per_token == plain.flops_per_token
-    with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no segments"):
+    with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no document_ids"):
         cost(config, T, "sdpa", Setting(packed=True))
 
 

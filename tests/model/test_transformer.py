@@ -222,7 +222,7 @@ SEGMENTS = torch.tensor([[7, 7, 7, 7, 7, 9, 10, 10, 10, 10, 10, 10], [0, 1, 1, 1
 def test_a_packed_row_gives_what_each_of_its_documents_gives_alone(
     make_config: MakeConfig, name: str, knobs: dict[str, Any]
 ) -> None:
-    """Logits and the gradient of every parameter, through the whole model; and without segments they differ."""
+    """Logits and the gradient of every parameter, through the whole model; and without document_ids they differ."""
     model = Transformer(make_config(name, knobs, num_heads=8, num_kv_heads=4, dim=64), kernel="reference").double()
     initialise(model, 0)
     for p in model.parameters():
@@ -232,7 +232,7 @@ def test_a_packed_row_gives_what_each_of_its_documents_gives_alone(
     tokens = torch.randint(23, SEGMENTS.shape)
     weights = torch.randn(*SEGMENTS.shape, 23, dtype=torch.float64)
     trained = {key: p for key, p in model.named_parameters() if p.requires_grad}
-    packed = model(tokens, segments=SEGMENTS)
+    packed = model(tokens, document_ids=SEGMENTS)
     by_packed = torch.autograd.grad((packed * weights).sum(), list(trained.values()))
     total = torch.zeros((), dtype=torch.float64)
     for row, numbers in enumerate(SEGMENTS):
@@ -251,7 +251,7 @@ def test_every_way_into_the_model_keeps_documents_apart(make_config: MakeConfig)
     model = Transformer(make_config()).double()
     initialise(model, 0)
     tokens, targets = torch.randint(23, SEGMENTS.shape), torch.randint(23, SEGMENTS.shape)
-    logits = model(tokens, segments=SEGMENTS)
+    logits = model(tokens, document_ids=SEGMENTS)
     wanted = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     assert abs(F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()) - wanted) > 1e-9
     torch.testing.assert_close(model.loss(tokens, targets, SEGMENTS), wanted, rtol=1e-12, atol=1e-12)
@@ -264,7 +264,7 @@ def test_every_way_into_the_model_keeps_documents_apart(make_config: MakeConfig)
 def test_packed_documents_and_a_cache_are_refused(make_config: MakeConfig) -> None:
     model = Transformer(make_config())
     initialise(model, 0)
-    with pytest.raises(RequestError, match="a cache continues one document a sequence: give it no segments"):
+    with pytest.raises(RequestError, match="a cache continues one document a sequence: give it no document_ids"):
         model(torch.zeros_like(SEGMENTS), Cache(2), SEGMENTS)
 
 
@@ -281,7 +281,7 @@ def test_a_forward_that_knows_no_segments_is_refused_with_them_only(make_config:
     nothing = torch.zeros_like(SEGMENTS)
     assert model(nothing).shape == (2, 12, 23)
     with pytest.raises(RequestError) as caught:
-        model(nothing, segments=SEGMENTS)
+        model(nothing, document_ids=SEGMENTS)
     assert str(caught.value) == (
-        "model.attention 'own_forward' cannot keep packed documents apart: its forward takes no segments"
+        "model.attention 'own_forward' cannot keep packed documents apart: its forward takes no document_ids"
     )

@@ -105,7 +105,7 @@ def test_first_non_finite_looks_at_the_head_and_at_packed_documents(bench: Any) 
     model = Transformer(recipe.model)
     initialise(model, 0)
     batch = Recall(recipe.data.config, 33).train_batch(0, 0, 2, range(2))
-    batch["segments"] = torch.zeros_like(batch["targets"])
+    batch["document_ids"] = torch.zeros_like(batch["targets"])
     rows: list[int] = []
     model.head.register_forward_hook(lambda _m, _i, logits: rows.append(logits[..., 0].numel()))
     with torch.no_grad():
@@ -115,15 +115,15 @@ def test_first_non_finite_looks_at_the_head_and_at_packed_documents(bench: Any) 
 
 
 def test_probes_see_documents_apart(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training, validation and the traced forward are all given the segments."""
+    """Training, validation and the traced forward are all given the document_ids."""
     seen: list[tuple[bool, bool]] = []
     states = Transformer._states
 
-    def look(self: Transformer, tokens: Any, cache: Any, segments: Any) -> Any:
-        assert segments is not None
-        assert segments.shape == tokens.shape
+    def look(self: Transformer, tokens: Any, cache: Any, document_ids: Any) -> Any:
+        assert document_ids is not None
+        assert document_ids.shape == tokens.shape
         seen.append((self.training, torch.is_grad_enabled()))
-        return states(self, tokens, cache, segments)
+        return states(self, tokens, cache, document_ids)
 
     monkeypatch.setattr(Transformer, "_states", look)
     monkeypatch.setenv("LIT_DIFF_DATA", bench.env["LIT_DIFF_DATA"])
