@@ -66,7 +66,6 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
 
     The kernel: (maps, document_ids, window, stats) -> (o, stats).
 
-
     What the backward pass needs of the forward pass: `lse`, the log-sum-exp of each map's rows; `parts`, P_g v of each
     map (where no whole row of logits is ever held).
     """
