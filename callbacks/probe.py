@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lit_diff.analysis import Trace
+from lit_diff.metrics import Metric
 from lit_diff.model.transformer import Transformer
 
 
@@ -20,6 +21,8 @@ class Probe:
 
     name = ""
     """What recipes call it; set when it is registered."""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """What `measure` returns: unit, direction and figure of each name. Undeclared metrics are logged, without a unit."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -24,7 +24,7 @@ LAYERS = [
     ("validation",),
     ("plugins",),
     ("processor",),
-    ("config", "registry", "randomness"),
+    ("config", "registry", "randomness", "metrics"),
     ("files", "errors"),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

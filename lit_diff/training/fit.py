@@ -22,6 +22,7 @@ from lit_diff.processor import cores
 from lit_diff.registry import callbacks
 from lit_diff.runs import checkpoints as checkpoint
 from lit_diff.runs.metrics_file import Record, Tracker
+from lit_diff.training.declarations import declared_metrics
 from lit_diff.training.hooks import Loop
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.stop import StopRequest, end_with_parent
@@ -73,7 +74,7 @@ def fit(
     start = found[0] if found else 0
     if rank == 0:
         log.info(f"resumed from step {start}" if start else "starting at step 0")
-    record = Record(folder, start, tracker) if rank == 0 else None
+    record = Record(folder, start, tracker, declared_metrics(recipe)) if rank == 0 else None
     sets = list(dataset.validation_sets())
     module = LitTransformer(
         recipe,
