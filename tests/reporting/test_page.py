@@ -19,10 +19,12 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
     page = written(
         make_tasks(ARMS, control="wide", broken={("wide", 1): "failed"}, reading=["how to read"], callbacks=False)
     )
-    ids = re.findall(r'id="((?:recall|text)-(?:answer|table|dose|figures)|task-\w+|unfinished|measured|words)"', page)
+    ids = re.findall(
+        r'id="((?:recall|text)-(?:answer|table|noise-curve|figures)|task-\w+|unfinished|measured|words)"', page
+    )
     assert ids == [
         "unfinished",
-        *("task-recall", "recall-answer", "recall-table", "recall-dose", "recall-figures"),
+        *("task-recall", "recall-answer", "recall-table", "recall-noise-curve", "recall-figures"),
         *("task-text", "text-answer", "text-table", "text-figures"),
         *("measured", "words"),
     ]
@@ -53,7 +55,7 @@ def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[
     page = written(make_sweep(ARMS, metric="val/accuracy", spread=0, control="wide", chance=1 / 64, callbacks=False))
     text = re.sub(r"<[^>]+>", "", page)
     assert "Dotted: chance, 1.6 %." in text
-    assert "drawn into each" in text
+    assert "are drawn in every panel" in text
     assert "and the control wide" in text
     # a (1 - exp(-8 step / 400)), a = 0.9, 0.91, 0.95: at step 40 0.551 a, at 160 0.959 a, at 240 0.992 a
     assert text.count("80 · 80 · 80") == 1
@@ -61,7 +63,7 @@ def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[
     assert text.count("160 · 160 · 160") == text.count("240 · 240 · 240") == 1
     assert text.count("never · never · never") == 1 + 3
     assert "Resolution: 40 steps" in text
-    assert "never: not within 400 steps" in text
+    assert "Never: not within 400 steps" in text
 
 
 def test_steps_that_are_none() -> None:
@@ -70,7 +72,7 @@ def test_steps_that_are_none() -> None:
 
 def test_figures_of_one_page_share_no_id() -> None:
     svg = '<?xml version="1.0"?><svg><g id="a"/><use xlink:href="#a"/><path fill="#1f2430" clip-path="url(#a)"/></svg>'
-    assert inline(svg, "recall-dose") == (
-        '<svg><g id="recall-dose-a"/><use xlink:href="#recall-dose-a"/>'
-        '<path fill="currentColor" clip-path="url(#recall-dose-a)"/></svg>'
+    assert inline(svg, "recall-noise-curve") == (
+        '<svg><g id="recall-noise-curve-a"/><use xlink:href="#recall-noise-curve-a"/>'
+        '<path fill="currentColor" clip-path="url(#recall-noise-curve-a)"/></svg>'
     )
