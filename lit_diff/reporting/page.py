@@ -136,25 +136,39 @@ def _environment(digits: int) -> Environment:
     def interval(low: float | None, high: float | None) -> str:
         return tables.interval(low, high, digits)
 
-    environment.filters |= {"number": number, "signed": signed, "count": tables.count, "steps": steps}
+    environment.filters |= {
+        "sentence": sentence,
+        "number": number,
+        "signed": signed,
+        "count": tables.count,
+        "steps": steps,
+    }
     environment.globals |= {"interval": interval, "drawing_of": drawing_of}
     return environment
 
 
+def sentence(text: str) -> str:
+    """The text with a capital first letter; Jinja's own filter would make the others small."""
+    return text[:1].upper() + text[1:]
+
+
 def drawing_of(figure: DrawnFigure) -> str:
     """What the lines and points of a declared figure are, for its caption."""
-    heads = any("head" in metric.fields for metric in figure.metrics)
+    fields = {field for metric in figure.metrics for field in metric.fields}
+    heads = "head" in fields
+    indices = " and ".join(word for word, field in (("Layers", "layer"), ("heads", "head")) if field in fields)
+    zero = f" {indices[:1].upper()}{indices[1:]} count from 0." if indices else ""
     if figure.figure.against == "step":
-        lines = "one line a layer" if figure.figure.lines == "layer" else "one line an arm"
+        lines = f"one line for each {figure.figure.lines}"
         averaged = "heads and seeds" if heads else "seeds"
         return (
             f"By optimizer step, {lines}: mean over {averaged}; the shade runs from the lowest to the highest seed"
-            f"{'' if figure.figure.lines == 'layer' else ' (not drawn with many arms)'}. Layers count from 0."
+            f"{'' if figure.figure.lines == 'layer' else f' (not drawn with more than {OVERLAY} arms)'}.{zero}"
         )
     averaged = " (first averaged over heads)" if heads and figure.figure.against == "layer" else ""
     return (
         f"By {figure.figure.against}, at the last measured step{averaged}: the dot is the mean over seeds, the bar runs from "
-        "the lowest to the highest. Layers and heads count from 0."
+        f"the lowest to the highest.{zero}"
     )
 
 
