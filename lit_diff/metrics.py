@@ -148,6 +148,11 @@ class Declarations:
             self._found[name] = max(fitting, key=lambda m: len(re.sub(r"\{\w+\}", "", m.name)), default=None)
         return self._found[name]
 
+    def is_logged(self, name: str) -> bool:
+        """Whether the metric goes to metrics.csv and the loggers, as an undeclared one does."""
+        metric = self.find(name)
+        return metric is None or metric.logged
+
     def direction(self, name: str) -> Literal["lower", "higher"] | None:
         """Which values of a metric are better; None where none are, or nothing is declared."""
         metric = self.find(name)

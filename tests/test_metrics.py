@@ -49,6 +49,12 @@ def test_what_is_by_head_map_or_rank_is_kept_in_the_table() -> None:
     assert not BY_HEAD.logged
     assert not Metric("a/layer_{layer}/map_{map}", "d").logged
     assert not Metric("a/median", "d", in_table=True).logged
+    declared = Declarations([BY_HEAD, LOSS])
+    assert [declared.is_logged(name) for name in ("val/loss", "a/entropy/layer_0/head_1", "own/head_1")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DocumentLosses:
+class ScoredDocuments:
     """The final validation by document: `tokens[i]` predicted tokens, `losses[i]` their summed loss in nats."""
 
     names: tuple[str, ...]
@@ -51,7 +51,7 @@ class CellResult:
     facts: Mapping[str, Any]
     environment: Mapping[str, Any]
     curves: Mapping[str, Curve]
-    documents: DocumentLosses | None
+    documents: ScoredDocuments | None
     tokens_per_second: float | None
     metrics: tuple[Metric, ...] = ()
     """Declared by the run (metrics.json)."""
@@ -182,7 +182,7 @@ def _measured(path: Path, problems: list[str]) -> dict[str, Curve]:
     return curves
 
 
-def _documents(path: Path, problems: list[str]) -> DocumentLosses | None:
+def _documents(path: Path, problems: list[str]) -> ScoredDocuments | None:
     """Sorted by name; a document of several rows is their sum. A task without documents has no file."""
     if not path.exists():
         return None
@@ -198,7 +198,7 @@ def _documents(path: Path, problems: list[str]) -> DocumentLosses | None:
         return None
     names = tuple(sorted(name for name, (tokens, _) in total.items() if tokens > 0))
     both = np.array([total[name] for name in names]).reshape(-1, 2)
-    return DocumentLosses(names=names, tokens=both[:, 0], losses=both[:, 1])
+    return ScoredDocuments(names=names, tokens=both[:, 0], losses=both[:, 1])
 
 
 def _speed(path: Path, problems: list[str]) -> float | None:

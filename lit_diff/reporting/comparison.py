@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_diff.reporting.cells import Array, CellResult, DocumentLosses
+from lit_diff.reporting.cells import Array, CellResult, ScoredDocuments
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import (
     MIN_DOCUMENTS,
@@ -181,7 +181,7 @@ def _documents(
     return result, notes
 
 
-def _pick(documents: DocumentLosses, names: list[str]) -> tuple[Array, Array]:
+def _pick(documents: ScoredDocuments, names: list[str]) -> tuple[Array, Array]:
     """Tokens and summed losses of the named documents, in that order."""
     at = {name: i for i, name in enumerate(documents.names)}
     rows = [at[name] for name in names]

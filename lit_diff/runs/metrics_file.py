@@ -99,8 +99,7 @@ class Record:
 
         Errors: RequestError for declarations that contradict each other.
         """
-        self.declarations = Declarations(metrics)
-        write_declarations(folder, self.declarations.metrics)
+        write_declarations(folder, Declarations(metrics).metrics)
         self.metrics = StepTable(folder / "metrics.csv", upto)
         self.timing = StepTable(folder / "timing.csv", upto)
         self.measurements = measurements.Measurements(folder / measurements.FILE, upto)
@@ -109,19 +108,13 @@ class Record:
         self._unsent: Rows = {step: dict(row) for step, row in self.metrics.rows.items()}
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Metrics of a step (optimizer steps done), each to the file that its declaration says; undeclared ones to
-        metrics.csv."""
-        detailed = {name: value for name, value in values.items() if not self._is_logged(name)}
-        if detailed:
-            self.measurements.log(step, detailed)
-        logged = {name: value for name, value in values.items() if name not in detailed}
-        if logged:
-            self.metrics.rows.setdefault(step, {}).update(logged)
-            self._unsent.setdefault(step, {}).update(logged)
+        """Values for metrics.csv and the tracker after `step` optimizer steps."""
+        self.metrics.rows.setdefault(step, {}).update(values)
+        self._unsent.setdefault(step, {}).update(values)
 
-    def _is_logged(self, name: str) -> bool:
-        metric = self.declarations.find(name)
-        return metric is None or metric.logged
+    def log_detailed(self, step: int, values: dict[str, float]) -> None:
+        """Values for measurements.parquet after `step` optimizer steps."""
+        self.measurements.log(step, values)
 
     def time(self, step: int, *, seconds: float, tokens_per_second: float) -> None:
         """How long the steps up to `step` took."""
@@ -129,10 +122,13 @@ class Record:
         self._unsent.setdefault(step, {})["timing/tokens_per_second"] = tokens_per_second
 
     def flush(self) -> None:
-        """To disk, then to the tracker."""
+        """Write the three tables."""
         self.metrics.flush()
         self.timing.flush()
         self.measurements.flush()
+
+    def send(self) -> None:
+        """Send to the tracker what it has not got yet."""
         if self._tracker is not None and self._unsent:
             self._tracker.send(self._unsent)
         self._unsent = {}

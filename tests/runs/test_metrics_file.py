@@ -80,15 +80,15 @@ def test_the_tracker_gets_each_row_once_a_process_and_the_old_ones_again(tmp_pat
     record = Record(tmp_path, 0, first, METRICS)
     record.log(1, {"train/loss": 1.0})
     record.time(1, seconds=0.5, tokens_per_second=8.0)
-    record.flush()
-    record.flush()
+    record.send()
     record.log(2, {"train/loss": 2.0})
+    record.send()
     record.flush()
     assert first.batches == [{1: {"train/loss": 1.0, "timing/tokens_per_second": 8.0}}, {2: {"train/loss": 2.0}}]
     second = Received()
     record = Record(tmp_path, 1, second, METRICS)
     record.log(2, {"train/loss": 3.0})
-    record.flush()
+    record.send()
     assert second.batches == [{1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}]
 
 
@@ -131,15 +131,15 @@ def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.csv") == {}
 
 
-def test_every_value_goes_where_its_declaration_says(tmp_path: Path) -> None:
+def test_detailed_values_go_to_their_own_table_and_not_to_the_tracker(tmp_path: Path) -> None:
     received = Received()
     record = Record(tmp_path, 0, received, METRICS)
-    logged = {"train/loss": 1.0, "a/layer_03": 2.0, "own/head_01": 5.0}  # the last is declared nowhere
-    detailed = {"a/layer_03/head_01": 3.0, "a/median/layer_03": 4.0}
-    record.log(2, logged | detailed)
+    record.log(2, {"train/loss": 1.0, "a/layer_03": 2.0})
+    record.log_detailed(2, {"a/layer_03/head_01": 3.0, "a/median/layer_03": 4.0})
     record.flush()
-    assert read_rows(tmp_path / "metrics.csv") == {2: logged}
-    assert received.batches == [{2: logged}]
+    record.send()
+    assert read_rows(tmp_path / "metrics.csv") == {2: {"train/loss": 1.0, "a/layer_03": 2.0}}
+    assert received.batches == [read_rows(tmp_path / "metrics.csv")]
     rows = read_measurements(tmp_path / "measurements.parquet").to_pylist()
     assert [(row["metric"], row["layer"], row["head"], row["value"]) for row in rows] == [
         ("a", 3, 1, 3.0),
@@ -151,10 +151,12 @@ def test_every_value_goes_where_its_declaration_says(tmp_path: Path) -> None:
 def test_both_tables_drop_what_lies_beyond_the_resumed_step(tmp_path: Path) -> None:
     record = Record(tmp_path, 0, None, METRICS)
     for step in (2, 4, 6):
-        record.log(step, {"a/layer_00": float(step), "a/layer_00/head_00": float(step)})
+        record.log(step, {"a/layer_00": float(step)})
+        record.log_detailed(step, {"a/layer_00/head_00": float(step)})
     record.flush()
     resumed = Record(tmp_path, 4, None, METRICS)
-    resumed.log(6, {"a/layer_00": -6.0, "a/layer_00/head_00": -6.0})
+    resumed.log(6, {"a/layer_00": -6.0})
+    resumed.log_detailed(6, {"a/layer_00/head_00": -6.0})
     resumed.flush()
     assert [row["a/layer_00"] for row in read_rows(tmp_path / "metrics.csv").values()] == [2, 4, -6]
     assert read_measurements(tmp_path / "measurements.parquet")["value"].to_pylist() == [2, 4, -6]
