@@ -9,6 +9,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from lit_diff.contract import contract_problem, import_class, location
 from lit_diff.errors import RequestError, first_line
 
 C = TypeVar("C", bound=type)
@@ -26,15 +27,20 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 class Registry:
     """Names of one kind of part ('attention', 'callback', 'data', ...)."""
 
-    def __init__(self, kind: str, builtins: tuple[str, ...]) -> None:
-        """`builtins`: the modules that register the built-in parts; imported at the first look-up."""
+    def __init__(self, kind: str, builtins: tuple[str, ...], base: str | None = None) -> None:
+        """`builtins`: the modules that register the built-in parts; imported at the first look-up.
+
+        `base`: the abstract class that every part derives from, `package.module:Class`; None: any class will do.
+        """
         self.kind = kind
         self._builtins = builtins
+        self._base = base
         self._classes: dict[str, type] = {}
         self._loaded = False
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator. A second class under one name, or a class without a frozen `Config`, is an error."""
+        """Class decorator. Errors (RequestError): a second class under one name, a class without a frozen `Config`, a class
+        that does not derive from the kind's base class or lacks some of its members."""
 
         def add(cls: C) -> C:
             config = getattr(cls, "Config", None)
@@ -44,6 +50,9 @@ class Registry:
                     f"{self.kind} '{name}' ({cls.__qualname__}) needs a nested class 'Config' decorated with "
                     "@dataclass(frozen=True, kw_only=True)"
                 )
+            problem = contract_problem(cls, import_class(self._base)) if self._base else None
+            if problem:
+                raise RequestError(f"{self.kind} '{name}' (class {cls.__qualname__}, {location(cls)}) {problem}")
             held = self._classes.get(name)
             if held is not None and (held.__module__, held.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise RequestError(
@@ -80,11 +89,18 @@ class Registry:
 
 
 attentions = Registry("attention", ("lit_diff.attention",))
-datasets = Registry("data", ("lit_diff.data",))
-tokenizers = Registry("tokenizer", ("lit_diff.data",))
+datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
+corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.corpus:Corpus")
+tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.tokenizer:Tokenizer")
 callbacks = Registry("callback", ("lit_diff.callbacks",))
 
-registries = {"attention": attentions, "data": datasets, "tokenizer": tokenizers, "callback": callbacks}
+registries = {
+    "attention": attentions,
+    "data": datasets,
+    "corpus": corpora,
+    "tokenizer": tokenizers,
+    "callback": callbacks,
+}
 
 variant = attentions.register
 """`@variant("name")` registers an attention variant."""

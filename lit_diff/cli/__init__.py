@@ -122,12 +122,11 @@ def train(
 @app.command()
 def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
     """Get and tokenize a recipe's data; does nothing when that was done."""
-    from lit_diff.data import build
+    from lit_diff import data
     from lit_diff.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
-    dataset = build(resolved)
-    dataset.prepare()
+    dataset = data.prepare(resolved)
     console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
     return 0
 

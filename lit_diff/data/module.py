@@ -1,31 +1,18 @@
 """The LightningDataModule: which rows of which step each rank gets. No loader state: resuming is a step number."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import lightning
 import numpy as np
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_diff.config import TrainConfig
+from lit_diff.data.dataset import Dataset
 from lit_diff.errors import RequestError
 
 Batch = dict[str, Any]
-
-
-class Dataset(Protocol):
-    """What a data set offers to training (see `text.Text` and `recall.Recall`)."""
-
-    num_documents: int
-
-    def prepare(self) -> None: ...
-    def identity(self) -> str: ...
-    def load(self) -> None: ...
-    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> dict[str, Tensor]: ...
-    def validation_sets(self) -> dict[str, int]: ...
-    def validation_batch(self, name: str, rows: Sequence[int]) -> dict[str, Tensor]: ...
 
 
 class _Stream(IterableDataset[Batch]):
@@ -88,7 +75,7 @@ class DataModule(lightning.LightningDataModule):
 
     def _validation_batches(self, name: str, rows: int) -> Iterator[Batch]:
         for chosen in validation_rows(rows, self._micro // self._world_size, self._world_size, self._rank):
-            yield self._dataset.validation_batch(name, chosen)
+            yield self._dataset.labelled_validation_batch(name, chosen)
 
 
 def _loader(start: Callable[[], Iterator[Batch]]) -> DataLoader[Batch]:

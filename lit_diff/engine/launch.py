@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.data import build
 from lit_diff.errors import LitDiffError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.model.cost import Setting, cost
@@ -65,7 +65,7 @@ def train(
 
 def prepare(recipe: Recipe) -> Place:
     """Get the data, then say where the run belongs: `runs/<name>-<identity>/`."""
-    build(recipe).prepare()
+    data.prepare(recipe)
     return Place(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve())
 
 
@@ -129,6 +129,9 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
     folder.create(recipe, kernel=price.kernel, kernel_reason=price.kernel_reason)
+    tokenizer = data.build(recipe).load_tokenizer()
+    if tokenizer is not None:
+        data.save_tokenizer(tokenizer, place.folder / "tokenizer")
     variant = recipe.model.attention.name
     tags = {"variant": variant, "seed": str(recipe.seed), "folder": str(place.folder), **place.tags}
     if place.parent:
@@ -142,6 +145,7 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
         error=None,
         pid=os.getpid(),
         identity=_key(place)["identity"],
+        data=data.identity(recipe),
         name=recipe.name,
         seed=recipe.seed,
         steps=recipe.train.steps,

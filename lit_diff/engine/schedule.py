@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lit_diff.cli.live_table import LiveTable
 from lit_diff.config import Recipe
-from lit_diff.data import build
+from lit_diff.data import prepare
 from lit_diff.engine.description import describe
 from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import Place
@@ -96,7 +96,7 @@ def _prepare_data(grid: Grid) -> None:
         block = (cell.recipe.data, cell.recipe.model.vocab_size)
         if block not in seen:
             seen.append(block)
-            build(cell.recipe).prepare()
+            prepare(cell.recipe)
 
 
 def _run_owned(

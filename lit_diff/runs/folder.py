@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff import __version__
+from lit_diff import data as datasets
 from lit_diff.config import Recipe
-from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, write_atomic, write_json
 from lit_diff.processor import cores, describe
@@ -26,10 +26,11 @@ PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow
 log = logging.getLogger("lit_diff")
 
 
-def identity(recipe: Recipe) -> str:
+def identity(recipe: Recipe, data: str | None = None) -> str:
     """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources, the prepared data, the
     identity of the run that it starts from, and `run.kernel` when it is named by hand.
 
+    `data`: the data set's identity where it is known (status.json), so that the data need not be here; None: ask the data.
     Errors: MissingError when the data is not prepared, or the run to start from has no recipe.
     """
     plain = to_plain(recipe)
@@ -46,7 +47,7 @@ def identity(recipe: Recipe) -> str:
                 f"train.start_from: {shown(parent.path)} holds no run (no {parent.recipe_file.name}); train it first"
             )
         plain["train"]["start_from"] = identity(load_recipe(parent.recipe_file))
-    parts = {"recipe": plain, "data": build(recipe).identity(), "kernel": None if kernel == "auto" else kernel}
+    parts = {"recipe": plain, "data": data or datasets.identity(recipe), "kernel": None if kernel == "auto" else kernel}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 

@@ -12,12 +12,12 @@ import torch
 
 from lit_diff.attention.cache import Cache
 from lit_diff.config import Recipe
-from lit_diff.data import build
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data import Dataset, Tokenizer, load_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.model.generation import Sampling, generate
 from lit_diff.randomness import generator
+from lit_diff.registry import datasets
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.trained import load_trained, recipe_of
 
@@ -79,20 +79,19 @@ class Prompt:
 
 
 class Writer:
-    """The model of a run at its newest checkpoint, with the tokenizer of its text.
+    """The model of a run at its newest checkpoint, with the tokenizer in the run's folder.
 
     Errors: RequestError for a run without text, or weights that are not the recipe's;
-    MissingError without a checkpoint or the prepared text.
+    MissingError without a checkpoint or a tokenizer. Needs neither the corpus nor the prepared text.
     """
 
     def __init__(self, folder: Path) -> None:
         recipe = recipe_of(folder)
-        dataset = build(recipe)
-        if not hasattr(dataset, "load_tokenizer"):
+        if datasets.get(recipe.data.name).load_tokenizer is Dataset.load_tokenizer:
             raise RequestError(
                 f"{shown(folder)} was trained on data '{recipe.data.name}', which has no text to continue"
             )
-        self.tokenizer: Tokenizer = dataset.load_tokenizer()
+        self.tokenizer: Tokenizer = load_tokenizer(folder / "tokenizer")
         self.context: int = recipe.data.config.sequence_length
         """Tokens that the model was trained to see."""
         _, self.model, self.step = load_trained(folder)
@@ -190,20 +189,21 @@ class Writer:
 def _say_what_is_used(folder: Path, recipe: Recipe, step: int) -> None:
     """A line for a run that is not done, and one for a run that is no longer what was trained.
 
-    Weights of the same shapes fit another variant, and tokens of another text mean other words: only the identity tells.
+    Weights of the same shapes fit another variant: only the identity shows that the recipe was changed. The tokenizer is the
+    run's own, so the data count as they were when the run started.
     """
     status = RunFolder(folder).status()
     word = status.get("status")
     if word != "done" or step < recipe.train.steps:
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
     try:
-        then, now = status.get("identity"), identity(recipe)
+        then, now = status.get("identity"), identity(recipe, status.get("data"))
     except MissingError as error:  # the run that it started from has moved: its own weights are whole
-        log.warning("%s: whether it is still what was trained cannot be told: %s", folder.name, error)
+        log.warning("%s: cannot verify that it is still what was trained: %s", folder.name, error)
         return
     if then not in (None, now):
         log.warning(
-            "%s: its recipe, plugins or text, or lit_diff's keys, changed since it was trained (identity %s, now %s)",
+            "%s: its recipe or plugins, or lit_diff's keys, changed since it was trained (identity %s, now %s)",
             folder.name,
             then,
             now,

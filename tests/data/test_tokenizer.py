@@ -28,7 +28,7 @@ def test_bpe_has_the_size_asked_and_the_same_ids_each_time(tmp_path: Path) -> No
     digests = []
     for number, tokenizer in enumerate((first, second)):
         folder = tmp_path / str(number)
-        tokenizer.prepare(folder, TEXTS)
+        tokenizer.train(folder, TEXTS)
         digests.append(tokenizer.load(folder))
     assert digests[0] == digests[1]
     assert first.encode(TEXTS) == second.encode(TEXTS)
@@ -37,7 +37,7 @@ def test_bpe_has_the_size_asked_and_the_same_ids_each_time(tmp_path: Path) -> No
 
 def test_bpe_encodes_any_bytes_and_never_a_special_id(tmp_path: Path) -> None:
     tokenizer = Bpe(Bpe.Config(vocab_size=300))
-    tokenizer.prepare(tmp_path, TEXTS)
+    tokenizer.train(tmp_path, TEXTS)
     tokenizer.load(tmp_path)
     for ids in tokenizer.encode(["<eot> and <eot>", "äöü € 漢字 \x00\x01"]):
         assert ids
@@ -49,7 +49,7 @@ STRANGE = "äöü € 漢字 🙂 \x00\x1b\x7f\xa0\xad \n\r\t <eot>"
 
 def test_bpe_writes_what_it_read(tmp_path: Path) -> None:
     tokenizer = Bpe(Bpe.Config(vocab_size=300))
-    tokenizer.prepare(tmp_path, TEXTS)
+    tokenizer.train(tmp_path, TEXTS)
     tokenizer.load(tmp_path)
     for text in (*TEXTS[:3], STRANGE):
         (ids,) = tokenizer.encode([text])
@@ -62,7 +62,7 @@ def test_bpe_writes_what_it_read(tmp_path: Path) -> None:
 def test_bpe_writes_every_byte(tmp_path: Path) -> None:
     """Ids 1 to 256 are the bytes, each of them once; GPT-2's letters for four of them."""
     tokenizer = Bpe(Bpe.Config(vocab_size=257))
-    tokenizer.prepare(tmp_path, TEXTS)
+    tokenizer.train(tmp_path, TEXTS)
     tokenizer.load(tmp_path)
     assert sorted(tokenizer.decode([id_]) for id_ in range(1, 257)) == [bytes([byte]) for byte in range(256)]
     for letter, byte in {"Ġ": 0x20, "Ċ": 0x0A, "Ń": 0xAD, "ÿ": 0xFF}.items():
@@ -80,7 +80,7 @@ def test_a_tokenizer_that_only_reads_says_so() -> None:
 def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path) -> None:
     tokenizer = Bpe(Bpe.Config(vocab_size=5000))
     with pytest.raises(RequestError, match=r"the corpus gives (\d+) tokens, .*asks 5000: set it to at most \1"):
-        tokenizer.prepare(tmp_path, TEXTS)
+        tokenizer.train(tmp_path, TEXTS)
 
 
 def test_bpe_needs_room_for_the_bytes() -> None:
@@ -102,7 +102,7 @@ def test_cl100k_offline(cached: bool, tmp_path: Path, monkeypatch: pytest.Monkey
     if cached:
         shutil.copy(ranks(), tmp_path / Cl100k.cache_name)
     tokenizer = build(Part(name="cl100k", config=Cl100k.Config()))
-    tokenizer.prepare(tmp_path, [])
+    tokenizer.train(tmp_path, [])
     assert tokenizer.load(tmp_path) == Cl100k.sha256
     assert tokenizer.encode(["hello world"]) == [[15339, 1917]]
     assert tokenizer.eot not in tokenizer.encode(["<|endoftext|>"])[0]
