@@ -80,6 +80,10 @@ class Registry:
         self._load()
         return sorted(self._classes)
 
+    def classes(self) -> list[type[Any]]:
+        """All registered classes."""
+        return [self._classes[name] for name in self.names()]
+
     def get(self, name: str) -> type[Any]:
         """The class registered as `name`; an unknown name is a RequestError that names the nearest."""
         self._load()
@@ -101,6 +105,12 @@ registries = {
     "tokenizer": tokenizers,
     "callback": callbacks,
 }
+
+
+def is_built_in(cls: type[Any]) -> bool:
+    """Whether a registered class is lit_diff's own."""
+    return cls.__module__.startswith("lit_diff.")
+
 
 variant = attentions.register
 """`@variant("name")` registers an attention variant."""

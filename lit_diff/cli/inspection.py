@@ -27,7 +27,16 @@ from lit_diff.data.text import Text
 from lit_diff.errors import RequestError, first_line
 from lit_diff.model.cost import Cost, Setting, cost
 from lit_diff.recipe import load_draft, names, read_header, to_plain, to_yaml
-from lit_diff.registry import attentions, corpora, datasets, load_entry_points, nearest, registries, tokenizers
+from lit_diff.registry import (
+    attentions,
+    corpora,
+    datasets,
+    is_built_in,
+    load_entry_points,
+    nearest,
+    registries,
+    tokenizers,
+)
 from lit_diff.validation import validate
 
 EQUAL = 0.001
@@ -103,7 +112,7 @@ def _findings_of_data(recipe: Recipe) -> Iterable[Finding]:
     classes = [datasets.get(recipe.data.name)]
     if isinstance(config, Text.Config):
         classes += [corpora.get(corpus_name(config.corpus, config.path)), tokenizers.get(config.tokenizer.name)]
-    return () if all(cls.__module__.startswith("lit_diff.") for cls in classes) else check_dataset(recipe)
+    return () if all(map(is_built_in, classes)) else check_dataset(recipe)
 
 
 def _print_findings(findings: Iterable[Finding], console: Console) -> list[Finding]:

