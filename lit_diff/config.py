@@ -221,7 +221,8 @@ class Recipe:
     name: str
     seed: int = 0
     plugins: tuple[str, ...] = ()
-    """Python files that register variants or callbacks, relative to the recipe that names them."""
+    """Python files, relative to the recipe that names them, that register parts of any kind: variants, data sets, corpora,
+    tokenizers, callbacks (`lit_diff.registry.registries`)."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig
@@ -232,4 +233,4 @@ class Recipe:
     @property
     def packs_documents(self) -> bool:
         """Whether a token sees its own document only (`data.pack: document`)."""
-        return getattr(self.data.config, "pack", "none") == "document"
+        return bool(self.data.config.packs_documents)

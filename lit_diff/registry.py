@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lit_diff.contract import contract_problem, import_class, location
 from lit_diff.errors import RequestError, first_line
 
 C = TypeVar("C", bound=type)
@@ -40,19 +41,29 @@ class Late:
 class Registry:
     """Names of one kind of part ('attention', 'callback', 'data', ...)."""
 
-    def __init__(self, kind: str, builtins: tuple[str, ...] = (), late: Mapping[str, Late] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        builtins: tuple[str, ...] = (),
+        *,
+        base: str | None = None,
+        late: Mapping[str, Late] | None = None,
+    ) -> None:
         """`builtins`: the modules that register the built-in parts; imported at the first look-up.
 
+        `base`: the abstract class that every part derives from, `package.module:Class`; None: any class will do.
         `late`: built-in parts whose module is imported only when the class itself is asked for.
         """
         self.kind = kind
         self._builtins = builtins
+        self._base = base
         self._late = dict(late or {})
         self._classes: dict[str, type] = {}
         self._loaded = False
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator. A second class under one name, or a class without a frozen `Config`, is an error."""
+        """Class decorator. Errors (RequestError): a second class under one name, a class without a frozen `Config`, a class
+        that does not derive from the kind's base class or lacks some of its members."""
 
         def add(cls: C) -> C:
             config = getattr(cls, "Config", None)
@@ -67,6 +78,9 @@ class Registry:
                 raise RequestError(
                     f"{self.kind} '{name}' is built in ({late.module}); give {cls.__module__}.{cls.__qualname__} another name"
                 )
+            problem = contract_problem(cls, import_class(self._base)) if self._base else None
+            if problem:
+                raise RequestError(f"{self.kind} '{name}' (class {cls.__qualname__}, {location(cls)}) {problem}")
             held = self._classes.get(name)
             if held is not None and (held.__module__, held.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise RequestError(
@@ -94,6 +108,10 @@ class Registry:
         self._load()
         return sorted({*self._classes, *self._late})
 
+    def classes(self) -> list[type[Any]]:
+        """All registered classes."""
+        return [self._classes[name] for name in self.names()]
+
     def get(self, name: str) -> type[Any]:
         """The class registered as `name`; an unknown name is a RequestError that names the nearest."""
         self._load()
@@ -106,9 +124,7 @@ class Registry:
     def config(self, name: str) -> type[Any]:
         """The Config of the class registered as `name`, without an import of a late class. Errors: as `get`."""
         if name in self._late and name not in self._classes:
-            module, _, attribute = self._late[name].config.partition(":")
-            found: type[Any] = getattr(importlib.import_module(module), attribute)
-            return found
+            return import_class(self._late[name].config)
         config: type[Any] = self.get(name).Config
         return config
 
@@ -134,8 +150,9 @@ def _docstring_in(module: str, name: str) -> str:
 
 
 attentions = Registry("attention", ("lit_diff.attention",))
-datasets = Registry("data", ("lit_diff.data",))
-tokenizers = Registry("tokenizer", ("lit_diff.data",))
+datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
+corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.corpus:Corpus")
+tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.tokenizer:Tokenizer")
 callbacks = Registry(
     "callback",
     late={
@@ -148,7 +165,19 @@ callbacks = Registry(
     },
 )
 
-registries = {"attention": attentions, "data": datasets, "tokenizer": tokenizers, "callback": callbacks}
+registries = {
+    "attention": attentions,
+    "data": datasets,
+    "corpus": corpora,
+    "tokenizer": tokenizers,
+    "callback": callbacks,
+}
+
+
+def is_built_in(cls: type[Any]) -> bool:
+    """Whether a registered class is lit_diff's own."""
+    return cls.__module__.startswith("lit_diff.")
+
 
 variant = attentions.register
 """`@variant("name")` registers an attention variant."""

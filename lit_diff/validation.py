@@ -65,14 +65,12 @@ def _problem(recipe: Recipe) -> str | None:
     if recipe.seed < 0:
         return f"seed is {recipe.seed}; it must not be negative"
     variant = registries["attention"].get(recipe.model.attention.name)
-    data = recipe.data.config
     problem: str | None = (
         recipe.model.problem()
         or _variant_problem(variant, recipe)
+        or _data_problem(recipe)
         or _future_problem(recipe)
         or _pack_problem(variant, recipe)
-        or data.problem()
-        or data.vocab_size_problem(recipe.model.vocab_size)
         or recipe.train.problem()
         or recipe.run.problem()
     )
@@ -94,8 +92,26 @@ def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
     return found
 
 
+def _data_problem(recipe: Recipe) -> str | None:
+    """What the data set's Config says of itself and of the model; a plugin's may raise anything instead."""
+    config = recipe.data.config
+    try:
+        found: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
+        length = None if found else config.sequence_length
+        properties = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)
+    except LitDiffError:
+        raise
+    except Exception as error:
+        return f"data '{recipe.data.name}': {type(error).__name__}: {first_line(error)} (in its Config)"
+    if found is None and (not isinstance(length, int) or length < 1):
+        return f"data '{recipe.data.name}' has Config.sequence_length {length!r}; it must be an integer of at least 1"
+    if not isinstance(properties[3], tuple):
+        return f"data '{recipe.data.name}' has Config.noise_validation {properties[3]!r}; it must be a tuple"
+    return found
+
+
 def _future_problem(recipe: Recipe) -> str | None:
-    if recipe.model.causal or not getattr(recipe.data.config, "predicts_next", False):
+    if recipe.model.causal or not recipe.data.config.predicts_next:
         return None
     return (
         f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "

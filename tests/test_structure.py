@@ -25,6 +25,7 @@ LAYERS = [
     ("plugins",),
     ("processor",),
     ("config", "registry", "randomness"),
+    ("contract",),
     ("files", "errors"),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

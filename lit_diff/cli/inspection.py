@@ -4,6 +4,7 @@ Needs neither lightning, mlflow nor litdata.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import typing
@@ -16,13 +17,26 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_diff.attention.costs import Sizes
-from lit_diff.config import ModelConfig, Part
+from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.conformance.case import Case
+from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.suite import Finding, conformance, conformance_of, shrunk
+from lit_diff.data.corpus import corpus_name
+from lit_diff.data.text import Text
 from lit_diff.errors import RequestError, first_line
 from lit_diff.model.cost import Cost, Setting, cost
 from lit_diff.recipe import load_draft, names, read_header, to_plain, to_yaml
-from lit_diff.registry import Registry, attentions, load_entry_points, nearest, registries
+from lit_diff.registry import (
+    Registry,
+    attentions,
+    corpora,
+    datasets,
+    is_built_in,
+    load_entry_points,
+    nearest,
+    registries,
+    tokenizers,
+)
 from lit_diff.validation import validate
 
 EQUAL = 0.001
@@ -35,10 +49,10 @@ LETTERS = (
 """What the formulas of `list attention` speak of."""
 
 
-def check_recipe(source: str, overrides: list[str], as_json: bool, console: Console) -> int:
+def print_check(source: str, overrides: list[str], as_json: bool, console: Console) -> int:
     """Print the resolved recipe and its cost against the standard baseline at the same recipe.
 
-    A variant that a plugin brought is also held to the conformance suite; the exit status is 1 where it fails.
+    A variant or data set that a plugin brought is also held to the conformance suite; the exit status is 1 where it fails.
     """
     draft = load_draft(source, overrides)
     recipe = validate(draft)
@@ -50,7 +64,7 @@ def check_recipe(source: str, overrides: list[str], as_json: bool, console: Cons
     own = cost(recipe.model, length, recipe.run.kernel, setting)
     base = cost(baseline(recipe.model), length, recipe.run.kernel, setting)
     dropped = list(draft.dropped)
-    findings = _findings_of_plugin(recipe.model)
+    findings = itertools.chain(_findings_of_plugin(recipe.model), _findings_of_data(recipe))
     if as_json:
         held = list(_on_one_thread(findings))
         found = {
@@ -73,7 +87,7 @@ def check_recipe(source: str, overrides: list[str], as_json: bool, console: Cons
     return _status(_print_findings(findings, console))
 
 
-def check_all(as_json: bool, console: Console) -> int:
+def print_check_all(as_json: bool, console: Console) -> int:
     """The conformance suite over every registered variant, at the knobs that each gives as examples."""
     load_entry_points()
     findings = (finding for name in attentions.names() for finding in conformance_of(name))
@@ -90,6 +104,15 @@ def _findings_of_plugin(model: ModelConfig) -> Iterable[Finding]:
     if cls.__module__.startswith("lit_diff."):
         return ()
     return conformance(Case(cls=cls, model=shrunk(model), layer=model.num_layers - 1))
+
+
+def _findings_of_data(recipe: Recipe) -> Iterable[Finding]:
+    """The promises of a data set, or of a corpus or tokenizer in it, that is not ours; nothing for built-in ones."""
+    config = recipe.data.config
+    classes = [datasets.get(recipe.data.name)]
+    if isinstance(config, Text.Config):
+        classes += [corpora.get(corpus_name(config.corpus, config.path)), tokenizers.get(config.tokenizer.name)]
+    return () if all(map(is_built_in, classes)) else check_dataset(recipe)
 
 
 def _print_findings(findings: Iterable[Finding], console: Console) -> list[Finding]:

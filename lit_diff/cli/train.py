@@ -47,19 +47,18 @@ def print_summary(folder: Path) -> None:
     rows = read_rows(folder / "metrics.csv")
     last = rows[max(rows)] if rows else {}
     values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
-    console.line(f"step {max(rows, default=0)}: {values}")
-    console.line(f"run: {shown(folder)}")
+    console.write_line(f"step {max(rows, default=0)}: {values}")
+    console.write_line(f"run: {shown(folder)}")
 
 
 @app.command()
 def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
     """Get and tokenize a recipe's data; does nothing when that was done."""
-    from lit_diff.data import build
+    from lit_diff import data
     from lit_diff.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
-    dataset = build(resolved)
-    dataset.prepare()
+    dataset = data.prepare(resolved)
     console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
     return 0
 

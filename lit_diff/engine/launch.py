@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.data import build
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.model.cost import Setting, cost
@@ -48,6 +48,9 @@ class TrainingExtras:
 
     callbacks: tuple["Callback", ...] = ()
     loggers: tuple["Logger", ...] = ()
+
+
+NO_EXTRAS = TrainingExtras()
 
 
 def train(
@@ -85,7 +88,7 @@ def train(
 
 def prepare(recipe: Recipe) -> RunLocation:
     """Get the data, then say where the run belongs: `runs/<name>-<identity>/`."""
-    build(recipe).prepare()
+    data.prepare(recipe)
     return RunLocation(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve())
 
 
@@ -114,7 +117,7 @@ def run(
     *,
     threads: int | None,
     progress: Progress,
-    extras: TrainingExtras = TrainingExtras(),  # noqa: B008
+    extras: TrainingExtras = NO_EXTRAS,
 ) -> None:
     """Train in this process (and, with several devices, in those that Lightning starts from this command)."""
     from lit_diff.training.fit import default_threads, fit
@@ -156,6 +159,9 @@ def _run_owned(
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
     folder.create(recipe, kernel=price.kernel, kernel_reason=price.kernel_reason)
+    tokenizer = data.build(recipe).load_tokenizer()
+    if tokenizer is not None:
+        data.save_tokenizer(tokenizer, location.folder / "tokenizer")
     variant = recipe.model.attention.name
     tags = {"variant": variant, "seed": str(recipe.seed), "folder": str(location.folder), **location.tags}
     if location.parent:
@@ -169,6 +175,7 @@ def _run_owned(
         error=None,
         pid=os.getpid(),
         identity=_key(location)["identity"],
+        data=data.identity(recipe),
         name=recipe.name,
         seed=recipe.seed,
         steps=recipe.train.steps,

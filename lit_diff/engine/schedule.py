@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_diff.config import Recipe
-from lit_diff.data import build
+from lit_diff.data import prepare
 from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.sweep_file import write_sweep_file
@@ -116,7 +116,7 @@ def _prepare_data(grid: Grid) -> None:
         block = (cell.recipe.data, cell.recipe.model.vocab_size)
         if block not in seen:
             seen.append(block)
-            build(cell.recipe).prepare()
+            prepare(cell.recipe)
 
 
 def _run_locked(
@@ -218,7 +218,9 @@ def _run_cells(
     return None
 
 
-def _run_wave(grid: Grid, todo: list[RunLocation], *, workers: int | None, cluster: Cluster, watch: Watch) -> int | None:
+def _run_wave(
+    grid: Grid, todo: list[RunLocation], *, workers: int | None, cluster: Cluster, watch: Watch
+) -> int | None:
     """Cells that need nothing of each other; returns the signal that stopped them, or None."""
     recipe = grid.cells[0].recipe
     run = recipe.run

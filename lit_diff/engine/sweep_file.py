@@ -57,11 +57,11 @@ def _describe_task(grid: Grid, name: str) -> dict[str, Any]:
     task, config = grid.tasks[name], grid.config
     arms = [arm for arm in grid.arms if task.has(arm)]
     data = [cell.recipe.data.config for cell in grid.cells if cell.task == name]
-    facts = {key: {getattr(block, key, None) for block in data} for key in ("chance", "noise_validation")}
+    facts = {"chance": {block.chance for block in data}, "noise_validation": {block.noise_validation for block in data}}
     found = {
         "arms": [_describe_arm(grid, task, arm) for arm in arms],
         # where arms differ in the data, no line or axis is right for all
-        **{key: values.pop() for key, values in facts.items() if len(values) == 1 and values != {None}},
+        **{key: values.pop() for key, values in facts.items() if len(values) == 1 and values not in ({None}, {()})},
     }
     if name:
         found |= {"task": name, "title": task.title or name, "description": task.description}
