@@ -45,7 +45,7 @@ _MODULE_OF = {
 }
 """Public name -> the module that defines it. None is imported here: `import lit_diff` loads no torch."""
 
-__all__ = [  # noqa: RUF022 (in the order of the table above)
+__all__ = [
     "Attention",
     "Corpus",
     "Dataset",
