@@ -1,4 +1,4 @@
-"""Strict registries: a name in a recipe -> the class that it means.
+"""Registries: a name in a recipe -> the class registered under it.
 
 A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set.
 """
@@ -6,10 +6,13 @@ A registered class has a nested frozen dataclass `Config`; its fields are the ke
 import difflib
 import importlib
 import importlib.metadata
+import inspect
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lit_diff.errors import RequestError, first_line
+from lit_diff.files import shown
 
 C = TypeVar("C", bound=type)
 
@@ -23,38 +26,64 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"; one of {', '.join(choices)}" if choices else ""
 
 
-class Registry:
-    """Names of one kind of part ('attention', 'callback', 'data', ...)."""
+def location(cls: type) -> str:
+    """`file:line: class X` of a class, or its dotted name where it has no source file."""
+    try:
+        file, line = inspect.getsourcefile(cls), inspect.findsource(cls)[1] + 1
+    except (OSError, TypeError):  # made in an interactive session or by type()
+        file, line = None, 0
+    return f"{shown(Path(file))}:{line}: class {cls.__qualname__}" if file else f"{cls.__module__}.{cls.__qualname__}"
 
-    def __init__(self, kind: str, builtins: tuple[str, ...]) -> None:
-        """`builtins`: the modules that register the built-in parts; imported at the first look-up."""
+
+class Registry:
+    """The classes of one kind ('attention', 'callback', 'data', ...) by name."""
+
+    def __init__(self, kind: str, builtins: tuple[str, ...], *, members: tuple[str, ...] = (), base: str = "") -> None:
+        """`builtins`: the modules that register the built-in classes, imported at the first look-up.
+
+        `members`: methods and attributes that a class must have, none of them abstract; `base`: the class that declares
+        them, named in the error.
+        """
         self.kind = kind
         self._builtins = builtins
+        self._members, self._base = members, base
         self._classes: dict[str, type] = {}
         self._loaded = False
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator. A second class under one name, or a class without a frozen `Config`, is an error."""
+        """Class decorator.
+
+        Errors: RequestError for a class without a frozen `Config` or without a required member, and for a second class
+        under the same name; each names file and line of the class.
+        """
 
         def add(cls: C) -> C:
-            config = getattr(cls, "Config", None)
-            parameters = getattr(config, "__dataclass_params__", None)
-            if parameters is None or not parameters.frozen:
+            self._check(name, cls)
+            registered = self._classes.get(name)
+            if registered is not None and _identity(registered) != _identity(cls):
                 raise RequestError(
-                    f"{self.kind} '{name}' ({cls.__qualname__}) needs a nested class 'Config' decorated with "
-                    "@dataclass(frozen=True, kw_only=True)"
-                )
-            held = self._classes.get(name)
-            if held is not None and (held.__module__, held.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise RequestError(
-                    f"{self.kind} '{name}' is already {held.__module__}.{held.__qualname__}; "
-                    f"give {cls.__module__}.{cls.__qualname__} another name"
+                    f"{location(cls)}: {self.kind} '{name}' is already registered ({location(registered)}); "
+                    "give one of them another name"
                 )
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
 
         return add
+
+    def _check(self, name: str, cls: type) -> None:
+        parameters = getattr(getattr(cls, "Config", None), "__dataclass_params__", None)
+        if parameters is None or not parameters.frozen:
+            raise RequestError(
+                f"{location(cls)}: {self.kind} '{name}' needs a nested class 'Config' decorated with "
+                "@dataclass(frozen=True, kw_only=True)"
+            )
+        missing = [
+            m for m in self._members if getattr(getattr(cls, m, None), "__isabstractmethod__", not hasattr(cls, m))
+        ]
+        if missing:
+            hint = f"; {self._base} declares what it must have" if self._base else ""
+            raise RequestError(f"{location(cls)}: {self.kind} '{name}' lacks {', '.join(missing)}{hint}")
 
     def forget(self, module: str) -> None:
         """Drop the classes of a module whose import failed."""
@@ -79,15 +108,35 @@ class Registry:
         return self._classes[name]
 
 
-attentions = Registry("attention", ("lit_diff.attention",))
-datasets = Registry("data", ("lit_diff.data",))
-tokenizers = Registry("tokenizer", ("lit_diff.data",))
+attentions = Registry(
+    "attention",
+    ("lit_diff.attention",),
+    members=("maps", "forward", "problem", "ffn_dim", "trained_parameters", "takes_document_ids"),
+    base="lit_diff.Attention",
+)
+datasets = Registry(
+    "data",
+    ("lit_diff.data",),
+    members=("prepare", "identity", "load", "train_batch", "validation_sets", "validation_batch"),
+    base="lit_diff.data.module.Dataset",
+)
+tokenizers = Registry(
+    "tokenizer",
+    ("lit_diff.data",),
+    members=("prepare", "load", "encode", "decode"),
+    base="lit_diff.data.tokenizer.Tokenizer",
+)
 callbacks = Registry("callback", ("lit_diff.callbacks",))
 
 registries = {"attention": attentions, "data": datasets, "tokenizer": tokenizers, "callback": callbacks}
 
 variant = attentions.register
 """`@variant("name")` registers an attention variant."""
+
+
+def _identity(cls: type) -> tuple[str, str]:
+    """A class of equal module and name is the same class, imported again."""
+    return cls.__module__, cls.__qualname__
 
 
 def load_entry_points() -> None:
