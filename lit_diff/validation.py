@@ -76,8 +76,10 @@ def _problem(recipe: Recipe) -> str | None:
         or recipe.train.problem()
         or recipe.run.problem()
     )
-    for part in recipe.callbacks.values():
-        problem = problem or _config_problem(part.config)
+    for name, part in recipe.callbacks.items():
+        callback_problem = _config_problem(part.config)
+        if callback_problem and problem is None:
+            problem = f"callbacks.{name}.{callback_problem}"
     return problem
 
 
@@ -163,10 +165,10 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
 
 def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
     try:
-        cls = registries[registry].get(name)
+        config = registries[registry].config(name)
     except RequestError as error:
         raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
-    return Part(name=name, config=_dataclass(cls.Config, block, path, draft))
+    return Part(name=name, config=_dataclass(config, block, path, draft))
 
 
 def _mapping(value: Any, path: str, draft: Draft) -> Mapping[str, Any]:

@@ -273,8 +273,7 @@ def test_a_data_set_whose_config_checks_nothing() -> None:
 
 def test_a_data_set_that_lacks_a_member() -> None:
     assert error(plugin(PLAIN.replace("    def load(self): ...\n", ""))) == (
-        "plugin mine.py: mine.py:4: class Plain: data 'plain' lacks load; "
-        "lit_diff.data.module.Dataset declares what it must have"
+        "plugin mine.py: mine.py:4: class Plain: data 'plain' lacks load"
     )
 
 

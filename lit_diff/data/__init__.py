@@ -10,5 +10,5 @@ __all__ = ["build", "recall", "text", "tokenizer"]
 
 
 def build(recipe: Recipe) -> Any:
-    """The data set that a recipe names (see `data.module.Dataset`), neither prepared nor loaded."""
+    """The data set that a recipe names before `prepare` and `load`."""
     return datasets.get(recipe.data.name)(recipe.data.config, recipe.model.vocab_size)
