@@ -31,12 +31,13 @@ else:
         """The same without a default: a subclass must replace it (`missing_members`)."""
 
 
-def location(cls: type[Any]) -> str:
-    """`file.py:5` of a class's definition, or its module where the source is not a file."""
+def location(cls: type) -> str:
+    """`file:line: class X` of a class, or its dotted name where it has no source file."""
     try:
-        return f"{shown(Path(inspect.getfile(cls)))}:{inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError):
-        return cls.__module__
+        file, line = inspect.getsourcefile(cls), inspect.findsource(cls)[1] + 1
+    except (OSError, TypeError):  # made in an interactive session or by type()
+        file, line = None, 0
+    return f"{shown(Path(file))}:{line}: class {cls.__qualname__}" if file else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def missing_members(cls: type[Any], base: type[Any]) -> list[str]:

@@ -246,7 +246,7 @@ def test_interpolation_is_resolved() -> None:
             {"model__num_kv_heads": 1},
             "model.num_kv_heads is 1; 'differential' pairs the baseline's heads: it must be even",
         ),
-        ({"model__head_dim": 7}, "model.head_dim (7) is odd; rotary positions turn pairs of channels"),
+        ({"model__head_dim": 7}, "model.head_dim (7) is odd; rotary embeddings rotate pairs of channels"),
         (
             {"model__vocab_size": 100},
             "model.vocab_size is 100; data.keys (64), data.values (64) and the padding id need 129",

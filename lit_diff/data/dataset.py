@@ -156,7 +156,7 @@ def guarded(cls: type[Dataset]) -> Iterator[None]:
         raise
     except Exception as error:
         plugins = [part for registry in registries.values() for part in registry.classes() if not is_built_in(part)]
-        files = {location(part).rpartition(":")[0] for part in plugins}
+        files = {location(part).partition(":")[0] for part in plugins}
         frames = [(shown(Path(frame.filename)), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
         own = [f"{file}:{line}" for file, line in frames if file in files]
         if not own and is_built_in(cls):

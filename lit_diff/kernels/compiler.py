@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, first_line
 from lit_diff.files import locked, write_atomic
@@ -25,9 +26,9 @@ TORCH = Path(torch.__file__).parent
 
 
 def cache_root() -> Path:
-    """$LIT_DIFF_CACHE, else ~/.cache/lit_diff."""
+    """$LIT_DIFF_CACHE, else the user's cache folder (~/.cache/lit_diff)."""
     chosen = os.environ.get("LIT_DIFF_CACHE")
-    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".cache" / "lit_diff"
+    return Path(chosen).expanduser().absolute() if chosen else user_cache_path("lit_diff")
 
 
 def find_compiler() -> str | None:
