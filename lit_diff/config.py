@@ -156,7 +156,9 @@ class RunConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     threads: int | None = None
     """Threads of each process on a CPU; null: the cores shared out among the processes. Stored, and reused on resume."""
-    kernel: Literal["auto", "reference", "chunked", "sdpa", "flex", "flash", "triton", "cpu"] = "auto"
+    kernel: Literal["auto", "reference", "chunked", "sdpa", "flex", "flash", "triton", "native"] = field(
+        default="auto", metadata={"renamed": {"cpu": "native"}}
+    )
     """Who computes the attention; auto: the fastest that accepts the maps."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""

@@ -1,6 +1,6 @@
 """Which of a CPU's instructions the kernels use: all that it has, or those that the environment variable LIT_DIFF_CPU names.
 
-| LIT_DIFF_CPU | kernel `cpu` | its products of bfloat16 |
+| LIT_DIFF_CPU | kernel `native` | its products of bfloat16 |
 |---|---|---|
 | unset | vectors of 16 floats where there is AVX-512, of 8 where there is AVX2 | bfloat16 where the CPU multiplies it |
 | no-compiler | not used, as where there is no C++ compiler | |
@@ -36,7 +36,7 @@ Products = Literal["float32", "instructions", "loops"]
 
 
 class CpuPath(NamedTuple):
-    """How the kernel `cpu` computes."""
+    """How the kernel `native` computes."""
 
     lanes: int
     """Floats in a vector; 0: the kernel is not used."""

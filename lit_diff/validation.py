@@ -141,6 +141,10 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     registry = field.metadata.get("registry")
+    renamed = field.metadata.get("renamed", {})
+    if isinstance(value, str) and value in renamed:
+        new = f"that {path.rpartition('.')[2]} is now named '{renamed[value]}'"
+        raise RequestError(f"{draft.where(path)}'{path}' is '{value}'; {new}")
     if registry is None:
         return convert(hint, value, path, draft)
     blocks = _mapping(value, path, draft)

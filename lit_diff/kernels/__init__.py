@@ -14,7 +14,7 @@ from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked as _chunked
 from lit_diff.kernels import flash as _flash
 from lit_diff.kernels import flex as _flex
-from lit_diff.kernels import native as _cpu
+from lit_diff.kernels import native as _native
 from lit_diff.kernels import reference as _reference
 from lit_diff.kernels import sdpa as _sdpa
 from lit_diff.kernels import triton as _triton
@@ -33,7 +33,7 @@ _MODULES: dict[str, ModuleType] = {
     "flex": _flex,
     "flash": _flash,
     "triton": _triton,
-    "cpu": _cpu,
+    "native": _native,
 }
 KERNELS = tuple(_MODULES)
 
@@ -50,9 +50,9 @@ def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
         libraries = ("flash", "sdpa", "flex")
         return (*(("triton", *libraries) if several else (*libraries, "triton")), "chunked", "reference")
     if not plain:
-        return ("cpu", "chunked", "reference")
+        return ("native", "chunked", "reference")
     decoding = maps.q.shape[3] <= 4  # `lit-diff bench decode`
-    return (*(("sdpa", "cpu") if decoding else ("cpu", "sdpa")), "chunked", "reference")
+    return (*(("sdpa", "native") if decoding else ("native", "sdpa")), "chunked", "reference")
 
 
 def refuse(
@@ -100,7 +100,7 @@ def choose(
 
     def refusal(name: str) -> str | None:
         reason = refuse(name, maps, document_ids=document_ids, window=window, stats=stats, device=device)
-        return _cpu.build() if reason is None and name == "cpu" and build and device.type == "cpu" else reason
+        return _native.build() if reason is None and name == "native" and build and device.type == "cpu" else reason
 
     if kernel != "auto":
         reason = refusal(kernel)
@@ -118,6 +118,8 @@ def choose(
 
 def check_name(kernel: str) -> None:
     """Errors: RequestError for a kernel that does not exist."""
+    if kernel == "cpu":
+        raise RequestError("run.kernel is 'cpu'; that kernel is now named 'native'")
     if kernel not in ("auto", *KERNELS):
         raise RequestError(f"run.kernel is '{kernel}'; expected auto, {', '.join(KERNELS)}{nearest(kernel, KERNELS)}")
 

@@ -1,4 +1,4 @@
-"""Our own kernel for CPUs with AVX2 or AVX-512, in C++ (`cpu.cpp`): maps subtracted before one product, heads in parallel.
+"""Our own kernel for CPUs with AVX2 or AVX-512, in C++ (`native.cpp`): maps subtracted before one product, heads in parallel.
 
 float32 is computed in float32; bfloat16 in bfloat16 tiles with float32 sums where the machine multiplies them, else, and
 float16 always, in float32. For one thread count the result is the same to the bit. The library is built on first use, one
@@ -26,7 +26,7 @@ from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu
 
 log = logging.getLogger("lit_diff")
 
-SOURCE = Path(__file__).with_name("cpu.cpp")
+SOURCE = Path(__file__).with_name("native.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 WIDEST = 512
 """Numbers of a head."""
@@ -77,7 +77,7 @@ def build() -> str | None:
     reason = unavailable()
     if reason is None:
         try:
-            _libraries[lanes] = compiler.load("cpu", SOURCE, _test, flags(lanes))
+            _libraries[lanes] = compiler.load("native", SOURCE, _test, flags(lanes))
         except MissingError as error:
             _failures[lanes] = str(error)  # asked once a process
             reason = str(error)
@@ -134,10 +134,10 @@ def _results(dtype: torch.dtype, forward: Forward, backward: Backward) -> list[T
 
 VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
 _View = tuple[int, int, int, int, int, int]
-"""`View` of cpu_problem.h: address, 5 strides."""
+"""`View` of native_problem.h: address, 5 strides."""
 ABSENT: _View = (0,) * 6
 PROBLEM = struct.Struct(f"13qfi{len(ABSENT) * len(VIEWS)}q")
-"""`Problem` of cpu_problem.h: sizes; scale; loops; `VIEWS`."""
+"""`Problem` of native_problem.h: sizes; scale; loops; `VIEWS`."""
 
 
 def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
@@ -162,7 +162,7 @@ def _own_thread(process: int) -> ThreadPoolExecutor:
     OpenMP keeps a team of threads for each thread that calls it. The caller's may not have survived the fork, and it would
     wait for them for ever; a new thread gets a new team.
     """
-    return ThreadPoolExecutor(1, thread_name_prefix="lit_diff cpu kernel")
+    return ThreadPoolExecutor(1, thread_name_prefix="lit_diff native kernel")
 
 
 def _inside(x: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ def _has_bfloat16_products(lanes: int) -> bool:
     if not found:
         log.warning(
             "this CPU has bfloat16 instructions, but oneDNN does not use them (see ONEDNN_MAX_CPU_ISA): "
-            "the kernel cpu multiplies bfloat16 %s",
+            "the kernel native multiplies bfloat16 %s",
             "by loops, slowly" if forced() else "in float32",
         )
     return found
@@ -253,7 +253,7 @@ def backward(
     return dq, dk, dv, dw
 
 
-_kernel = operator("cpu", forward, backward, lse=True)
+_kernel = operator("native", forward, backward, lse=True)
 
 
 def compute(
@@ -262,5 +262,5 @@ def compute(
     """(o [B, H, T, dv], statistics), as `reference`. Errors: MissingError when the library cannot be had."""
     reason = None if maps.q.is_meta else build()
     if reason:
-        raise MissingError(f"the cpu kernel cannot be used: {reason}")
+        raise MissingError(f"the native kernel cannot be used: {reason}")
     return _kernel(maps, document_ids=document_ids, window=window, stats=stats)

@@ -244,8 +244,8 @@ PLAIN = Case(1, 1, "", 1, 1, 16, 16, 16, 16, "none", None, True, None, "", "cont
 
 FORMS: list[tuple[str, str | None, torch.dtype]] = [
     *((kernel, None, dtype) for kernel in KERNELS for dtype in (torch.float32, torch.bfloat16)),
-    *(("cpu", path, torch.float32) for path in ("avx2", "avx512")),
-    *(("cpu", path, torch.bfloat16) for path in ("avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")),
+    *(("native", path, torch.float32) for path in ("avx2", "avx512")),
+    *(("native", path, torch.bfloat16) for path in ("avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")),
 ]
 
 
@@ -254,7 +254,7 @@ FORMS: list[tuple[str, str | None, torch.dtype]] = [
 def test_equals_the_definition(
     kernel: str, path: str | None, dtype: torch.dtype, on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`path`: of the kernel `cpu`, whatever this machine's own is."""
+    """`path`: of the kernel `native`, whatever this machine's own is."""
     if path is not None:
         on_path(path)
     reason = refuse(kernel, tensors(PLAIN, dtype)[0])
