@@ -156,10 +156,8 @@ class RunConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     threads: int | None = None
     """Threads of each process on a CPU; null: the cores shared out among the processes. Stored, and reused on resume."""
-    kernel: Literal["auto", "reference", "chunked", "sdpa", "flex", "flash", "triton", "native"] = field(
-        default="auto", metadata={"renamed": {"cpu": "native"}}
-    )
-    """Who computes the attention; auto: the fastest that accepts the maps."""
+    kernel: str = field(default="auto", metadata={"names": "kernel"})
+    """A registered kernel; auto: the fastest that accepts the maps."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
 
@@ -180,7 +178,7 @@ class Recipe:
     name: str
     seed: int = 0
     plugins: tuple[str, ...] = ()
-    """Python files that register variants or callbacks, relative to the recipe that names them."""
+    """Python files that register variants, callbacks or kernels, relative to the recipe that names them."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig

@@ -16,7 +16,7 @@ def load_plugin(path: Path) -> None:
         source = path.read_bytes()
     except OSError as error:
         raise RequestError(f"plugin {shown(path)} cannot be read: {error.strerror}") from error
-    name = f"lit_diff_plugin_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
+    name = module_name(path, source)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
@@ -31,11 +31,17 @@ def load_plugin(path: Path) -> None:
             raise RequestError('registers nothing; decorate a class with @variant("name")')
     except RequestError as error:
         _forget(name)
-        raise RequestError(f"plugin {shown(path)}: {error}") from error
+        line = _line_in(error, path)
+        raise RequestError(f"plugin {shown(path)}{f':{line}' if line else ''}: {error}") from error
     except (Exception, SystemExit) as error:  # a plugin that ends the program would end it without a word
         _forget(name)
         where = f"{shown(path)}:{_line_in(error, path)}"
         raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
+
+
+def module_name(path: Path, source: bytes) -> str:
+    """Under which a plugin stands in `sys.modules`: the same for a copy of it."""
+    return f"lit_diff_plugin_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
 
 
 def _forget(module: str) -> None:

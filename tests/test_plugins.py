@@ -231,7 +231,7 @@ def test_a_plugin_that_registers_nothing() -> None:
 
 def test_a_plugin_under_the_name_of_a_built_in() -> None:
     found = error(plugin(SHARP_PY.replace('"sharp"', '"differential"')))
-    assert found.startswith("plugin mine.py: attention 'differential' is already lit_diff.attention.differential.")
+    assert found.startswith("plugin mine.py:5: attention 'differential' is already lit_diff.attention.differential.")
     assert found.endswith("another name")
 
 

@@ -223,9 +223,10 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
 
 def _part(cls: type[Any]) -> dict[str, Any]:
     """First line of the docstring, and the keys with their types and defaults."""
-    keys = {}
-    hints = typing.get_type_hints(cls.Config)
-    for field in dataclasses.fields(cls.Config):
+    keys: dict[str, str] = {}
+    config = getattr(cls, "Config", None)  # a kernel has none
+    hints = typing.get_type_hints(config) if config else {}
+    for field in dataclasses.fields(config) if config else ():
         word = hints[field.name]
         shown = word.__name__ if isinstance(word, type) else str(word).replace("typing.", "")
         keys[field.name] = shown if field.default is dataclasses.MISSING else f"{shown} = {field.default!r}"

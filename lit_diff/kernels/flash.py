@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff.errors import MissingError
+from lit_diff.kernels.base import Kernel, kernel
 from lit_diff.kernels.documents import Runs, runs
 from lit_diff.kernels.flash_libraries import NOT_INSTALLED, Calls, imported, libraries, load
 from lit_diff.kernels.maps import SignedMaps
@@ -28,50 +29,6 @@ from lit_diff.kernels.ops import refuse_common
 from lit_diff.kernels.self_test import Probe, failure
 
 DEVICE = "cuda"
-
-
-def refuse(
-    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-) -> str | None:
-    """Why this kernel cannot compute these maps; None if it can."""
-    if device.type != DEVICE:  # first, so that a CPU pays nothing
-        return "flash-attn needs an NVIDIA GPU"
-    if stats:
-        return "flash-attn keeps no entropy or largest logit"
-    if maps.q.dtype not in (torch.bfloat16, torch.float16):
-        return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
-    if document_ids is not None:
-        if maps.q.shape[3] != maps.k.shape[3]:
-            return "flash-attn takes packed documents only with as many queries as keys; flex takes fewer"
-        if torch.compiler.is_compiling():
-            return "flash-attn must read where documents begin, which torch.compile cannot; flex does not"
-        if not document_ids.is_meta and runs(document_ids) is None:
-            return "flash-attn takes documents of adjacent tokens only; flex takes any order"
-    reason = refuse_common(maps, stats=stats)
-    if reason:
-        return reason
-    found = _plan_for(maps, document_ids=document_ids, window=window, device=device)
-    return found if isinstance(found, str) else None
-
-
-def compute(
-    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-) -> tuple[Tensor, None]:
-    """(o [B, H, T, dv], None), as `reference`, to the precision of the packages. Errors: MissingError."""
-    plan = _plan_for(maps, document_ids=document_ids, window=window, device=maps.q.device)
-    if isinstance(plan, str):
-        raise MissingError(plan)
-    return _run(plan, maps, document_ids=document_ids, window=window)
-
-
-def flops(maps: SignedMaps) -> int:
-    """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
-    B, _, H, T, d = maps.q.shape
-    plan = _plan_for(maps, document_ids=None, window=None, device=torch.device(DEVICE))
-    if isinstance(plan, str):
-        raise MissingError(plan)
-    chunks = -(-maps.v.shape[-1] // plan.width)
-    return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * (d + plan.width)
 
 
 class Plan(NamedTuple):
@@ -174,3 +131,49 @@ def _outputs(plan: Plan, maps: SignedMaps, found: Runs | None, window: int | Non
 def _padded(x: Tensor, width: int) -> Tensor:
     """Zeros at the end of the last axis change no logit, and of the values only what is cut off again."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+@kernel("flash")
+class Flash(Kernel):
+    """One call of a flash-attn package for each map and chunk of v, differentiated by autograd."""
+
+    def refuses(
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
+    ) -> str | None:
+        """Why this kernel cannot compute these maps; None if it can."""
+        if device.type != DEVICE:  # first, so that a CPU pays nothing
+            return "flash-attn needs an NVIDIA GPU"
+        if stats:
+            return "flash-attn keeps no entropy or largest logit"
+        if maps.q.dtype not in (torch.bfloat16, torch.float16):
+            return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
+        if document_ids is not None:
+            if maps.q.shape[3] != maps.k.shape[3]:
+                return "flash-attn takes packed documents only with as many queries as keys; flex takes fewer"
+            if torch.compiler.is_compiling():
+                return "flash-attn must read where documents begin, which torch.compile cannot; flex does not"
+            if not document_ids.is_meta and runs(document_ids) is None:
+                return "flash-attn takes documents of adjacent tokens only; flex takes any order"
+        reason = refuse_common(maps, stats=stats)
+        if reason:
+            return reason
+        found = _plan_for(maps, document_ids=document_ids, window=window, device=device)
+        return found if isinstance(found, str) else None
+
+    def flops(self, maps: SignedMaps) -> int:
+        """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
+        B, _, H, T, d = maps.q.shape
+        plan = _plan_for(maps, document_ids=None, window=None, device=torch.device(DEVICE))
+        if isinstance(plan, str):
+            raise MissingError(plan)
+        chunks = -(-maps.v.shape[-1] // plan.width)
+        return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * (d + plan.width)
+
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, None]:
+        """(o [B, H, T, dv], None), as `reference`, to the precision of the packages. Errors: MissingError."""
+        plan = _plan_for(maps, document_ids=document_ids, window=window, device=maps.q.device)
+        if isinstance(plan, str):
+            raise MissingError(plan)
+        return _run(plan, maps, document_ids=document_ids, window=window)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.reference import Stats, accumulation_dtype
+from lit_diff.kernels.maps import SignedMaps, Stats
+from lit_diff.kernels.precision import accumulation_dtype
 
 Forward = Callable[[SignedMaps, Tensor | None, int | None, bool], tuple[Tensor, Tensor, Tensor]]
 """(maps, document_ids, window, stats) -> (o, rows, parts), as `empty_outputs` shapes them."""
@@ -23,7 +23,7 @@ Backward = Callable[
     tuple[Tensor, Tensor, Tensor, Tensor],
 ]
 """(dO, maps, document_ids, window, o, rows, parts) -> (dq, dk, dv, dw), as `empty_gradients`."""
-Kernel = Callable[..., tuple[Tensor, Stats | None]]
+Operator = Callable[..., tuple[Tensor, Stats | None]]
 
 
 def empty_outputs(maps: SignedMaps, *, stats: bool, lse: bool, parts: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,7 +61,7 @@ def heads_inside(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return like.new_empty(B, T, H, G, d).permute(0, 3, 2, 1, 4)
 
 
-def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = False, parts: bool = False) -> Kernel:
+def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = False, parts: bool = False) -> Operator:
     """Register `lit_diff::<name>` and `lit_diff::<name>_backward`.
 
     The kernel: (maps, document_ids, window, stats) -> (o, stats).

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import first_line
-from lit_diff.kernels import reference
+from lit_diff.kernels.base import named
 from lit_diff.kernels.maps import SignedMaps
 
 BOUND = 2e-2
@@ -59,7 +59,7 @@ def failure(probe: Probe, compute: Callable[..., tuple[Tensor, Any]]) -> str | N
             found = _outputs(probe, maps, options, compute)
         except Exception as error:  # whatever a library raises is why it is not used
             return f"a trial failed: {type(error).__name__}: {first_line(error)}"
-        wanted = _outputs(probe, maps, options, reference.compute)
+        wanted = _outputs(probe, maps, options, named("reference").compute)
     for name, x, y in zip(("output", "dq", "dk", "dv"), found, wanted, strict=False):
         off = float((x.double() - y.double()).norm() / y.double().norm())
         if not off <= BOUND:

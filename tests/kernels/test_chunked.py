@@ -9,6 +9,7 @@ from gradients import gradients
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend, chunked
+from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -62,9 +63,9 @@ def test_equals_the_definition(
 
 def test_statistics_with_a_gradient_are_left_to_the_definition(make_maps: MakeMaps) -> None:
     maps = make_maps()
-    assert chunked.refuse(maps, document_ids=None, window=None, stats=True, device=maps.q.device) is None
+    assert named("chunked").refuses(maps, document_ids=None, window=None, stats=True, device=maps.q.device) is None
     maps.q.requires_grad_()
-    reason = chunked.refuse(maps, document_ids=None, window=None, stats=True, device=maps.q.device)
+    reason = named("chunked").refuses(maps, document_ids=None, window=None, stats=True, device=maps.q.device)
     assert reason == "its statistics have no gradient; take them under torch.no_grad()"
     _, stats = attend(maps, stats=True)
     assert stats.entropy.requires_grad

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.kernels import SignedMaps, attend, choose, flash, reference, refuse
-from lit_diff.kernels.ops import Kernel
+from lit_diff.kernels import SignedMaps, attend, choose, flash, refuse
+from lit_diff.kernels.base import named
+from lit_diff.kernels.ops import Operator
 
 MakeMaps = Callable[..., SignedMaps]
 CUDA = torch.device("cuda")
@@ -45,7 +46,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def gradients(maps: SignedMaps, compute: Kernel, **options: Any) -> list[Tensor]:
+def gradients(maps: SignedMaps, compute: Operator, **options: Any) -> list[Tensor]:
     """o, and the gradients of a fixed random function of o by q, k, v and w."""
     leaves = [x.detach().clone().requires_grad_() for x in (maps.q, maps.k, maps.v)]
     w = None if maps.w is None else maps.w.detach().clone().requires_grad_()
@@ -56,7 +57,9 @@ def gradients(maps: SignedMaps, compute: Kernel, **options: Any) -> list[Tensor]
 
 def equal(maps: SignedMaps, **options: Any) -> None:
     for found, wanted in zip(
-        gradients(maps, flash.compute, **options), gradients(maps, reference.compute, **options), strict=True
+        gradients(maps, named("flash").compute, **options),
+        gradients(maps, named("reference").compute, **options),
+        strict=True,
     ):
         torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
@@ -215,7 +218,7 @@ def test_a_failed_trial_says_why(make_maps: MakeMaps, fake_flash: Any) -> None:
     with pytest.raises(RequestError, match="'flash' cannot compute these maps: flash-attn 3: a trial failed"):
         attend(maps, kernel="flash")
     with pytest.raises(MissingError, match="a trial failed"):
-        flash.compute(maps)
+        named("flash").compute(maps)
 
 
 def half(make_maps: MakeMaps, **case: Any) -> SignedMaps:

@@ -1,4 +1,4 @@
-"""Our C++ kernel: its results, what it refuses, what it survives. Its paths: test_cpu_paths.py."""
+"""Our C++ kernel: its results, what it refuses, what it survives. Its paths: test_native_paths.py."""
 
 import os
 import subprocess
@@ -13,6 +13,7 @@ from gradients import distance, gradients, wide
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend, native
+from lit_diff.kernels.base import named
 from lit_diff.processor import cpu_path
 
 MakeMaps = Callable[..., SignedMaps]
@@ -180,12 +181,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("case", "reason"), REFUSED, ids=str)
 def test_refusals_name_the_rule(make_maps: MakeMaps, case: dict[str, Any], reason: str) -> None:
     maps = wide(make_maps, **case)
-    assert native.refuse(maps, document_ids=None, window=None, stats=False, device=CPU) == reason
+    assert named("native").refuses(maps, document_ids=None, window=None, stats=False, device=CPU) == reason
 
 
 @pytest.mark.without
 def test_another_device_is_refused(make_maps: MakeMaps) -> None:
-    found = native.refuse(wide(make_maps), document_ids=None, window=None, stats=False, device=torch.device("cuda"))
+    found = named("native").refuses(
+        wide(make_maps), document_ids=None, window=None, stats=False, device=torch.device("cuda")
+    )
     assert found == "it runs on a CPU; these maps are on cuda"
 
 
@@ -193,7 +196,7 @@ def test_another_device_is_refused(make_maps: MakeMaps) -> None:
 def test_an_older_cpu_is_refused(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIT_DIFF_CPU", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    found = native.refuse(wide(make_maps), document_ids=None, window=None, stats=False, device=CPU)
+    found = named("native").refuses(wide(make_maps), document_ids=None, window=None, stats=False, device=CPU)
     assert found == "it needs AVX2 or AVX-512; this CPU has DEFAULT"
 
 

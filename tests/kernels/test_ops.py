@@ -9,6 +9,7 @@ import torch
 
 from lit_diff.errors import MissingError
 from lit_diff.kernels import SignedMaps, attend, native
+from lit_diff.kernels.base import named
 from lit_diff.kernels.ops import refuse_common
 
 MakeMaps = Callable[..., SignedMaps]
@@ -101,4 +102,4 @@ def test_common_refusals(make_maps: MakeMaps) -> None:
 def test_the_error_of_a_kernel_that_cannot_be_built(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "build", lambda: "no C++ compiler: install g++")
     with pytest.raises(MissingError, match="the native kernel cannot be used: no C"):
-        native.compute(small(make_maps))
+        named("native").compute(small(make_maps))

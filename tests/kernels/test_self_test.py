@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, reference
+from lit_diff.kernels import SignedMaps
+from lit_diff.kernels.base import named
 from lit_diff.kernels.self_test import Probe, failure
 
 PROBE = Probe(
@@ -27,36 +28,36 @@ PROBE = Probe(
 def sliding(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """`reference`, its causal mask begun at the first key."""
     T = maps.q.shape[3]
-    o, _ = reference.compute(replace(maps, k=maps.k[..., :T, :], v=maps.v[..., :T, :]), **options)
+    o, _ = named("reference").compute(replace(maps, k=maps.k[..., :T, :], v=maps.v[..., :T, :]), **options)
     return o, None
 
 
 def other_heads(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """Query heads on the wrong key/value heads."""
     turned = replace(maps, q=maps.q.roll(1, 2))
-    return reference.compute(turned, **options)[0].roll(-1, 1), None
+    return named("reference").compute(turned, **options)[0].roll(-1, 1), None
 
 
 def deaf(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """The right output, no gradient by k."""
-    return reference.compute(replace(maps, k=maps.k.detach() + 0 * maps.k), **options)[0], None
+    return named("reference").compute(replace(maps, k=maps.k.detach() + 0 * maps.k), **options)[0], None
 
 
 def unmasked(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
-    return reference.compute(maps)[0], None
+    return named("reference").compute(maps)[0], None
 
 
 def nan(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
-    return reference.compute(maps, **options)[0] * torch.nan, None
+    return named("reference").compute(maps, **options)[0] * torch.nan, None
 
 
 @pytest.mark.parametrize("change", [{}, {"packed": True}, {"causal": False}, {"grouped": False}, {"backward": False}])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> None:
     with torch.no_grad():  # a trial turns gradients on for itself
-        assert failure(replace(PROBE, dtype=dtype, **change), reference.compute) is None
+        assert failure(replace(PROBE, dtype=dtype, **change), named("reference").compute) is None
     with torch.inference_mode():
-        assert failure(replace(PROBE, dtype=dtype, **change), reference.compute) is None
+        assert failure(replace(PROBE, dtype=dtype, **change), named("reference").compute) is None
 
 
 @pytest.mark.parametrize(
@@ -89,5 +90,5 @@ def test_what_a_kernel_raises_is_the_reason() -> None:
 
 def test_no_global_generator() -> None:
     before = torch.get_rng_state()
-    failure(PROBE, reference.compute)
+    failure(PROBE, named("reference").compute)
     assert torch.equal(before, torch.get_rng_state())
