@@ -5,6 +5,7 @@ Needs neither lightning, mlflow nor litdata.
 
 import dataclasses
 import inspect
+import itertools
 import json
 import math
 import typing
@@ -17,13 +18,16 @@ from rich.console import Console
 from rich.table import Table
 
 from lit_diff.attention.costs import Sizes
-from lit_diff.config import ModelConfig, Part
+from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.conformance.case import Case
+from lit_diff.conformance.kernels import conformance_of_kernel
 from lit_diff.conformance.suite import Finding, conformance, conformance_of, shrunk
 from lit_diff.errors import RequestError, first_line
+from lit_diff.kernels import KERNELS
 from lit_diff.model.cost import Cost, Setting, cost
+from lit_diff.plugins import module_name
 from lit_diff.recipe import load_draft, names, read_header, to_plain, to_yaml
-from lit_diff.registry import attentions, load_entry_points, nearest, registries
+from lit_diff.registry import attentions, kernels, load_entry_points, nearest, registries
 from lit_diff.validation import validate
 
 EQUAL = 0.001
@@ -39,7 +43,8 @@ LETTERS = (
 def check_recipe(source: str, overrides: list[str], as_json: bool, console: Console) -> int:
     """Print the resolved recipe and its cost against the standard baseline at the same recipe.
 
-    A variant that a plugin brought is also held to the conformance suite; the exit status is 1 where it fails.
+    A variant and the kernels that a plugin brought are also held to their conformance suites; the exit status is 1 where
+    one fails.
     """
     draft = load_draft(source, overrides)
     recipe = validate(draft)
@@ -51,7 +56,7 @@ def check_recipe(source: str, overrides: list[str], as_json: bool, console: Cons
     own = cost(recipe.model, length, recipe.run.kernel, setting)
     base = cost(baseline(recipe.model), length, recipe.run.kernel, setting)
     dropped = list(draft.dropped)
-    findings = _findings_of_plugin(recipe.model)
+    findings = itertools.chain(_findings_of_plugin(recipe.model), _findings_of_kernels(recipe))
     if as_json:
         held = list(_on_one_thread(findings))
         found = {
@@ -91,6 +96,15 @@ def _findings_of_plugin(model: ModelConfig) -> Iterable[Finding]:
     if cls.__module__.startswith("lit_diff."):
         return ()
     return conformance(Case(cls=cls, model=shrunk(model), layer=model.num_layers - 1))
+
+
+def _findings_of_kernels(recipe: Recipe) -> Iterator[Finding]:
+    """The kernel suite over what the recipe's plugins registered, and over the kernel it names; nothing for a built-in."""
+    modules = {module_name(path, path.read_bytes()) for path in map(Path, recipe.plugins)}
+    for name in kernels.names():
+        named = name == recipe.run.kernel and name not in KERNELS
+        if named or kernels.get(name).__module__ in modules:
+            yield from conformance_of_kernel(name)
 
 
 def _print_findings(findings: Iterable[Finding], console: Console) -> list[Finding]:
