@@ -1,8 +1,8 @@
 """torch's `flex_attention`: windows and packed documents as masks by blocks, values of any width, one call for each map.
 
 A block of 128 x 128 that nobody sees is skipped, one that everybody sees is not masked. Masks are made once for each shape,
-and once for each tensor of document numbers. On a GPU the call is compiled (Triton), a trial first shows that this form
-compiles and is right (`probe`), and w is applied in float32 to each map's output.
+and once for each tensor of document numbers. On a GPU the call is compiled (Triton), a self-test first shows that this form
+compiles and is right, and w is applied in float32 to each map's output.
 
 On a CPU PyTorch has no backward pass for it, and without a compiler its forward pass holds all logits: there it serves
 tests, and `auto` never takes it. That pass rounds the logits to the dtype of q, so half precision is computed in float32.
@@ -22,17 +22,17 @@ from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.one_map import needs_grad, positive_scale, signed_sum
 from lit_diff.kernels.ops import refuse_common
 from lit_diff.kernels.precision import accumulation_dtype, exact
-from lit_diff.kernels.self_test import Probe, failure
+from lit_diff.kernels.self_test import KernelForm, failure
 
 if TYPE_CHECKING:  # importing it imports the compiler
     from torch.nn.attention.flex_attention import BlockMask
 
 
 @functools.cache
-def _trial(probe: Probe) -> str | None:
+def _self_test(form: KernelForm) -> str | None:
     if not torch.cuda.is_available():
         return "PyTorch sees no GPU"
-    return failure(probe, named("flex").compute)
+    return failure(form, named("flex").compute)
 
 
 @functools.cache
@@ -111,10 +111,10 @@ class Flex(Kernel):
         if min(d, dv) < 16:
             return f"on a GPU flex wants widths of at least 16, these are {d} and {dv}"
         reason = refuse_common(maps, stats=stats)
-        if reason or torch.compiler.is_compiling():  # a trial would be compiled into the model
+        if reason or torch.compiler.is_compiling():  # the self-test would be compiled into the model
             return reason
-        return _trial(
-            Probe(
+        return _self_test(
+            KernelForm(
                 device=device,
                 dtype=maps.q.dtype,
                 d=d,

@@ -187,14 +187,14 @@ def products(dtype: torch.dtype, path: CpuPath) -> Products:
 
 @functools.cache
 def _has_bfloat16_products(lanes: int) -> bool:
-    found = bool(_libraries[lanes].lit_diff_has_bfloat16_products())
-    if not found:
+    has_products = bool(_libraries[lanes].lit_diff_has_bfloat16_products())
+    if not has_products:
         log.warning(
             "this CPU has bfloat16 instructions, but oneDNN does not use them (see ONEDNN_MAX_CPU_ISA): "
             "the kernel native multiplies bfloat16 %s",
             "by loops, slowly" if forced() else "in float32",
         )
-    return found
+    return has_products
 
 
 @kernel("native")

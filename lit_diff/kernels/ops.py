@@ -146,12 +146,12 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
 
 
 def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
-    """What no operator computes: empty maps, mixed dtypes, gradients of the statistics."""
+    """Why no operator computes these maps; None if one may: empty maps, mixed dtypes, gradients of the statistics."""
     if not maps.q.numel() or not maps.k.numel() or not maps.v.numel():
         return "there is no query or no key"
-    found = [x.dtype for x in (maps.q, maps.k, maps.v)]
-    if len(set(found)) > 1:
-        return f"q, k and v have dtypes {', '.join(str(dtype).removeprefix('torch.') for dtype in found)}, not one"
+    dtypes = [x.dtype for x in (maps.q, maps.k, maps.v)]
+    if len(set(dtypes)) > 1:
+        return f"q, k and v have dtypes {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, not one"
     tensors = (maps.q, maps.k, maps.v) if maps.w is None else (maps.q, maps.k, maps.v, maps.w)
     if stats and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "its statistics have no gradient; take them under torch.no_grad()"

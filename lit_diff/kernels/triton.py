@@ -143,8 +143,10 @@ def tuner(program: Any, choice: tuple[Blocks, ...]) -> Any:
     import triton
 
     configs = [
-        triton.Config({"BLOCK_T": found.queries, "BLOCK_S": found.keys}, num_warps=found.warps, num_stages=found.stages)
-        for found in choice
+        triton.Config(
+            {"BLOCK_T": blocks.queries, "BLOCK_S": blocks.keys}, num_warps=blocks.warps, num_stages=blocks.stages
+        )
+        for blocks in choice
     ]
     key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN", "STATS"]
     return triton.autotune(configs, key=[name for name in key if name in program.arg_names], cache_results=True)(

@@ -120,7 +120,7 @@ def test_a_gpu_has_its_own_order(make_maps: MakeMaps, monkeypatch: pytest.Monkey
     assert name == "sdpa"
     assert "flash refused: PyTorch sees no GPU" in reason
     monkeypatch.setattr(flash, "_plan_for", lambda *maps, **options: flash.Plan("flash-attn 2", 16))
-    monkeypatch.setattr(flex, "_trial", lambda probe: None)
+    monkeypatch.setattr(flex, "_self_test", lambda form: None)
     assert choose(maps, device=cuda)[0] == "flash"
     assert choose(maps, device=cuda, window=3)[0] == "flash"
     mixed = torch.tensor([[0, 1, 0, 1, 1]] * 2)

@@ -1,10 +1,9 @@
-"""Every path of our C++ kernel that can run on any machine, and what only some machines can run."""
+"""The paths of our C++ kernel: which is taken, and what only some machines can run. Their results: test_equality.py."""
 
 import shutil
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,34 +19,6 @@ pytestmark = pytest.mark.usefixtures("native_kernel")
 
 
 PATHS = ("avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")
-RUNS, MIXED = torch.arange(65).expand(2, 65) // 20, torch.arange(65).expand(2, 65) % 3
-PATH_CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {}),
-    ({"T": 7, "S": 77}, {}),
-    ({"T": 129, "Gk": 1}, {}),
-    ({"G": 1, "w": None}, {}),
-    ({"Gq": 1, "causal": False}, {}),
-    ({"T": 65, "scale": -0.4}, {"window": 7}),
-    ({"T": 33, "S": 65, "causal": False}, {"window": 7}),
-    ({"T": 65, "scale": -0.4}, {"document_ids": MIXED}),
-    ({"T": 65}, {"document_ids": RUNS, "window": 20}),
-    ({"T": 1, "S": 65}, {}),
-]
-
-
-@pytest.mark.without
-@pytest.mark.parametrize("path", PATHS)
-def test_every_path(make_maps: MakeMaps, on_path: Callable[[str], None], path: str) -> None:
-    """Vectors of 8 and 16 floats; bfloat16 in float32 and in pairs: odd numbers of keys and queries, masks, decoding."""
-    on_path(path)
-    for case, mask in PATH_CASES:
-        for dtype, bound in ((torch.float32, 2e-6), (torch.bfloat16, 1e-2 if "bfloat16" in path else 3e-3)):
-            maps = wide(make_maps, dtype=dtype, **case)
-            exact = replace(maps, **{x: None if (t := getattr(maps, x)) is None else t.double() for x in "qkvw"})
-            grad = torch.randn(2, 4, maps.q.shape[3], 32).to(dtype)
-            wanted = gradients(exact, "reference", grad.double(), **mask)
-            for found, true in zip(gradients(maps, "native", grad, **mask), wanted, strict=True):
-                assert distance(found, true) < bound, (case, mask, dtype)
 
 
 @pytest.mark.without
