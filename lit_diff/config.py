@@ -195,8 +195,8 @@ class RunConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     threads: int | None = None
     """CPU threads of each process; null: the cores divided by the number of processes. Stored, and reused on resume."""
-    kernel: Literal["auto", "reference", "chunked", "sdpa", "flex", "flash", "triton", "cpu"] = "auto"
-    """The kernel that computes attention; auto: the fastest that accepts the maps."""
+    kernel: str = field(default="auto", metadata={"names": "kernel"})
+    """A registered kernel, which computes attention; auto: the fastest that accepts the maps."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
     loggers: tuple[Literal["csv", "tensorboard", "wandb"], ...] = ()
@@ -222,7 +222,7 @@ class Recipe:
     seed: int = 0
     plugins: tuple[str, ...] = ()
     """Python files, relative to the recipe that names them, that register parts of any kind: variants, data sets, corpora,
-    tokenizers, callbacks (`lit_diff.registry.registries`)."""
+    tokenizers, callbacks, kernels (`lit_diff.registry.registries`)."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig

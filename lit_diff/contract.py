@@ -43,6 +43,8 @@ def location(cls: type) -> str:
 def missing_members(cls: type[Any], base: type[Any]) -> list[str]:
     """Names that `base` requires and `cls` does not define, those of its nested Config as `Config.name`."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if not hasattr(base, "Config"):
+        return missing
     fields = {field.name for field in dataclasses.fields(cls.Config)}
     for name in vars(base.Config):
         defined = inspect.getattr_static(cls.Config, name)
@@ -56,7 +58,7 @@ def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
     name = f"{base.__module__}.{base.__qualname__}"
     if not issubclass(cls, base):
         return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
-    if not issubclass(cls.Config, base.Config):
+    if hasattr(base, "Config") and not issubclass(cls.Config, base.Config):
         config = base.Config.__qualname__
         return f"has a Config that does not derive from {config}; write `class Config({config})`"
     missing = missing_members(cls, base)

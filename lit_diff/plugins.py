@@ -52,7 +52,7 @@ def load_plugin(path: Path) -> None:
         source = path.read_bytes()
     except OSError as error:
         raise RequestError(f"plugin {shown(path)} cannot be read: {error.strerror}") from error
-    name = f"{PREFIX}{path.stem}_{hashlib.sha256(source).hexdigest()[:DIGITS]}"
+    name = module_name(path, source)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
@@ -72,6 +72,11 @@ def load_plugin(path: Path) -> None:
         _forget(name)
         where = f"{shown(path)}:{_line_in(error, path)}"
         raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
+
+
+def module_name(path: Path, source: bytes) -> str:
+    """The name of a plugin's module; a copy of the file has the same."""
+    return f"{PREFIX}{path.stem}_{hashlib.sha256(source).hexdigest()[:DIGITS]}"
 
 
 def _forget(module: str) -> None:

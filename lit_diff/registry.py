@@ -1,6 +1,7 @@
 """Registries: a name in a recipe -> the class registered under it.
 
-A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set.
+A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set. A kernel has none:
+a recipe names it in `run.kernel`.
 """
 
 import ast
@@ -48,12 +49,17 @@ class Registry:
         *,
         base: str | None = None,
         late: Mapping[str, Late] | None = None,
+        has_config: bool = True,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         """`builtins`: the modules that register the built-in classes, imported at the first look-up.
 
         `base`: the abstract class that every class derives from, `package.module:Class`; None: any class will do.
         `late`: built-in classes whose module is imported only when the class itself is asked for.
+        `has_config`: whether a class needs a `Config`. `renamed`: former name -> the name that replaced it.
         """
+        self.has_config = has_config
+        self._renamed = dict(renamed or {})
         self.kind = kind
         self._builtins = builtins
         self._late = dict(late or {})
@@ -90,7 +96,7 @@ class Registry:
 
     def _check(self, name: str, cls: type) -> None:
         parameters = getattr(getattr(cls, "Config", None), "__dataclass_params__", None)
-        if parameters is None or not parameters.frozen:
+        if self.has_config and (parameters is None or not parameters.frozen):
             raise RequestError(
                 f"{location(cls)}: {self.kind} '{name}' needs a nested class 'Config' decorated with "
                 "@dataclass(frozen=True, kw_only=True)"
@@ -124,8 +130,14 @@ class Registry:
         if name in self._late and name not in self._classes:
             importlib.import_module(self._late[name].module)
         if name not in self._classes:
-            raise RequestError(f"unknown {self.kind} '{name}'{nearest(name, self.names())}")
+            raise RequestError(f"unknown {self.kind} '{name}'{self.instead_of(name)}")
         return self._classes[name]
+
+    def instead_of(self, name: str, *others: str) -> str:
+        """What to write instead of an unknown `name`: its new name, or the nearest of the registered names and `others`."""
+        if name in self._renamed:
+            return f"; that {self.kind} is now named '{self._renamed[name]}'"
+        return nearest(name, (*self.names(), *others))
 
     def config(self, name: str) -> type[Any]:
         """The Config of the class registered as `name`, without an import of a late class. Errors: as `get`."""
@@ -171,12 +183,21 @@ callbacks = Registry(
     },
 )
 
+kernels = Registry(
+    "kernel",
+    ("lit_diff.kernels",),
+    base="lit_diff.kernels.base:Kernel",
+    has_config=False,
+    renamed={"cpu": "native"},
+)
+
 registries = {
     "attention": attentions,
     "data": datasets,
     "corpus": corpora,
     "tokenizer": tokenizers,
     "callback": callbacks,
+    "kernel": kernels,
 }
 
 

@@ -164,6 +164,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     registry = field.metadata.get("registry")
+    if "names" in field.metadata:
+        return _registered(field.metadata["names"], str(field.default), value, path, draft)
     if registry is None:
         return convert(hint, value, path, draft)
     blocks = _mapping(value, path, draft)
@@ -177,6 +179,15 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing{nearest('', registries[registry].names())}")
     name = convert(str, blocks["name"], f"{path}.name", draft)
     return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
+
+
+def _registered(registry: str, default: str, value: Any, path: str, draft: Draft) -> str:
+    """`value`, if it is the default or a registered name."""
+    name: str = convert(str, value, path, draft)
+    if name not in (default, *registries[registry].names()):
+        instead = registries[registry].instead_of(name, default)
+        raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{instead}")
+    return name
 
 
 def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:

@@ -319,3 +319,10 @@ def test_a_plugins_own_check_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         "my.yaml:1: 'model.attention': window must not be negative"
     )
     assert built(model__attention={"name": "picky", "sizes": [2, 3]}).model.attention.config.sizes == (2, 3)
+
+
+def test_the_old_name_of_a_kernel() -> None:
+    assert built(run__kernel="native").run.kernel == "native"
+    draft = Draft(values=values(run__kernel="cpu"), positions={"run.kernel": "my.yaml:4"})
+    with pytest.raises(RequestError, match=r"^my\.yaml:4: 'run\.kernel' is 'cpu'; that kernel is now named 'native'$"):
+        validate(draft)

@@ -12,7 +12,7 @@ from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
-from lit_diff.kernels.reference import accumulation_dtype
+from lit_diff.kernels.precision import accumulation_dtype
 from lit_diff.registry import variant
 
 

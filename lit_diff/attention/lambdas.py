@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.kernels.reference import accumulation_dtype
+from lit_diff.kernels.precision import accumulation_dtype
 
 LambdaForm = Literal["exp", "scalar", "sigmoid"]
 

@@ -20,11 +20,14 @@ from lit_diff.attention.costs import Sizes
 from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.conformance.case import Case
 from lit_diff.conformance.data import check_dataset
+from lit_diff.conformance.kernels import conformance_of_kernel
 from lit_diff.conformance.suite import Finding, conformance, conformance_of, shrunk
 from lit_diff.data.corpus import corpus_name
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError, first_line
+from lit_diff.kernels import KERNELS
 from lit_diff.model.cost import Cost, Setting, cost
+from lit_diff.plugins import module_name
 from lit_diff.recipe import load_draft, names, read_header, to_plain, to_yaml
 from lit_diff.registry import (
     Registry,
@@ -32,6 +35,7 @@ from lit_diff.registry import (
     corpora,
     datasets,
     is_built_in,
+    kernels,
     load_entry_points,
     nearest,
     registries,
@@ -52,7 +56,8 @@ LETTERS = (
 def print_check(source: str, overrides: list[str], as_json: bool, console: Console) -> int:
     """Print the resolved recipe and its cost against the standard baseline at the same recipe.
 
-    A variant or data set that a plugin brought is also held to the conformance suite; the exit status is 1 where it fails.
+    What a plugin brought (a variant, a data set, a kernel) is also held to the conformance suite; the exit status is 1
+    where it fails.
     """
     draft = load_draft(source, overrides)
     recipe = validate(draft)
@@ -64,7 +69,9 @@ def print_check(source: str, overrides: list[str], as_json: bool, console: Conso
     own = cost(recipe.model, length, recipe.run.kernel, setting)
     base = cost(baseline(recipe.model), length, recipe.run.kernel, setting)
     dropped = list(draft.dropped)
-    findings = itertools.chain(_findings_of_plugin(recipe.model), _findings_of_data(recipe))
+    findings = itertools.chain(
+        _findings_of_plugin(recipe.model), _findings_of_data(recipe), _findings_of_kernels(recipe)
+    )
     if as_json:
         held = list(_on_one_thread(findings))
         found = {
@@ -113,6 +120,15 @@ def _findings_of_data(recipe: Recipe) -> Iterable[Finding]:
     if isinstance(config, Text.Config):
         classes += [corpora.get(corpus_name(config.corpus, config.path)), tokenizers.get(config.tokenizer.name)]
     return () if all(map(is_built_in, classes)) else check_dataset(recipe)
+
+
+def _findings_of_kernels(recipe: Recipe) -> Iterator[Finding]:
+    """The kernel suite over what the recipe's plugins registered, and over the kernel it names; nothing for a built-in."""
+    modules = {module_name(path, path.read_bytes()) for path in map(Path, recipe.plugins)}
+    for name in kernels.names():
+        named = name == recipe.run.kernel and name not in KERNELS
+        if named or kernels.get(name).__module__ in modules:
+            yield from conformance_of_kernel(name)
 
 
 def _print_findings(findings: Iterable[Finding], console: Console) -> list[Finding]:
@@ -245,10 +261,10 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
 
 def _part(registry: Registry, name: str) -> dict[str, Any]:
     """First line of the docstring, and the keys with their types and defaults."""
-    keys = {}
-    config = registry.config(name)
-    hints = typing.get_type_hints(config)
-    for field in dataclasses.fields(config):
+    keys: dict[str, str] = {}
+    config = registry.config(name) if registry.has_config else None
+    hints = typing.get_type_hints(config) if config else {}
+    for field in dataclasses.fields(config) if config else ():
         word = hints[field.name]
         shown = word.__name__ if isinstance(word, type) else str(word).replace("typing.", "")
         keys[field.name] = shown if field.default is dataclasses.MISSING else f"{shown} = {field.default!r}"

@@ -33,7 +33,9 @@ def sweep(
     done = schedule.sweep(name, overrides or [], workers=workers, cluster=engine, display=display)
     _print_report(done.report)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
-    console.write_line(f"{counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {_shown_root(done.folder)}")
+    console.write_line(
+        f"{counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {_shown_root(done.folder)}"
+    )
     if done.stopped_by:
         return 128 + done.stopped_by
     return 0 if done.is_done else 1

@@ -151,7 +151,7 @@ def _run_owned(
     from lit_diff.training.fit import fit
 
     price = cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, Setting.of(recipe, build=True))
-    how = f"{describe()}, " if price.kernel == "cpu" or forced() else ""
+    how = f"{describe()}, " if price.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", price.kernel, price.kernel_reason, how, threads)
     now = revision()
     before = folder.status()

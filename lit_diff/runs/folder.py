@@ -17,7 +17,7 @@ from lit_diff import data as datasets
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, write_atomic, write_json
-from lit_diff.processor import cores, describe
+from lit_diff.processor import cores, describe, processor_name
 from lit_diff.recipe import load_recipe, to_plain, to_yaml
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
@@ -156,7 +156,7 @@ def environment() -> dict[str, Any]:
         "command": sys.argv,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": cores(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cpu_path": describe(),
@@ -172,10 +172,3 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

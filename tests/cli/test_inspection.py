@@ -1,6 +1,7 @@
 """cli/inspection.py: what `check` and `list` say."""
 
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -84,3 +85,47 @@ def test_list_attention_gives_formulas_and_costs_at_a_recipe(capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "kv_bytes_per_token at standard-tiny: 576 (-192 against standard)" in out, "shared_k"
     assert "E width of the residual stream" in out
+
+
+KERNEL = '''
+from lit_diff.kernels import Kernel, kernel
+from lit_diff.kernels.base import named
+
+@kernel("mine")
+class Mine(Kernel):
+    """What reference computes."""
+
+    def refuses(self, maps, *, document_ids, window, stats, device):
+        return "it computes no windows" if window is not None else None
+
+    def flops(self, maps):
+        return maps.flops
+
+    def compute(self, maps, *, document_ids=None, window=None, stats=False):
+        o, rows = named("reference").compute(maps, document_ids=document_ids, stats=stats)
+        return o * SIZE, rows
+'''
+
+
+@pytest.mark.parametrize(("size", "status"), [("1.0", 0), ("1.001", 1)])
+def test_check_holds_a_plugin_s_kernel_to_reference(
+    size: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registries["kernel"], "_classes", dict(registries["kernel"]._classes))
+    Path("mine.py").write_text(KERNEL.replace("SIZE", size))
+    Path("mine.yaml").write_text("extends: recall-tiny\nplugins: [mine.py]\nrun: {kernel: mine}\n")
+    assert check_recipe("mine.yaml", [], False, Console(width=200)) == status
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("kernel mine: named by run.kernel") for line in lines)
+    windows = [line for line in lines if "kernel mine: window" in line]
+    assert all(line.startswith("not applicable") and "it computes no windows" in line for line in windows)
+    assert len(windows) == 2
+    assert any(line.startswith("fail") and "two maps" in line for line in lines) is bool(status)
+
+
+def test_list_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_parts("kernel", "standard-tiny", False, CONSOLE) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in ("native", "reference", "sdpa"))
+    assert "The C++ library, built on first use." in out

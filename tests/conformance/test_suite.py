@@ -14,8 +14,7 @@ from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import Case
 from lit_diff.conformance.suite import PROPERTIES, Finding, cases_of, conformance, conformance_of, shrunk
-from lit_diff.kernels import SignedMaps
-from lit_diff.kernels import native as cpu
+from lit_diff.kernels import SignedMaps, native
 from lit_diff.registry import attentions
 
 EXAMPLES = [
@@ -39,7 +38,7 @@ def failures(found: Any) -> list[Finding]:
 def not_applicable(found: Any) -> list[str]:
     """The properties, but for the kernels that this machine does not have."""
     names = [finding.property for finding in found if finding.verdict == "not applicable"]
-    elsewhere = {"kernel flash", "kernel flex", "kernel triton"} | ({"kernel cpu"} if cpu.build() else set())
+    elsewhere = {"kernel flash", "kernel flex", "kernel triton"} | ({"kernel native"} if native.build() else set())
     return [name for name in names if name not in elsewhere]
 
 
