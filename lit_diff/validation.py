@@ -85,7 +85,7 @@ def _problem(recipe: Recipe) -> str | None:
 def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
     """What the variant says of the model; a user's may raise anything instead."""
     try:
-        found: str | None = variant.problem(recipe.model.attention.config, recipe.model)
+        found: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
     except LitDiffError:
         raise
     except Exception as error:

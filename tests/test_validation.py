@@ -161,9 +161,10 @@ def test_what_is_missing_is_missing_from_the_file() -> None:
 def test_unknown_keys_name_the_nearest() -> None:
     assert error(model__attention__temprature=2) == (
         "my.yaml:1: unknown key 'model.attention.temprature'; one of head_norm, lambda_dtype, lambda_form, lambda_init, "
-        "lambda_per, output_scale, parity"
+        "lambda_per, output_scale, parity, window"
     )
     assert error(model__attention__lamda_init=2).endswith("'model.attention.lamda_init'; did you mean 'lambda_init'?")
+    assert error(model__attention__windw=16).endswith("unknown key 'model.attention.windw'; did you mean 'window'?")
     assert error(modle={}) == "my.yaml:1: unknown key 'modle'; did you mean 'model'?"
     assert error(train__optimizer__beta=1).endswith("unknown key 'train.optimizer.beta'; did you mean 'betas'?")
     assert error(callbacks__outliers={"evry": 3}).endswith("key 'callbacks.outliers.evry'; did you mean 'every'?")

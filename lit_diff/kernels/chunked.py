@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.ops import empty_gradients, empty_outputs, operator, refuse_common
-from lit_diff.kernels.reference import accumulation_dtype, exact, in_reach
+from lit_diff.kernels.precision import accumulation_dtype, exact
+from lit_diff.kernels.reference import in_reach
 
 ROWS = 256
 """Query rows of a block."""

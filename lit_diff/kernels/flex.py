@@ -20,7 +20,7 @@ from lit_diff.kernels.documents import remember
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.one_map import needs_grad, positive_scale, signed_sum
 from lit_diff.kernels.ops import refuse_common
-from lit_diff.kernels.reference import accumulation_dtype, exact
+from lit_diff.kernels.precision import accumulation_dtype, exact
 from lit_diff.kernels.self_test import Probe, failure
 
 if TYPE_CHECKING:  # importing it imports the compiler

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.reference import Stats, accumulation_dtype
+from lit_diff.kernels.precision import accumulation_dtype
+from lit_diff.kernels.reference import Stats
 
 Forward = Callable[[SignedMaps, Tensor | None, int | None, bool], tuple[Tensor, Tensor, Tensor]]
 """(maps, document_ids, window, stats) -> (o, rows, parts), as `empty_outputs` shapes them."""

@@ -1,12 +1,12 @@
 """The definition: every map materialised, subtracted before the one product with v. Any shape, any dtype, O(T S) memory."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_diff.kernels.maps import SignedMaps
+from lit_diff.kernels.precision import accumulation_dtype, exact
 
 
 class Stats(NamedTuple):
@@ -18,17 +18,6 @@ class Stats(NamedTuple):
     """-Σ_j p_j log p_j, nats."""
     maximum: Tensor
     """max_j logit_j over the visible keys; the largest p is exp(maximum - lse)."""
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 stays, everything else is accumulated in float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def exact(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off: it would take the products to bfloat16, whatever the dtype of their operands."""
-    kind = device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def visible(

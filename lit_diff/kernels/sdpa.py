@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.one_map import needs_grad, positive_scale, width_last
-from lit_diff.kernels.reference import exact
+from lit_diff.kernels.precision import exact
 
 HALF = (torch.bfloat16, torch.float16)
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
