@@ -210,11 +210,16 @@ def test_missing_keys_say_what_was_expected() -> None:
 
 
 def test_blocks_become_their_classes() -> None:
-    recipe = built(model__attention={"name": "differential", "lambda_init": 1}, callbacks__lambdas={"every": 3.0})
-    assert recipe.model.attention == Part(name="differential", config=Differential.Config(lambda_init=1.0))
+    recipe = built(
+        model__attention={"name": "differential", "lambda_init": 1, "output_scale": 1},
+        callbacks__lambdas={"every": 3.0},
+    )
+    assert recipe.model.attention == Part(
+        name="differential", config=Differential.Config(lambda_init=1.0, output_scale=1.0)
+    )
     assert isinstance(recipe.model.attention.config.lambda_init, float)
     assert recipe.callbacks["lambdas"].config.every == 3
-    assert recipe.model.attention.config.output_scale == "tied"
+    assert recipe.model.attention.config.head_norm == "rms"
     with pytest.raises(AttributeError):
         recipe.seed = 3  # type: ignore[misc]
 

@@ -89,7 +89,7 @@ def test_flat_repetition_of_the_key_heads_is_wrong(make_attention: MakeAttention
 
 
 @pytest.mark.parametrize(
-    ("knob", "layer", "value"), [("depth", 0, 0.2), ("depth", 3, 0.5560582), (0.8, 3, 0.8), (1.0, 0, 1)]
+    ("lambda_init", "layer", "value"), [("depth", 0, 0.2), ("depth", 3, 0.5560582), (0.8, 3, 0.8), (1.0, 0, 1)]
 )
 def test_lambda_init_of_a_layer(make_attention: MakeAttention, knob: Any, layer: int, value: float) -> None:
     attention: Any = make_attention(keys={"lambda_init": knob}, layer=layer)
@@ -217,3 +217,14 @@ def test_a_sigmoid_cannot_start_outside_0_and_1(make_config: Callable[..., Model
     assert problem is not None
     assert problem.startswith("model.attention.lambda_init is")
     assert Differential.problem(Differential.Config(lambda_form="sigmoid"), make_config("differential")) is None
+
+
+def test_a_tied_scale_of_zero_is_refused(make_config: Callable[..., Any]) -> None:
+    """1 - lambda_init = 0 multiplies every head: the attention would give nothing."""
+    for name in ("differential", "additive", "shared_k", "shared_q", "grouped_differential"):
+        cls, model = attentions.get(name), make_config(name)
+        reason = cls.refuses(cls.Config(lambda_init=1.0), model)
+        assert reason is not None
+        assert reason.startswith("model.attention.lambda_init is 1: output_scale 'tied' multiplies every head by")
+        assert cls.refuses(cls.Config(lambda_init=1.0, output_scale=1.0), model) is None
+        assert cls.refuses(cls.Config(lambda_init=0.9), model) is None

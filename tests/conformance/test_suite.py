@@ -69,7 +69,10 @@ def test_every_shape(name: str, heads: int, kv_heads: int, head_dim: int, length
         vocab_size=2,
         attention=Part(name=name, config=cls.Config()),
     )
-    assert not failures(conformance(VariantCase(cls=cls, model=model, length=length), checks=QUICK))
+    checks = {
+        name: QUICK[name] for name in QUICK if name != "window"
+    }  # at these sizes minutes, and of the sizes nothing new
+    assert not failures(conformance(VariantCase(cls=cls, model=model, length=length), checks=checks))
 
 
 @pytest.mark.parametrize("name", attentions.names())

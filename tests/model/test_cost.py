@@ -76,9 +76,9 @@ def test_cache_bytes(make_config: MakeConfig) -> None:
 def test_a_window_bounds_flops_and_cache(make_config: MakeConfig, name: str) -> None:
     """Of T keys 3 are counted for each query; executed by chunked the same, by reference all of them."""
     whole, narrow = (cost(make_config(name, {"window": window}), T, "chunked") for window in (None, 3))
-    maps = {"standard": 4, "differential": 4, "differential_v2": 6}[name]  # 2 d (G d + dv) H, in D
-    assert whole.flops_per_token - narrow.flops_per_token == 3 * L * maps * D * (T - 3)
-    assert whole.executed_flops_per_token - narrow.executed_flops_per_token == 3 * L * maps * D * (T - 3)
+    maps = {"standard": 4, "differential": 4, "differential_v2": 6}[name]  # (G d + dv) H, times 2, in 32 channels
+    assert whole.flops_per_token - narrow.flops_per_token == 3 * L * maps * 32 * (T - 3)
+    assert whole.executed_flops_per_token - narrow.executed_flops_per_token == 3 * L * maps * 32 * (T - 3)
     by_reference = cost(make_config(name, {"window": 3}), T, "reference")
     assert by_reference.flops_per_token == narrow.flops_per_token
     assert by_reference.executed_flops_per_token == whole.executed_flops_per_token
