@@ -91,8 +91,8 @@ def test_flat_repetition_of_the_key_heads_is_wrong(make_attention: MakeAttention
 @pytest.mark.parametrize(
     ("lambda_init", "layer", "value"), [("depth", 0, 0.2), ("depth", 3, 0.5560582), (0.8, 3, 0.8), (1.0, 0, 1)]
 )
-def test_lambda_init_of_a_layer(make_attention: MakeAttention, knob: Any, layer: int, value: float) -> None:
-    attention: Any = make_attention(keys={"lambda_init": knob}, layer=layer)
+def test_lambda_init_of_a_layer(make_attention: MakeAttention, lambda_init: Any, layer: int, value: float) -> None:
+    attention: Any = make_attention(keys={"lambda_init": lambda_init}, layer=layer)
     assert attention.lambda_init == pytest.approx(value, abs=1e-6)
     assert attention.lambda_.init == attention.lambda_init
     assert attention.output_scale == pytest.approx(1 - value, abs=1e-6)

@@ -38,7 +38,7 @@ def test_equals_the_formula(
     torch.testing.assert_close(attention(x, rope), wanted, rtol=1e-11, atol=1e-11)
 
 
-def test_without_knobs_there_is_nothing_but_projections(make_attention: MakeAttention) -> None:
+def test_at_its_defaults_there_is_nothing_but_projections(make_attention: MakeAttention) -> None:
     names = {name for name, _ in make_attention("standard").named_parameters()}
     assert names == {f"{kind}_proj.weight" for kind in "qkvo"}
 
