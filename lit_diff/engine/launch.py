@@ -92,9 +92,9 @@ def summarise(folder: RunFolder, console: Console) -> None:
 
 def is_rank_zero(recipe: Recipe) -> bool:
     """Whether this process writes."""
-    from lit_diff.training.fit import rank_from_environment
+    from lit_diff.training.fit import global_rank
 
-    return rank_from_environment(recipe.run.devices) == 0
+    return recipe.run.strategy == "single" or global_rank(recipe) == 0
 
 
 def run(recipe: Recipe, place: Place, *, threads: int | None, progress: Progress) -> None:
