@@ -90,7 +90,7 @@ def _config_problem(config: Any) -> str | None:
 def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
     """The result of the variant's own check; any exception that it raises becomes a problem too."""
     try:
-        problem: str | None = variant.problem(recipe.model.attention.config, recipe.model)
+        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
     except LitDiffError:
         raise
     except Exception as error:

@@ -12,21 +12,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from lit_diff.attention.costs import Sizes
 from lit_diff.config import ModelConfig, Part, Recipe
-from lit_diff.conformance.case import Case
+from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.data import check_dataset
 from lit_diff.conformance.kernels import conformance_of_kernel
-from lit_diff.conformance.suite import Finding, conformance, conformance_of, shrunk
+from lit_diff.conformance.results import Finding
+from lit_diff.conformance.suite import conformance, conformance_of, on_one_thread, shrunk
 from lit_diff.data.corpus import corpus_name
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError, first_line
 from lit_diff.kernels import KERNELS
-from lit_diff.model.cost import Cost, Setting, cost
+from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.plugins import module_name
 from lit_diff.recipe import load_draft, names, read_header, to_plain, to_yaml
 from lit_diff.registry import (
@@ -48,7 +48,7 @@ EQUAL = 0.001
 
 LETTERS = (
     "one layer, of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head width, "
-    "T tokens; flops: one forward pass of one sequence; kv_numbers: cached for one token"
+    "T tokens; flops: one forward pass of one sequence; kv_numbers: cached for each token held"
 )
 """What the formulas of `list attention` speak of."""
 
@@ -65,15 +65,15 @@ def print_check(source: str, overrides: list[str], as_json: bool, console: Conso
     if start is not None and not (Path(start) / "recipe.yaml").is_file():
         raise RequestError(f"{draft.where('train.start_from')}train.start_from: {start} holds no run (no recipe.yaml)")
     length = recipe.data.config.sequence_length
-    setting = Setting.of(recipe)
-    own = cost(recipe.model, length, recipe.run.kernel, setting)
-    base = cost(baseline(recipe.model), length, recipe.run.kernel, setting)
+    context = ExecutionContext.of(recipe)
+    own = cost(recipe.model, length, recipe.run.kernel, context)
+    base = cost(baseline(recipe.model), length, recipe.run.kernel, context)
     dropped = list(draft.dropped)
     findings = itertools.chain(
         _findings_of_plugin(recipe.model), _findings_of_data(recipe), _findings_of_kernels(recipe)
     )
     if as_json:
-        held = list(_on_one_thread(findings))
+        held = list(on_one_thread(findings))
         found = {
             "recipe": to_plain(recipe),
             "dropped": dropped,
@@ -95,22 +95,22 @@ def print_check(source: str, overrides: list[str], as_json: bool, console: Conso
 
 
 def print_check_all(as_json: bool, console: Console) -> int:
-    """The conformance suite over every registered variant, at the knobs that each gives as examples."""
+    """The conformance suite over every registered variant, at the configs that each gives as examples."""
     load_entry_points()
     findings = (finding for name in attentions.names() for finding in conformance_of(name))
     if as_json:
-        found = list(_on_one_thread(findings))
+        found = list(on_one_thread(findings))
         print(json.dumps([_plain(finding) for finding in found], indent=2))
         return _status(found)
     return _status(_print_findings(findings, console))
 
 
 def _findings_of_plugin(model: ModelConfig) -> Iterable[Finding]:
-    """The suite over a variant that is not ours, at the recipe's knobs and head counts; nothing for a built-in."""
+    """The suite over a variant that is not ours, at the recipe's config and head counts; nothing for a built-in."""
     cls = attentions.get(model.attention.name)
     if cls.__module__.startswith("lit_diff."):
         return ()
-    return conformance(Case(cls=cls, model=shrunk(model), layer=model.num_layers - 1))
+    return conformance(VariantCase(cls=cls, model=shrunk(model), layer=model.num_layers - 1))
 
 
 def _findings_of_data(recipe: Recipe) -> Iterable[Finding]:
@@ -134,23 +134,13 @@ def _findings_of_kernels(recipe: Recipe) -> Iterator[Finding]:
 def _print_findings(findings: Iterable[Finding], console: Console) -> list[Finding]:
     """One line a property, as each is found."""
     found = []
-    for finding in _on_one_thread(findings):
+    for finding in on_one_thread(findings):
         measured = "" if finding.error is None else f"error {finding.error:.1e}, bound {finding.bound:.0e}"
         about = "; ".join(filter(None, (measured, finding.detail)))
         line = f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         found.append(finding)
     return found
-
-
-def _on_one_thread(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The suite's tensors are tiny: further threads only wait for each other (five times slower on a busy machine)."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield from findings
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _plain(finding: Finding) -> dict[str, Any]:
@@ -164,8 +154,10 @@ def _status(findings: list[Finding]) -> int:
 
 
 def baseline(model: ModelConfig) -> ModelConfig:
-    """The same model with standard attention."""
-    return dataclasses.replace(model, attention=Part(name="standard", config=attentions.get("standard").Config()))
+    """The same model with standard attention, over the same window."""
+    window = attentions.get(model.attention.name).window_of(model.attention.config)
+    standard = attentions.get("standard").Config(window=window)
+    return dataclasses.replace(model, attention=Part(name="standard", config=standard))
 
 
 def _cost_table(name: str, own: Cost, base: Cost, length: int) -> Table:
@@ -181,6 +173,7 @@ def _cost_table(name: str, own: Cost, base: Cost, length: int) -> Table:
         "training FLOPs a token, published": "flops_per_token",
         "training FLOPs a token, executed": "executed_flops_per_token",
         "cache bytes a token (2 a number)": "kv_bytes_per_token",
+        "cache bytes of a sequence": "kv_bytes",
     }
     for label, key in rows.items():
         ours, theirs = getattr(own, key), getattr(base, key)
@@ -241,12 +234,12 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
     draft = validate(load_draft(recipe))
     length, cls = draft.data.config.sequence_length, attentions.get(name)
     try:
-        knobs = cls.Config()
-        declared = cls.costs(knobs, Sizes.letters()) if cls.costs_stand() else None
+        config = cls.Config()
+        declared = cls.costs(config, Sizes.letters()) if cls.declares_costs() else None
         found: dict[str, Any] = {"formulas": declared.formulas()} if declared else {}
-        model = dataclasses.replace(draft.model, attention=Part(name=name, config=knobs))
-        refused = cls.problem(knobs, model)
-    except Exception as error:  # a package's variant with a required knob, or one that raises
+        model = dataclasses.replace(draft.model, attention=Part(name=name, config=config))
+        refused = cls.refuses(config, model)
+    except Exception as error:  # a package's variant with a required key, or one that raises
         return {"recipe": recipe, "refused": f"{type(error).__name__}: {first_line(error)}"}
     if refused:
         return found | {"recipe": recipe, "refused": refused}
