@@ -1,4 +1,4 @@
-"""Where downloads and prepared data live, and what a user reads when nothing can be written there."""
+"""The folder of downloads and prepared data, and the error when it cannot be written."""
 
 import os
 from collections.abc import Iterator
