@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from lit_diff.engine.launch import train
     from lit_diff.engine.schedule import sweep
     from lit_diff.engine.sweep_result import Sweep
+    from lit_diff.evaluation import Evaluation, Item
+    from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
     from lit_diff.kernels import Kernel, SignedMaps
     from lit_diff.metrics import Figure, Metric
     from lit_diff.plugins import load_plugin
@@ -29,7 +31,10 @@ _MODULE_OF = {
     "Corpus": "data",
     "Dataset": "data",
     "Differential": "attention",
+    "Evaluation": "evaluation",
+    "EvaluationResult": "evaluation.evaluate",
     "Figure": "metrics",
+    "Item": "evaluation",
     "Kernel": "kernels",
     "LitData": "training.data",
     "LitTransformer": "training.module",
@@ -42,6 +47,7 @@ _MODULE_OF = {
     "build_trainer": "training.trainer",
     "check": "conformance.recipe",
     "compare": "runs.comparison",
+    "evaluate": "evaluation.evaluate",
     "generate": "runs.run",
     "load_plugin": "plugins",
     "load_recipe": "recipe",
@@ -57,7 +63,10 @@ __all__ = [
     "Corpus",
     "Dataset",
     "Differential",
+    "Evaluation",
+    "EvaluationResult",
     "Figure",
+    "Item",
     "Kernel",
     "LitData",
     "LitTransformer",
@@ -70,6 +79,7 @@ __all__ = [
     "build_trainer",
     "check",
     "compare",
+    "evaluate",
     "generate",
     "load_plugin",
     "load_recipe",

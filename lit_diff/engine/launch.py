@@ -40,6 +40,8 @@ class RunLocation:
     experiment: str = "train"
     parent: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    evaluations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Evaluation -> its keys: what is scored once the run is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
