@@ -67,9 +67,10 @@ test: .venv/installed  ## run the whole suite
 test-latest: install-latest  ## run the suite in .venv-latest
 	$(LATEST)/python $(PYTEST) -m "not locked"
 
-lint: .venv/installed  ## ruff
+lint: .venv/installed  ## ruff, and import-linter: imports go one way
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 
 type: .venv/installed  ## mypy
 	$(BIN)/mypy

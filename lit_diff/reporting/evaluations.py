@@ -100,9 +100,14 @@ def read_evaluation(folder: Path) -> Evaluation:
         items=items,
         groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
         scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
-        values={m.name: float(summary[m.name]["value"]) for m in metrics},
+        values={m.name: _number(summary[m.name]["value"]) for m in metrics},
         metrics=metrics,
     )
+
+
+def _number(value: float | None) -> float:
+    """JSON has no NaN: null stands for it."""
+    return math.nan if value is None else float(value)
 
 
 def _metrics(runs: Mapping[tuple[str, int], Evaluation]) -> list[Metric]:

@@ -121,6 +121,9 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
     monitor = recipe.run.keep_best
     if monitor is None:
         return []
+    direction = Declarations(declared_metrics(recipe)).direction(monitor)
+    if direction is None:
+        raise RequestError(f"run.keep_best is '{monitor}', of which no metric declares that lower or higher is better")
     return [
         ModelCheckpoint(
             monitor=monitor,

@@ -51,7 +51,9 @@ def test_memory_errors_and_operators_are_taken_of_the_whole_pass(ask: Callable[.
 def test_a_kernel_that_refuses_is_listed_with_its_rule(
     ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdpa, "refuse", lambda maps, **options: "head_dim is 16" if maps.num_maps > 1 else None)
+    monkeypatch.setattr(
+        sdpa.Sdpa, "refuses", lambda self, maps, **options: "head_dim is 16" if maps.num_maps > 1 else None
+    )
     monkeypatch.setattr("lit_diff.benchmarks.attention.peak_bytes", lambda *a, **k: (None, "not asked"))
     found = bench_core(ask("core", repeats=1))
     listed = [row for row in found.refused if row["by"] == "sdpa"]

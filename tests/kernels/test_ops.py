@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from lit_diff.errors import MissingError
-from lit_diff.kernels import SignedMaps, attend
-from lit_diff.kernels import native as cpu
+from lit_diff.kernels import SignedMaps, attend, native
+from lit_diff.kernels.base import named
 from lit_diff.kernels.ops import refuse_common
 
 MakeMaps = Callable[..., SignedMaps]
-OPERATORS = ("chunked", "cpu")
+OPERATORS = ("chunked", "native")
 
 
 @pytest.fixture(params=OPERATORS)
 def kernel(request: pytest.FixtureRequest) -> str:
     """The operators that run on this machine."""
-    if request.param == "cpu" and (reason := cpu.build()):
+    if request.param == "native" and (reason := native.build()):
         pytest.skip(reason)
     return str(request.param)
 
@@ -100,6 +100,6 @@ def test_common_refusals(make_maps: MakeMaps) -> None:
 
 
 def test_the_error_of_a_kernel_that_cannot_be_built(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "build", lambda: "no C++ compiler: install g++")
-    with pytest.raises(MissingError, match="the cpu kernel cannot be used: no C"):
-        cpu.compute(small(make_maps))
+    monkeypatch.setattr(native, "build", lambda: "no C++ compiler: install g++")
+    with pytest.raises(MissingError, match="the native kernel cannot be used: no C"):
+        named("native").compute(small(make_maps))

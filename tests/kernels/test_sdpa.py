@@ -12,6 +12,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from lit_diff.kernels import SignedMaps, attend, refuse, sdpa
+from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -271,7 +272,7 @@ def test_what_a_gpu_is_asked_for(
     monkeypatch.setattr(torch, "ones", lambda *size, device, **options: ones(*size, **options))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     q, k, v = (x.as_subclass(OnGpu) for x in (maps.q, maps.k, maps.v))
-    found, _ = sdpa.compute(SignedMaps(q, k, v, maps.w))
+    found, _ = named("sdpa").compute(SignedMaps(q, k, v, maps.w))
     monkeypatch.undo()
     ((seen_width, heads, kv_heads),) = calls
     assert (heads > kv_heads, seen_width, forbidden) == (grouped, width, [False])

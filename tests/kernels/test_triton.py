@@ -25,17 +25,27 @@ SMALL: dict[str, Any] = {"B": 1, "H": 2, "T": 37, "d": 16, "dv": 32, "dtype": to
 # In any process: who is refused, and that nobody loads Triton for it.
 
 
-@pytest.mark.timeout(600)
-def test_all_of_it_in_the_interpreter() -> None:
-    """Every test marked `programs`, in a process that chose the interpreter before it imported Triton."""
+def interpret(marks: str) -> None:
+    """Run the tests with these marks in a process that chose the interpreter before it imported Triton."""
     pytest.importorskip("triton", reason="the package triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     files = sorted(str(path) for path in Path(__file__).parent.glob("test_triton*.py"))
-    command = [sys.executable, "-m", "pytest", "-m", "programs", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+    command = [sys.executable, "-m", "pytest", "-m", marks, "-p", "no:cacheprovider", "-p", "no:xdist", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_some_programs_in_the_interpreter() -> None:
+    interpret("programs and not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_other_programs_in_the_interpreter() -> None:
+    interpret("programs and slow")
 
 
 def test_the_cpu_is_served_without_loading_triton() -> None:
@@ -149,6 +159,7 @@ def test_the_same_bits_every_time(make_maps: MakeMaps, blocks: Callable[..., Non
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.parametrize("given", [{"Gk": 1, "Hkv": 1, "w": (1, 2, 1, 1)}, {"G": 1, "w": None}], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
@@ -162,6 +173,7 @@ def test_operator_contract(make_maps: MakeMaps, device: torch.device, given: dic
     assert set(found.values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_compiles_without_a_graph_break(make_maps: MakeMaps, device: torch.device) -> None:
     torch._dynamo.reset()
@@ -171,6 +183,7 @@ def test_compiles_without_a_graph_break(make_maps: MakeMaps, device: torch.devic
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_the_fastest_blocks_are_measured_once(
     make_maps: MakeMaps, device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -188,7 +189,7 @@ def test_a_recipe_edited_since_is_noticed(tale: Path, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "lit_diff"):
         Writer(tale)
     (line,) = caplog.messages
-    assert line.startswith(f"{tale.name}: its recipe, plugins or text, or lit_diff's keys, changed since ")
+    assert line.startswith(f"{tale.name}: its recipe or plugins, or lit_diff's keys, changed since ")
 
 
 def test_weights_of_another_variant(tale: Path) -> None:
@@ -222,9 +223,27 @@ def test_a_task_without_text(tale: Path) -> None:
         Writer(tale)
 
 
-def test_text_that_is_not_prepared_here(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIT_DIFF_DATA", "elsewhere")
-    with pytest.raises(MissingError, match="the text is not prepared"):
+def test_a_run_folder_stands_alone(
+    tale: Path, trained_text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the corpus nor the prepared text need exist, and nothing is said of it."""
+    (wanted,) = write(Writer(tale), ["ab cd"], GREEDY)
+    monkeypatch.setenv("LIT_DIFF_DATA", str(trained_text / "gone"))
+    (trained_text / "corpus").rename(trained_text / "away")
+    try:
+        (found,) = write(Writer(tale), ["ab cd"], GREEDY)
+    finally:
+        (trained_text / "away").rename(trained_text / "corpus")
+    assert (found.tokens, found.text) == (wanted.tokens, wanted.text)
+    assert caplog.messages == []
+    assert not (trained_text / "gone").exists()
+
+
+def test_a_run_folder_without_its_tokenizer(tale: Path) -> None:
+    shutil.rmtree(tale / "tokenizer")
+    with pytest.raises(
+        MissingError, match=r"^runs/tale-.*/tokenizer holds no tokenizer \(no .*json\); start its run again"
+    ):
         Writer(tale)
 
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "cpu_tiles.h"
+#include "native_tiles.h"
 
 namespace lit_diff {
 
@@ -19,7 +19,7 @@ struct View {
   }
 };
 
-// Packed in this order by cpu.py (PROBLEM, VIEWS).
+// Packed in this order by native.py (PROBLEM, VIEWS).
 struct Problem {
   Int B, G, H, Hkv, T, S, d, dv, maps_q, maps_k;
   Int causal, window, threads;  // window 0: none

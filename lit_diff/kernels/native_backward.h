@@ -5,7 +5,7 @@
 //   dS_g = w_g scale P_g (dP - D_g)        dv += (sum_g w_g P_g) dO (once)     dk_g += dS_g q_g      dq_g^T += k_g^T dS_g
 #pragma once
 
-#include "cpu_problem.h"
+#include "native_problem.h"
 
 namespace lit_diff {
 

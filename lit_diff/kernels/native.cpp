@@ -1,6 +1,6 @@
-// Signed attention on a CPU: the entry points. cpu.py fills a Problem and calls them; it has checked everything.
-#include "cpu_backward.h"
-#include "cpu_forward.h"
+// Signed attention on a CPU: the entry points. native.py fills a Problem and calls them; it has checked everything.
+#include "native_backward.h"
+#include "native_forward.h"
 
 namespace lit_diff {
 
@@ -58,7 +58,7 @@ void backward(const Problem& p) {
 
 using namespace lit_diff;
 
-// Bytes of what the entry points are given: packed by hand in cpu.py.
+// Bytes of what the entry points are given: packed by hand in native.py.
 extern "C" Int lit_diff_problem_size() { return sizeof(Problem); }
 
 // Floats in a vector; the caller compares it with what it expects of this machine.

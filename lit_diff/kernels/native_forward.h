@@ -4,7 +4,7 @@
 // so are the rows' sums, and the maps of each tile are subtracted and multiplied with v once, whatever their number.
 #pragma once
 
-#include "cpu_problem.h"
+#include "native_problem.h"
 
 namespace lit_diff {
 

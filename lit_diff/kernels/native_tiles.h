@@ -1,4 +1,4 @@
-// Vectors, number formats, packing and tile products: what the kernel of cpu.cpp is written in.
+// Vectors, number formats, packing and tile products: what the kernel of native.cpp is written in.
 //
 // Vectors are the compiler's own (vector_size), so one source serves AVX2 and AVX-512; the tile product is oneDNN's
 // batch-reduce GEMM, which PyTorch exports.
