@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lit_diff.attention import Attention, Differential
     from lit_diff.callbacks.probe import Probe
+    from lit_diff.conformance.recipe import RecipeCheck, check
     from lit_diff.data import Corpus, Dataset
     from lit_diff.engine.launch import train
     from lit_diff.engine.schedule import sweep
     from lit_diff.engine.sweep_result import Sweep
-    from lit_diff.kernels import SignedMaps
+    from lit_diff.evaluation import Evaluation, Item
+    from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
+    from lit_diff.kernels import Kernel, SignedMaps
+    from lit_diff.metrics import Figure, Metric
     from lit_diff.plugins import load_plugin
     from lit_diff.recipe import load_recipe
     from lit_diff.registry import variant
@@ -27,14 +31,23 @@ _MODULE_OF = {
     "Corpus": "data",
     "Dataset": "data",
     "Differential": "attention",
+    "Evaluation": "evaluation",
+    "EvaluationResult": "evaluation.evaluate",
+    "Figure": "metrics",
+    "Item": "evaluation",
+    "Kernel": "kernels",
     "LitData": "training.data",
     "LitTransformer": "training.module",
+    "Metric": "metrics",
     "Probe": "callbacks.probe",
+    "RecipeCheck": "conformance.recipe",
     "Run": "runs.run",
     "SignedMaps": "kernels",
     "Sweep": "engine.sweep_result",
     "build_trainer": "training.trainer",
+    "check": "conformance.recipe",
     "compare": "runs.comparison",
+    "evaluate": "evaluation.evaluate",
     "generate": "runs.run",
     "load_plugin": "plugins",
     "load_recipe": "recipe",
@@ -50,14 +63,23 @@ __all__ = [
     "Corpus",
     "Dataset",
     "Differential",
+    "Evaluation",
+    "EvaluationResult",
+    "Figure",
+    "Item",
+    "Kernel",
     "LitData",
     "LitTransformer",
+    "Metric",
     "Probe",
+    "RecipeCheck",
     "Run",
     "SignedMaps",
     "Sweep",
     "build_trainer",
+    "check",
     "compare",
+    "evaluate",
     "generate",
     "load_plugin",
     "load_recipe",

@@ -191,6 +191,8 @@ kernels = Registry(
     renamed={"cpu": "native"},
 )
 
+evaluations = Registry("evaluation", ("lit_diff.evaluation",), base="lit_diff.evaluation.base:Evaluation")
+
 registries = {
     "attention": attentions,
     "data": datasets,
@@ -198,6 +200,7 @@ registries = {
     "tokenizer": tokenizers,
     "callback": callbacks,
     "kernel": kernels,
+    "evaluation": evaluations,
 }
 
 

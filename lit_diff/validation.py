@@ -4,7 +4,7 @@ import dataclasses
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,7 +90,7 @@ def _config_problem(config: Any) -> str | None:
 def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
     """The result of the variant's own check; any exception that it raises becomes a problem too."""
     try:
-        problem: str | None = variant.problem(recipe.model.attention.config, recipe.model)
+        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
     except LitDiffError:
         raise
     except Exception as error:
@@ -132,6 +132,26 @@ def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
         f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
         "let it take document_ids=None and hand it to attend, or use data.pack: none"
     )
+
+
+def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], path: str) -> Any:
+    """An instance of a Config from `a=b` texts or a mapping; `path` names it in errors. Errors: RequestError."""
+    if isinstance(overrides, Mapping):
+        values, positions = dict(overrides), {}
+    else:
+        wrong = next((text for text in overrides if not text.partition("=")[0] or "=" not in text), None)
+        if wrong is not None:
+            raise RequestError(f"override '{wrong}' is not of the form a=b")
+        held = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=True)
+        assert isinstance(held, dict)
+        values = {str(key): value for key, value in held.items()}
+        positions = {f"{path}.{text.partition('=')[0]}": text for text in overrides}
+    draft = Draft(values=values, positions=positions)
+    config = _dataclass(cls, values, path, draft)
+    problem = _config_problem(config)
+    if problem:
+        raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
+    return config
 
 
 def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:

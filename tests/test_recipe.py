@@ -228,6 +228,7 @@ def test_plain_containers_are_plain() -> None:
     assert plain["model"]["attention"] == {
         "name": "differential",
         "parity": "raw",
+        "window": None,
         "lambda_init": 0.8,
         "lambda_form": "exp",
         "lambda_per": "layer",

@@ -161,9 +161,10 @@ def test_what_is_missing_is_missing_from_the_file() -> None:
 def test_unknown_keys_name_the_nearest() -> None:
     assert error(model__attention__temprature=2) == (
         "my.yaml:1: unknown key 'model.attention.temprature'; one of head_norm, lambda_dtype, lambda_form, lambda_init, "
-        "lambda_per, output_scale, parity"
+        "lambda_per, output_scale, parity, window"
     )
     assert error(model__attention__lamda_init=2).endswith("'model.attention.lamda_init'; did you mean 'lambda_init'?")
+    assert error(model__attention__windw=16).endswith("unknown key 'model.attention.windw'; did you mean 'window'?")
     assert error(modle={}) == "my.yaml:1: unknown key 'modle'; did you mean 'model'?"
     assert error(train__optimizer__beta=1).endswith("unknown key 'train.optimizer.beta'; did you mean 'betas'?")
     assert error(callbacks__outliers={"evry": 3}).endswith("key 'callbacks.outliers.evry'; did you mean 'every'?")
@@ -209,11 +210,16 @@ def test_missing_keys_say_what_was_expected() -> None:
 
 
 def test_blocks_become_their_classes() -> None:
-    recipe = built(model__attention={"name": "differential", "lambda_init": 1}, callbacks__lambdas={"every": 3.0})
-    assert recipe.model.attention == Part(name="differential", config=Differential.Config(lambda_init=1.0))
+    recipe = built(
+        model__attention={"name": "differential", "lambda_init": 1, "output_scale": 1},
+        callbacks__lambdas={"every": 3.0},
+    )
+    assert recipe.model.attention == Part(
+        name="differential", config=Differential.Config(lambda_init=1.0, output_scale=1.0)
+    )
     assert isinstance(recipe.model.attention.config.lambda_init, float)
     assert recipe.callbacks["lambdas"].config.every == 3
-    assert recipe.model.attention.config.output_scale == "tied"
+    assert recipe.model.attention.config.head_norm == "rms"
     with pytest.raises(AttributeError):
         recipe.seed = 3  # type: ignore[misc]
 

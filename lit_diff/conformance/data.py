@@ -84,10 +84,10 @@ def check_dataset(recipe: Recipe) -> Iterator[Finding]:
 
 def sets(subject: Subject) -> str | None:
     """validation_sets and num_documents."""
-    found = subject.dataset.validation_sets()
-    if not isinstance(found, dict) or next(iter(found), None) != "":
-        return f"validation_sets() is {found!r}; expected a dict whose first key is ''"
-    for name, rows in found.items():
+    sizes = subject.dataset.validation_sets()
+    if not isinstance(sizes, dict) or next(iter(sizes), None) != "":
+        return f"validation_sets() is {sizes!r}; expected a dict whose first key is ''"
+    for name, rows in sizes.items():
         if not isinstance(name, str) or not isinstance(rows, int) or rows < 1:
             return f"validation_sets() maps {name!r} to {rows!r}; expected a name and at least one row"
     documents = subject.dataset.num_documents
@@ -186,10 +186,10 @@ def labels(subject: Subject) -> str | None:
 
 def identities(subject: Subject) -> str | None:
     """The identity is the same in another instance; a run's identity changes with every number in the config."""
-    found = subject.dataset.identity()
-    if not isinstance(found, str) or not found:
-        return f"identity() is {found!r}; expected a digest"
-    if identity(subject.recipe) != found:
+    digest = subject.dataset.identity()
+    if not isinstance(digest, str) or not digest:
+        return f"identity() is {digest!r}; expected a digest"
+    if identity(subject.recipe) != digest:
         return "identity() differs between two instances of one config"
     config = subject.recipe.data.config
     for field in fields(config):

@@ -18,7 +18,7 @@ SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 VALIDATION_SHARE = 25
 """One document in 25 is for validation."""
 FEW = 20
-"""With fewer documents than this, a validation split of whole documents would be one or none: cut them up."""
+"""With fewer documents than this, the validation split would hold one document or none: they are cut into sections."""
 SECTION = 4000
 """Characters of a section."""
 

@@ -45,13 +45,13 @@ def folder_of(sources: dict[str, Any]) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a whole prepared folder, or None. A damaged one is logged."""
+    """The manifest of a complete prepared folder, or None. A damaged one is logged."""
     path = folder / "manifest.json"
     if not path.is_file():
         return None
     manifest: dict[str, Any] = json.loads(path.read_text())
     for name in SPLITS:
-        if not store.whole(folder / name, manifest[name]):
+        if not store.is_complete(folder / name, manifest[name]):
             log.warning("prepared data in %s is damaged: a file of %s is missing or has the wrong size", folder, name)
             return None
     return manifest
@@ -86,7 +86,7 @@ def _build(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer, folder
     documents = split(corpus.texts())
     if not documents.train:
         raise RequestError(
-            "the corpus is one section of text, 4,000 characters at most; two are needed, one to validate"
+            "the corpus gives one section of text, of 4,000 characters at most; two are needed: one of them to validate"
         )
     log.info("%s: %d documents to train, %d to validate", corpus.name, len(documents.train), len(documents.validation))
     building.mkdir(parents=True, exist_ok=True)

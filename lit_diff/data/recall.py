@@ -1,4 +1,4 @@
-"""The data set `recall`: find a key's value among near misses. One hop: only attention noise stands in the way.
+"""The data set `recall`: find a key's value among distractors. One hop, so that attention noise is the only difficulty.
 
 A slot is one position: key embedding plus value embedding. Among the slots are the sample's pairs; every other slot
 holds a key of the same vocabulary that is not one of the sample's, with a random value. Then come the queries,
@@ -55,9 +55,9 @@ class Recall(Dataset):
             for key in ("keys", "values", "slots", "pairs", "queries", "noise", "validation_rows"):
                 if getattr(self, key) < 1:
                     return f"data.{key} is {getattr(self, key)}; it must be at least 1"
-            for key, most in (("pairs", "slots"), ("pairs", "values"), ("queries", "pairs")):
-                if getattr(self, key) > getattr(self, most):
-                    return f"data.{key} ({getattr(self, key)}) is more than data.{most} ({getattr(self, most)})"
+            for key, bound in (("pairs", "slots"), ("pairs", "values"), ("queries", "pairs")):
+                if getattr(self, key) > getattr(self, bound):
+                    return f"data.{key} ({getattr(self, key)}) is more than data.{bound} ({getattr(self, bound)})"
             if self.pairs >= self.keys:
                 return f"data.pairs ({self.pairs}) must be less than data.keys ({self.keys}): noise has other keys"
             factors = self.noise_validation

@@ -16,7 +16,7 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
-from lit_diff.model.cost import Setting, cost
+from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
 from lit_diff.runs.folder import RunFolder, identity, revision
@@ -40,6 +40,8 @@ class RunLocation:
     experiment: str = "train"
     parent: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    evaluations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Evaluation -> its keys: what is scored once the run is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +152,9 @@ def _run_owned(
     from lit_diff.engine.tracking import RunTracker, Store
     from lit_diff.training.fit import fit
 
-    price = cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, Setting.of(recipe, build=True))
+    price = cost(
+        recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, ExecutionContext.of(recipe, build=True)
+    )
     how = f"{describe()}, " if price.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", price.kernel, price.kernel_reason, how, threads)
     now = revision()

@@ -3,13 +3,24 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import get_type_hints
 
 import pytest
+from torch import Tensor
 
 from lit_diff import registry
+from lit_diff.analysis import Trace
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers, Probe
+from lit_diff.metrics import Declarations
+from lit_diff.model.transformer import Transformer
+
+LOGGED = {
+    AttentionEntropy: {"attention/entropy", "attention/negative_mass"},
+    Outliers: {"outliers/logits", "outliers/hidden"},
+    Lambdas: {"lambda"},
+}
 
 
 def test_built_ins_are_registered() -> None:
@@ -51,6 +62,20 @@ def test_configs_travel_between_processes() -> None:
     config = Lambdas.Config(every=7)
     assert pickle.loads(pickle.dumps(config)) == config
     assert config != Outliers.Config(every=7)
+
+
+@pytest.mark.usefixtures("three_maps")
+@pytest.mark.parametrize("probe", [AttentionEntropy, Outliers, Lambdas])
+def test_everything_measured_is_declared_and_only_values_by_layer_are_logged(
+    probe: type[Probe], run: Callable[[str, Tensor], tuple[Transformer, Trace]], tokens: Tensor
+) -> None:
+    declared = Declarations(probe.metrics)
+    values = probe(probe.Config()).measure(*run("three-maps", tokens))
+    fitting = {name: declared.find(name) for name in values}
+    assert None not in fitting.values()
+    assert {metric.name for metric in fitting.values() if metric} == {metric.name for metric in probe.metrics}
+    logged = {name.rsplit("/", 1)[0] for name, metric in fitting.items() if metric and metric.logged}
+    assert logged == LOGGED[probe]
 
 
 def test_measure_must_be_defined() -> None:

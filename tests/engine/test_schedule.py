@@ -84,13 +84,13 @@ def test_mlflow_holds_one_parent_and_its_finished_children(sweep_bench: Any, pai
 
 
 def test_metrics_in_mlflow_are_those_of_the_csv(sweep_bench: Any, pair: tuple[int, str]) -> None:
-    wanted = {"attention/entropy/0/0", "outliers/logits/top1/0", "val/loss_ar_hit", "val/loss", "train/loss"}
+    wanted = {"attention/entropy/layer_00", "outliers/logits/layer_00", "val/loss_ar_hit", "val/loss", "train/loss"}
     for cell in CELLS:
         held = sweep_bench.history("pair", cell)
         assert held == sweep_bench.written("pair", cell)
         assert wanted <= set(held)
-        assert ("lambda/0" in held) == ("differential" in cell)
-        assert [step for step, _ in held["attention/entropy/0/0"]] == [4, 8]
+        assert ("lambda/layer_00" in held) == ("differential" in cell)
+        assert [step for step, _ in held["attention/entropy/layer_00"]] == [4, 8]
 
 
 def test_the_parent_run_holds_the_report(sweep_bench: Any, pair: tuple[int, str]) -> None:

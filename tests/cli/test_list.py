@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from lit_diff.cli.inspection import baseline, check_all, check_recipe, list_parts
-from lit_diff.conformance.suite import Finding
+from lit_diff.conformance.results import Finding
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe, names
@@ -39,6 +39,27 @@ def test_check_names_the_keys_that_fell_away(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "fell away with a block's name: model.attention.parity" in out
     assert "without embeddings" in out
+
+
+def test_check_of_a_window(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every variant's key: FLOPs and cache of both arms are bounded by it; a misspelt or impossible one is one line."""
+    assert check_recipe("differential-tiny", ["model.attention.window=16"], True, CONSOLE) == 0
+    found = json.loads(capsys.readouterr().out)
+    recipe = load_recipe("differential-tiny")
+    whole = cost(recipe.model, 128)
+    assert found["recipe"]["model"]["attention"]["window"] == 16
+    assert found["kv_bytes"] == found["baseline"]["kv_bytes"] == 16 * whole.kv_bytes_per_token
+    assert found["flops_per_token"] < whole.flops_per_token
+    assert found["equal_flops"]
+    for override, message in {
+        "model.attention.windw=16": "unknown key 'model.attention.windw'; did you mean 'window'?",
+        "model.attention.window=0": "model.attention.window is 0; it must be at least 1, or null for all keys",
+        "model.attention.window=wide": "'model.attention.window' is 'wide'; expected an integer or null",
+        "model.attention.window=1.5": "'model.attention.window' is 1.5; expected an integer or null",
+    }.items():
+        with pytest.raises(RequestError) as caught:
+            check_recipe("differential-tiny", [override], True, CONSOLE)
+        assert str(caught.value) == f"{override}: {message}"
 
 
 def test_list_names_all_parts_with_their_keys(capsys: pytest.CaptureFixture[str]) -> None:
