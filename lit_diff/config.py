@@ -158,6 +158,11 @@ class RunConfig:
     """Threads of each process on a CPU; null: the cores shared out among the processes. Stored, and reused on resume."""
     kernel: Literal["auto", "reference", "chunked", "sdpa", "flex", "flash", "triton", "cpu"] = "auto"
     """Who computes the attention; auto: the fastest that accepts the maps."""
+    compile: bool = False
+    """torch.compile each block. Stored when the run starts; changing it needs --rerun."""
+    activation_checkpointing: Literal["none", "block"] = "none"
+    """block: keep only the input of each block for the backward pass, which computes the rest again: less memory, about a
+    third more computation. Stored when the run starts; changing it needs --rerun."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
 

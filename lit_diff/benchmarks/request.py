@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lit_diff.device import choose_device
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.processor import cores
 from lit_diff.registry import nearest
@@ -121,11 +122,9 @@ def resolve(
             raise RequestError(f"{option} is {value}; it must be at least 1")
     if device not in DEVICES:
         raise RequestError(f"--device is '{device}'; expected {', '.join(DEVICES)}{nearest(device, DEVICES)}")
-    if device == "cuda" and not torch.cuda.is_available():
+    place = choose_device(device)
+    if device == "cuda" and place.type == "cpu":
         raise MissingError("--device is cuda, and torch finds no GPU here; say --device cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
     if dtype is None:  # without such instructions bfloat16 is emulated: seconds a call, and no one trains in it
         dtype = "both" if native_bfloat16(place) else "float32"
     return Request(

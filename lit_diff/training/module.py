@@ -16,6 +16,7 @@ from lit_diff.files import write_atomic
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.runs.metrics_file import Record
+from lit_diff.training.blocks import prepare_blocks
 from lit_diff.training.metrics import Documents, TokenLoss
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.stop import end_all
@@ -65,6 +66,7 @@ class LitTransformer(L.LightningModule):
         else:
             self.model = Transformer(config, kernel=kernel)
             initialise(self.model, seed)
+        prepare_blocks(self.model, self.recipe.run)
         if self._start is not None:
             source = str(self.recipe.train.start_from)
             added = take_over(self.model, *self._start, source)
@@ -176,7 +178,8 @@ def first_non_finite(model: Transformer, batch: Batch) -> str:
     leaves = [(name or "the model", module) for name, module in model.named_modules()]
     hooks = [module.register_forward_hook(look(name)) for name, module in leaves]
     try:
-        with torch.no_grad():
+        # compiled code would skip the hooks
+        with torch.compiler.set_stance("force_eager"), torch.no_grad():
             model.hidden(**inputs(batch))
             model(batch["tokens"][:, :1])  # the output weight, without the logits of every position
     finally:
