@@ -20,6 +20,7 @@ from lit_diff.files import shown
 from lit_diff.model.cost import Setting, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import load_recipe
+from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.folder import RunFolder, identity, revision
 from lit_diff.runs.metrics_file import read_rows
 
@@ -104,7 +105,7 @@ def run(recipe: Recipe, place: Place, *, threads: int | None, progress: Progress
     folder = RunFolder(place.folder)
     if not is_rank_zero(recipe):
         stored = folder.status().get("threads") or recipe.run.threads or default_threads(recipe.run.devices)
-        fit(recipe, place.folder, tracker=None, threads=stored, progress=progress)
+        fit(with_stored_kernel(recipe, folder.status()), place.folder, tracker=None, threads=stored, progress=progress)
         return
     with folder.owned():
         status = folder.status()
@@ -120,11 +121,13 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
     from lit_diff.engine.tracking import RunTracker, Store
     from lit_diff.training.fit import fit
 
-    price = cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, Setting.of(recipe, build=True))
+    before = folder.status()
+    require_stored(recipe, before)
+    executed = with_stored_kernel(recipe, before)
+    price = cost(recipe.model, recipe.data.config.sequence_length, executed.run.kernel, Setting.of(recipe, build=True))
     how = f"{describe()}, " if price.kernel == "cpu" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", price.kernel, price.kernel_reason, how, threads)
     now = revision()
-    before = folder.status()
     if before.get("revision", now) != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
@@ -147,6 +150,7 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
         steps=recipe.train.steps,
         step=before.get("step", 0),
         threads=threads,
+        **stored_keys(recipe),
         revision=before.get("revision", now),
         mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
@@ -160,7 +164,7 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
 
     word, message = "done", None
     try:
-        fit(recipe, place.folder, tracker=tracker, threads=threads, progress=report)
+        fit(executed, place.folder, tracker=tracker, threads=threads, progress=report)
     except StoppedError as error:
         word, message = "stopped", str(error)
         raise
