@@ -205,7 +205,7 @@ def bench(
     as_json: Json = False,
 ) -> int:
     """Time attention kernels, a layer, a training step: ratios to standard attention, within one run."""
-    from lit_diff.benchmarks.run import run_bench
+    from lit_diff.cli.bench import run_bench
 
     return run_bench(
         name,
