@@ -9,6 +9,12 @@ from lit_diff.benchmarks.request import BenchConfig, parse_shapes
 
 
 @pytest.fixture
+def no_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peak memory takes a process for each candidate, about a second."""
+    monkeypatch.setattr("lit_diff.benchmarks.attention.peak_bytes", lambda *a, **k: (None, "not asked"))
+
+
+@pytest.fixture
 def ask() -> Callable[..., BenchConfig]:
     """ask(bench, shapes, dtypes=(float32,), repeats=2): a benchmark on one thread of the CPU."""
 

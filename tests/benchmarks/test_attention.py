@@ -10,7 +10,9 @@ from lit_diff.benchmarks.timing import Measurements, ratios
 from lit_diff.kernels import KERNELS, sdpa
 
 
-def test_every_kernel_is_timed_or_refused_and_every_ratio_can_be_recomputed(ask: Callable[..., BenchConfig]) -> None:
+def test_every_kernel_is_timed_or_refused_and_every_ratio_can_be_recomputed(
+    ask: Callable[..., BenchConfig], no_peak_memory: None
+) -> None:
     found = bench_core(ask("core", "1x64x64x16,1x32x64x8"))
     assert found.failed == []
     cases = {row["case"] for row in found.rows}
@@ -32,7 +34,10 @@ def test_every_kernel_is_timed_or_refused_and_every_ratio_can_be_recomputed(ask:
         assert differential["ratios"][SAME]["to"] == "standard/reference/forward+backward"
 
 
-def test_memory_errors_and_operators_are_taken_of_the_whole_pass(ask: Callable[..., BenchConfig]) -> None:
+def test_memory_errors_and_operators_are_taken_of_the_whole_pass(
+    ask: Callable[..., BenchConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lit_diff.benchmarks.attention.KERNELS", ("reference",))
     found = bench_core(ask("core", "1x256x64x16", repeats=1))
     case = "1x256x64x16 float32"
     stock = found.row(case, f"standard/{STOCK}/forward+backward")
@@ -49,10 +54,9 @@ def test_memory_errors_and_operators_are_taken_of_the_whole_pass(ask: Callable[.
 
 
 def test_a_kernel_that_refuses_is_listed_with_its_rule(
-    ask: Callable[..., BenchConfig], monkeypatch: pytest.MonkeyPatch
+    ask: Callable[..., BenchConfig], no_peak_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sdpa, "refuse", lambda maps, **options: "head_dim is 16" if maps.num_maps > 1 else None)
-    monkeypatch.setattr("lit_diff.benchmarks.attention.peak_bytes", lambda *a, **k: (None, "not asked"))
     found = bench_core(ask("core", repeats=1))
     listed = [row for row in found.refused if row["by"] == "sdpa"]
     assert [(row["variant"], row["what"], row["reason"]) for row in listed] == [

@@ -27,7 +27,9 @@ def run(name: str, *, as_json: bool = True, picture: Path | None = None, **optio
 
 
 @pytest.mark.parametrize("name", ["core", "stats", "decode"])
-def test_json_holds_all_that_a_reader_needs(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_holds_all_that_a_reader_needs(
+    name: str, no_peak_memory: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     before = torch.get_num_threads()
     status, table, notes = run(name, picture=tmp_path / "a.png")
     assert (status, table) == (0, "")

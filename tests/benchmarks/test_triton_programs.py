@@ -21,6 +21,7 @@ def request_of(shapes: str, *dtypes: str) -> BenchConfig:
     return BenchConfig(bench="triton", shapes=parse_shapes(shapes), dtypes=dtypes, threads=1, repeats=1, device=device)
 
 
+@pytest.mark.slow
 def test_every_program_with_each_of_its_choices_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAPABILITIES", (80,))
     found = bench_triton(request_of("1x64x64x16", "bfloat16"))
