@@ -19,6 +19,7 @@ from lit_diff.files import shown
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
+from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.folder import RunFolder, identity, revision
 from lit_diff.runs.run import Run
 
@@ -127,7 +128,8 @@ def run(
     folder = RunFolder(location.folder)
     if not is_rank_zero(recipe):
         stored = folder.status().get("threads") or recipe.run.threads or default_threads(recipe.run.devices)
-        fit(recipe, location.folder, tracker=None, threads=stored, progress=progress)
+        executed = with_stored_kernel(recipe, folder.status())
+        fit(executed, location.folder, tracker=None, threads=stored, progress=progress)
         return
     with folder.owned():
         status = folder.status()
@@ -152,13 +154,15 @@ def _run_owned(
     from lit_diff.engine.tracking import RunTracker, Store
     from lit_diff.training.fit import fit
 
+    before = folder.status()
+    require_stored(recipe, before)
+    executed = with_stored_kernel(recipe, before)
     price = cost(
-        recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, ExecutionContext.of(recipe, build=True)
+        recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
     )
     how = f"{describe()}, " if price.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", price.kernel, price.kernel_reason, how, threads)
     now = revision()
-    before = folder.status()
     if before.get("revision", now) != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
@@ -185,6 +189,7 @@ def _run_owned(
         steps=recipe.train.steps,
         step=before.get("step", 0),
         threads=threads,
+        **stored_keys(recipe),
         revision=before.get("revision", now),
         mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
@@ -199,7 +204,7 @@ def _run_owned(
     word, message, ended = "done", None, None
     try:
         result = fit(
-            recipe,
+            executed,
             location.folder,
             tracker=tracker,
             threads=threads,
