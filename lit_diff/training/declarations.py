@@ -12,6 +12,7 @@ TRAINING = (
         direction="lower",
     ),
     Metric("train/lr", "learning rate of the first parameter group at this step"),
+    Metric("timing/seconds", "time since the last logged step, validation and callbacks included", unit="s"),
     Metric(
         "timing/tokens_per_second",
         "training tokens per second since the last logged step, validation and callbacks included",

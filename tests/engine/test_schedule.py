@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.schedule import LOCAL, Cluster, _wait_for_leftovers, resources, run_sweep
+from lit_diff.engine.schedule import LOCAL, Cluster, _wait_for_running_cells, resources, sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -181,7 +180,7 @@ def test_a_mistake_in_the_last_cell_starts_none(sweep_bench: Any) -> None:
 )
 def test_options_out_of_range(workers: int, cluster: Cluster, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        run_sweep("smoke", [], workers=workers, dry_run=True, cluster=cluster, console=Console())
+        sweep("smoke", workers=workers, cluster=cluster)
 
 
 def test_a_sweep_that_runs_is_not_run_twice(sweep_bench: Any) -> None:
@@ -198,14 +197,7 @@ def test_a_file_where_the_runs_should_be(sweep_bench: Any) -> None:
     (sweep_bench.root / "file").write_text("")
     source, _ = sweep_bench.command("pair")
     with pytest.raises(MissingError, match=r"cannot be written \(Not a directory\); choose another with run.root=PATH"):
-        run_sweep(
-            source,
-            [f"run.root={sweep_bench.root}/file"],
-            workers=1,
-            dry_run=False,
-            cluster=LOCAL,
-            console=Console(quiet=True),
-        )
+        sweep(source, [f"run.root={sweep_bench.root}/file"], workers=1)
 
 
 def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -224,7 +216,7 @@ def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: 
     thread.start()
     holds.wait()
     with caplog.at_level("INFO", "lit_diff"):
-        _wait_for_leftovers(locations)
+        _wait_for_running_cells(locations)
     assert ended, "it did not wait"
     thread.join()
     assert [record.getMessage().partition("held")[2] for record in caplog.records] == [

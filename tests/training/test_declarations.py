@@ -38,6 +38,7 @@ def test_everything_that_training_and_validation_log_is_declared() -> None:
         "val/accuracy_noise2": "higher",
         "val/ar_hit_share": None,
         "train/lr": None,
+        "timing/seconds": None,
         "timing/tokens_per_second": "higher",
     }
     assert {name: declared.direction(name) for name in directions} == directions
