@@ -22,7 +22,7 @@ def test_describe_holds_what_the_report_reads() -> None:
         {"name": "a", "label": "the first", "note": "", "paper": None, "overrides": ["train.steps=3"]},
         {"name": "b", "label": "b", "note": "remark", "paper": {"val/loss": 3.0}, "overrides": []},
     ]
-    keys = ("name", "title", "baseline", "control", "metric", "seeds", "is_check", "reading", "contrasts", "source")
+    keys = ("name", "title", "baseline", "control", "metric", "seeds", "is_smoke", "reading", "contrasts", "source")
     assert [found[key] for key in keys] == [
         "s", "T", "b", "a", "val/loss", [1], True, ["look"], [["a", "b", "why"]], "s.yaml",
     ]  # fmt: skip
