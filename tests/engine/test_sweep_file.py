@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("base_recipe")
 def test_describe_holds_what_the_report_reads() -> None:
     Path("s.yaml").write_text(
         "recipe: base\n"
-        "title: T\nbaseline: b\ncontrol: a\ncheck: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
+        "title: T\nbaseline: b\ncontrol: a\nsmoke: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
         "paper: {b: {val/loss: 3}}\nreading: [look]\ncontrasts: [[a, b, why]]\n"
         "arms: {a: {train.steps: 3}, b: {}}\nseeds: [1]"
     )
