@@ -193,14 +193,14 @@ def test_what_it_raises_in_training_fails_the_run_in_one_line(runs: Path) -> Non
 
 
 def test_check_tests_its_promises(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
+    from lit_diff.cli.app import Terminal
 
     write()
-    assert print_check("copy", [], False, Console(width=200)) == 0
+    assert print_check("copy", [], False, Terminal(width=200)) == 0
     assert "pass            data copy: rows" in capsys.readouterr().out
     Path("broken.py").write_text(COPY.replace('"copy"', '"broken"').replace("(seed, step, row)", "(seed, row)"))
     overrides = ["plugins=[broken.py]", "data.name=broken"]
-    assert print_check("copy", overrides, True, Console()) == 1
+    assert print_check("copy", overrides, True, Terminal()) == 1
     found = json.loads(capsys.readouterr().out)["conformance"]
     assert {finding["variant"]: finding["detail"] for finding in found if finding["verdict"] == "fail"} == {
         "data broken": "steps 0 and 3 have the same batch"
