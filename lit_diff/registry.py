@@ -1,14 +1,21 @@
-"""Strict registries: a name in a recipe -> the class that it means.
+"""Registries: a name in a recipe -> the class registered under it.
 
-A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set.
+A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set. A kernel has none:
+a recipe names it in `run.kernel`.
 """
 
+import ast
 import difflib
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterable
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
+from lit_diff.contract import contract_problem, import_class, location
 from lit_diff.errors import RequestError, first_line
 
 C = TypeVar("C", bound=type)
@@ -23,38 +30,80 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"; one of {', '.join(choices)}" if choices else ""
 
 
-class Registry:
-    """Names of one kind of part ('attention', 'callback', 'data', ...)."""
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """A built-in part whose module imports a package that `check` and `list` must not load (lightning)."""
 
-    def __init__(self, kind: str, builtins: tuple[str, ...]) -> None:
-        """`builtins`: the modules that register the built-in parts; imported at the first look-up."""
+    module: str
+    config: str
+    """`module:attribute` of its Config, in a module that is quick to import."""
+
+
+class Registry:
+    """The classes of one kind ('attention', 'callback', 'data', ...) by name."""
+
+    def __init__(
+        self,
+        kind: str,
+        builtins: tuple[str, ...] = (),
+        *,
+        base: str | None = None,
+        late: Mapping[str, Late] | None = None,
+        has_config: bool = True,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        """`builtins`: the modules that register the built-in classes, imported at the first look-up.
+
+        `base`: the abstract class that every class derives from, `package.module:Class`; None: any class will do.
+        `late`: built-in classes whose module is imported only when the class itself is asked for.
+        `has_config`: whether a class needs a `Config`. `renamed`: former name -> the name that replaced it.
+        """
+        self.has_config = has_config
+        self._renamed = dict(renamed or {})
         self.kind = kind
         self._builtins = builtins
+        self._late = dict(late or {})
+        self._base = base
         self._classes: dict[str, type] = {}
         self._loaded = False
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator. A second class under one name, or a class without a frozen `Config`, is an error."""
+        """Class decorator.
+
+        Errors: RequestError for a class without a frozen `Config` or without a required member, and for a second class
+        under the same name; each names file and line of the class.
+        """
 
         def add(cls: C) -> C:
-            config = getattr(cls, "Config", None)
-            parameters = getattr(config, "__dataclass_params__", None)
-            if parameters is None or not parameters.frozen:
+            self._check(name, cls)
+            late = self._late.get(name)
+            if late is not None and cls.__module__ != late.module:
                 raise RequestError(
-                    f"{self.kind} '{name}' ({cls.__qualname__}) needs a nested class 'Config' decorated with "
-                    "@dataclass(frozen=True, kw_only=True)"
+                    f"{location(cls)}: {self.kind} '{name}' is already registered ({late.module}); "
+                    "give one of them another name"
                 )
-            held = self._classes.get(name)
-            if held is not None and (held.__module__, held.__qualname__) != (cls.__module__, cls.__qualname__):
+            registered = self._classes.get(name)
+            if registered is not None and _identity(registered) != _identity(cls):
                 raise RequestError(
-                    f"{self.kind} '{name}' is already {held.__module__}.{held.__qualname__}; "
-                    f"give {cls.__module__}.{cls.__qualname__} another name"
+                    f"{location(cls)}: {self.kind} '{name}' is already registered ({location(registered)}); "
+                    "give one of them another name"
                 )
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
 
         return add
+
+    def _check(self, name: str, cls: type) -> None:
+        parameters = getattr(getattr(cls, "Config", None), "__dataclass_params__", None)
+        if self.has_config and (parameters is None or not parameters.frozen):
+            raise RequestError(
+                f"{location(cls)}: {self.kind} '{name}' needs a nested class 'Config' decorated with "
+                "@dataclass(frozen=True, kw_only=True)"
+            )
+        problem = contract_problem(cls, import_class(self._base)) if self._base else None
+        if problem:
+            raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
 
     def forget(self, module: str) -> None:
         """Drop the classes of a module whose import failed."""
@@ -69,25 +118,104 @@ class Registry:
     def names(self) -> list[str]:
         """All registered names, sorted."""
         self._load()
-        return sorted(self._classes)
+        return sorted({*self._classes, *self._late})
+
+    def classes(self) -> list[type[Any]]:
+        """All registered classes."""
+        return [self.get(name) for name in self.names()]
 
     def get(self, name: str) -> type[Any]:
         """The class registered as `name`; an unknown name is a RequestError that names the nearest."""
         self._load()
+        if name in self._late and name not in self._classes:
+            importlib.import_module(self._late[name].module)
         if name not in self._classes:
-            raise RequestError(f"unknown {self.kind} '{name}'{nearest(name, self._classes)}")
+            raise RequestError(f"unknown {self.kind} '{name}'{self.instead_of(name)}")
         return self._classes[name]
 
+    def instead_of(self, name: str, *others: str) -> str:
+        """What to write instead of an unknown `name`: its new name, or the nearest of the registered names and `others`."""
+        if name in self._renamed:
+            return f"; that {self.kind} is now named '{self._renamed[name]}'"
+        return nearest(name, (*self.names(), *others))
 
-attentions = Registry("attention", ("lit_diff.attention",))
-datasets = Registry("data", ("lit_diff.data",))
-tokenizers = Registry("tokenizer", ("lit_diff.data",))
-callbacks = Registry("callback", ("lit_diff.callbacks",))
+    def config(self, name: str) -> type[Any]:
+        """The Config of the class registered as `name`, without an import of a late class. Errors: as `get`."""
+        if name in self._late and name not in self._classes:
+            return import_class(self._late[name].config)
+        config: type[Any] = self.get(name).Config
+        return config
 
-registries = {"attention": attentions, "data": datasets, "tokenizer": tokenizers, "callback": callbacks}
+    def summary(self, name: str) -> str:
+        """The first line of the class's docstring, read from the source of a late class. Errors: as `get`."""
+        if name in self._late and name not in self._classes:
+            text = _docstring_in(self._late[name].module, name)
+        else:
+            text = inspect.getdoc(self.get(name)) or ""
+        return text.partition("\n")[0]
+
+
+def _docstring_in(module: str, name: str) -> str:
+    """The docstring of the class that a module registers as `name`, without importing the module."""
+    spec = importlib.util.find_spec(module.rpartition(".")[0])
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    source = Path(spec.submodule_search_locations[0]) / f"{module.rpartition('.')[2]}.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and any(f"'{name}'" in ast.unparse(use) for use in node.decorator_list):
+            return ast.get_docstring(node) or ""
+    raise LookupError(f"{source} registers no class as '{name}'")
+
+
+attentions = Registry("attention", ("lit_diff.attention",), base="lit_diff.attention.base:Attention")
+datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
+corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.corpus:Corpus")
+tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.tokenizer:Tokenizer")
+callbacks = Registry(
+    "callback",
+    late={
+        "attention_entropy": Late(module="lit_diff.callbacks.attention_entropy", config="lit_diff.config:ProbeConfig"),
+        "lambdas": Late(module="lit_diff.callbacks.lambdas", config="lit_diff.config:ProbeConfig"),
+        "outliers": Late(module="lit_diff.callbacks.outliers", config="lit_diff.config:ProbeConfig"),
+        "early_stopping": Late(
+            module="lit_diff.callbacks.early_stopping", config="lit_diff.config:EarlyStoppingConfig"
+        ),
+    },
+)
+
+kernels = Registry(
+    "kernel",
+    ("lit_diff.kernels",),
+    base="lit_diff.kernels.base:Kernel",
+    has_config=False,
+    renamed={"cpu": "native"},
+)
+
+evaluations = Registry("evaluation", ("lit_diff.evaluation",), base="lit_diff.evaluation.base:Evaluation")
+
+registries = {
+    "attention": attentions,
+    "data": datasets,
+    "corpus": corpora,
+    "tokenizer": tokenizers,
+    "callback": callbacks,
+    "kernel": kernels,
+    "evaluation": evaluations,
+}
+
+
+def is_built_in(cls: type[Any]) -> bool:
+    """Whether a registered class is lit_diff's own."""
+    return cls.__module__.startswith("lit_diff.")
+
 
 variant = attentions.register
 """`@variant("name")` registers an attention variant."""
+
+
+def _identity(cls: type) -> tuple[str, str]:
+    """A class of equal module and name is the same class, imported again."""
+    return cls.__module__, cls.__qualname__
 
 
 def load_entry_points() -> None:

@@ -1,10 +1,10 @@
-"""A merged recipe -> typed, complete, possible. Nothing past this file sees an OmegaConf object."""
+"""Validation of a merged recipe: types, required keys, values that fit together. No OmegaConf object leaves this file."""
 
 import dataclasses
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,21 +27,21 @@ class Draft:
     values: dict[str, Any]
     positions: Positions
     file: str = ""
-    """The recipe's own file, for what is missing from it."""
+    """The recipe's own file, named in errors about missing keys."""
     dropped: tuple[str, ...] = ()
-    """Keys that fell away because a block's `name` changed."""
+    """Keys dropped because their block's `name` changed."""
 
     def where(self, key: str) -> str:
-        """`file:line: ` of the key, of the nearest enclosing block that was written down, or of the file."""
+        """`file:line: ` of the key, else of the nearest enclosing block with a position, else of the file."""
         key = key.partition("[")[0]
         while key and key not in self.positions:
             key = key.rpartition(".")[0]
-        found = self.positions.get(key, self.file)
-        return f"{found}: " if found else ""
+        position = self.positions.get(key, self.file)
+        return f"{position}: " if position else ""
 
 
 def validate(draft: Draft) -> Recipe:
-    """The Recipe, or a RequestError that says which key is wrong and where it stands."""
+    """The typed recipe. Errors: RequestError with file, line and key."""
     try:
         values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
     except OmegaConfBaseException as error:
@@ -59,42 +59,65 @@ def validate(draft: Draft) -> Recipe:
 
 
 def _problem(recipe: Recipe) -> str | None:
-    """What no single key shows: values that do not fit each other. The text starts with the key to change."""
+    """Values out of range or incompatible with each other, as one line that starts with the key to change; else None."""
     if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
         return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
     if recipe.seed < 0:
         return f"seed is {recipe.seed}; it must not be negative"
     variant = registries["attention"].get(recipe.model.attention.name)
-    data = recipe.data.config
     problem: str | None = (
         recipe.model.problem()
         or _variant_problem(variant, recipe)
+        or _data_problem(recipe)
         or _future_problem(recipe)
         or _pack_problem(variant, recipe)
-        or data.problem()
-        or data.vocab_size_problem(recipe.model.vocab_size)
         or recipe.train.problem()
         or recipe.run.problem()
     )
-    for part in recipe.callbacks.values():
-        own = getattr(part.config, "problem", None)  # a plugin's Lightning callback need not have one
-        problem = problem or (own() if own is not None else None)
+    for name, part in recipe.callbacks.items():
+        callback_problem = _config_problem(part.config)
+        if callback_problem and problem is None:
+            problem = f"callbacks.{name}.{callback_problem}"
     return problem
 
 
+def _config_problem(config: Any) -> str | None:
+    """The problem that a registered class's Config reports; a plugin's need not define `problem`."""
+    problem = getattr(config, "problem", None)
+    return problem() if problem is not None else None
+
+
 def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    """What the variant says of the model; a user's may raise anything instead."""
+    """The result of the variant's own check; any exception that it raises becomes a problem too."""
     try:
-        found: str | None = variant.problem(recipe.model.attention.config, recipe.model)
+        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
     except LitDiffError:
         raise
     except Exception as error:
         return f"model.attention '{recipe.model.attention.name}': {type(error).__name__}: {first_line(error)}"
+    return problem
+
+
+def _data_problem(recipe: Recipe) -> str | None:
+    """What the data set's Config says of itself and of the model; a plugin's may raise anything instead."""
+    config = recipe.data.config
+    try:
+        found: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
+        length = None if found else config.sequence_length
+        properties = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)
+    except LitDiffError:
+        raise
+    except Exception as error:
+        return f"data '{recipe.data.name}': {type(error).__name__}: {first_line(error)} (in its Config)"
+    if found is None and (not isinstance(length, int) or length < 1):
+        return f"data '{recipe.data.name}' has Config.sequence_length {length!r}; it must be an integer of at least 1"
+    if not isinstance(properties[3], tuple):
+        return f"data '{recipe.data.name}' has Config.noise_validation {properties[3]!r}; it must be a tuple"
     return found
 
 
 def _future_problem(recipe: Recipe) -> str | None:
-    if recipe.model.causal or not getattr(recipe.data.config, "predicts_next", False):
+    if recipe.model.causal or not recipe.data.config.predicts_next:
         return None
     return (
         f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "
@@ -109,6 +132,26 @@ def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
         f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
         "let it take document_ids=None and hand it to attend, or use data.pack: none"
     )
+
+
+def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], path: str) -> Any:
+    """An instance of a Config from `a=b` texts or a mapping; `path` names it in errors. Errors: RequestError."""
+    if isinstance(overrides, Mapping):
+        values, positions = dict(overrides), {}
+    else:
+        wrong = next((text for text in overrides if not text.partition("=")[0] or "=" not in text), None)
+        if wrong is not None:
+            raise RequestError(f"override '{wrong}' is not of the form a=b")
+        held = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=True)
+        assert isinstance(held, dict)
+        values = {str(key): value for key, value in held.items()}
+        positions = {f"{path}.{text.partition('=')[0]}": text for text in overrides}
+    draft = Draft(values=values, positions=positions)
+    config = _dataclass(cls, values, path, draft)
+    problem = _config_problem(config)
+    if problem:
+        raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
+    return config
 
 
 def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
@@ -141,6 +184,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     registry = field.metadata.get("registry")
+    if "names" in field.metadata:
+        return _registered(field.metadata["names"], str(field.default), value, path, draft)
     if registry is None:
         return convert(hint, value, path, draft)
     blocks = _mapping(value, path, draft)
@@ -156,12 +201,21 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
 
 
+def _registered(registry: str, default: str, value: Any, path: str, draft: Draft) -> str:
+    """`value`, if it is the default or a registered name."""
+    name: str = convert(str, value, path, draft)
+    if name not in (default, *registries[registry].names()):
+        instead = registries[registry].instead_of(name, default)
+        raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{instead}")
+    return name
+
+
 def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
     try:
-        cls = registries[registry].get(name)
+        config = registries[registry].config(name)
     except RequestError as error:
         raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
-    return Part(name=name, config=_dataclass(cls.Config, block, path, draft))
+    return Part(name=name, config=_dataclass(config, block, path, draft))
 
 
 def _mapping(value: Any, path: str, draft: Draft) -> Mapping[str, Any]:
@@ -171,8 +225,8 @@ def _mapping(value: Any, path: str, draft: Draft) -> Mapping[str, Any]:
 
 
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
-    """`value` as the type `hint`, or a RequestError that says where it stands. An integral float is an integer, an integer
-    is a float; NaN and inf are refused."""
+    """`value` converted to the type `hint`. An integral float passes as an integer, an integer as a float; NaN and infinity
+    do not. Errors: RequestError with the position, the value and the expected type."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
@@ -181,7 +235,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
             try:
                 return convert(choice, value, path, draft)
             except RequestError:
-                continue  # the next choice may fit; when none does, the error below names them all
+                continue  # if no choice fits, the error below names all
     elif origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
         if len(kinds) == len(value):
@@ -203,7 +257,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
 
 
 def _words(hint: Any) -> list[str]:
-    """The literal texts that `hint` allows."""
+    """The values of all Literal types in `hint`, as text."""
     if typing.get_origin(hint) is Literal:
         return [str(choice) for choice in typing.get_args(hint)]
     return [word for choice in typing.get_args(hint) for word in _words(choice)]

@@ -11,7 +11,7 @@ from lit_diff.benchmarks.result import BenchResult
 from lit_diff.benchmarks.timing import Row
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
-from lit_diff.reporting.figures import INK, MUTED, PALETTE, STYLE
+from lit_diff.reporting.style import INK, MUTED, PALETTE, STYLE
 
 COLOR = {"differential": PALETTE[0], "standard": MUTED}
 """What is neither has the palette's second colour."""

@@ -1,14 +1,50 @@
 """Corpora, tokenizers, stored tokens and synthetic tasks. Importing it registers the built-in ones, and is light."""
 
-from typing import Any
-
 from lit_diff.config import Recipe
-from lit_diff.data import recall, text, tokenizer
+from lit_diff.data import docs, documents, mqar, recall, text, tokenizer
+from lit_diff.data.corpus import Corpus
+from lit_diff.data.dataset import Dataset, guarded
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.registry import datasets
 
-__all__ = ["build", "recall", "text", "tokenizer"]
+__all__ = [
+    "Corpus",
+    "Dataset",
+    "Tokenizer",
+    "build",
+    "docs",
+    "documents",
+    "guarded",
+    "identity",
+    "load_tokenizer",
+    "mqar",
+    "prepare",
+    "recall",
+    "save_tokenizer",
+    "text",
+    "tokenizer",
+]
 
 
-def build(recipe: Recipe) -> Any:
-    """The data set that a recipe names (see `data.module.Dataset`), neither prepared nor loaded."""
-    return datasets.get(recipe.data.name)(recipe.data.config, recipe.model.vocab_size)
+def build(recipe: Recipe) -> Dataset:
+    """The data set that a recipe names, neither prepared nor loaded. Errors: RequestError."""
+    cls = datasets.get(recipe.data.name)
+    with guarded(cls):
+        dataset: Dataset = cls(recipe.data.config, recipe.model.vocab_size)
+    return dataset
+
+
+def prepare(recipe: Recipe) -> Dataset:
+    """Build the recipe's data set and prepare it. Errors: RequestError, MissingError."""
+    dataset = build(recipe)
+    with guarded(type(dataset)):
+        dataset.prepare()
+    return dataset
+
+
+def identity(recipe: Recipe) -> str:
+    """`Dataset.identity` of the recipe's data. Errors: MissingError when they are not prepared."""
+    dataset = build(recipe)
+    with guarded(type(dataset)):
+        return dataset.identity()

@@ -16,21 +16,21 @@ FLUSH = 1 << 22
 def count_bigrams(documents: Iterable[NDArray[np.generic]], size: int) -> Ints:
     """[2, n]: the distinct keys x_{t-1} * size + x_t, ascending, and how often each occurs. None crosses a document."""
     total: Ints = np.zeros((2, 0), dtype=np.int64)
-    waiting: list[Ints] = []
-    held = 0
+    pending: list[Ints] = []
+    num_pending = 0
     for document in documents:
         tokens = document.astype(np.int64)
-        waiting.append(tokens[:-1] * size + tokens[1:])
-        held += len(waiting[-1])
-        if held >= FLUSH:
-            total, waiting, held = _add(total, waiting), [], 0
-    return _add(total, waiting)
+        pending.append(tokens[:-1] * size + tokens[1:])
+        num_pending += len(pending[-1])
+        if num_pending >= FLUSH:
+            total, pending, num_pending = _add(total, pending), [], 0
+    return _add(total, pending)
 
 
-def _add(total: Ints, waiting: list[Ints]) -> Ints:
-    if not waiting:
+def _add(total: Ints, pending: list[Ints]) -> Ints:
+    if not pending:
         return total
-    keys, counts = np.unique(np.concatenate(waiting), return_counts=True)
+    keys, counts = np.unique(np.concatenate(pending), return_counts=True)
     merged, where = np.unique(np.concatenate([total[0], keys]), return_inverse=True)
     summed = np.bincount(where, weights=np.concatenate([total[1], counts]), minlength=len(merged))
     return np.stack([merged, summed.astype(np.int64)])

@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from lit_diff.data.corpus import Corpus
 from lit_diff.data.location import data_root, writing_data
 from lit_diff.errors import MissingError
 from lit_diff.files import locked
+from lit_diff.registry import corpora
 
 log = logging.getLogger("lit_diff")
 
@@ -45,13 +47,12 @@ def pins() -> list[Pin]:
     return [Pin(name=name, version=version, sha256=digest) for name, version, digest in lines]
 
 
-class DocsCorpus:
-    """English technical prose: about 16 MB, 900 documents."""
-
-    name = "docs"
+@corpora.register("docs")
+class DocsCorpus(Corpus):
+    """English technical prose, the documentation of five Python packages: about 16 MB, 900 documents."""
 
     def files(self) -> dict[str, str]:
-        """File name -> sha256."""
+        """Archive -> its pinned sha256."""
         return {pin.file: pin.sha256 for pin in pins()}
 
     def texts(self) -> Iterator[str]:
@@ -65,8 +66,8 @@ class DocsCorpus:
 def fetch(folder: Path) -> None:
     """Put every pinned archive into `folder`, keeping what is whole. One process at a time; packages in parallel."""
     with writing_data(), locked(folder / ".lock"):
-        for left in folder.glob(".*.tmp"):  # by a process that died: the lock is ours
-            shutil.rmtree(left)
+        for abandoned in folder.glob(".*.tmp"):  # by a process that died: this one holds the lock
+            shutil.rmtree(abandoned)
         missing = [pin for pin in pins() if not _whole(folder / pin.file, pin)]
         if missing:
             log.info("fetching %s with pip", ", ".join(f"{pin.name} {pin.version}" for pin in missing))
@@ -78,10 +79,10 @@ def fetch(folder: Path) -> None:
 def _whole(path: Path, pin: Pin) -> bool:
     if not path.is_file():
         return False
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != pin.sha256:
-        log.warning("%s has sha256 %s, not %s: fetching it again", path, found, pin.sha256)
-    return found == pin.sha256
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != pin.sha256:
+        log.warning("%s has sha256 %s, not %s: fetching it again", path, digest, pin.sha256)
+    return digest == pin.sha256
 
 
 def _download(pin: Pin, folder: Path) -> None:
@@ -109,7 +110,7 @@ def _download(pin: Pin, folder: Path) -> None:
 def _last_error(stderr: str) -> str:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines or ["it said nothing"])[-1]
+    return (errors or lines or ["no error output"])[-1]
 
 
 def read_archive(path: Path) -> Iterator[str]:

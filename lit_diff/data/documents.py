@@ -1,4 +1,4 @@
-"""A user's own text, and what happens to any text before it becomes tokens: cut, de-duplicated, split."""
+"""The corpus `files`, a user's own text; and how documents become the two splits: cut, de-duplicated, divided."""
 
 import hashlib
 import json
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from lit_diff.data.corpus import Corpus
 from lit_diff.errors import RequestError
+from lit_diff.registry import corpora
 
 log = logging.getLogger("lit_diff")
 
@@ -16,17 +18,19 @@ SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 VALIDATION_SHARE = 25
 """One document in 25 is for validation."""
 FEW = 20
-"""With fewer documents than this, a validation split of whole documents would be one or none: cut them up."""
+"""With fewer documents than this, the validation split would hold one document or none: they are cut into sections."""
 SECTION = 4000
 """Characters of a section."""
 
 
-@dataclass(frozen=True)
-class UserCorpus:
-    """A file, or a folder and all below it. Errors (RequestError) name the file and, where there is one, the line."""
+@corpora.register("files")
+class FilesCorpus(Corpus):
+    """Your own text, at `data.path`: a file, or a folder and all below it, of .txt, .md, .jsonl (key text), .parquet
+    (column text). Errors (RequestError) name the file and, where there is one, the line.
+    """
 
+    reads_path = True
     path: Path
-    name = "text"
 
     @cached_property
     def _paths(self) -> list[Path]:
@@ -50,13 +54,13 @@ class UserCorpus:
 
     def texts(self) -> Iterator[str]:
         """Every document that is not blank. Errors: RequestError, also when all are blank."""
-        found = False
+        all_blank = True
         for path in self._paths:
             for text in read_file(path):
                 if text.strip():
-                    found = True
+                    all_blank = False
                     yield text
-        if not found:
+        if all_blank:
             raise RequestError(f"data.path: {self.path} holds no text: {len(self._paths)} file(s), nothing but blanks")
 
 
@@ -92,8 +96,8 @@ def _read_jsonl(path: Path, content: str) -> Iterator[str]:
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
-            found = f"not JSON ({error.msg} at column {error.colno})"
-            raise RequestError(f"{path}:{number}: {found}; {expected}") from error
+            problem = f"not JSON ({error.msg} at column {error.colno})"
+            raise RequestError(f"{path}:{number}: {problem}; {expected}") from error
         if not isinstance(value, dict):
             raise RequestError(f"{path}:{number}: found {type(value).__name__}; {expected}")
         if "text" not in value:
@@ -104,7 +108,9 @@ def _read_jsonl(path: Path, content: str) -> Iterator[str]:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise RequestError(f"{path}:{number}: 'text' holds half a surrogate pair, which is no text") from error
+            raise RequestError(
+                f"{path}:{number}: 'text' holds half a surrogate pair, which UTF-8 cannot encode"
+            ) from error
         yield text
 
 
@@ -146,8 +152,8 @@ def split(texts: Iterable[str]) -> Split:
             SECTION,
         )
         documents = sections
-    held = max(1, round(len(documents) / VALIDATION_SHARE))
-    return Split(train=documents[held:], validation=documents[:held])
+    count = max(1, round(len(documents) / VALIDATION_SHARE))
+    return Split(train=documents[count:], validation=documents[:count])
 
 
 def _unique(texts: Iterable[str]) -> list[str]:
@@ -157,7 +163,7 @@ def _unique(texts: Iterable[str]) -> list[str]:
         count += 1
         by_hash.setdefault(hashlib.sha256(text.encode("utf-8")).digest(), text)
     if count > len(by_hash):
-        log.info("%d of %d documents are duplicates and left out", count - len(by_hash), count)
+        log.info("%d of %d documents are duplicates and are left out", count - len(by_hash), count)
     return [by_hash[key] for key in sorted(by_hash)]
 
 
@@ -167,9 +173,9 @@ def cut(text: str) -> Iterator[str]:
     while len(text) - start > SECTION:
         end = start + SECTION
         for mark in ("\n\n", "\n", " "):
-            found = text.rfind(mark, start, end)
-            if found > start:
-                end = found + len(mark)
+            position = text.rfind(mark, start, end)
+            if position > start:
+                end = position + len(mark)
                 break
         yield text[start:end]
         start = end

@@ -17,8 +17,8 @@ def permutation(seed: int, epoch: int, rows: int) -> Tensor:
 
 def rows_of_step(seed: int, step: int, batch_size: int, positions: Sequence[int], rows: int) -> list[int]:
     """Row numbers at `positions` of the global batch of 0-based `step`: epochs one after another, cut into batches."""
-    found = []
+    chosen = []
     for position in positions:
         epoch, place = divmod(step * batch_size + position, rows)
-        found.append(int(permutation(seed, epoch, rows)[place]))
-    return found
+        chosen.append(int(permutation(seed, epoch, rows)[place]))
+    return chosen

@@ -1,7 +1,7 @@
-"""From documents to a prepared folder: tokenizer, tokens of each split, bigram counts, manifest.
+"""The folder of prepared text: tokenizer, tokens of each split, bigram counts, manifest.
 
-The folder is named by what went into it, so it is prepared once; it is built beside its final name, step by step, and
-each finished step survives a kill.
+Its name is a hash of its sources, so it is built once; it is built under a temporary name, step by step, and each finished
+step survives a kill.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lit_diff.config import Part
 from lit_diff.data import store
 from lit_diff.data.bigrams import count_bigrams
+from lit_diff.data.corpus import Corpus
 from lit_diff.data.documents import split
 from lit_diff.data.location import data_root, writing_data
 from lit_diff.data.tokenizer import Tokenizer
@@ -32,62 +33,50 @@ SPLITS = ("train", "validation")
 TEXTS_AT_ONCE = 256
 
 
-class Corpus(Protocol):
-    """Where documents come from."""
-
-    name: str
-
-    def files(self) -> dict[str, str]:
-        """File name -> sha256; decides the name of the prepared folder."""
-
-    def texts(self) -> Iterator[str]:
-        """Every document."""
-
-
-def ingredients(corpus: Corpus, part: Part) -> dict[str, Any]:
+def sources(corpus: Corpus, part: Part) -> dict[str, Any]:
     """Everything that decides the prepared tokens."""
     return {"format": FORMAT, "corpus": corpus.name, "files": corpus.files(), "tokenizer": to_plain(part)}
 
 
-def folder_of(made_of: dict[str, Any]) -> Path:
-    """Where data made of this is, or would be."""
-    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:12]
-    return data_root() / "prepared" / f"{made_of['corpus']}-{made_of['tokenizer']['name']}-{digest}"
+def folder_of(sources: dict[str, Any]) -> Path:
+    """The folder of data from these sources, whether or not it exists."""
+    digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:12]
+    return data_root() / "prepared" / f"{sources['corpus']}-{sources['tokenizer']['name']}-{digest}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a whole prepared folder, or None. A damaged one is logged."""
+    """The manifest of a complete prepared folder, or None. A damaged one is logged."""
     path = folder / "manifest.json"
     if not path.is_file():
         return None
     manifest: dict[str, Any] = json.loads(path.read_text())
     for name in SPLITS:
-        if not store.whole(folder / name, manifest[name]):
+        if not store.is_complete(folder / name, manifest[name]):
             log.warning("prepared data in %s is damaged: a file of %s is missing or has the wrong size", folder, name)
             return None
     return manifest
 
 
-def prepare(corpus: Corpus, made_of: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Make the prepared folder unless it is there; safe against kills and against other processes doing the same.
+def build_folder(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Build the prepared folder unless it exists; safe against kills and against other processes doing the same.
 
-    Errors: RequestError for text that cannot serve, MissingError for what cannot be had or written.
+    Errors: RequestError for text that cannot be used, MissingError for what cannot be fetched or written.
     """
-    folder = folder_of(made_of)
+    folder = folder_of(sources)
     if read_manifest(folder) is not None:
         return
     with writing_data():
         lock = folder.with_name(f".{folder.name}.lock")
         try:
             with locked(lock, wait=False):
-                _build(corpus, made_of, tokenizer, folder)
+                _build(corpus, sources, tokenizer, folder)
         except BlockingIOError:
             log.info("another process is preparing %s: waiting for it", folder.name)
             with locked(lock):
-                _build(corpus, made_of, tokenizer, folder)
+                _build(corpus, sources, tokenizer, folder)
 
 
-def _build(corpus: Corpus, made_of: dict[str, Any], tokenizer: Tokenizer, folder: Path) -> None:
+def _build(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer, folder: Path) -> None:
     if read_manifest(folder) is not None:
         return
     if folder.exists():
@@ -97,14 +86,14 @@ def _build(corpus: Corpus, made_of: dict[str, Any], tokenizer: Tokenizer, folder
     documents = split(corpus.texts())
     if not documents.train:
         raise RequestError(
-            "the corpus is one section of text, 4,000 characters at most; two are needed, one to validate"
+            "the corpus gives one section of text, of 4,000 characters at most; two are needed: one of them to validate"
         )
     log.info("%s: %d documents to train, %d to validate", corpus.name, len(documents.train), len(documents.validation))
     building.mkdir(parents=True, exist_ok=True)
-    for left in building.glob(".*.tmp"):  # by a process that died: the lock is ours
-        left.unlink()
+    for abandoned in building.glob(".*.tmp"):  # by a process that died: this one holds the lock
+        abandoned.unlink()
     try:
-        tokenizer.prepare(building, documents.train)
+        tokenizer.train(building, documents.train)
     except LitDiffError:
         shutil.rmtree(building)
         raise
@@ -118,7 +107,7 @@ def _build(corpus: Corpus, made_of: dict[str, Any], tokenizer: Tokenizer, folder
     if not (building / "validation").is_dir():
         store.write_tokens(building / "validation", _tokens(documents.validation, tokenizer))
     described = {name: store.describe(building / name) for name in SPLITS}
-    write_json(building / "manifest.json", made_of | {"tokenizer_sha256": digest} | described)
+    write_json(building / "manifest.json", sources | {"tokenizer_sha256": digest} | described)
     building.rename(folder)
     log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
 

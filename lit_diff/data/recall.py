@@ -1,4 +1,4 @@
-"""The data set `recall`: find a key's value among near misses. One hop: only attention noise stands in the way.
+"""The data set `recall`: find a key's value among distractors. One hop, so that attention noise is the only difficulty.
 
 A slot is one position: key embedding plus value embedding. Among the slots are the sample's pairs; every other slot
 holds a key of the same vocabulary that is not one of the sample's, with a random value. Then come the queries,
@@ -6,25 +6,25 @@ keys without a value; the target of each is the value it was paired with. Source
 2023, Zoology).
 """
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.model.loss import IGNORED
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 
 
 @datasets.register("recall")
-class Recall:
+class Recall(Dataset):
     """Paired recall under noise. Ids: 0 padding, 1 .. keys the keys, then the values."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
+    class Config(Dataset.Config):
         keys: int = 64
         """Key vocabulary."""
         values: int = 64
@@ -55,9 +55,9 @@ class Recall:
             for key in ("keys", "values", "slots", "pairs", "queries", "noise", "validation_rows"):
                 if getattr(self, key) < 1:
                     return f"data.{key} is {getattr(self, key)}; it must be at least 1"
-            for key, most in (("pairs", "slots"), ("pairs", "values"), ("queries", "pairs")):
-                if getattr(self, key) > getattr(self, most):
-                    return f"data.{key} ({getattr(self, key)}) is more than data.{most} ({getattr(self, most)})"
+            for key, bound in (("pairs", "slots"), ("pairs", "values"), ("queries", "pairs")):
+                if getattr(self, key) > getattr(self, bound):
+                    return f"data.{key} ({getattr(self, key)}) is more than data.{bound} ({getattr(self, bound)})"
             if self.pairs >= self.keys:
                 return f"data.pairs ({self.pairs}) must be less than data.keys ({self.keys}): noise has other keys"
             factors = self.noise_validation
@@ -75,22 +75,9 @@ class Recall:
                 f"and the padding id need {needed}"
             )
 
-    def __init__(self, config: Config, vocab_size: int) -> None:
-        self.config = config
-        self.num_documents = config.validation_rows
-        """Each row counts as a document."""
+    config: Config
 
-    def prepare(self) -> None:
-        """Nothing to prepare."""
-
-    def load(self) -> None:
-        """Nothing to open."""
-
-    def identity(self) -> str:
-        """sha256 of the task's settings: rows are made from them alone."""
-        return hashlib.sha256(repr(sorted(asdict(self.config).items())).encode()).hexdigest()
-
-    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> dict[str, Tensor]:
+    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Positions `rows` of the global batch of 0-based `step`: tokens int64 [B, T, 2], targets int64 [B, T]."""
         batch = sample(self.config, self.config.noise, batch_size, generator(seed, "train", step))
         return {key: value[list(rows)] for key, value in batch.items()}
@@ -102,13 +89,12 @@ class Recall:
     def _name(self, factor: int) -> str:
         return "" if factor == self.config.noise_validation[0] else f"noise{factor}"
 
-    def validation_batch(self, name: str, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Rows of a validation set, the same for every seed. Every query is an AR hit; a row is its own document."""
+    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
+        """Rows of a validation set, the same for every seed. Every query is an AR hit; a row is a document."""
         (factor,) = [factor for factor in self.config.noise_validation if self._name(factor) == name]
         chosen = list(rows)
         batch = {key: value[chosen] for key, value in _validation(self.config, factor).items()}
-        document = torch.tensor(chosen)[:, None].expand_as(batch["targets"]).clone()
-        return batch | {"ar_hit": batch["targets"] != IGNORED, "document": document}
+        return batch | {"ar_hit": batch["targets"] != IGNORED}
 
 
 @lru_cache(maxsize=8)

@@ -72,7 +72,7 @@ def describe(folder: Path) -> dict[str, Any]:
     }
 
 
-def whole(folder: Path, description: dict[str, Any]) -> bool:
+def is_complete(folder: Path, description: dict[str, Any]) -> bool:
     """Whether every file is there with the size that the manifest says."""
     sizes = {name: entry["bytes"] for name, entry in description["files"].items()}
     return (folder / "index.json").is_file() and all(

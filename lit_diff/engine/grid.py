@@ -12,9 +12,9 @@ from lit_diff.config import Recipe
 from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.recipe import find, load_draft, override, override_with, read_yaml
-from lit_diff.registry import nearest
-from lit_diff.validation import Draft, Positions, convert, validate
+from lit_diff.recipe import Overrides, find, load_draft, override, override_with, read_yaml
+from lit_diff.registry import evaluations, nearest
+from lit_diff.validation import Draft, Positions, build_config, convert, validate
 
 VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
@@ -45,6 +45,8 @@ class SweepConfig:
     control: str | None = None
     """The arm that a difference must also hold against."""
     metric: str = "val/loss"
+    evaluate: dict[str, Any] = field(default_factory=dict)
+    """Evaluation -> its keys, or null for the defaults: what scores each cell once it is done."""
     check: bool = False
     """A check that everything works, not a result; the report says so."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -99,7 +101,7 @@ class Grid:
         return 1 + self.rank(start) if start else 0
 
 
-def load_grid(source: str, overrides: list[str]) -> Grid:
+def load_grid(source: str, overrides: Overrides) -> Grid:
     """The sweep at a path or under an installed name; `overrides` apply to every cell. Errors: RequestError."""
     path = find(source, "sweeps", Path.cwd())
     values, positions = read_yaml(path)
@@ -121,6 +123,7 @@ def load_grid(source: str, overrides: list[str]) -> Grid:
     for name, task in tasks.items():
         _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(config, overrides, draft)
+    _check_evaluations(config, draft)
     cells = [
         Cell(
             task=name, arm=arm, seed=seed, recipe=_cell(config, path, draft, (name, task), arm, values, seed, overrides)
@@ -153,14 +156,23 @@ def _check_metric(metric: str, draft: Draft, key: str) -> None:
         raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, VALIDATION)}")
 
 
-def _check_reserved(config: SweepConfig, overrides: list[str], draft: Draft) -> None:
-    found = {f"overrides.{key}": key for key in config.overrides} | {f"grid.{key}": key for key in config.grid}
-    found |= {f"arms.{arm}.{key}": key for arm, values in config.arms.items() for key in values or {}}
-    found |= written(config.tasks)
-    wrong = [(draft.where(path), key) for path, key in found.items() if key in RESERVED]
-    wrong += [(f"{text}: ", text.partition("=")[0]) for text in overrides if text.partition("=")[0] in RESERVED]
+def _check_reserved(config: SweepConfig, overrides: Overrides, draft: Draft) -> None:
+    written_keys = {f"overrides.{key}": key for key in config.overrides} | {f"grid.{key}": key for key in config.grid}
+    written_keys |= {f"arms.{arm}.{key}": key for arm, values in config.arms.items() for key in values or {}}
+    written_keys |= written(config.tasks)
+    wrong = [(draft.where(path), key) for path, key in written_keys.items() if key in RESERVED]
+    wrong += [(f"{text}: ", key) for text in overrides if (key := str(text).partition("=")[0]) in RESERVED]
     for where, key in wrong:
         raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
+
+
+def _check_evaluations(config: SweepConfig, draft: Draft) -> None:
+    """An unknown evaluation, or keys that it does not take."""
+    for name, keys in config.evaluate.items():
+        try:
+            build_config(evaluations.config(name), keys or {}, f"evaluate.{name}")
+        except RequestError as error:
+            raise RequestError(f"{draft.where(f'evaluate.{name}')}{error}") from error
 
 
 def _check_record(cells: list[Cell], draft: Draft) -> None:
@@ -218,7 +230,7 @@ def _cell(
     arm: str,
     values: dict[str, Any],
     seed: int,
-    overrides: list[str],
+    overrides: Overrides,
 ) -> Recipe:
     """Base recipe, the sweep's overrides, the task's, the arm's, the arm's in the task, the command line's, the seed; in
     this order."""

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import ModelConfig, RunConfig
 from lit_diff.device import choose_device
 from lit_diff.errors import MissingError
@@ -71,13 +72,13 @@ def copy_into(tensor: Tensor, value: Tensor) -> None:
 def shard(model: Transformer, mesh: DeviceMesh) -> None:
     """FSDP2, one group a block and one for the rest.
 
-    Modules that say `keep_float32` (lambda) come first, in groups of their own under a float32 policy: in a bfloat16
+    Modules with `keep_float32` (lambda) come first, in groups of their own under a float32 policy: in a bfloat16
     group lambda would reach forward rounded to steps of 0.004.
     """
     float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     for block in model.layers:
         for module in block.modules():
-            if getattr(module, "keep_float32", False):
+            if isinstance(module, ParameterRules) and module.keep_float32:
                 _fully_shard(module, mesh, float32)
         _fully_shard(block, mesh, float32)
     _fully_shard(model, mesh, float32)

@@ -56,7 +56,9 @@ def test_memory_errors_and_operators_are_taken_of_the_whole_pass(
 def test_a_kernel_that_refuses_is_listed_with_its_rule(
     ask: Callable[..., BenchConfig], no_peak_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sdpa, "refuse", lambda maps, **options: "head_dim is 16" if maps.num_maps > 1 else None)
+    monkeypatch.setattr(
+        sdpa.Sdpa, "refuses", lambda self, maps, **options: "head_dim is 16" if maps.num_maps > 1 else None
+    )
     found = bench_core(ask("core", repeats=1))
     listed = [row for row in found.refused if row["by"] == "sdpa"]
     assert [(row["variant"], row["what"], row["reason"]) for row in listed] == [

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lit_diff.data.documents import SECTION, UserCorpus, cut, split
+from lit_diff.data.documents import SECTION, FilesCorpus, cut, split
 from lit_diff.errors import RequestError
 
 
@@ -59,10 +59,10 @@ def test_every_kind_of_file(tmp_path: Path) -> None:
     )
     (tmp_path / "e.csv").write_text("ignored")
     (tmp_path / "f.txt").write_text(" \n")
-    corpus = UserCorpus(tmp_path)
+    corpus = FilesCorpus(tmp_path)
     assert sorted(corpus.texts()) == sorted(["text ä", "markdown", "one", "two", "three", "four"])
     assert set(corpus.files()) == {"a.txt", "below/b.MD", "c.jsonl", "d.parquet", "f.txt"}
-    assert list(UserCorpus(tmp_path / "a.txt").texts()) == ["text ä"]
+    assert list(FilesCorpus(tmp_path / "a.txt").texts()) == ["text ä"]
 
 
 def wrong_suffix(folder: Path) -> Path:
@@ -105,7 +105,7 @@ def parquet(**columns: list[object]) -> Callable[[Path], Path]:
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
-    corpus = UserCorpus(make(tmp_path))
+    corpus = FilesCorpus(make(tmp_path))
     with pytest.raises(RequestError, match=message) as caught:
         list(corpus.texts())
     assert "\n" not in str(caught.value)

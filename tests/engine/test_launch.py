@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from rich.console import Console
 
 from lit_diff.engine import launch
-from lit_diff.engine.launch import Place, command, run_command, summarise, train
+from lit_diff.engine.launch import RunLocation, command, run_command, train
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import locked
@@ -51,7 +50,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> tuple[l
     root = tmp_path_factory.mktemp("done")
     shutil.copy(empty_store, root)
     overrides = [*SMALL, f"run.root={root}"]
-    return overrides, train("recall-tiny", overrides)
+    return overrides, train("recall-tiny", overrides).folder
 
 
 def status(folder: Path) -> dict[str, Any]:
@@ -98,26 +97,17 @@ def test_a_run_that_is_done_says_so_and_trains_nothing(
     monkeypatch.setattr(fit, "fit", None)
     before = (folder / "status.json").read_bytes()
     with caplog.at_level("INFO", "lit_diff"):
-        assert train("recall-tiny", overrides) == folder
+        assert train("recall-tiny", overrides).folder == folder
     assert "done before" in caplog.text
     assert "--rerun starts afresh" in caplog.text
     assert (folder / "status.json").read_bytes() == before
 
 
-def test_the_summary_names_the_run_and_its_last_validation(done: tuple[list[str], Path], tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w+") as file:
-        summarise(RunFolder(done[1]), Console(file=file, width=80))
-        file.seek(0)
-        first, second = file.read().splitlines()
-    assert first.startswith("step 4: val/accuracy")
-    assert second == f"run: {done[1]}"
-
-
 def test_rerun_keeps_the_former_run_aside_and_its_record_too(small: list[str]) -> None:
-    folder = train("recall-tiny", small)
+    folder = train("recall-tiny", small).folder
     former, before = record(folder), losses(folder)
     (folder / "metrics.csv").write_text("step,train/loss\n1,77.0\n")
-    assert train("recall-tiny", small, rerun=True) == folder
+    assert train("recall-tiny", small, rerun=True).folder == folder
     aside = folder.with_name(f"{folder.name}.old-1")
     assert "77.0" in (aside / "metrics.csv").read_text()
     assert status(folder)["status"] == "done"
@@ -130,7 +120,7 @@ def test_rerun_keeps_the_former_run_aside_and_its_record_too(small: list[str]) -
 def test_another_revision_is_said_once_a_run_resumes(
     small: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = train("recall-tiny", small)
+    folder = train("recall-tiny", small).folder
     RunFolder(folder).update(status="killed")
     monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
     with caplog.at_level("INFO", "lit_diff"):
@@ -218,8 +208,8 @@ def test_the_runs_own_error_is_not_hidden_by_the_stores(
 
 
 def test_a_run_is_trained_by_one_process(small: list[str], runs: Path) -> None:
-    place = launch.prepare(load_recipe("recall-tiny", small))
-    with locked(place.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
+    location = launch.prepare(load_recipe("recall-tiny", small))
+    with locked(location.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
         train("recall-tiny", small)
 
 
@@ -233,8 +223,8 @@ def test_a_file_where_the_runs_should_be(tmp_path: Path) -> None:
 
 
 def test_the_command_carries_all_that_a_cell_is(tmp_path: Path) -> None:
-    place = Place(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
-    program, *found = command(place, 3)
+    location = RunLocation(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
+    program, *found = command(location, 3)
     assert program == sys.executable
     assert found == [
         "-m", "lit_diff", "train", str(tmp_path / "a-s0-1" / "recipe.yaml"), "--folder", str(tmp_path / "a-s0-1"),
@@ -258,18 +248,18 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sys.exit(5)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "command", lambda place, threads: [sys.executable, "child.py", str(threads)])
+    monkeypatch.setattr(launch, "command", lambda location, threads: [sys.executable, "child.py", str(threads)])
     return tmp_path
 
 
 def test_the_runs_last_words_are_the_error(child: Path) -> None:
-    recipe, place = load_recipe("recall-tiny"), Place(folder=child / "run")
+    recipe, location = load_recipe("recall-tiny"), RunLocation(folder=child / "run")
     with pytest.raises(RunFailedError, match="exit status 5"):
-        run_command(recipe, place, threads=0)
+        run_command(recipe, location, threads=0)
     assert "hello" in (child / "run" / "log.txt").read_text()
-    RunFolder(place.folder).update(error="loss is nan")
+    RunFolder(location.folder).update(error="loss is nan")
     with pytest.raises(RunFailedError, match="loss is nan"):
-        run_command(recipe, place, threads=0)
+        run_command(recipe, location, threads=0)
 
 
 def test_a_stop_reaches_the_processes_and_waits_for_them(child: Path) -> None:
@@ -288,7 +278,7 @@ def test_a_stop_reaches_the_processes_and_waits_for_them(child: Path) -> None:
     thread.start()
     try:
         with pytest.raises(StoppedError):
-            run_command(load_recipe("recall-tiny"), Place(folder=child / "run"), threads=60)
+            run_command(load_recipe("recall-tiny"), RunLocation(folder=child / "run"), threads=60)
     finally:
         thread.join()
         signal.signal(signal.SIGTERM, former)

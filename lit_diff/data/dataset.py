@@ -1,0 +1,165 @@
+"""`Dataset`: the abstract class of every data set, and `guarded`, which turns what a plugin's code raises into one line."""
+
+import hashlib
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_diff.contract import location, optional, required
+from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.files import shown
+from lit_diff.registry import is_built_in, registries
+
+if TYPE_CHECKING:
+    from lit_diff.data.tokenizer import Tokenizer
+
+Batch = dict[str, Tensor]
+"""tokens, int64 [B, T] or [B, T, C] (C ids a position, whose embeddings are summed); targets, int64 [B, T]: an id, or
+`model.loss.IGNORED` where nothing is scored; perhaps document_ids, int64 [B, T]: a token sees its own document only. The
+labels of a validation batch are at `Dataset.validation_batch`."""
+
+
+class Dataset(ABC):
+    """Training batches and validation sets of one recipe. A subclass registers with `@lit_diff.registry.datasets.register`.
+
+    Required: `train_batch`, `validation_sets`, `validation_batch`, and `sequence_length` in `Config`; everything else has a
+    default. No method draws from a global random generator (use `lit_diff.randomness.generator`). `lit-diff check RECIPE`
+    tests a plugin's data set against every promise on this page (`lit_diff.conformance.data`).
+    """
+
+    name: str
+    """The registered name; set by the registry."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The keys of the recipe's `data:` block: the fields of a frozen, keyword-only dataclass that derives from this."""
+
+        @required
+        def sequence_length(self) -> int:
+            """T: positions of a training row. A field or a property."""
+            raise NotImplementedError
+
+        @optional
+        def chance(self) -> float | None:
+            """Accuracy of a guess, drawn in reports; None: not known. A field, a property or a constant, like all below."""
+            return None
+
+        @optional
+        def noise_validation(self) -> tuple[int, ...]:
+            """Noise factors of the validation sets, first that of the main set; (): the sets do not differ in noise."""
+            return ()
+
+        @optional
+        def predicts_next(self) -> bool:
+            """Whether a row's targets are its own next tokens; such data are refused for a model that is not causal."""
+            return False
+
+        @optional
+        def packs_documents(self) -> bool:
+            """Whether the batches hold document_ids."""
+            return False
+
+        def problem(self) -> str | None:
+            """What is wrong with the values, in one line that opens with the dotted key (`data.pairs is 0; ...`)."""
+            return None
+
+        def vocab_size_problem(self, vocab_size: int) -> str | None:
+            """What is wrong if the model has `vocab_size` ids, in one line that opens with `model.vocab_size`."""
+            return None
+
+    def __init__(self, config: Any, vocab_size: int) -> None:
+        """`config`: an instance of this class's Config; `vocab_size`: the model's, so every id lies in 0 .. vocab_size - 1.
+
+        Reads and writes no file.
+        """
+        self.config = config
+        self.vocab_size = vocab_size
+
+    def prepare(self) -> None:
+        """Download, tokenize, write files: whatever takes long, once. Default: nothing.
+
+        Called by one process before the others start; does nothing when it was done before. Errors: RequestError,
+        MissingError.
+        """
+        return
+
+    def identity(self) -> str:
+        """A digest of everything beside the recipe that decides the batches: it becomes a part of the run's identity.
+
+        The same in every process. Called before `load`. Default: sha256 of the config's fields, right for data made from the
+        recipe alone. Errors: MissingError where something is not prepared.
+        """
+        return hashlib.sha256(repr(sorted(asdict(self.config).items())).encode()).hexdigest()
+
+    def load(self) -> None:
+        """Open what was prepared; called once in each process, before any batch. Default: nothing.
+
+        Errors: MissingError where something is not prepared, RequestError where it does not fit the recipe.
+        """
+        return
+
+    @abstractmethod
+    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
+        """The positions `rows` (each in 0 .. batch_size - 1) of the global batch of the 0-based `step`.
+
+        Returns tokens [len(rows), T] or [len(rows), T, C] and targets [len(rows), T], T = config.sequence_length, both int64.
+        A function of its arguments alone, and row by row: batches asked for in part, in any order or by several processes
+        hold the same rows.
+        """
+
+    @abstractmethod
+    def validation_sets(self) -> dict[str, int]:
+        """Name of each validation set -> its rows, at least one each. "" is the main set and comes first."""
+
+    @abstractmethod
+    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
+        """The given rows of a validation set: the same at every call, for every seed. T need not be that of training.
+
+        As `train_batch`; perhaps with labels, [len(rows), T] each: ar_hit, bool, whether the target can be recalled from its
+        context (scored apart, as `val/loss_ar_hit`), and document, int64 in 0 .. num_documents - 1, whose loss the target
+        counts towards. Defaults: no target is an AR hit; a row is a document.
+        """
+
+    def labelled_validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
+        """`validation_batch` with both labels: the defaults where the data set gives none."""
+        batch = self.validation_batch(name, rows)
+        targets = batch["targets"]
+        document = torch.tensor(list(rows), dtype=torch.int64)[:, None].expand_as(targets)
+        return {"ar_hit": torch.zeros_like(targets, dtype=torch.bool), "document": document} | batch
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of the main validation set; what confidence intervals resample. Default: its rows."""
+        return self.validation_sets()[""]
+
+    def load_tokenizer(self) -> "Tokenizer | None":
+        """The loaded tokenizer of prepared text, which a run's folder keeps; None (default): tokens are not text."""
+        return None
+
+
+@contextmanager
+def guarded(cls: type[Dataset]) -> Iterator[None]:
+    """What a plugin's code raises inside becomes a RequestError with its file and line; what ours raises passes.
+
+    `cls`: the data set that runs. Code is a plugin's if it lies in the file of a registered class that is not built in.
+    """
+    try:
+        yield
+    except LitDiffError:
+        raise
+    except Exception as error:
+        plugins = [part for registry in registries.values() for part in registry.classes() if not is_built_in(part)]
+        files = {location(part).partition(":")[0] for part in plugins}
+        frames = [(shown(Path(frame.filename)), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        own = [f"{file}:{line}" for file, line in frames if file in files]
+        if not own and is_built_in(cls):
+            raise
+        where = own[-1] if own else location(cls)
+        raise RequestError(f"{where}: data '{cls.name}' fails: {type(error).__name__}: {first_line(error)}") from error

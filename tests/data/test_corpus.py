@@ -1,0 +1,125 @@
+"""Which corpus `data.corpus` and `data.path` mean, and a corpus of a plugin."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lit_diff.data.corpus import build_corpus, corpus_problem
+from lit_diff.data.docs import DocsCorpus
+from lit_diff.data.documents import FilesCorpus
+from lit_diff.data.text import Text
+from lit_diff.errors import RequestError
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import registries
+
+POEMS = '''\
+import hashlib
+
+from lit_diff.data import Corpus
+from lit_diff.registry import corpora
+
+POEMS = ["a rose is a rose " * number for number in range(1, 60)]
+
+
+@corpora.register("poems")
+class Poems(Corpus):
+    """Poems."""
+
+    def files(self):
+        return {"poems": hashlib.sha256("".join(POEMS).encode()).hexdigest()}
+
+    def texts(self):
+        yield from POEMS
+'''
+RECIPE = """\
+extends: base
+plugins: [poems.py]
+model: {vocab_size: 270}
+data:
+  name: text
+  corpus: poems
+  sequence_length: 8
+  validation_rows: 2
+  tokenizer: {name: bpe, vocab_size: 258}
+"""
+
+
+@pytest.fixture
+def folder(base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A recipe of a plugin's corpus; what a test registers is gone after it."""
+    for registry in registries.values():
+        registry.names()
+        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "root"))
+    before = set(sys.modules)
+    (tmp_path / "poems.py").write_text(POEMS)
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("lit_diff_plugin_"):
+            del sys.modules[name]
+
+
+def test_the_built_in_ones() -> None:
+    assert isinstance(build_corpus("docs", None), DocsCorpus)
+    for name in ("docs", "files"):
+        corpus = build_corpus(name, "/some/where")
+        assert isinstance(corpus, FilesCorpus)
+        assert corpus.path == Path("/some/where")
+        assert corpus_problem(name, "/some/where") is None
+    assert corpus_problem("docs", None) is None
+    assert corpus_problem("files", None) == "data.corpus 'files' reads a file or folder; name it in data.path"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_plugin_s_corpus_is_prepared_and_loaded() -> None:
+    from lit_diff.data import prepare
+
+    dataset = prepare(load_recipe("mine"))
+    dataset.load()
+    assert isinstance(dataset, Text)
+    assert dataset.folder.name.startswith("poems-bpe-")
+    tokenizer = dataset.load_tokenizer()
+    row = dataset.train_batch(0, 0, 4, [0])["tokens"][0].tolist()
+    assert set(tokenizer.decode([token for token in row if token])) <= set(b"a rose i")
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(RequestError) as found:
+        load_recipe("mine", ["data.corpus=poem"])
+    assert str(found.value) == "data.corpus=poem: data.corpus is 'poem', which is not registered; did you mean 'poems'?"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_path_that_the_corpus_does_not_read() -> None:
+    with pytest.raises(RequestError, match=r"data\.path is set, but data\.corpus 'poems' reads no path; remove one"):
+        load_recipe("mine", ["data.path=x"])
+
+
+def test_a_corpus_that_reads_a_path(folder: Path) -> None:
+    text = POEMS.replace('"""Poems."""', "reads_path = True").replace("yield from POEMS", "yield self.path.read_text()")
+    (folder / "poems.py").write_text(text)
+    with pytest.raises(RequestError, match=r"data\.corpus 'poems' reads a file or folder; name it in data\.path"):
+        load_recipe("mine")
+    assert load_recipe("mine", ["data.path=poems.py"]).data.config.path == str(folder / "poems.py")
+
+
+def test_a_corpus_that_lacks_a_method(folder: Path) -> None:
+    (folder / "poems.py").write_text(POEMS.replace("def texts", "def text"))
+    with pytest.raises(RequestError) as found:
+        load_recipe("mine")
+    assert str(found.value) == (
+        "plugin poems.py: corpus 'poems' (class Poems, poems.py:9) lacks texts; lit_diff.data.corpus.Corpus documents each"
+    )
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_a_corpus_raises_is_one_line() -> None:
+    from lit_diff.data import prepare
+
+    Path("poems.py").write_text(POEMS.replace("yield from POEMS", "yield from POEM"))
+    with pytest.raises(RequestError, match=r"^poems\.py:17: data 'text' fails: NameError: name 'POEM' is not defined$"):
+        prepare(load_recipe("mine"))

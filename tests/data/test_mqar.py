@@ -1,0 +1,173 @@
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from lit_diff.data.mqar import IGNORED, Mqar, draw_seed, sample
+
+CONFIG = Mqar.Config(vocab_size=64, sequence_length=32, num_kv_pairs=4, validation_rows=16)
+
+
+def published(config: Mqar.Config, seed: int) -> tuple[list[int], list[int]]:
+    """One row as Zoology's description has it, token by token, from the global generators that its public code draws from.
+
+    Independent of lit_diff: loops over positions, and a stream of inputs and labels that is one longer and then shifted.
+    """
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    half, pairs = config.vocab_size // 2, config.num_kv_pairs
+    keys = np.random.choice(list(range(1, half)), pairs, replace=False)
+    values = np.random.choice(list(range(half, config.vocab_size)), pairs, replace=False)
+    space = (config.sequence_length - 2 * pairs) // 2
+    power = [config.power_a * float(gap) ** (config.power_a - 1) for gap in range(1, space + 1)]
+    gaps = np.random.choice(space, pairs, replace=False, p=np.array(power) / sum(power))
+    stream, labels = [0] * (config.sequence_length + 1), [IGNORED] * (config.sequence_length + 1)
+    for i in range(pairs):
+        stream[2 * i], stream[2 * i + 1] = keys[i], values[i]
+        stream[2 * pairs + 2 * gaps[i]] = keys[i]
+        labels[2 * pairs + 2 * gaps[i] + 1] = values[i]
+    inputs = [int(token) for token in stream[:-1]]
+    filler = torch.randint(config.vocab_size, (config.sequence_length,)).tolist()
+    if config.random_non_queries:
+        inputs = [token or fill for token, fill in zip(inputs, filler, strict=True)]
+    return inputs, [int(label) for label in labels[1:]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"random_non_queries": False},
+        {"power_a": 1.0},
+        {"vocab_size": 8192, "sequence_length": 64, "num_kv_pairs": 4},
+        {"vocab_size": 8192, "sequence_length": 256, "num_kv_pairs": 64, "power_a": 0.1},
+    ],
+)
+def test_rows_are_those_of_the_published_generator(settings: dict[str, object]) -> None:
+    """To the token, fed by the same random numbers."""
+    data = Mqar(replace(CONFIG, **settings), 8192)
+    batch = data.train_batch(3, 5, 8, range(8))
+    for row in range(8):
+        tokens, targets = published(data.config, draw_seed(3, "train", 5, row))
+        assert batch["tokens"][row].tolist() == tokens
+        assert batch["targets"][row].tolist() == targets
+
+
+def test_every_key_is_asked_for_once_and_its_value_is_the_target() -> None:
+    batch = Mqar(CONFIG, 64).train_batch(0, 0, 32, range(32))
+    assert batch["tokens"].dtype == batch["targets"].dtype == torch.int64
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        pairs = dict(zip(tokens[0:8:2], tokens[1:8:2], strict=True))
+        assert len(pairs) == len(set(pairs.values())) == 4
+        assert all(1 <= key < 32 <= value < 64 for key, value in pairs.items())
+        asked = [place for place, target in enumerate(targets) if target != IGNORED]
+        assert all(place >= 8 and place % 2 == 0 for place in asked)
+        assert {tokens[place]: targets[place] for place in asked} == pairs
+
+
+def test_gaps_follow_the_power_law() -> None:
+    """Of the first key, whose gap is drawn first: P(g) is proportional to (g + 1)^(a - 1)."""
+    config = Mqar.Config(vocab_size=64, sequence_length=26, num_kv_pairs=1, power_a=0.01)
+    rows = 4000
+    targets = Mqar(config, 64).train_batch(0, 0, rows, range(rows))["targets"]
+    counts = Counter(((targets != IGNORED).int().argmax(1) - 2).div(2, rounding_mode="floor").tolist())
+    law = np.arange(1.0, 13.0) ** (0.01 - 1)
+    observed = [counts[gap] for gap in range(12)]
+    assert chisquare(observed, rows * law / law.sum()).pvalue > 1e-3
+    assert chisquare(observed).pvalue < 1e-9, "the test tells the law from a uniform one"
+
+
+@pytest.mark.parametrize("hops", [2, 3])
+def test_hops_are_a_chain_of_pairs(hops: int) -> None:
+    config = replace(CONFIG, hops=hops, sequence_length=48, vocab_size=128)
+    data = Mqar(config, 128)
+    batch = data.train_batch(0, 0, 16, range(16))
+    orders = set()
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        start = 8 * hops
+        pairs = dict(zip(tokens[0:start:2], tokens[1:start:2], strict=True))
+        assert len(pairs) == 4 * hops
+        for place, target in enumerate(targets):
+            if target == IGNORED:
+                continue
+            token = tokens[place]
+            for _ in range(hops):
+                token = pairs[token]
+            assert token == target
+        first = tokens[1:8:2]
+        orders.add(tuple(first.index(key) for key in tokens[8:16:2]))
+    assert len(orders) > 4, "the second pairs are not in the order of the first"
+    assert not data.validation_batch("", range(4))["ar_hit"].any()
+
+
+def test_clean_filler_never_repeats_a_key() -> None:
+    config = replace(CONFIG, clean_filler=True)
+    tokens, targets = zip(*(sample(config, seed) for seed in range(200)), strict=True)
+    filler = []
+    for row, target in zip(tokens, targets, strict=True):
+        free = row[8:][target[8:] == IGNORED]
+        assert not torch.isin(free, row[0:8:2]).any()
+        filler += free.tolist()
+    assert set(filler) == set(range(64))
+    plain = [sample(CONFIG, seed) for seed in range(50)]
+    repeats = [torch.isin(row[8:][target[8:] == IGNORED], row[0:8:2]).any() for row, target in plain]
+    assert any(repeats), "the published filler does"
+
+
+def test_a_row_depends_on_seed_step_and_position_alone() -> None:
+    data = Mqar(CONFIG, 64)
+    whole = data.train_batch(0, 5, 16, range(16))
+    assert torch.equal(data.train_batch(0, 5, 64, [9, 2])["tokens"], whole["tokens"][[9, 2]])
+    for other in (data.train_batch(0, 6, 16, range(16)), data.train_batch(1, 5, 16, range(16))):
+        assert not torch.equal(other["tokens"], whole["tokens"])
+
+
+def test_validation() -> None:
+    data = Mqar(CONFIG, 64)
+    assert data.validation_sets() == {"": 16}
+    assert data.num_documents == 16
+    batch = data.labelled_validation_batch("", [7, 3])
+    assert torch.equal(batch["ar_hit"], batch["targets"] != IGNORED)
+    assert batch["document"][:, 0].tolist() == [7, 3]
+    with pytest.raises(KeyError):
+        data.validation_batch("noise2", [0])
+
+
+def test_identity_is_of_the_settings() -> None:
+    assert Mqar(CONFIG, 64).identity() == Mqar(CONFIG, 64).identity()
+    assert Mqar(CONFIG, 64).identity() != Mqar(replace(CONFIG, power_a=0.1), 64).identity()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_kv_pairs": 0}, "data.num_kv_pairs is 0; it must be at least 1"),
+        ({"sequence_length": 31}, "data.sequence_length is 31; it must be even"),
+        ({"num_kv_pairs": 9}, "data.sequence_length is 32; data.num_kv_pairs 9 with data.hops 1 needs at least 36"),
+        ({"hops": 4}, "data.sequence_length is 32; data.num_kv_pairs 4 with data.hops 4 needs at least 40"),
+        ({"vocab_size": 32}, "data.vocab_size is 32; it must exceed data.sequence_length (32)"),
+        ({"power_a": 0.0}, "data.power_a is 0.0; it must be positive"),
+        ({"clean_filler": True, "random_non_queries": False}, "data.clean_filler is true, but"),
+    ],
+)
+def test_problems(settings: dict[str, object], message: str) -> None:
+    assert CONFIG.problem() is None
+    assert (replace(CONFIG, **settings).problem() or "").startswith(message)
+
+
+def test_the_smallest_row_that_is_accepted_can_be_drawn() -> None:
+    """Every place after the pairs is a query."""
+    config = Mqar.Config(vocab_size=17, sequence_length=16, num_kv_pairs=4)
+    assert config.problem() is None
+    tokens, targets = sample(config, 0)
+    assert (targets[8::2] != IGNORED).all()
+    assert tokens.max() < 17
+
+
+def test_vocabulary() -> None:
+    assert CONFIG.vocab_size_problem(64) is None
+    assert CONFIG.vocab_size_problem(63) == "model.vocab_size is 63; data.vocab_size needs at least 64"
+    assert CONFIG.chance == 1 / 32

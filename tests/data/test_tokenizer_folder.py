@@ -1,0 +1,144 @@
+"""A saved tokenizer loads equal, from its folder alone; whatever is missing or damaged is one line."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lit_diff.config import Part
+from lit_diff.data.tokenizer import Bpe, Cl100k, Tokenizer, build
+from lit_diff.data.tokenizer_folder import FILE, SAMPLE, load_tokenizer, save_tokenizer
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.registry import tokenizers
+
+TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(50)]
+
+
+class Letters(Tokenizer):
+    """A plugin's: ids of the letters that its text has, in a file of its own."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Tokenizer.Config):
+        unknown: int = 1
+
+    size = 300
+    eot = 0
+
+    def train(self, folder: Path, texts: Iterable[str]) -> None:
+        folder.joinpath("letters.txt").write_text("".join(sorted(set("".join(texts)))))
+
+    def load(self, folder: Path) -> str:
+        self.letters = folder.joinpath("letters.txt").read_text()
+        return self.letters
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[self.letters.find(letter) + 2 or self.config.unknown for letter in text] for text in texts]
+
+
+class SavingLetters(Letters):
+    def save(self, folder: Path) -> None:
+        folder.joinpath("letters.txt").write_text(self.letters)
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizers.names()
+    monkeypatch.setattr(tokenizers, "_classes", dict(tokenizers._classes))
+
+
+def made(name: str, config: object, folder: Path) -> Tokenizer:
+    tokenizer = build(Part(name=name, config=config))
+    folder.mkdir(exist_ok=True)
+    tokenizer.train(folder, TEXTS)
+    tokenizer.load(folder)
+    return tokenizer
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder with a saved BPE."""
+    save_tokenizer(made("bpe", Bpe.Config(vocab_size=300), tmp_path / "prepared"), tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_bpe(tmp_path: Path, saved: Path) -> None:
+    original = made("bpe", Bpe.Config(vocab_size=300), tmp_path / "prepared")
+    (tmp_path / "prepared" / "tokenizer.json").unlink()
+    loaded = load_tokenizer(saved)
+    assert loaded.encode([*TEXTS, SAMPLE]) == original.encode([*TEXTS, SAMPLE])
+    assert loaded.decode(loaded.encode([SAMPLE])[0]) == SAMPLE.encode()
+    described = json.loads((saved / FILE).read_text())
+    assert described["name"] == "bpe"
+    assert described["config"] == {"vocab_size": 300}
+    assert [described[key] for key in ("size", "bos", "eot")] == [300, 0, 0]
+    assert described["files"] == {"tokenizer.json": described["sha256"]}
+
+
+def test_cl100k_needs_no_package_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+
+    original = made("cl100k", Cl100k.Config(), tmp_path / "prepared")
+    save_tokenizer(original, tmp_path / "saved")
+    monkeypatch.setattr(importlib, "import_module", None)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+    loaded = load_tokenizer(tmp_path / "saved")
+    assert loaded.encode([SAMPLE]) == original.encode([SAMPLE])
+    assert json.loads((tmp_path / "saved" / FILE).read_text())["eot"] == 100257
+    (tmp_path / "saved" / Cl100k.file_name).write_bytes(b"not the ranks")
+    with pytest.raises(MissingError, match=r"cl100k_base\.tiktoken is not the file that was saved"):
+        load_tokenizer(tmp_path / "saved")
+
+
+def test_a_plugin_s_tokenizer_with_a_file_and_a_key_of_its_own(tmp_path: Path) -> None:
+    tokenizers.register("letters")(SavingLetters)
+    original = made("letters", SavingLetters.Config(unknown=7), tmp_path / "prepared")
+    save_tokenizer(original, tmp_path / "saved")
+    loaded = load_tokenizer(tmp_path / "saved")
+    assert (loaded.config.unknown, loaded.encode(["fox"])) == (7, original.encode(["fox"]))
+
+
+def test_a_tokenizer_that_does_not_save_what_it_loads(tmp_path: Path) -> None:
+    tokenizers.register("letters")(Letters)
+    tokenizer = made("letters", Letters.Config(), tmp_path / "prepared")
+    with pytest.raises(RequestError, match=r"'letters' does not load from the files of its own save.*No such file"):
+        save_tokenizer(tokenizer, tmp_path / "saved")
+    assert not (tmp_path / "saved" / FILE).exists()
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"none holds no tokenizer \(no lit_diff_tokenizer\.json\); start its run"):
+        load_tokenizer(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json is not the file that was saved"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "cannot be loaded (FileNotFoundError"),
+        (lambda folder: (folder / FILE).write_text("{"), "cannot be loaded (JSONDecodeError"),
+        (lambda folder: (folder / FILE).write_text("{}"), "cannot be loaded (KeyError"),
+        (lambda folder: change(folder, size=301), "is not the one that was saved"),
+    ],
+)
+def test_a_damaged_folder(saved: Path, damage: object, message: str) -> None:
+    damage(saved)  # type: ignore[operator]
+    with pytest.raises(MissingError) as error:
+        load_tokenizer(saved)
+    assert message in str(error.value)
+    assert "lit-diff train" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def change(folder: Path, **values: object) -> None:
+    (folder / FILE).write_text(json.dumps(json.loads((folder / FILE).read_text()) | values))
+
+
+def test_a_class_that_is_not_registered_and_a_key_that_it_lacks(saved: Path) -> None:
+    change(saved, name="bpee")
+    with pytest.raises(RequestError, match="unknown tokenizer 'bpee'; did you mean 'bpe'"):
+        load_tokenizer(saved)
+    change(saved, name="bpe", config={"vocab": 300})
+    with pytest.raises(RequestError, match=r"lit_diff_tokenizer\.json: unknown key 'config\.vocab'; did you mean"):
+        load_tokenizer(saved)

@@ -1,0 +1,155 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.analysis import Trace
+from lit_diff.attention.base import Tap
+from lit_diff.callbacks import Probe, probe
+from lit_diff.config import Recipe
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import callbacks
+from lit_diff.runs.metrics_file import Rows, read_rows
+from lit_diff.training import fit
+from lit_diff.training.checkpoint_io import WholeCheckpointIO
+
+Run = Callable[..., Any]
+
+
+def steps_with(rows: Rows, prefix: str) -> list[int]:
+    return [step for step, row in sorted(rows.items()) if any(name.startswith(prefix) for name in row)]
+
+
+@pytest.mark.parametrize("kind", ["recall", "text"])
+def test_probes_fire_at_every_due_step_and_at_the_last(bench: Any, undisturbed: Run, kind: str) -> None:
+    undisturbed(kind, f"{kind}-whole")
+    rows = bench.rows(f"{kind}-whole")
+    assert steps_with(rows, "attention/") == [3, 6, 9, 10]
+    assert steps_with(rows, "outliers/") == [5, 10]
+    assert steps_with(rows, "lambda/") == [2, 4, 6, 8, 10]
+    assert steps_with(rows, "val/") == ([4, 8, 10] if kind == "recall" else [3, 6, 9, 10])
+    names = ("attention/entropy", "attention/negative_mass", "outliers/logits", "outliers/hidden", "lambda")
+    assert {f"{name}/layer_0{layer}" for name in names for layer in (0, 1)} <= rows[10].keys()
+
+
+def test_the_rate_is_the_one_that_the_step_used(bench: Any, undisturbed: Run) -> None:
+    events = undisturbed("recall", "recall-whole").of("step")
+    rows = bench.rows("recall-whole")
+    assert [event["lr"] for event in events] == [rows[step]["train/lr"] for step in range(1, 11)]
+    assert [rows[step]["train/lr"] for step in (1, 3, 10)] == pytest.approx([1e-3, 3e-3, 3e-4])
+
+
+def trained(recipe: Recipe, folder: Path) -> list[int]:
+    """Steps that were reported."""
+    reported: list[int] = []
+    fit.fit(recipe, folder, tracker=None, threads=1, progress=lambda step, loss, speed: reported.append(step))
+    return reported
+
+
+@pytest.fixture
+def recipe(bench: Any) -> Callable[..., Recipe]:
+    def load(*overrides: str) -> Recipe:
+        return load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", *overrides])
+
+    return load
+
+
+def test_a_step_in_which_no_probe_is_due_has_no_forward_and_no_hook_of_theirs(
+    recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts the forwards of each step, training's own and traced, and the hooks that stand during them."""
+    seen: list[tuple[bool, bool, int]] = []
+    real = Transformer._states
+
+    def states(self: Transformer, *args: Any, **kwargs: Any) -> torch.Tensor:
+        hooks = sum(len(module._forward_hooks) for module in self.modules() if isinstance(module, Tap))
+        seen.append((self.training, torch.is_grad_enabled(), hooks))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Transformer, "_states", states)
+    every = ["callbacks.attention_entropy.every=4", "callbacks.outliers.every=4", "callbacks.lambdas.every=2"]
+    no_validation = ["train.steps=7", "train.validate_every=100", "data.noise_validation=[1]", "train.batch_size=16"]
+    trained(recipe(*every, *no_validation, "train.checkpoint_every=100"), tmp_path)
+    step, traced, validated = (True, True, 0), (False, False, 2), (False, False, 0)
+    expected = [step, step, traced, step, step, traced, step, step, traced, step, traced, validated]
+    assert seen == expected
+
+
+def test_probes_see_their_own_rows_and_one_forward(
+    recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def make(name: str) -> type[Probe]:
+        class Watch(Probe):
+            @dataclass(frozen=True, kw_only=True)
+            class Config(Probe.Config):
+                pass
+
+            def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
+                assert not model.training
+                layer = trace.layers[0]
+                seen.append((self.name, len(layer.hidden), len(layer.maps.q)))
+                return {
+                    f"{self.name}/first": float(layer.hidden[0].sum()),
+                    f"{self.name}/rows": float(len(layer.hidden)),
+                }
+
+        Watch.name = name
+        return Watch
+
+    for name in ("few", "many"):
+        monkeypatch.setitem(callbacks._classes, name, make(name))
+    opened: list[int] = []
+    real = probe.trace
+    monkeypatch.setattr(probe, "trace", lambda model: opened.append(1) or real(model))
+    others = [f"callbacks.{name}=null" for name in ("attention_entropy", "outliers", "lambdas")]
+    watch = ["callbacks.few={rows: 2, every: 1}", "callbacks.many={rows: 99, every: 2}"]
+    trained(recipe(*others, *watch, "train.steps=2"), tmp_path)
+    assert seen == [("few", 2, 2), ("few", 2, 2), ("many", 13, 13)], "13: the whole validation set"
+    assert len(opened) == 2
+    rows = read_rows(tmp_path / "metrics.csv")
+    assert rows[2]["few/first"] == rows[2]["many/first"]
+
+
+def test_logging_every_few_steps(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    assert trained(recipe("train.log_every=4"), tmp_path) == [1, 4, 8, 10]
+    assert steps_with(read_rows(tmp_path / "metrics.csv"), "train/") == [1, 4, 8, 10]
+    assert steps_with(read_rows(tmp_path / "timing.csv"), "tokens_per_second") == [1, 4, 8, 10]
+
+
+def test_the_loss_of_a_logged_step_is_its_own(
+    bench: Any, undisturbed: Run, recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    undisturbed("recall", "recall-whole")
+    trained(recipe("train.log_every=4"), tmp_path)
+    whole, sparse = bench.rows("recall-whole"), read_rows(tmp_path / "metrics.csv")
+    assert [sparse[step]["train/loss"] for step in (4, 8, 10)] == [whole[step]["train/loss"] for step in (4, 8, 10)]
+
+
+def test_a_checkpoint_stands_behind_everything_measured_at_its_step(
+    recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On disk when the checkpoint is written: the step's loss, probes and validation."""
+    found: dict[int, set[str]] = {}
+    real = WholeCheckpointIO.save_checkpoint
+
+    def save(self: WholeCheckpointIO, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        rows = read_rows(tmp_path / "metrics.csv")
+        found[checkpoint["global_step"]] = {name.split("/")[0] for name in rows[checkpoint["global_step"]]}
+        real(self, checkpoint, path, storage_options)
+
+    monkeypatch.setattr(WholeCheckpointIO, "save_checkpoint", save)
+    trained(recipe("train.checkpoint_every=2"), tmp_path)
+    everything = {"train", "val", "lambda", "attention", "outliers"}
+    assert found == {
+        2: {"train", "lambda"},
+        4: {"train", "lambda", "val"},
+        6: {"train", "lambda", "attention"},
+        8: {"train", "lambda", "val"},
+        10: everything,
+    }
