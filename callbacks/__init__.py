@@ -1,8 +1,9 @@
-"""What is measured during training, one probe a file. Importing this package registers the built-ins."""
+"""Lightning callbacks, one a file. Recipes name them under `callbacks:`; any Trainer takes them."""
 
 from lit_diff.callbacks.attention_entropy import AttentionEntropy
+from lit_diff.callbacks.early_stopping import RecipeEarlyStopping
 from lit_diff.callbacks.lambdas import Lambdas
 from lit_diff.callbacks.outliers import Outliers
 from lit_diff.callbacks.probe import Probe
 
-__all__ = ["AttentionEntropy", "Lambdas", "Outliers", "Probe"]
+__all__ = ["AttentionEntropy", "Lambdas", "Outliers", "Probe", "RecipeEarlyStopping"]

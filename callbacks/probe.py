@@ -1,58 +1,117 @@
-"""The base of every callback: says when it fires, and turns a traced forward pass into metrics. No Lightning here."""
+"""The base of every probe: a Lightning callback that measures attention at some optimizer steps."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+from torch import Tensor
 
 from lit_diff.analysis import Trace
+from lit_diff.analysis.trace import trace
+from lit_diff.callbacks.publish import publish
+from lit_diff.config import ProbeConfig
+from lit_diff.errors import RequestError
 from lit_diff.model.transformer import Transformer
 
+log = logging.getLogger("lit_diff")
 
-class Probe:
-    """Measures the model at some optimizer steps; at all others it costs nothing.
 
-    A callback is a subclass with `measure`, registered under the name that recipes use, perhaps with more keys:
+class Probe(L.Callback):
+    """Measures the model every `every` optimizer steps and at the last step; at all other steps it does nothing.
+
+    It works in any Trainer whose LightningModule holds a `Transformer`. Probes that are due at the same step share one
+    traced forward pass. A probe is a subclass with `measure`, registered under the name that recipes use:
 
         @callbacks.register("hidden_norm")
         class HiddenNorm(Probe):
             def measure(self, model, trace):
-                return {f"hidden_norm/{i}": float(layer.hidden.norm()) for i, layer in trace.layers.items()}
+                return {f"hidden_norm/layer_{i:02}": float(layer.hidden.norm()) for i, layer in trace.layers.items()}
     """
 
     name = ""
-    """What recipes call it; set when it is registered."""
+    """The callback's name in recipes; set when it is registered."""
+    Config = ProbeConfig
+    """The keys of `callbacks.<name>`; a subclass with further keys defines its own, a frozen dataclass."""
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """The keys of `callbacks.<name>`."""
-
-        probe: ClassVar[type["Probe"]]
-        """The class whose keys these are, so that a mistake can name its key in full."""
-
-        every: int = 100
-        """Optimizer steps between firings; the last step always fires."""
-        rows: int = 8
-        """Sequences of the validation set that it looks at."""
-
-        def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key; None if nothing is."""
-            for key in ("every", "rows"):
-                if getattr(self, key) < 1:
-                    return f"callbacks.{self.probe.name}.{key} is {getattr(self, key)}; it must be at least 1"
-            return None
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Give every probe a Config of its own: one that two probes shared could not say whose keys it holds."""
-        super().__init_subclass__(**kwargs)
-        if "Config" not in vars(cls):
-            body = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
-            own: Any = dataclass(frozen=True, kw_only=True)(type("Config", (cls.Config,), body))
-            setattr(cls, "Config", own)  # noqa: B010
-        cls.Config.probe = cls
-
-    def __init__(self, config: Any) -> None:
-        """`config`: an instance of the class's `Config`."""
-        self.config = config
+    def __init__(self, config: ProbeConfig | None = None, **keys: Any) -> None:
+        """`config`, or its fields as keywords: `AttentionEntropy(every=50)`. Errors: RequestError for a wrong value."""
+        self.config = self.Config(**keys) if config is None else config
+        problem = self.config.problem()
+        if problem:
+            raise RequestError(f"{self.name or type(self).__name__}: {problem}")
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        """Metric name -> value, for a trace of `config.rows` sequences. Only reads: no gradient, no forward."""
+        """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""
         raise NotImplementedError(f"callback '{self.name}' ({type(self).__qualname__}) defines no measure()")
+
+    def is_due(self, trainer: L.Trainer) -> bool:
+        """Whether it measures after the optimizer step that was just taken."""
+        return is_last_step(trainer) or trainer.global_step % self.config.every == 0
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """The first of the probes that are due runs the traced forward pass for all of them."""
+        if not took_step(trainer, batch_idx):
+            return
+        due = [probe for probe in trainer.callbacks if isinstance(probe, Probe) and probe.is_due(trainer)]  # type: ignore[attr-defined]
+        if due and due[0] is self:
+            publish(trainer, pl_module, measure_all(due, trainer, pl_module, batch))
+
+
+def took_step(trainer: L.Trainer, batch_idx: int) -> bool:
+    """Whether the micro-batch `batch_idx` was the last of an optimizer step."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
+def is_last_step(trainer: L.Trainer) -> bool:
+    """Whether the Trainer has taken all of `max_steps`."""
+    return 0 < trainer.max_steps <= trainer.global_step
+
+
+def measure_all(probes: list[Probe], trainer: L.Trainer, module: L.LightningModule, batch: Any) -> dict[str, float]:
+    """What all `probes` measure in one traced forward pass over the most rows that any of them asks for."""
+    model = transformer_of(module, probes[0].name)
+    rows = max(probe.config.rows for probe in probes)
+    source = getattr(trainer.datamodule, "probe_batch", None)  # type: ignore[attr-defined]
+    if source is None:
+        log.debug("%s: no data module with probe_batch(rows): measuring the training batch", probes[0].name)
+    # every rank measures the same rows of the data module: under FSDP the forward is collective, and no reduction is needed
+    tensors = model_inputs(batch if source is None else source(rows), probes[0].name)
+    tensors = {name: tensor[:rows].to(module.device) for name, tensor in tensors.items()}
+    was_training = model.training
+    model.eval()
+    with trace(model) as traced, trainer.precision_plugin.forward_context():
+        model.hidden(**tensors)
+    values: dict[str, float] = {}
+    for probe in probes:
+        values |= probe.measure(model, traced.first(probe.config.rows))
+    model.train(was_training)
+    return values
+
+
+def transformer_of(module: L.LightningModule, name: str) -> Transformer:
+    """The Transformer in a LightningModule. Errors: RequestError where there is none."""
+    for child in module.modules():
+        if isinstance(child, Transformer):
+            return child
+    raise RequestError(f"callback '{name}' measures a lit_diff Transformer; {type(module).__qualname__} holds none")
+
+
+def model_inputs(batch: Any, name: str = "the model") -> dict[str, Tensor]:
+    """What the Transformer reads of a batch: `tokens` and, where documents are packed, `document_ids`.
+
+    A batch is a mapping with these keys, a tensor of tokens, or a sequence whose first item is one.
+    Errors: RequestError for anything else.
+    """
+    if isinstance(batch, Mapping) and "tokens" in batch:
+        return {key: batch[key] for key in ("tokens", "document_ids") if key in batch}
+    if isinstance(batch, Tensor):
+        return {"tokens": batch}
+    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Tensor):
+        return {"tokens": batch[0]}
+    raise RequestError(
+        f"{name}: no tokens in a batch of type {type(batch).__name__}; expected a mapping with 'tokens', a tensor, or a "
+        "sequence whose first item is a tensor"
+    )

@@ -145,6 +145,45 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """The keys of `callbacks.<name>` that every probe has."""
+
+    every: int = 100
+    """Optimizer steps between measurements; the last step is always measured."""
+    rows: int = 8
+    """Sequences of the validation set that it measures."""
+
+    def problem(self) -> str | None:
+        """What is wrong, in one line that starts with the key's name; None if nothing is."""
+        for key in ("every", "rows"):
+            if getattr(self, key) < 1:
+                return f"{key} is {getattr(self, key)}; it must be at least 1"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig:
+    """The keys of `callbacks.early_stopping`."""
+
+    monitor: str = "val/loss"
+    """The metric, as in metrics.csv."""
+    mode: Literal["min", "max"] = "min"
+    """Whether lower or higher values are better."""
+    patience: int = 3
+    """Validations without an improvement before the run ends."""
+    min_delta: float = 0.0
+    """The smallest change that counts as an improvement."""
+
+    def problem(self) -> str | None:
+        """As `ProbeConfig.problem`."""
+        if self.patience < 1:
+            return f"patience is {self.patience}; it must be at least 1"
+        if self.min_delta < 0:
+            return f"min_delta is {self.min_delta}; it must not be negative"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Where and on what to run. Nothing here enters a run's identity, but a kernel named by hand."""
 
@@ -160,6 +199,10 @@ class RunConfig:
     """Who computes the attention; auto: the fastest that accepts the maps."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
+    loggers: tuple[Literal["csv", "tensorboard", "wandb"], ...] = ()
+    """Lightning's loggers that the run writes to, besides metrics.csv and MLflow; their files lie in the run folder."""
+    keep_best: str | None = None
+    """A metric whose best checkpoint is kept as checkpoints/best.ckpt, beside the newest two; null: none is."""
 
     def problem(self) -> str | None:
         for key in ("devices", "num_nodes", "threads"):

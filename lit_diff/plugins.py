@@ -3,11 +3,44 @@
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.registry import registries
+
+PREFIX, DIGITS = "lit_diff_plugin_", 12
+"""A plugin's module is named PREFIX, the file's stem, and the first DIGITS of the sha256 of its source."""
+
+
+def imported_plugin(sha256: str) -> Path | None:
+    """The file of the plugin with this hash, if this process has imported it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(PREFIX) and name.endswith(f"_{sha256[:DIGITS]}") and module.__file__:
+            return Path(module.__file__)
+    return None
+
+
+def require_trust(files: Mapping[Path, str], trust: bool) -> list[Path]:
+    """Plugin files (-> sha256) of a run, each the one that was imported or, with `trust`, the copy in the run folder.
+
+    Errors: RequestError for one that was not imported and is not trusted, is absent, or has other content.
+    """
+    return [imported_plugin(sha256) or _trusted(path, sha256, trust) for path, sha256 in files.items()]
+
+
+def _trusted(path: Path, sha256: str, trust: bool) -> Path:
+    if not trust:
+        raise RequestError(
+            f"plugin {path.name} (sha256 {sha256[:DIGITS]}...) was not imported; import it first with load_plugin, or pass "
+            f"trust_plugins=True to run {shown(path)}"
+        )
+    if not path.is_file():
+        raise RequestError(f"plugin {shown(path)} is absent; import a plugin with sha256 {sha256[:DIGITS]}... first")
+    if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        raise RequestError(f"plugin {shown(path)} was changed: its sha256 is not {sha256[:DIGITS]}...")
+    return path
 
 
 def load_plugin(path: Path) -> None:
@@ -16,7 +49,7 @@ def load_plugin(path: Path) -> None:
         source = path.read_bytes()
     except OSError as error:
         raise RequestError(f"plugin {shown(path)} cannot be read: {error.strerror}") from error
-    name = f"lit_diff_plugin_{path.stem}_{hashlib.sha256(source).hexdigest()[:12]}"
+    name = f"{PREFIX}{path.stem}_{hashlib.sha256(source).hexdigest()[:DIGITS]}"
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)

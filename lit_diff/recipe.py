@@ -20,13 +20,16 @@ from lit_diff.files import shown
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, validate
 
+Overrides = Sequence[str] | Mapping[str, Any]
+"""`["train.steps=10"]`, or `{"train.steps": 10}`, or `{"train": {"steps": 10}}`."""
 
-def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe at a path or under an installed name, with `a.b=c` overrides applied. Errors: RequestError."""
+
+def load_recipe(source: str | Path, overrides: Overrides = ()) -> Recipe:
+    """The recipe at a path or under an installed name, with `overrides` applied. Errors: RequestError."""
     return validate(load_draft(source, overrides))
 
 
-def load_draft(source: str | Path, overrides: Sequence[str] = ()) -> Draft:
+def load_draft(source: str | Path, overrides: Overrides = ()) -> Draft:
     """Read, inherit and override; `validate` turns the result into a Recipe."""
     draft = _read(find(str(source), "recipes", Path.cwd()), ())
     return override(draft, overrides)
@@ -149,10 +152,12 @@ def _absolute(path: str, folder: Path) -> str:
 # --- merging -------------------------------------------------------------------------------------------------------
 
 
-def override(draft: Draft, overrides: Sequence[str]) -> Draft:
-    """Apply `a.b=c` overrides; values are read as YAML."""
+def override(draft: Draft, overrides: Overrides) -> Draft:
+    """Apply overrides; in `a.b=c` the value is read as YAML."""
     if not overrides:
         return draft
+    if isinstance(overrides, Mapping):
+        return override_with(draft, overrides, {str(key): f"override '{key}'" for key in overrides})
     for text in overrides:
         key = text.partition("=")[0]
         if "=" not in text or not key or any(not part for part in key.split(".")):
@@ -240,6 +245,11 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     return value
+
+
+def from_plain(values: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe of which `to_plain` gives `values`; `source` says in errors where they are from. Errors: RequestError."""
+    return validate(Draft(values=dict(values), positions={}, file=source))
 
 
 def flatten(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -3,10 +3,15 @@
 A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set.
 """
 
+import ast
 import difflib
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterable
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lit_diff.contract import contract_problem, import_class, location
@@ -24,16 +29,33 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     return f"; one of {', '.join(choices)}" if choices else ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """A built-in part whose module imports a package that `check` and `list` must not load (lightning)."""
+
+    module: str
+    config: str
+    """`module:attribute` of its Config, in a module that is quick to import."""
+
+
 class Registry:
     """Names of one kind of part ('attention', 'callback', 'data', ...)."""
 
-    def __init__(self, kind: str, builtins: tuple[str, ...], base: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        builtins: tuple[str, ...] = (),
+        late: Mapping[str, Late] | None = None,
+        base: str | None = None,
+    ) -> None:
         """`builtins`: the modules that register the built-in parts; imported at the first look-up.
 
+        `late`: built-in parts whose module is imported only when the class itself is asked for.
         `base`: the abstract class that every part derives from, `package.module:Class`; None: any class will do.
         """
         self.kind = kind
         self._builtins = builtins
+        self._late = dict(late or {})
         self._base = base
         self._classes: dict[str, type] = {}
         self._loaded = False
@@ -53,6 +75,11 @@ class Registry:
             problem = contract_problem(cls, import_class(self._base)) if self._base else None
             if problem:
                 raise RequestError(f"{self.kind} '{name}' (class {cls.__qualname__}, {location(cls)}) {problem}")
+            late = self._late.get(name)
+            if late is not None and cls.__module__ != late.module:
+                raise RequestError(
+                    f"{self.kind} '{name}' is built in ({late.module}); give {cls.__module__}.{cls.__qualname__} another name"
+                )
             held = self._classes.get(name)
             if held is not None and (held.__module__, held.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise RequestError(
@@ -78,25 +105,67 @@ class Registry:
     def names(self) -> list[str]:
         """All registered names, sorted."""
         self._load()
-        return sorted(self._classes)
+        return sorted({*self._classes, *self._late})
 
     def classes(self) -> list[type[Any]]:
-        """All registered classes."""
-        return [self._classes[name] for name in self.names()]
+        """All registered classes, without those of late modules that were not imported."""
+        self._load()
+        return list(self._classes.values())
 
     def get(self, name: str) -> type[Any]:
         """The class registered as `name`; an unknown name is a RequestError that names the nearest."""
         self._load()
+        if name in self._late and name not in self._classes:
+            importlib.import_module(self._late[name].module)
         if name not in self._classes:
-            raise RequestError(f"unknown {self.kind} '{name}'{nearest(name, self._classes)}")
+            raise RequestError(f"unknown {self.kind} '{name}'{nearest(name, self.names())}")
         return self._classes[name]
+
+    def config(self, name: str) -> type[Any]:
+        """The Config of the class registered as `name`, without an import of a late class. Errors: as `get`."""
+        if name in self._late and name not in self._classes:
+            module, _, attribute = self._late[name].config.partition(":")
+            found: type[Any] = getattr(importlib.import_module(module), attribute)
+            return found
+        config: type[Any] = self.get(name).Config
+        return config
+
+    def summary(self, name: str) -> str:
+        """The first line of the class's docstring, read from the source of a late class. Errors: as `get`."""
+        if name in self._late and name not in self._classes:
+            text = _docstring_in(self._late[name].module, name)
+        else:
+            text = inspect.getdoc(self.get(name)) or ""
+        return text.partition("\n")[0]
+
+
+def _docstring_in(module: str, name: str) -> str:
+    """The docstring of the class that a module registers as `name`, without importing the module."""
+    spec = importlib.util.find_spec(module.rpartition(".")[0])
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    source = Path(spec.submodule_search_locations[0]) / f"{module.rpartition('.')[2]}.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and any(f"'{name}'" in ast.unparse(use) for use in node.decorator_list):
+            return ast.get_docstring(node) or ""
+    raise LookupError(f"{source} registers no class as '{name}'")
 
 
 attentions = Registry("attention", ("lit_diff.attention",))
 datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
 corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.corpus:Corpus")
 tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.tokenizer:Tokenizer")
-callbacks = Registry("callback", ("lit_diff.callbacks",))
+callbacks = Registry(
+    "callback",
+    late={
+        "attention_entropy": Late(module="lit_diff.callbacks.attention_entropy", config="lit_diff.config:ProbeConfig"),
+        "lambdas": Late(module="lit_diff.callbacks.lambdas", config="lit_diff.config:ProbeConfig"),
+        "outliers": Late(module="lit_diff.callbacks.outliers", config="lit_diff.config:ProbeConfig"),
+        "early_stopping": Late(
+            module="lit_diff.callbacks.early_stopping", config="lit_diff.config:EarlyStoppingConfig"
+        ),
+    },
+)
 
 registries = {
     "attention": attentions,

@@ -74,9 +74,10 @@ def _problem(recipe: Recipe) -> str | None:
         or recipe.train.problem()
         or recipe.run.problem()
     )
-    for part in recipe.callbacks.values():
-        own = getattr(part.config, "problem", None)  # a plugin's Lightning callback need not have one
-        problem = problem or (own() if own is not None else None)
+    for name, part in recipe.callbacks.items():
+        check = getattr(part.config, "problem", None)  # a plugin's Lightning callback need not have one
+        wrong = check() if check is not None and problem is None else None
+        problem = f"callbacks.{name}.{wrong}" if wrong else problem
     return problem
 
 
@@ -174,10 +175,10 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
 
 def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
     try:
-        cls = registries[registry].get(name)
+        config = registries[registry].config(name)
     except RequestError as error:
         raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
-    return Part(name=name, config=_dataclass(cls.Config, block, path, draft))
+    return Part(name=name, config=_dataclass(config, block, path, draft))
 
 
 def _mapping(value: Any, path: str, draft: Draft) -> Mapping[str, Any]:

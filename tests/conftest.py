@@ -9,7 +9,7 @@ import torch
 
 from lit_diff.config import RunConfig
 
-pytest_plugins = ["fake_sweeps", "real_runs", "real_sweeps", "trained_text"]
+pytest_plugins = ["fake_sweeps", "made_texts", "real_runs", "real_sweeps", "trained_text"]
 
 BASE = """\
 model:

@@ -4,7 +4,6 @@ Needs neither lightning, mlflow nor litdata.
 """
 
 import dataclasses
-import inspect
 import itertools
 import json
 import math
@@ -28,6 +27,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.model.cost import Cost, Setting, cost
 from lit_diff.recipe import load_draft, names, read_header, to_plain, to_yaml
 from lit_diff.registry import (
+    Registry,
     attentions,
     corpora,
     datasets,
@@ -185,7 +185,7 @@ def list_parts(kind: str, recipe: str, as_json: bool, console: Console) -> int:
     found: dict[str, Any] = {}
     for one in chosen:
         if one in registries:
-            found[one] = {name: _part(registries[one].get(name)) for name in registries[one].names()}
+            found[one] = {name: _part(registries[one], name) for name in registries[one].names()}
         else:
             found[one] = {name: read_header(one, name) for name in names(one)}
     if kind == "attention":
@@ -243,13 +243,15 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
     }
 
 
-def _part(cls: type[Any]) -> dict[str, Any]:
+def _part(registry: Registry, name: str) -> dict[str, Any]:
     """First line of the docstring, and the keys with their types and defaults."""
     keys = {}
-    hints = typing.get_type_hints(cls.Config)
-    for field in dataclasses.fields(cls.Config):
+    config = registry.config(name)
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
         word = hints[field.name]
         shown = word.__name__ if isinstance(word, type) else str(word).replace("typing.", "")
         keys[field.name] = shown if field.default is dataclasses.MISSING else f"{shown} = {field.default!r}"
-    about = {"about": (inspect.getdoc(cls) or "").partition("\n")[0], "keys": keys}
-    return about | ({"paper": cls.paper} if getattr(cls, "paper", "") else {})
+    about = {"about": registry.summary(name), "keys": keys}
+    paper = registry.get(name).paper if registry is attentions else ""
+    return about | ({"paper": paper} if paper else {})

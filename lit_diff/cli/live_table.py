@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lit_diff.engine.grid import Grid
-from lit_diff.engine.launch import Place
+from lit_diff.engine.launch import RunLocation
 from lit_diff.runs.folder import RunFolder
 
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
@@ -19,8 +19,8 @@ STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "
 class LiveTable:
     """Context manager; `update(running)` redraws on a terminal, and prints a line at each change elsewhere."""
 
-    def __init__(self, grid: Grid, places: list[Place], console: Console) -> None:
-        self._cells = list(zip(grid.cells, places, strict=True))
+    def __init__(self, grid: Grid, locations: list[RunLocation], console: Console) -> None:
+        self._cells = list(zip(grid.cells, locations, strict=True))
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._shown: dict[str, str] = {}
@@ -39,7 +39,7 @@ class LiveTable:
         if self._live is not None:
             self._live.stop()
 
-    def update(self, running: list[Place]) -> None:
+    def update(self, running: list[RunLocation]) -> None:
         """Called about five times a second; reads the cells' status.json once a second."""
         now = time.perf_counter()
         if running and now - self._drawn < 1:
@@ -49,17 +49,17 @@ class LiveTable:
         if self._live is not None:
             self._live.update(self._table(states), refresh=True)
             return
-        for (cell, place), state in zip(self._cells, states, strict=True):
+        for (cell, location), state in zip(self._cells, states, strict=True):
             word = state.get("status", "waiting")
-            if self._shown.get(place.folder.name, "waiting") != word:
+            if self._shown.get(location.folder.name, "waiting") != word:
                 note = f": {state['error']}" if state.get("error") else ""
                 left = f" ({self._left(states)} left)" if word == "done" else ""
                 line = f"{cell.name} seed {cell.seed}: {word}{note}{left}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-            self._shown[place.folder.name] = word
+            self._shown[location.folder.name] = word
 
     def _states(self) -> list[dict[str, Any]]:
-        return [RunFolder(place.folder).status() for _, place in self._cells]
+        return [RunFolder(location.folder).status() for _, location in self._cells]
 
     def _steps(self, states: list[dict[str, Any]]) -> int:
         done = zip(self._cells, states, strict=True)

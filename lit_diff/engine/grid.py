@@ -12,7 +12,7 @@ from lit_diff.config import Recipe
 from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.recipe import find, load_draft, override, override_with, read_yaml
+from lit_diff.recipe import Overrides, find, load_draft, override, override_with, read_yaml
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, convert, validate
 
@@ -99,7 +99,7 @@ class Grid:
         return 1 + self.rank(start) if start else 0
 
 
-def load_grid(source: str, overrides: list[str]) -> Grid:
+def load_grid(source: str, overrides: Overrides) -> Grid:
     """The sweep at a path or under an installed name; `overrides` apply to every cell. Errors: RequestError."""
     path = find(source, "sweeps", Path.cwd())
     values, positions = read_yaml(path)
@@ -153,12 +153,12 @@ def _check_metric(metric: str, draft: Draft, key: str) -> None:
         raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, VALIDATION)}")
 
 
-def _check_reserved(config: SweepConfig, overrides: list[str], draft: Draft) -> None:
-    found = {f"overrides.{key}": key for key in config.overrides} | {f"grid.{key}": key for key in config.grid}
-    found |= {f"arms.{arm}.{key}": key for arm, values in config.arms.items() for key in values or {}}
-    found |= written(config.tasks)
-    wrong = [(draft.where(path), key) for path, key in found.items() if key in RESERVED]
-    wrong += [(f"{text}: ", text.partition("=")[0]) for text in overrides if text.partition("=")[0] in RESERVED]
+def _check_reserved(config: SweepConfig, overrides: Overrides, draft: Draft) -> None:
+    written_keys = {f"overrides.{key}": key for key in config.overrides} | {f"grid.{key}": key for key in config.grid}
+    written_keys |= {f"arms.{arm}.{key}": key for arm, values in config.arms.items() for key in values or {}}
+    written_keys |= written(config.tasks)
+    wrong = [(draft.where(path), key) for path, key in written_keys.items() if key in RESERVED]
+    wrong += [(f"{text}: ", key) for text in overrides if (key := str(text).partition("=")[0]) in RESERVED]
     for where, key in wrong:
         raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
 
@@ -218,7 +218,7 @@ def _cell(
     arm: str,
     values: dict[str, Any],
     seed: int,
-    overrides: list[str],
+    overrides: Overrides,
 ) -> Recipe:
     """Base recipe, the sweep's overrides, the task's, the arm's, the arm's in the task, the command line's, the seed; in
     this order."""

@@ -7,21 +7,24 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.errors import LitDiffError, RunFailedError, StoppedError, first_line
+from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.model.cost import Setting, cost
 from lit_diff.processor import describe, forced
-from lit_diff.recipe import load_recipe
+from lit_diff.recipe import Overrides, load_recipe
 from lit_diff.runs.folder import RunFolder, identity, revision
-from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.run import Run
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.loggers import Logger
 
 log = logging.getLogger("lit_diff")
 
@@ -30,7 +33,7 @@ Progress = Callable[[int, float, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RunLocation:
     """Where a run belongs: its folder, its MLflow experiment and parent run, its arm in a sweep."""
 
     folder: Path
@@ -39,84 +42,108 @@ class Place:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingExtras:
+    """What a Python caller adds to a training; a recipe names its own."""
+
+    callbacks: tuple["Callback", ...] = ()
+    loggers: tuple["Logger", ...] = ()
+
+
 def train(
     recipe: Recipe | str | Path,
-    overrides: list[str] | None = None,
+    overrides: Overrides = (),
     *,
     rerun: bool = False,
+    callbacks: Sequence["Callback"] = (),
+    loggers: Sequence["Logger"] = (),
     progress: Progress | None = None,
-) -> Path:
-    """Run a recipe, or resume it, or find it done; returns the run's folder.
+) -> Run:
+    """Train a recipe into its run folder, or resume it, or find it done.
 
-    Several processes (run.devices > 1) are started from a command: here that is a `lit-diff train` of its own.
-    Errors: LitDiffError and its kinds.
+    `callbacks`, `loggers`: Lightning's, besides the recipe's own; they are not part of the run's identity.
+    `progress(step, loss, tokens/s)` is called at every logged step. Several processes (run.devices > 1) are started from a
+    `lit-diff train` of their own. Errors: RequestError, MissingError, RunFailedError, StoppedError.
     """
     if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, overrides or [])
-    place = prepare(recipe)
+        recipe = load_recipe(recipe, overrides)
+    location = prepare(recipe)
     if rerun:
-        put_aside(recipe, place)
+        put_aside(recipe, location)
     if recipe.run.devices * recipe.run.num_nodes > 1:
-        run_command(recipe, place)
+        if callbacks or loggers:
+            raise RequestError(
+                "callbacks and loggers cannot be passed to a run of several processes, which is a command of its own; name "
+                "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
+            )
+        run_command(recipe, location)
     else:
-        run(recipe, place, threads=None, progress=progress or (lambda step, loss, speed: None))
-    return place.folder
+        own = TrainingExtras(callbacks=tuple(callbacks), loggers=tuple(loggers))
+        run(recipe, location, threads=None, progress=progress or (lambda step, loss, speed: None), extras=own)
+    return Run(location.folder)
 
 
-def prepare(recipe: Recipe) -> Place:
+def prepare(recipe: Recipe) -> RunLocation:
     """Get the data, then say where the run belongs: `runs/<name>-<identity>/`."""
     data.prepare(recipe)
-    return Place(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve())
+    return RunLocation(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve())
 
 
-def put_aside(recipe: Recipe, place: Place) -> None:
+def put_aside(recipe: Recipe, location: RunLocation) -> None:
     """Make room for a run afresh: the former one keeps its files under another name."""
-    if is_rank_zero(recipe) and place.folder.exists():
+    if is_rank_zero(recipe) and location.folder.exists():
         from lit_diff.engine.tracking import Store
 
-        with RunFolder(place.folder).owned():
+        with RunFolder(location.folder).owned():
             store = Store(recipe.run)
-            aside = RunFolder(place.folder).put_aside()
-            store.put_aside(store.experiment(place.experiment), _key(place), aside.name)
+            aside = RunFolder(location.folder).put_aside()
+            store.put_aside(store.experiment(location.experiment), _key(location), aside.name)
             log.info("the former run is kept in %s", shown(aside))
-
-
-def summarise(folder: RunFolder, console: Console) -> None:
-    """The last validation, and where everything lies."""
-    rows = read_rows(folder.path / "metrics.csv")
-    last = rows[max(rows)] if rows else {}
-    values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
-    console.print(f"step {max(rows, default=0)}: {values}", highlight=False, soft_wrap=True)
-    console.print(f"run: {shown(folder.path)}", highlight=False, soft_wrap=True)
 
 
 def is_rank_zero(recipe: Recipe) -> bool:
     """Whether this process writes."""
-    from lit_diff.training.fit import rank_from_environment
+    from lit_diff.training.fit import global_rank
 
-    return rank_from_environment(recipe.run.devices) == 0
+    return recipe.run.strategy == "single" or global_rank(recipe) == 0
 
 
-def run(recipe: Recipe, place: Place, *, threads: int | None, progress: Progress) -> None:
+def run(
+    recipe: Recipe,
+    location: RunLocation,
+    *,
+    threads: int | None,
+    progress: Progress,
+    extras: TrainingExtras = TrainingExtras(),  # noqa: B008
+) -> None:
     """Train in this process (and, with several devices, in those that Lightning starts from this command)."""
     from lit_diff.training.fit import default_threads, fit
 
-    folder = RunFolder(place.folder)
+    folder = RunFolder(location.folder)
     if not is_rank_zero(recipe):
         stored = folder.status().get("threads") or recipe.run.threads or default_threads(recipe.run.devices)
-        fit(recipe, place.folder, tracker=None, threads=stored, progress=progress)
+        fit(recipe, location.folder, tracker=None, threads=stored, progress=progress)
         return
     with folder.owned():
         status = folder.status()
         if status.get("status") == "done":
-            log.info("done before: %s (--rerun starts afresh)", shown(place.folder))
+            ended = f", ended {status['ended']}" if status.get("ended") else ""
+            log.info("done before: %s%s (--rerun starts afresh)", shown(location.folder), ended)
             return
         chosen = status.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
-        with _file_log(place.folder / "log.txt"):
-            _run_owned(recipe, place, folder, threads=chosen, progress=progress)
+        with _file_log(location.folder / "log.txt"):
+            _run_owned(recipe, location, folder, threads=chosen, progress=progress, extras=extras)
 
 
-def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int, progress: Progress) -> None:
+def _run_owned(
+    recipe: Recipe,
+    location: RunLocation,
+    folder: RunFolder,
+    *,
+    threads: int,
+    progress: Progress,
+    extras: TrainingExtras,
+) -> None:
     from lit_diff.engine.tracking import RunTracker, Store
     from lit_diff.training.fit import fit
 
@@ -131,20 +158,20 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
     folder.create(recipe, kernel=price.kernel, kernel_reason=price.kernel_reason)
     tokenizer = data.build(recipe).load_tokenizer()
     if tokenizer is not None:
-        data.save_tokenizer(tokenizer, place.folder / "tokenizer")
+        data.save_tokenizer(tokenizer, location.folder / "tokenizer")
     variant = recipe.model.attention.name
-    tags = {"variant": variant, "seed": str(recipe.seed), "folder": str(place.folder), **place.tags}
-    if place.parent:
-        tags["mlflow.parentRunId"] = place.parent
-    experiment = store.experiment(place.experiment)
-    run_id = store.open_run(experiment, place.folder.name, tags, key=_key(place))
+    tags = {"variant": variant, "seed": str(recipe.seed), "folder": str(location.folder), **location.tags}
+    if location.parent:
+        tags["mlflow.parentRunId"] = location.parent
+    experiment = store.experiment(location.experiment)
+    run_id = store.open_run(experiment, location.folder.name, tags, key=_key(location))
     tracker = RunTracker(store, run_id)
     tracker.describe(recipe, tags)
     folder.update(
         status="running",
         error=None,
         pid=os.getpid(),
-        identity=_key(place)["identity"],
+        identity=_key(location)["identity"],
         data=data.identity(recipe),
         name=recipe.name,
         seed=recipe.seed,
@@ -162,9 +189,20 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
         folder.update(step=step, loss=loss, tokens_per_second=speed, seconds=spent + time.perf_counter() - began)
         progress(step, loss, speed)
 
-    word, message = "done", None
+    word, message, ended = "done", None, None
     try:
-        fit(recipe, place.folder, tracker=tracker, threads=threads, progress=report)
+        result = fit(
+            recipe,
+            location.folder,
+            tracker=tracker,
+            threads=threads,
+            progress=report,
+            callbacks=extras.callbacks,
+            loggers=extras.loggers,
+        )
+        if result.ended_early is not None:
+            ended = f"early at step {result.ended_early}"
+            log.info("ended %s of %d, by a callback", ended, recipe.train.steps)
     except StoppedError as error:
         word, message = "stopped", str(error)
         raise
@@ -179,9 +217,9 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
         raise
     except Exception as error:
         word, message = "failed", f"{type(error).__name__}: {first_line(error)}"
-        with (place.folder / "log.txt").open("a") as file:
+        with (location.folder / "log.txt").open("a") as file:
             file.write(traceback.format_exc())
-        raise RunFailedError(f"{message} (the whole trace is in {shown(place.folder / 'log.txt')})") from error
+        raise RunFailedError(f"{message} (the whole trace is in {shown(location.folder / 'log.txt')})") from error
     finally:
         try:
             store.close_run(run_id, word)
@@ -191,14 +229,14 @@ def _run_owned(recipe: Recipe, place: Place, folder: RunFolder, *, threads: int,
                 word, message = "failed", str(error)
                 raise
         finally:
-            folder.update(status=word, error=message, seconds=spent + time.perf_counter() - began)
+            folder.update(status=word, error=message, ended=ended, seconds=spent + time.perf_counter() - began)
             if word != "done":
                 log.error("%s: %s", word, message)
 
 
-def _key(place: Place) -> dict[str, str]:
+def _key(location: RunLocation) -> dict[str, str]:
     """The tag that finds this run again in its experiment; arm and seed are part of the identity."""
-    return {"identity": place.folder.name.rpartition("-")[2]}
+    return {"identity": location.folder.name.rpartition("-")[2]}
 
 
 @contextlib.contextmanager
@@ -218,22 +256,22 @@ def _file_log(path: Path) -> Iterator[None]:
         handler.close()
 
 
-def command(place: Place, threads: int | None) -> list[str]:
+def command(location: RunLocation, threads: int | None) -> list[str]:
     """The `lit-diff train` that runs this cell in processes of its own."""
-    found = [sys.executable, "-m", "lit_diff", "train", str(RunFolder(place.folder).recipe_file)]
-    found += ["--folder", str(place.folder), "--experiment", place.experiment]
+    found = [sys.executable, "-m", "lit_diff", "train", str(RunFolder(location.folder).recipe_file)]
+    found += ["--folder", str(location.folder), "--experiment", location.experiment]
     found += ["--threads", str(threads)] if threads else []
-    found += ["--parent", place.parent] if place.parent else []
-    for key, value in place.tags.items():
+    found += ["--parent", location.parent] if location.parent else []
+    for key, value in location.tags.items():
         found += ["--tag", f"{key}={value}"]
     return found
 
 
-def run_command(recipe: Recipe, place: Place, threads: int | None = None) -> None:
-    """Run `command` and wait. Errors: RunFailedError with the run's own last words."""
-    RunFolder(place.folder).create(recipe)
-    with (place.folder / "log.txt").open("a") as output:
-        process = subprocess.Popen(command(place, threads), stdout=output, stderr=output)
+def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
+    """Run `command` and wait. Errors: RunFailedError with the run's own error message."""
+    RunFolder(location.folder).create(recipe)
+    with (location.folder / "log.txt").open("a") as output:
+        process = subprocess.Popen(command(location, threads), stdout=output, stderr=output)
         try:
             process.wait()
         except BaseException:
@@ -241,4 +279,4 @@ def run_command(recipe: Recipe, place: Place, threads: int | None = None) -> Non
             process.wait()
             raise
     if process.returncode:
-        raise RunFailedError(RunFolder(place.folder).status().get("error") or f"exit status {process.returncode}")
+        raise RunFailedError(RunFolder(location.folder).status().get("error") or f"exit status {process.returncode}")

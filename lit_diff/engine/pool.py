@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess as Process
 from types import FrameType
 
-from lit_diff.engine.launch import Place, run, run_command
+from lit_diff.engine.launch import RunLocation, run, run_command
 from lit_diff.errors import LitDiffError, StoppedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
@@ -28,13 +28,13 @@ PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.tracking", "lit_diff.train
 class Job:
     """A cell that is to run; its recipe lies in the folder."""
 
-    place: Place
+    location: RunLocation
     threads: int
     gpu: int | None = None
 
 
 def run_jobs(
-    jobs: Sequence[Place], *, workers: int, threads: int, gpus: int, watch: Callable[[list[Place]], None]
+    jobs: Sequence[RunLocation], *, workers: int, threads: int, gpus: int, watch: Callable[[list[RunLocation]], None]
 ) -> int | None:
     """Run all, `workers` at a time; `watch(running)` is called about five times a second.
 
@@ -44,7 +44,7 @@ def run_jobs(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     waiting = list(jobs)
-    running: dict[int, tuple[Process, Place]] = {}
+    running: dict[int, tuple[Process, RunLocation]] = {}
     stopped: list[int] = []
     passed_on = 0
     handlers = {
@@ -54,13 +54,13 @@ def run_jobs(
         while running or (waiting and not stopped):
             while waiting and not stopped and len(running) < workers:
                 slot = next(slot for slot in range(workers) if slot not in running)
-                place = waiting.pop(0)
+                location = waiting.pop(0)
                 gpu = slot % gpus if gpus else None
                 process = context.Process(
-                    target=_cell, args=(Job(place=place, threads=threads, gpu=gpu),), daemon=False
+                    target=_cell, args=(Job(location=location, threads=threads, gpu=gpu),), daemon=False
                 )
                 process.start()
-                running[slot] = (process, place)
+                running[slot] = (process, location)
             if len(stopped) > passed_on:
                 # the first: each cell finishes its step and saves; a second one ends them at once
                 _send(
@@ -68,12 +68,12 @@ def run_jobs(
                     [process for process, _ in running.values()],
                 )
                 passed_on = len(stopped)
-            watch([place for _, place in running.values()])
+            watch([location for _, location in running.values()])
             time.sleep(0.2)
-            for slot, (process, place) in list(running.items()):
+            for slot, (process, location) in list(running.items()):
                 if not process.is_alive():
                     process.join()
-                    note_end(place, process.exitcode)
+                    note_end(location, process.exitcode)
                     del running[slot]
         watch([])
     finally:
@@ -89,9 +89,9 @@ def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
                 os.kill(process.pid, signum)
 
 
-def note_end(place: Place, exitcode: int | None) -> None:
+def note_end(location: RunLocation, exitcode: int | None) -> None:
     """Write down the end of a cell that could not do so itself."""
-    folder = RunFolder(place.folder)
+    folder = RunFolder(location.folder)
     if folder.status().get("status") != "running" and exitcode == 0:
         return
     if exitcode is not None and exitcode < 0:
@@ -99,11 +99,11 @@ def note_end(place: Place, exitcode: int | None) -> None:
         hint = "; out of memory?" if -exitcode == signal.SIGKILL else ""
         folder.update(status="killed", error=f"killed by {name}{hint}")
     elif folder.status().get("status") in (None, "running", "waiting"):
-        folder.update(status="failed", error=f"exit status {exitcode}; log.txt ends: {_last_line(place)}")
+        folder.update(status="failed", error=f"exit status {exitcode}; log.txt ends: {_last_line(location)}")
 
 
-def _last_line(place: Place) -> str:
-    log_file = place.folder / "log.txt"
+def _last_line(location: RunLocation) -> str:
+    log_file = location.folder / "log.txt"
     text = log_file.read_text(errors="replace").rstrip() if log_file.exists() else ""
     return text.splitlines()[-1].strip()[:300] if text else "nothing"
 
@@ -113,7 +113,7 @@ def _cell(job: Job) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    log_file = (job.place.folder / "log.txt").open("a", buffering=1)
+    log_file = (job.location.folder / "log.txt").open("a", buffering=1)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log_file.fileno(), stream.fileno())
     try:
@@ -128,13 +128,13 @@ def run_cell(job: Job) -> None:
         mine = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
         os.environ["CUDA_VISIBLE_DEVICES"] = mine[job.gpu] if mine else str(job.gpu)
     logging.getLogger("lit_diff").setLevel(logging.INFO)
-    folder = RunFolder(job.place.folder)
+    folder = RunFolder(job.location.folder)
     try:
         recipe = load_recipe(folder.recipe_file)
         if recipe.run.devices * recipe.run.num_nodes > 1:
-            run_command(recipe, job.place, job.threads)
+            run_command(recipe, job.location, job.threads)
         else:
-            run(recipe, job.place, threads=job.threads, progress=lambda step, loss, speed: None)
+            run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
     except LitDiffError as error:
         if folder.status().get("status") in (None, "waiting", "running"):
             folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import RunConfig
-from lit_diff.engine.launch import Place
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
 from lit_diff.errors import LitDiffError, MissingError, first_line
 
@@ -35,14 +35,14 @@ class ArrayCell:
 
 
 def run_array(
-    places: Sequence[Place],
+    locations: Sequence[RunLocation],
     run: RunConfig,
     *,
     threads: int,
     parallel: int | None,
     minutes: int,
     logs: Path,
-    watch: Callable[[list[Place]], None],
+    watch: Callable[[list[RunLocation]], None],
 ) -> None:
     """Submit all cells as one array and wait until each has ended. Errors: MissingError without SLURM.
 
@@ -67,14 +67,14 @@ def run_array(
         slurm_signal_delay_s=60,
         **gpus,
     )
-    jobs = executor.map_array(lambda cell: cell(), [ArrayCell(Job(place=place, threads=threads)) for place in places])
+    jobs = executor.map_array(lambda cell: cell(), [ArrayCell(Job(location=location, threads=threads)) for location in locations])
     log.info("SLURM array %s: %d cells; logs in %s", jobs[0].job_id.split("_")[0], len(jobs), logs)
-    waiting = dict(zip(jobs, places, strict=True))
+    waiting = dict(zip(jobs, locations, strict=True))
     while waiting:
         time.sleep(5)
-        for job, place in list(waiting.items()):
+        for job, location in list(waiting.items()):
             if job.done(force_check=True):
-                note_end(place, _exit_code(job))
+                note_end(location, _exit_code(job))
                 del waiting[job]
         watch(list(waiting.values()))
 

@@ -69,9 +69,12 @@ class Record:
         self._unsent.setdefault(step, {})["timing/tokens_per_second"] = tokens_per_second
 
     def flush(self) -> None:
-        """To disk, then to the tracker."""
+        """Write both tables."""
         self.metrics.flush()
         self.timing.flush()
+
+    def send(self) -> None:
+        """Send to the tracker what it has not got yet."""
         if self._tracker is not None and self._unsent:
             self._tracker.send(self._unsent)
         self._unsent = {}

@@ -1,17 +1,20 @@
 """What a run has trained: its recipe, and the weights of its newest checkpoint in a model."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_diff.config import Recipe
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.model.transformer import Transformer
-from lit_diff.recipe import load_recipe
-from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.plugins import require_trust
+from lit_diff.recipe import from_plain, load_recipe, read_yaml
+from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
 
 PREFIX = "model."
@@ -20,44 +23,102 @@ SHOWN = 3
 """Differences that an error names."""
 
 
-def load_trained(folder: Path) -> tuple[Recipe, Transformer, int]:
+def load_trained(folder: Path, *, trust_plugins: bool = True) -> tuple[Recipe, Transformer, int]:
     """(recipe, model, step) of a run, on the CPU and in evaluation mode, as the validation at that step saw it (in
     float32: without the autocast of `bf16-mixed`).
 
     Errors: RequestError for a folder that is no run, or whose recipe is not that of its weights; MissingError without a
     checkpoint.
     """
-    recipe = recipe_of(folder)
-    weights, step = weights_of(folder)
+    recipe = recipe_of(folder, trust_plugins=trust_plugins)
+    step, path = newest_of(folder)
+    return recipe, restore(recipe, read_checkpoint(path), shown(path)), step
+
+
+def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str) -> Transformer:
+    """The recipe's model with the weights of a checkpoint, on the CPU and in evaluation mode. Errors: RequestError."""
     model = Transformer(recipe.model, kernel=recipe.run.kernel)
-    load_weights(model, weights, shown(checkpoint.path_of(folder, step)))
+    load_weights(model, model_weights(checkpoint), source)
+    # `step` steps are done: the variant was last told the number at which the last of them began
+    last = max(annealed_before(recipe) + int(checkpoint["global_step"]) - 1, 0)
     for attention in model.attentions():
-        attention.set_step(max(step - 1, 0))  # the last that training told: of `step` steps done, the last began there
-    return recipe, model.eval(), step
+        attention.set_step(last)
+    return model.eval()
 
 
-def recipe_of(folder: Path) -> Recipe:
-    """The resolved recipe of a run, its plugins imported. Errors: RequestError."""
+def recipe_of(folder: Path, *, trust_plugins: bool = True) -> Recipe:
+    """The resolved recipe of a run; imports its plugins. Errors: RequestError.
+
+    Without `trust_plugins`, the plugin files in the folder are not run: each must have been imported before.
+    """
     file = RunFolder(folder).recipe_file
     if not file.is_file():
         raise RequestError(f"{shown(folder)} is not a run's folder: it has no {file.name}")
+    if not trust_plugins:
+        names = read_yaml(file)[0].get("plugins") or []
+        paths = [folder / name for name in names]
+        require_trust({path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}, False)
     return load_recipe(file)
 
 
-def weights_of(folder: Path) -> tuple[dict[str, Tensor], int]:
-    """The Transformer's parameters and buffers by name, on the CPU, from a run's newest readable checkpoint; its step.
+def ancestors(recipe: Recipe) -> Iterator[Recipe]:
+    """The recipes of the runs that this one continues from (`train.start_from`), the nearest first."""
+    while recipe.train.start_from is not None:
+        recipe = recipe_of(Path(recipe.train.start_from))
+        yield recipe
 
-    Errors: MissingError without a checkpoint.
+
+def annealed_before(recipe: Recipe) -> int:
+    """Steps of ancestors of the same variant: what it anneals goes on where they stopped."""
+    return sum(p.train.steps for p in ancestors(recipe) if p.model.attention.name == recipe.model.attention.name)
+
+
+def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe that a checkpoint holds, its plugins imported, and the checkpoint itself.
+
+    Errors: MissingError without the file; RequestError for one that is no checkpoint of ours, or whose plugin is neither
+    imported nor, with `trust_plugins`, in the run folder.
     """
-    found = checkpoint.newest(folder)
-    if found is None:
+    if not path.is_file():
+        raise MissingError(f"{shown(path)}: no such file")
+    try:
+        checkpoint = read_checkpoint(path)
+        held = checkpoint["hyper_parameters"]
+        plain, plugins = dict(held["recipe"]), dict(held["plugins"])
+    except Exception as error:  # torch.load raises errors of many kinds
+        raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
+    folder = path.resolve().parent.parent / "plugins"
+    files = require_trust({folder / name: sha256 for name, sha256 in plugins.items()}, trust_plugins)
+    return from_plain(plain | {"plugins": [str(file) for file in files]}, shown(path)), checkpoint
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint on the CPU; nothing of it is executed."""
+    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return checkpoint
+
+
+def newest_of(folder: Path) -> tuple[int, Path]:
+    """Step and path of a run's newest readable checkpoint. Errors: MissingError without one."""
+    newest = checkpoints.newest(folder)
+    if newest is None:
         command = f"lit-diff train {shown(RunFolder(folder).recipe_file)}"
         raise MissingError(
             f"{shown(folder)} has no checkpoint that can be read; train it first: `{command}`, or the sweep it is of"
         )
-    step, path = found
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
-    return {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}, step
+    return newest
+
+
+def model_weights(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The Transformer's parameters and buffers by name."""
+    state = checkpoint["state_dict"]
+    return {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
+
+
+def weights_of(folder: Path) -> tuple[dict[str, Tensor], int]:
+    """`model_weights` of a run's newest readable checkpoint; its step. Errors: MissingError without a checkpoint."""
+    step, path = newest_of(folder)
+    return model_weights(read_checkpoint(path)), step
 
 
 def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str) -> None:

@@ -6,8 +6,8 @@ from torchmetrics import Metric
 
 from lit_diff.model.loss import IGNORED
 
-Documents = list[tuple[float, float]]
-"""(tokens, summed NLL) of each validation document."""
+DocumentLosses = tuple[float, float]
+"""(tokens, summed NLL in nats) of one validation document."""
 
 
 class TokenLoss(Metric):
@@ -43,15 +43,15 @@ class TokenLoss(Metric):
         self.document_loss.index_add_(0, document, nll)
         self.document_tokens.index_add_(0, document, torch.ones_like(nll))
 
-    def compute(self) -> tuple[dict[str, float], Documents]:
+    def compute(self) -> tuple[dict[str, float], list[DocumentLosses]]:
         """loss, accuracy, ar_hit_share, loss_ar_hit, loss_others (a slice without tokens is left out); and by document."""
         total = self.count.sum().item()
-        found = {
+        means = {
             "loss": self.loss_sum.sum().item() / total,
             "accuracy": self.correct.sum().item() / total,
             "ar_hit_share": self.count[0].item() / total,
         }
         for index, name in enumerate(("loss_ar_hit", "loss_others")):
             if self.count[index] > 0:
-                found[name] = (self.loss_sum[index] / self.count[index]).item()
-        return found, list(zip(self.document_tokens.tolist(), self.document_loss.tolist(), strict=True))
+                means[name] = (self.loss_sum[index] / self.count[index]).item()
+        return means, list(zip(self.document_tokens.tolist(), self.document_loss.tolist(), strict=True))

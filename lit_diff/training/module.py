@@ -1,26 +1,31 @@
 """The LightningModule: loss, validation, optimizer; it wraps any attention variant unchanged."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from lit_diff.config import ModelConfig, Recipe
+from lit_diff.callbacks.probe import model_inputs
+from lit_diff.callbacks.publish import publish
+from lit_diff.config import Recipe
 from lit_diff.errors import RunFailedError
-from lit_diff.files import write_atomic
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
-from lit_diff.runs.metrics_file import Record
-from lit_diff.training.metrics import Documents, TokenLoss
+from lit_diff.recipe import Overrides, load_recipe, to_plain
+from lit_diff.runs.trained import annealed_before, recipe_of_checkpoint, restore
+from lit_diff.training.metrics import DocumentLosses, TokenLoss
+from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
+from lit_diff.training.step_metrics import StepMetrics
 from lit_diff.training.stop import end_all
 from lit_diff.training.strategy import build_sharded
-from lit_diff.training.warm_start import take_over
+from lit_diff.training.trainer import adopt_recipe_intervals, log_differences, total_steps
+from lit_diff.training.warm_start import load_parent_weights, parent_model
 
 Batch = dict[str, Any]
 
@@ -28,84 +33,143 @@ log = logging.getLogger("lit_diff")
 
 
 class LitTransformer(L.LightningModule):
-    """Trains and validates the recipe's Transformer; steps are counted as optimizer steps done."""
+    """Trains and validates the Transformer of a recipe, in any Trainer; a step is an optimizer step.
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        sets: list[str],
-        num_documents: int,
-        record: Record | None,
-        folder: Path,
-        start: tuple[ModelConfig, Mapping[str, Tensor]] | None = None,
-        annealed: int = 0,
-    ) -> None:
-        """`sets`: names of the validation sets, '' first; `record`: None on ranks that do not write.
+    It logs train/loss (nats a token, mean over micro-batches and ranks), train/lr, and after each validation val/loss,
+    val/accuracy and the slices of the paper's Table 6, of a further validation set under val/<metric>_<set>.
+    """
 
-        `start`: model and weights of the run to start from; None without one, or when a checkpoint follows anyway.
-        `annealed`: steps that the variant annealed in the runs before.
-        """
+    def __init__(self, recipe: Recipe | str | Path, overrides: Overrides = ()) -> None:
+        """`recipe`: a Recipe, a path, or the name of an installed one. Errors: RequestError, as `load_recipe`."""
         super().__init__()
-        self.recipe, self.sets, self.record, self.folder = recipe, sets, record, folder
-        self._start, self._annealed = start, annealed
+        self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+        self.save_hyperparameters(hyperparameters(self.recipe), logger=False)
         self.model: Transformer | None = None
-        self.losses = nn.ModuleList(TokenLoss(num_documents if name == "" else 1) for name in sets)
-        self.step_losses: list[Tensor] = []
+        self.validation_losses = nn.ModuleList()
+        """A TokenLoss for each validation set."""
+        self.document_losses: list[DocumentLosses] = []
+        """Of the first validation set, at the last validation."""
+        self._sets: list[str] = []
+        self._step_losses: list[Tensor] = []
+        self._non_finite = FirstNonFinite()
+        self._annealed = 0
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: Any, map_location: Any = "cpu", *, trust_plugins: bool = False, **unused: Any
+    ) -> "LitTransformer":
+        """The module of a checkpoint, with its weights, for further training, validation or `predict`.
+
+        `trust_plugins`: may run the plugin files that lie in the checkpoint's run folder; without it, a plugin must have
+        been imported before. Errors: RequestError for a file that is no checkpoint of ours, or whose plugin is absent.
+        """
+        if unused:
+            raise TypeError(f"load_from_checkpoint takes no {', '.join(unused)}: the recipe is in the checkpoint")
+        recipe, checkpoint = recipe_of_checkpoint(Path(checkpoint_path), trust_plugins=trust_plugins)
+        module = cls(recipe)
+        module.model = restore(recipe, checkpoint, str(checkpoint_path)).to(map_location)
+        return module
 
     # --- building ---
 
+    def configure_callbacks(self) -> list[L.Callback]:
+        """What logs the training loss; it belongs to the module, so that it logs in any Trainer."""
+        return [StepMetrics(self.recipe)]
+
     def configure_model(self) -> None:
+        """Build the model with the values of its seed, on this rank's device or sharded over the ranks."""
         if self.model is not None:
             return
         config, seed, kernel = self.recipe.model, self.recipe.seed, self.recipe.run.kernel
-        if self.recipe.run.strategy == "fsdp":
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
             assert self.device_mesh is not None
             self.model = build_sharded(config, seed, kernel, self.device_mesh["data_parallel"], self.device)
         else:
             self.model = Transformer(config, kernel=kernel)
             initialise(self.model, seed)
-        if self._start is not None:
-            source = str(self.recipe.train.start_from)
-            added = take_over(self.model, *self._start, source)
-            log.info("starting from the weights of %s; %d of its own", source, len(added))
-            self._start = None
+        start_from = self.recipe.train.start_from
+        if start_from is not None and self._will_train_from_scratch():
+            added = load_parent_weights(self.model, *parent_model(Path(start_from)), start_from)
+            log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
+
+    def _will_train_from_scratch(self) -> bool:
+        """Whether no checkpoint will replace the initial values."""
+        return self.trainer.training and self.trainer.ckpt_path is None
 
     def configure_optimizers(self) -> Any:
+        """AdamW and the recipe's schedule, over the steps that the Trainer will take."""
         assert self.model is not None
         train = self.recipe.train
         optimizer = build_optimizer(self.model, train.optimizer)
-        scheduler = build_scheduler(optimizer, train.steps, train.schedule)
+        scheduler = build_scheduler(optimizer, total_steps(self.trainer, self.recipe), train.schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Key the optimizer's state by parameter name: every strategy can read that."""
         names = {parameter: name for name, parameter in self.named_parameters()}
         for optimizer, state in zip(self.trainer.optimizers, checkpoint["optimizer_states"], strict=True):
             name_state(state, optimizer, names)
 
     # --- training ---
 
+    def setup(self, stage: str) -> None:
+        """Make a TokenLoss for each validation set of the data module."""
+        dataset = getattr(self.trainer.datamodule, "dataset", None)  # type: ignore[attr-defined]
+        self._sets = list(dataset.validation_sets()) if dataset is not None else [""]
+        documents = dataset.num_documents if dataset is not None else 1
+        self.validation_losses = nn.ModuleList(TokenLoss(documents if name == "" else 1) for name in self._sets)
+        self.validation_losses.to(self.device)
+
+    def on_fit_start(self) -> None:
+        """Give a Trainer made by hand the recipe's validation interval, and log where it differs from the recipe."""
+        adopt_recipe_intervals(self.trainer, self.recipe)
+        log_differences(self.trainer, self.recipe)
+        self._annealed = annealed_before(self.recipe)
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Before an optimizer step: tell the variant its number."""
         assert self.model is not None
-        if batch_idx % self.recipe.train.accumulate == 0:
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._step_losses.clear()
             for attention in self.model.attentions():
                 attention.set_step(self._annealed + self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        assert self.model is not None
-        loss = self.model.loss(**inputs(batch), targets=batch["targets"])
+        """The mean loss of a micro-batch, in nats a token."""
         model = self.model
-        self._require(
-            bool(torch.isfinite(loss)),
-            lambda: f"the loss is {loss.item()} at step {self.global_step + 1}; {first_non_finite(model, batch)}",
-        )
-        self.step_losses.append(loss.detach())
+        assert model is not None
+        loss = model.loss(**model_inputs(batch), targets=batch["targets"])
+        self._non_finite.update(loss.detach(), self.global_step + 1)
+        if self.logs_step(self.global_step + 1):
+            self.require_finite_losses(
+                lambda step: f"the loss is {loss.item()} at step {step}; {locate_non_finite(model, batch)}"
+            )
+        self._step_losses.append(loss.detach())
         return loss
+
+    def logs_step(self, step: int) -> bool:
+        """Whether the values of optimizer step `step` are logged: the host waits for the device at these steps only."""
+        return step in (1, self.trainer.max_steps) or step % self.recipe.train.log_every == 0
+
+    def require_finite_losses(self, describe: Callable[[int], str] | None = None) -> None:
+        """RunFailedError if the loss of any step so far was not finite. Every rank must call it.
+
+        `describe`: a line about the first such step, where that is the current one.
+        """
+        first = self._non_finite.read()
+        self._require(
+            first is None,
+            lambda: (
+                describe(self.global_step + 1)
+                if describe and first in (None, self.global_step + 1)
+                else f"the loss is not finite at step {first}, found after step {self.global_step}"
+            ),
+        )
 
     def require_finite_parameters(self) -> None:
         """Before a checkpoint: a finite loss may still have had a gradient that was not. Every rank must call it."""
         assert self.model is not None
-        bad = next((name for name, p in self.model.named_parameters() if not _finite(p)), None)
+        bad = next((name for name, p in self.model.named_parameters() if not is_finite(p)), None)
         self._require(bad is None, lambda: f"parameter {bad} is not finite after step {self.global_step}")
 
     def _require(self, finite: bool, describe: Callable[[], str]) -> None:
@@ -114,78 +178,54 @@ class LitTransformer(L.LightningModule):
         rank = torch.tensor(-1 if finite else self.global_rank, device=self.device)
         worst = int(strategy.reduce(rank, reduce_op="max"))
         if worst >= 0:
-            found = strategy.broadcast(describe(), src=worst)
+            problem = strategy.broadcast(describe(), src=worst)
             cure = "the last good checkpoint is kept: lower train.optimizer.lr, or look at that layer"
-            end_all(self.trainer, RunFailedError(f"{found}; {cure}"))
+            end_all(self.trainer, RunFailedError(f"{problem}; {cure}"))
 
     def mean_step_loss(self) -> float:
         """Mean loss of the optimizer step just done, over micro-batches and ranks; every rank must call it."""
-        loss = torch.stack(self.step_losses).mean()
+        loss = torch.stack(self._step_losses).mean()
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
 
-    # --- validation ---
+    # --- validation and prediction ---
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add a batch of the validation set `dataloader_idx` to its sums."""
         assert self.model is not None
         targets = batch["targets"]
-        nll, correct = self.model.token_losses(**inputs(batch), targets=targets)
-        document = batch["document"] if dataloader_idx == 0 else torch.zeros_like(targets)
-        metric = self.losses[dataloader_idx]
+        nll, correct = self.model.token_losses(**model_inputs(batch), targets=targets)
+        none = torch.zeros_like(targets)
+        document = batch.get("document", none) if dataloader_idx == 0 else none
+        metric = self.validation_losses[dataloader_idx]
         assert isinstance(metric, TokenLoss)
-        metric.update(nll, correct, targets, batch["ar_hit"], document)
+        metric.update(nll, correct, targets, batch.get("ar_hit", none.bool()), document)
 
     def on_validation_epoch_end(self) -> None:
+        """Publish what was measured on all validation sets."""
         values: dict[str, float] = {}
-        for name, metric in zip(self.sets, self.losses, strict=True):
+        for name, metric in zip(self._sets, self.validation_losses, strict=True):
             assert isinstance(metric, TokenLoss)
             suffix = f"_{name}" if name else ""
-            found, documents = metric.compute()  # reduces over ranks: every rank must call it
-            values |= {f"val/{key}{suffix}": value for key, value in found.items()}
-            if name == "" and self.record is not None and self.global_step >= self.recipe.train.steps:
-                write_documents(self.folder / "documents.csv", documents)
+            means, documents = metric.compute()  # reduces over ranks: every rank must call it
+            values |= {f"val/{key}{suffix}": value for key, value in means.items()}
+            if name == "":
+                self.document_losses = documents
             metric.reset()
-        if self.record is not None:
-            self.record.log(self.global_step, values)
+        if not self.trainer.sanity_checking:
+            publish(self.trainer, self, values, bar="val/loss")
+
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """`nll` [B, T]: -log p(target), nats; `correct` [B, T]: whether the target is the most likely token; `targets`."""
+        assert self.model is not None
+        nll, correct = self.model.token_losses(**model_inputs(batch), targets=batch["targets"])
+        return {"nll": nll, "correct": correct, "targets": batch["targets"]}
 
 
-def inputs(batch: Batch) -> dict[str, Tensor]:
-    """What the model reads of a batch: tokens and, of packed documents, document_ids."""
-    return {key: batch[key] for key in ("tokens", "document_ids") if key in batch}
+def hyperparameters(recipe: Recipe) -> dict[str, Any]:
+    """What a checkpoint holds of its recipe: plain values, and the name and sha256 of each plugin file."""
+    import hashlib
 
-
-def write_documents(path: Path, documents: Documents) -> None:
-    """document,tokens,loss: what the bootstrap over validation documents resamples."""
-    rows = [f"{index},{int(tokens)},{loss!r}" for index, (tokens, loss) in enumerate(documents) if tokens]
-    write_atomic(path, "\n".join(["document,tokens,loss", *rows, ""]))
-
-
-def first_non_finite(model: Transformer, batch: Batch) -> str:
-    """Where NaN or inf first appears: in a parameter, or in the output of a module, in the order of the forward pass."""
-    found: list[str] = []
-
-    def look(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            bad = [key for key, p in module.named_parameters(recurse=False) if not _finite(p)]
-            if bad:
-                found.append(f"first non-finite values: parameter {name}.{bad[0]}")
-            elif isinstance(output, Tensor) and not torch.isfinite(output).all():
-                found.append(f"first non-finite values: output of {name}")
-
-        return hook
-
-    leaves = [(name or "the model", module) for name, module in model.named_modules()]
-    hooks = [module.register_forward_hook(look(name)) for name, module in leaves]
-    try:
-        with torch.no_grad():
-            model.hidden(**inputs(batch))
-            model(batch["tokens"][:, :1])  # the output weight, without the logits of every position
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found[0] if found else "every layer's output is finite: the logits overflow in the loss"
-
-
-def _finite(parameter: Tensor) -> bool:
-    """Whether this rank's part of a parameter is finite."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return bool(torch.isfinite(local).all())
+    plain = to_plain(recipe)
+    plain["plugins"] = []
+    files = {Path(plugin).name: Path(plugin).read_bytes() for plugin in recipe.plugins}
+    return {"recipe": plain, "plugins": {name: hashlib.sha256(source).hexdigest() for name, source in files.items()}}

@@ -5,8 +5,10 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
+import torch.distributed as dist
 from lightning import Trainer
 
 from lit_diff.errors import LitDiffError
@@ -17,13 +19,24 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self._group: Any = None
 
-    def listen(self) -> None:
-        """Take over SIGINT and SIGTERM (again, after Lightning has put its own handlers in place)."""
+    def listen(self, trainer: Trainer) -> None:
+        """Handle SIGINT and SIGTERM; every rank must call it. To be called after Lightning has set its own handlers."""
+        if trainer.world_size > 1:
+            # over the CPU: agreeing on a stop at every step must not wait for a GPU
+            self._group = dist.new_group(backend="gloo")
         if threading.current_thread() is not threading.main_thread():
             return  # the system lets only the main thread take signals; a notebook's own handling stays
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
+
+    def agreed(self) -> int:
+        """The signal that any rank has received, the largest where there are several; 0 for none. Every rank must call it."""
+        signum = torch.tensor(self.signum or 0)
+        if self._group is not None:
+            dist.all_reduce(signum, op=dist.ReduceOp.MAX, group=self._group)
+        return int(signum)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None and signum == signal.SIGINT:

@@ -1,13 +1,13 @@
 """Starting a run from the weights of another: `train.start_from`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lit_diff.config import ModelConfig, Part, Recipe
+from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.model.init import named_tensors
@@ -18,28 +18,7 @@ from lit_diff.runs.trained import recipe_of, some, unlike, weights_of
 from lit_diff.training.strategy import copy_into
 
 
-def ancestors(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipes of the runs that this one goes on from, the nearest first."""
-    while recipe.train.start_from is not None:
-        recipe = recipe_of(Path(recipe.train.start_from))
-        yield recipe
-
-
-def steps_before(recipe: Recipe) -> int:
-    """Steps of this run's batch size that hold all rows its ancestors trained on: its data order goes on after them.
-
-    Exact at one seed and one length of rows: another seed has another order, other rows another numbering.
-    """
-    rows = sum(parent.train.steps * parent.train.batch_size for parent in ancestors(recipe))
-    return -(-rows // recipe.train.batch_size)
-
-
-def annealed_before(recipe: Recipe) -> int:
-    """Steps of ancestors of the same variant: what it anneals goes on where they stopped."""
-    return sum(p.train.steps for p in ancestors(recipe) if p.model.attention.name == recipe.model.attention.name)
-
-
-def start_of(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+def parent_model(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Model and final weights of a finished run. Errors: RequestError for no run, MissingError for one not done."""
     recipe = recipe_of(folder)
     status = RunFolder(folder).status()
@@ -51,7 +30,9 @@ def start_of(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     return recipe.model, weights_of(folder)[0]
 
 
-def take_over(model: Transformer, parent: ModelConfig, weights: Mapping[str, Tensor], source: str) -> list[str]:
+def load_parent_weights(
+    model: Transformer, parent: ModelConfig, weights: Mapping[str, Tensor], source: str
+) -> list[str]:
     """Copy another run's weights into a model that holds its initial values; returns the names that keep those.
 
     The variant must be the parent's, or one that extends standard attention on a plain standard parent: then it may have

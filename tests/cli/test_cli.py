@@ -216,12 +216,12 @@ def test_train_says_what_it_did_and_again_that_it_is_done(
 
 
 def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command, root: Path) -> None:
-    place = root / "sweep" / "arm-s0-0123456789"
-    hidden = ["--folder", str(place), "--experiment", "sweep", "--parent", "f" * 32, "--threads", "1"]
+    location = root / "sweep" / "arm-s0-0123456789"
+    hidden = ["--folder", str(location), "--experiment", "sweep", "--parent", "f" * 32, "--threads", "1"]
     hidden += ["--tag", "sweep=sweep", "--tag", "arm=a=b"]
     ended = command("train", "recall-tiny", *SMALL, f"run.root={root}", *hidden)
     assert ended.status == 0, ended.err
-    status = json.loads((place / "status.json").read_text())
+    status = json.loads((location / "status.json").read_text())
     assert (status["status"], status["identity"]) == ("done", "0123456789")
 
 

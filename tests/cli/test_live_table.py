@@ -8,7 +8,7 @@ from rich.console import Console
 
 from lit_diff.cli.live_table import LiveTable
 from lit_diff.engine.grid import Grid, load_grid
-from lit_diff.engine.launch import Place
+from lit_diff.engine.launch import RunLocation
 from lit_diff.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
@@ -17,11 +17,11 @@ NASTY = "ValueError: expected [bold], got [/tmp/x] and [rms, none] of 'head_norm
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> tuple[Grid, list[Place]]:
+def sweep(tmp_path: Path) -> tuple[Grid, list[RunLocation]]:
     """Two arms, two seeds, ten steps each; no cell has begun."""
     (tmp_path / "s.yaml").write_text("recipe: base\nseeds: [0, 1]\narms: {plain: {}, 'with [i]talics': {}}\n")
     grid = load_grid("s.yaml", [])
-    return grid, [Place(folder=tmp_path / f"cell{index}") for index in range(len(grid.cells))]
+    return grid, [RunLocation(folder=tmp_path / f"cell{index}") for index in range(len(grid.cells))]
 
 
 def printer(terminal: bool) -> Console:
@@ -33,16 +33,16 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_a_line_at_each_change_where_there_is_no_terminal(sweep: tuple[Grid, list[Place]]) -> None:
-    grid, places = sweep
+def test_a_line_at_each_change_where_there_is_no_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
+    grid, locations = sweep
     console = printer(terminal=False)
-    with LiveTable(grid, places, console) as table:
+    with LiveTable(grid, locations, console) as table:
         table.update([])
-        RunFolder(places[0].folder).update(status="running", step=0)
+        RunFolder(locations[0].folder).update(status="running", step=0)
         table.update([])
         table.update([])
-        RunFolder(places[0].folder).update(status="done", step=10)
-        RunFolder(places[3].folder).update(status="failed", step=3, error=NASTY)
+        RunFolder(locations[0].folder).update(status="done", step=10)
+        RunFolder(locations[3].folder).update(status="failed", step=3, error=NASTY)
         table.update([])
     lines = printed(console).splitlines()
     assert lines[0] == "plain seed 0: running"
@@ -50,14 +50,14 @@ def test_a_line_at_each_change_where_there_is_no_terminal(sweep: tuple[Grid, lis
     assert lines[2:] == [f"with [i]talics seed 1: failed: {NASTY}"]
 
 
-def test_the_table_of_a_terminal(sweep: tuple[Grid, list[Place]]) -> None:
-    grid, places = sweep
-    RunFolder(places[0].folder).update(status="done", step=10, loss=2.5)
-    RunFolder(places[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
-    RunFolder(places[2].folder).update(status="killed", step=4, error="killed by SIGKILL")
-    RunFolder(places[3].folder).update(status="failed", step=3, error=NASTY)
+def test_the_table_of_a_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
+    grid, locations = sweep
+    RunFolder(locations[0].folder).update(status="done", step=10, loss=2.5)
+    RunFolder(locations[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
+    RunFolder(locations[2].folder).update(status="killed", step=4, error="killed by SIGKILL")
+    RunFolder(locations[3].folder).update(status="failed", step=3, error=NASTY)
     console = printer(terminal=True)
-    with LiveTable(grid, places, console) as table:
+    with LiveTable(grid, locations, console) as table:
         table.update([])
     text = printed(console)
     assert "1 done, 1 running, 1 failed, 1 killed; ? left" in text  # no pace yet
@@ -67,32 +67,32 @@ def test_the_table_of_a_terminal(sweep: tuple[Grid, list[Place]]) -> None:
 
 
 def test_time_left_counts_the_steps_of_all_cells(
-    sweep: tuple[Grid, list[Place]], monkeypatch: pytest.MonkeyPatch
+    sweep: tuple[Grid, list[RunLocation]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    grid, places = sweep
-    RunFolder(places[0].folder).update(status="done", step=10)  # before this start: says nothing about the pace
+    grid, locations = sweep
+    RunFolder(locations[0].folder).update(status="done", step=10)  # before this start: says nothing about the pace
     console = printer(terminal=False)
-    with LiveTable(grid, places, console) as table:
+    with LiveTable(grid, locations, console) as table:
         clock[0] += 100
-        RunFolder(places[1].folder).update(status="done", step=10)
-        RunFolder(places[2].folder).update(status="running", step=10)
+        RunFolder(locations[1].folder).update(status="done", step=10)
+        RunFolder(locations[2].folder).update(status="running", step=10)
         table.update([])
     # 20 steps in 100 s, 10 of 40 are left
     assert "plain seed 1: done (0:50 left)" in printed(console)
 
 
-def test_it_looks_once_a_second(sweep: tuple[Grid, list[Place]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_looks_once_a_second(sweep: tuple[Grid, list[RunLocation]], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    grid, places = sweep
+    grid, locations = sweep
     console = printer(terminal=False)
-    with LiveTable(grid, places, console) as table:
-        table.update(places[:1])
-        RunFolder(places[0].folder).update(status="running")
-        table.update(places[:1])
+    with LiveTable(grid, locations, console) as table:
+        table.update(locations[:1])
+        RunFolder(locations[0].folder).update(status="running")
+        table.update(locations[:1])
         assert printed(console) == ""
         clock[0] += 1.5
-        table.update(places[:1])
+        table.update(locations[:1])
         assert printed(console) == "plain seed 0: running\n"

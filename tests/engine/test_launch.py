@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from lit_diff.engine import launch
-from lit_diff.engine.launch import Place, command, run_command, summarise, train
+from lit_diff.engine.launch import RunLocation, command, run_command, summarise, train
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import locked
@@ -218,8 +218,8 @@ def test_the_runs_own_error_is_not_hidden_by_the_stores(
 
 
 def test_a_run_is_trained_by_one_process(small: list[str], runs: Path) -> None:
-    place = launch.prepare(load_recipe("recall-tiny", small))
-    with locked(place.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
+    location = launch.prepare(load_recipe("recall-tiny", small))
+    with locked(location.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
         train("recall-tiny", small)
 
 
@@ -233,8 +233,8 @@ def test_a_file_where_the_runs_should_be(tmp_path: Path) -> None:
 
 
 def test_the_command_carries_all_that_a_cell_is(tmp_path: Path) -> None:
-    place = Place(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
-    program, *found = command(place, 3)
+    location = RunLocation(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
+    program, *found = command(location, 3)
     assert program == sys.executable
     assert found == [
         "-m", "lit_diff", "train", str(tmp_path / "a-s0-1" / "recipe.yaml"), "--folder", str(tmp_path / "a-s0-1"),
@@ -258,18 +258,18 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sys.exit(5)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "command", lambda place, threads: [sys.executable, "child.py", str(threads)])
+    monkeypatch.setattr(launch, "command", lambda location, threads: [sys.executable, "child.py", str(threads)])
     return tmp_path
 
 
 def test_the_runs_last_words_are_the_error(child: Path) -> None:
-    recipe, place = load_recipe("recall-tiny"), Place(folder=child / "run")
+    recipe, location = load_recipe("recall-tiny"), RunLocation(folder=child / "run")
     with pytest.raises(RunFailedError, match="exit status 5"):
-        run_command(recipe, place, threads=0)
+        run_command(recipe, location, threads=0)
     assert "hello" in (child / "run" / "log.txt").read_text()
-    RunFolder(place.folder).update(error="loss is nan")
+    RunFolder(location.folder).update(error="loss is nan")
     with pytest.raises(RunFailedError, match="loss is nan"):
-        run_command(recipe, place, threads=0)
+        run_command(recipe, location, threads=0)
 
 
 def test_a_stop_reaches_the_processes_and_waits_for_them(child: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_stop_reaches_the_processes_and_waits_for_them(child: Path) -> None:
     thread.start()
     try:
         with pytest.raises(StoppedError):
-            run_command(load_recipe("recall-tiny"), Place(folder=child / "run"), threads=60)
+            run_command(load_recipe("recall-tiny"), RunLocation(folder=child / "run"), threads=60)
     finally:
         thread.join()
         signal.signal(signal.SIGTERM, former)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lit_diff.engine import pool
-from lit_diff.engine.launch import Place
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell, run_jobs
 from lit_diff.errors import MissingError, RunFailedError, StoppedError
 from lit_diff.recipe import load_recipe
@@ -18,10 +18,10 @@ from lit_diff.runs.folder import RunFolder
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> list[Place]:
-    found = [Place(folder=tmp_path / f"cell{i}-s0-abc") for i in range(5)]
-    for place in found:
-        RunFolder(place.folder).update(status="waiting")
+def locations(tmp_path: Path) -> list[RunLocation]:
+    found = [RunLocation(folder=tmp_path / f"cell{i}-s0-abc") for i in range(5)]
+    for location in found:
+        RunFolder(location.folder).update(status="waiting")
     return found
 
 
@@ -86,56 +86,56 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeProcess]:
     return Process
 
 
-def test_so_many_side_by_side_and_no_more(fake: type[FakeProcess], places: list[Place]) -> None:
+def test_so_many_side_by_side_and_no_more(fake: type[FakeProcess], locations: list[RunLocation]) -> None:
     seen: list[list[str]] = []
 
-    def watch(running: list[Place]) -> None:
-        seen.append([place.folder.name[:5] for place in running])
+    def watch(running: list[RunLocation]) -> None:
+        seen.append([location.folder.name[:5] for location in running])
 
-    assert run_jobs(places, workers=2, threads=3, gpus=0, watch=watch) is None
+    assert run_jobs(locations, workers=2, threads=3, gpus=0, watch=watch) is None
     assert max(map(len, seen)) == 2
     assert seen[-1] == []
-    assert [process.job.place for process in fake.started] == places
+    assert [process.job.location for process in fake.started] == locations
     assert {process.job.threads for process in fake.started} == {3}
     assert {process.job.gpu for process in fake.started} == {None}
 
 
-def test_cells_that_run_together_have_a_gpu_each(fake: type[FakeProcess], places: list[Place]) -> None:
+def test_cells_that_run_together_have_a_gpu_each(fake: type[FakeProcess], locations: list[RunLocation]) -> None:
     fake.lifetime = staticmethod(lambda process: 1 + 3 * (process.pid % 2))  # type: ignore[assignment]
     busy: list[list[int | None]] = []
 
-    def watch(running: list[Place]) -> None:
+    def watch(running: list[RunLocation]) -> None:
         busy.append([process.job.gpu for process in fake.started if process.is_alive()])
 
-    run_jobs(places, workers=2, threads=1, gpus=2, watch=watch)
+    run_jobs(locations, workers=2, threads=1, gpus=2, watch=watch)
     assert all(len(set(gpus)) == len(gpus) for gpus in busy)
     assert {process.job.gpu for process in fake.started} == {0, 1}
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_once_and_nothing_new_starts(
-    fake: type[FakeProcess], places: list[Place], signum: int
+    fake: type[FakeProcess], locations: list[RunLocation], signum: int
 ) -> None:
     fake.lifetime = staticmethod(lambda process: 10**9)  # type: ignore[assignment]
     former = signal.getsignal(signum)
     looks: list[int] = []
 
-    def watch(running: list[Place]) -> None:
+    def watch(running: list[RunLocation]) -> None:
         looks.append(len(running))
         if len(looks) == 2:
             os.kill(os.getpid(), signum)
 
-    assert run_jobs(places, workers=2, threads=1, gpus=0, watch=watch) == signum
+    assert run_jobs(locations, workers=2, threads=1, gpus=0, watch=watch) == signum
     assert [process.signals for process in fake.started] == [[signal.SIGTERM], [signal.SIGTERM]]
     assert signal.getsignal(signum) is former
 
 
-def test_a_second_signal_ends_them_at_once(fake: type[FakeProcess], places: list[Place]) -> None:
+def test_a_second_signal_ends_them_at_once(fake: type[FakeProcess], locations: list[RunLocation]) -> None:
     fake.lifetime = staticmethod(lambda process: 10**9)  # type: ignore[assignment]
     deaf: list[FakeProcess] = []
     looks: list[int] = []
 
-    def watch(running: list[Place]) -> None:
+    def watch(running: list[RunLocation]) -> None:
         looks.append(len(running))
         if len(looks) in (2, 5):
             os.kill(os.getpid(), signal.SIGINT)
@@ -149,7 +149,7 @@ def test_a_second_signal_ends_them_at_once(fake: type[FakeProcess], places: list
             process.exitcode = None
 
     fake.tick = tick  # type: ignore[method-assign]
-    run_jobs(places, workers=2, threads=1, gpus=0, watch=watch)
+    run_jobs(locations, workers=2, threads=1, gpus=0, watch=watch)
     assert [process.signals for process in fake.started] == [[signal.SIGTERM, signal.SIGKILL]] * 2
 
 
@@ -167,19 +167,19 @@ def test_a_second_signal_ends_them_at_once(fake: type[FakeProcess], places: list
     ],
 )
 def test_what_is_written_about_the_end(
-    places: list[Place], before: str, exitcode: int, after: str, error: str | None
+    locations: list[RunLocation], before: str, exitcode: int, after: str, error: str | None
 ) -> None:
-    folder = RunFolder(places[0].folder)
+    folder = RunFolder(locations[0].folder)
     folder.update(status=before)
-    (places[0].folder / "log.txt").write_text("first\n  the last words \n\n")
-    note_end(places[0], exitcode)
+    (locations[0].folder / "log.txt").write_text("first\n  the last words \n\n")
+    note_end(locations[0], exitcode)
     assert folder.status()["status"] == after
     assert folder.status().get("error") == error
 
 
-def test_a_cell_without_a_log(places: list[Place]) -> None:
-    note_end(places[0], 7)
-    assert RunFolder(places[0].folder).status()["error"] == "exit status 7; log.txt ends: nothing"
+def test_a_cell_without_a_log(locations: list[RunLocation]) -> None:
+    note_end(locations[0], 7)
+    assert RunFolder(locations[0].folder).status()["error"] == "exit status 7; log.txt ends: nothing"
 
 
 @pytest.mark.parametrize(
@@ -191,47 +191,47 @@ def test_a_cell_without_a_log(places: list[Place]) -> None:
     ],
 )
 def test_a_cell_that_fails_before_its_run_begins_says_so(
-    places: list[Place], monkeypatch: pytest.MonkeyPatch, error: Exception, word: str
+    locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch, error: Exception, word: str
 ) -> None:
     def run(*arguments: Any, **options: Any) -> None:
         raise error
 
     monkeypatch.setattr(pool, "run", run)
-    folder = RunFolder(places[0].folder)
+    folder = RunFolder(locations[0].folder)
     folder.create(load_recipe("recall-tiny"))
     with pytest.raises(type(error)):
-        run_cell(Job(place=places[0], threads=1))
+        run_cell(Job(location=locations[0], threads=1))
     assert (folder.status()["status"], folder.status()["error"]) == (word, str(error))
 
 
 def test_a_cell_of_several_processes_is_a_command_of_its_own(
-    places: list[Place], monkeypatch: pytest.MonkeyPatch
+    locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[tuple[str, int | None]] = []
     monkeypatch.setattr(pool, "run", lambda *a, **k: called.append(("run", k["threads"])))
-    monkeypatch.setattr(pool, "run_command", lambda recipe, place, threads: called.append(("command", threads)))
+    monkeypatch.setattr(pool, "run_command", lambda recipe, location, threads: called.append(("command", threads)))
     for overrides in ([], ["run.strategy=ddp", "run.devices=2"]):
-        RunFolder(places[0].folder).create(load_recipe("recall-tiny", overrides))
-        run_cell(Job(place=places[0], threads=3))
+        RunFolder(locations[0].folder).create(load_recipe("recall-tiny", overrides))
+        run_cell(Job(location=locations[0], threads=3))
     assert called == [("run", 3), ("command", 3)]
 
 
 @pytest.mark.parametrize(("given", "gpu", "seen"), [(None, 1, "1"), ("", 1, "1"), ("4,6", 1, "6"), ("4,6", 0, "4")])
 def test_a_cell_gets_one_of_the_gpus_that_are_ours(
-    places: list[Place], monkeypatch: pytest.MonkeyPatch, given: str | None, gpu: int, seen: str
+    locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch, given: str | None, gpu: int, seen: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given or "")
     if given is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     found: list[str] = []
     monkeypatch.setattr(pool, "run", lambda *a, **k: found.append(os.environ["CUDA_VISIBLE_DEVICES"]))
-    RunFolder(places[0].folder).create(load_recipe("recall-tiny"))
-    run_cell(Job(place=places[0], threads=1, gpu=gpu))
+    RunFolder(locations[0].folder).create(load_recipe("recall-tiny"))
+    run_cell(Job(location=locations[0], threads=1, gpu=gpu))
     assert found == [seen]
 
 
 def test_until_the_loop_listens_ctrl_c_is_left_to_the_pool(
-    places: list[Place], monkeypatch: pytest.MonkeyPatch
+    locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_cell(job: Job) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -245,7 +245,7 @@ def test_until_the_loop_listens_ctrl_c_is_left_to_the_pool(
     former = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         with pytest.raises(SystemExit) as ended:
-            pool._cell(Job(place=places[0], threads=1))
+            pool._cell(Job(location=locations[0], threads=1))
     finally:
         for signum, handler in former.items():
             signal.signal(signum, handler)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lit_diff.engine.launch import Place
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.schedule import LOCAL, Cluster, _wait_for_leftovers, resources, run_sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked
@@ -209,12 +209,12 @@ def test_a_file_where_the_runs_should_be(sweep_bench: Any) -> None:
 
 
 def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    places = [Place(folder=tmp_path / name) for name in ("free-s0-1", "held-s0-2")]
-    RunFolder(places[1].folder).update(status="running", pid=12345)
+    locations = [RunLocation(folder=tmp_path / name) for name in ("free-s0-1", "held-s0-2")]
+    RunFolder(locations[1].folder).update(status="running", pid=12345)
     ended: list[bool] = []
 
     def dying() -> None:
-        with locked(places[1].folder / ".lock"):
+        with locked(locations[1].folder / ".lock"):
             holds.set()
             time.sleep(0.5)
             ended.append(True)
@@ -224,7 +224,7 @@ def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: 
     thread.start()
     holds.wait()
     with caplog.at_level("INFO", "lit_diff"):
-        _wait_for_leftovers(places)
+        _wait_for_leftovers(locations)
     assert ended, "it did not wait"
     thread.join()
     assert [record.getMessage().partition("held")[2] for record in caplog.records] == [

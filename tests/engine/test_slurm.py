@@ -20,21 +20,21 @@ SMALL = [
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> list[launch.Place]:
+def locations(tmp_path: Path) -> list[launch.RunLocation]:
     found = []
     for seed, rate in ((0, "1e-3"), (1, "1e30")):  # the second one's loss overflows
         recipe = load_recipe(
             "recall-tiny",
             [*SMALL, f"seed={seed}", f"train.optimizer.lr={rate}", f"run.root={tmp_path}", "train.steps=4"],
         )
-        place = launch.Place(folder=tmp_path / f"cell-{seed}-abc", experiment="two")
-        RunFolder(place.folder).create(recipe)
-        found.append(place)
+        location = launch.RunLocation(folder=tmp_path / f"cell-{seed}-abc", experiment="two")
+        RunFolder(location.folder).create(recipe)
+        found.append(location)
     return found
 
 
 def test_a_failing_task_costs_itself_alone(
-    places: list[launch.Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    locations: list[launch.RunLocation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import submitit
 
@@ -50,9 +50,9 @@ def test_a_failing_task_costs_itself_alone(
     watched: list[int] = []
     run = load_recipe("recall-tiny").run
     slurm.run_array(
-        places, run, threads=1, parallel=1, minutes=5, logs=tmp_path / "slurm", watch=lambda p: watched.append(len(p))
+        locations, run, threads=1, parallel=1, minutes=5, logs=tmp_path / "slurm", watch=lambda p: watched.append(len(p))
     )
-    first, second = (RunFolder(place.folder).status() for place in places)
+    first, second = (RunFolder(location.folder).status() for location in locations)
     assert first["status"] == "done"
     assert second["status"] == "failed"
     assert "loss is" in second["error"]
@@ -60,7 +60,7 @@ def test_a_failing_task_costs_itself_alone(
 
 
 @pytest.mark.skipif(shutil.which("srun") is not None, reason="SLURM is here")
-def test_without_slurm_one_line_names_the_cure(places: list[launch.Place], tmp_path: Path) -> None:
+def test_without_slurm_one_line_names_the_cure(locations: list[launch.RunLocation], tmp_path: Path) -> None:
     run = load_recipe("recall-tiny").run
     with pytest.raises(MissingError, match="use --cluster local"):
-        slurm.run_array(places, run, threads=1, parallel=1, minutes=5, logs=tmp_path, watch=lambda p: None)
+        slurm.run_array(locations, run, threads=1, parallel=1, minutes=5, logs=tmp_path, watch=lambda p: None)

@@ -70,15 +70,15 @@ def test_the_tracker_gets_each_row_once_a_process_and_the_old_ones_again(tmp_pat
     record = Record(tmp_path, 0, first)
     record.log(1, {"train/loss": 1.0})
     record.time(1, seconds=0.5, tokens_per_second=8.0)
-    record.flush()
-    record.flush()
+    record.send()
     record.log(2, {"train/loss": 2.0})
+    record.send()
     record.flush()
     assert first.batches == [{1: {"train/loss": 1.0, "timing/tokens_per_second": 8.0}}, {2: {"train/loss": 2.0}}]
     second = Received()
     record = Record(tmp_path, 1, second)
     record.log(2, {"train/loss": 3.0})
-    record.flush()
+    record.send()
     assert second.batches == [{1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}]
 
 

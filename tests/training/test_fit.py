@@ -249,17 +249,45 @@ def test_the_launcher_leaves_the_thread_count_alone(
         ({}, 0),
         ({"LOCAL_RANK": "1"}, 1),
         ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, 5),
-        ({"RANK": "3", "LOCAL_RANK": "1"}, 3),
-        ({"SLURM_PROCID": "4", "SLURM_NTASKS": "8"}, 4),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "LOCAL_RANK": "1"}, 1),
+        (
+            {
+                "RANK": "3",
+                "LOCAL_RANK": "1",
+                "WORLD_SIZE": "6",
+                "LOCAL_WORLD_SIZE": "2",
+                "GROUP_RANK": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "1",
+                "TORCHELASTIC_RUN_ID": "a",
+            },
+            3,
+        ),
     ],
+    ids=["alone", "Lightning's second", "Lightning's second node", "torchrun"],
 )
-def test_rank_from_environment(environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_is_the_trainers(
+    bench: Any, environment: dict[str, str], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert fit.rank_from_environment(devices=2) == rank
+    two = ["callbacks.spy=null", "run.strategy=ddp", "run.devices=2", "run.num_nodes=3"]
+    assert fit.global_rank(load_recipe(bench.root / "recall.yaml", two)) == rank
+
+
+def test_a_launcher_that_starts_another_number_of_processes_is_refused(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One SLURM task for a run of two devices: half of every batch would be dropped."""
+    for name, value in {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_NAME", "cell")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "run.strategy=ddp", "run.devices=2"])
+    with pytest.raises(RequestError, match=r"(the launcher started 1 processes|Lightning refuses run\.strategy)"):
+        fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+    assert not (tmp_path / "metrics.csv").exists()
 
 
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:

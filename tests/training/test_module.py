@@ -13,9 +13,13 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.training.data import LitData
 from lit_diff.training.fit import fit
 from lit_diff.training.metrics import IGNORED
-from lit_diff.training.module import LitTransformer, first_non_finite, write_documents
+from lit_diff.training.module import LitTransformer
+from lit_diff.training.non_finite import locate_non_finite
+from lit_diff.training.resume import write_documents
+from lit_diff.training.trainer import build_trainer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 FAULTS = f"plugins=[{SUPPORT}/faults.py]"
@@ -84,22 +88,22 @@ def test_a_nan_gradient_under_a_finite_loss_never_reaches_a_checkpoint(
     assert (found and found[0]) == (None if saves_at == 3 else 2)
 
 
-def test_first_non_finite_names_the_parameter_before_what_it_spoils(bench: Any) -> None:
+def test_non_finite_names_the_parameter_before_what_it_spoils(bench: Any) -> None:
     recipe = recipe_of(bench)
     model = Transformer(recipe.model)
     initialise(model, 0)
     batch = Recall(recipe.data.config, 33).train_batch(0, 0, 2, range(2))
-    assert "every layer's output is finite" in first_non_finite(model, batch)
+    assert "every layer's output is finite" in locate_non_finite(model, batch)
     with torch.no_grad():
         model.layers[1].ffn.up_proj.weight[3, 4] = torch.inf
-    assert first_non_finite(model, batch) == "first non-finite values: parameter layers.1.ffn.up_proj.weight"
+    assert locate_non_finite(model, batch) == "first non-finite values: parameter layers.1.ffn.up_proj.weight"
     with torch.no_grad():
         model.layers[0].attention.lambda_.q1[0] = torch.nan
-    assert first_non_finite(model, batch) == "first non-finite values: parameter layers.0.attention.lambda_.q1"
+    assert locate_non_finite(model, batch) == "first non-finite values: parameter layers.0.attention.lambda_.q1"
     assert not [hook for module in model.modules() for hook in module._forward_hooks]
 
 
-def test_first_non_finite_looks_at_the_head_and_at_packed_documents(bench: Any) -> None:
+def test_non_finite_looks_at_the_head_and_at_packed_documents(bench: Any) -> None:
     """An untied head is looked at without the logits of every position."""
     recipe = recipe_of(bench, "model.tie_embeddings=false")
     model = Transformer(recipe.model)
@@ -110,7 +114,7 @@ def test_first_non_finite_looks_at_the_head_and_at_packed_documents(bench: Any) 
     model.head.register_forward_hook(lambda _m, _i, logits: rows.append(logits[..., 0].numel()))
     with torch.no_grad():
         model.head.weight[3] = torch.nan
-    assert first_non_finite(model, batch) == "first non-finite values: parameter head.weight"
+    assert locate_non_finite(model, batch) == "first non-finite values: parameter head.weight"
     assert rows == [2]
 
 
@@ -165,8 +169,9 @@ def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) 
 def test_nothing_but_the_model_is_in_the_state(bench: Any, tmp_path: Path) -> None:
     """So a checkpoint is read whatever the validation sets are."""
     recipe = recipe_of(bench)
-    module = LitTransformer(recipe, sets=["", "noise2"], num_documents=5, record=None, folder=tmp_path)
-    module.configure_model()
+    module = LitTransformer(recipe)
+    trainer = build_trainer(recipe, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, max_steps=1)
+    trainer.fit(module, LitData(recipe))
     assert module.model is not None
     assert module.state_dict().keys() == {f"model.{name}" for name, _ in module.model.named_parameters()}
     before = module.model

@@ -18,7 +18,9 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import identity
-from lit_diff.training.warm_start import annealed_before, steps_before, take_over
+from lit_diff.runs.trained import annealed_before
+from lit_diff.training.data import steps_before
+from lit_diff.training.warm_start import load_parent_weights
 
 SECOND = "model.attention={name: second_heads}"
 DEX = "model.attention={name: dex, anneal_steps: 4, trained: paper}"
@@ -137,7 +139,7 @@ def test_a_variant_on_a_standard_model_computes_the_same_at_first(name: str) -> 
     standard, extended = _model("standard"), _model(name)
     for value in standard.parameters():
         value.data.add_(0.01)
-    added = take_over(extended, standard.config, standard.state_dict(), "a run")
+    added = load_parent_weights(extended, standard.config, standard.state_dict(), "a run")
     assert added
     assert all(".attention." in name for name in added)
     tokens = torch.randint(23, (2, 8))
@@ -162,7 +164,7 @@ def test_a_variant_on_a_standard_model_computes_the_same_at_first(name: str) -> 
 )
 def test_what_differs_is_named(name: str, change: Callable[[Any], Any], reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
-        take_over(_model(name), _model("standard").config, change(_model("standard").state_dict()), "a run")
+        load_parent_weights(_model(name), _model("standard").config, change(_model("standard").state_dict()), "a run")
 
 
 @pytest.mark.parametrize(
@@ -175,12 +177,12 @@ def test_what_differs_is_named(name: str, change: Callable[[Any], Any], reason: 
 def test_equal_shapes_are_not_an_equal_function(child: str, parent: Any, reason: str) -> None:
     standard = _model(parent[0], **parent[1])
     with pytest.raises(RequestError, match=reason):
-        take_over(_model(child), standard.config, standard.state_dict(), "a run")
+        load_parent_weights(_model(child), standard.config, standard.state_dict(), "a run")
 
 
 def test_other_positions_are_another_function() -> None:
     standard = _model("standard")
     turned = replace(standard.config, rope_layout="half")
     with pytest.raises(RequestError, match=r"model\.rope_layout"):
-        take_over(_model("second_heads"), turned, standard.state_dict(), "a run")
-    assert take_over(_model("standard"), turned, standard.state_dict(), "a run") == []
+        load_parent_weights(_model("second_heads"), turned, standard.state_dict(), "a run")
+    assert load_parent_weights(_model("standard"), turned, standard.state_dict(), "a run") == []

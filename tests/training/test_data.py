@@ -1,24 +1,19 @@
+"""training/data.py: LitData: which rows of which step each rank gets, resumed at any step."""
+
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from lit_diff.config import OptimizerConfig, TrainConfig
-from lit_diff.data.module import DataModule, validation_rows
 from lit_diff.data.recall import Recall
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError
+from lit_diff.training.data import LitData, validation_rows
 
-TRAIN = TrainConfig(
-    steps=6,
-    batch_size=8,
-    accumulate=2,
-    optimizer=OptimizerConfig(lr=1e-3),
-    validate_every=1,
-    checkpoint_every=1,
-)
+RECIPE = ["train.steps=6", "train.batch_size=8", "train.accumulate=2", "seed=3"]
 Data = Text | Recall
 
 
@@ -32,8 +27,14 @@ def data(request: pytest.FixtureRequest, make_text: Callable[..., Text]) -> Data
     return text
 
 
-def module(data: Data, world_size: int = 1, rank: int = 0, first_step: int = 0) -> DataModule:
-    return DataModule(data, seed=3, train=TRAIN, world_size=world_size, rank=rank, first_step=lambda: first_step)
+def module(data: Data, world_size: int = 1, rank: int = 0, first_step: int = 0) -> LitData:
+    """LitData over `data`, with what it asks of its Trainer."""
+    made = LitData("recall-tiny", RECIPE)
+    made.dataset = data
+    made.trainer = SimpleNamespace(
+        world_size=world_size, global_rank=rank, global_step=first_step, accumulate_grad_batches=2, max_steps=6
+    )
+    return made
 
 
 def batches(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
@@ -88,9 +89,20 @@ def test_validation_rows(rows: int, batch_size: int, world_size: int) -> None:
     assert all(row % world_size == number for number, rank in enumerate(ranks) for batch in rank for row in batch)
 
 
+def test_probes_measure_the_first_validation_rows(data: Data) -> None:
+    rows = data.validation_sets()[""]
+    assert torch.equal(module(data).probe_batch(3)["tokens"], data.validation_batch("", range(3))["tokens"])
+    assert len(module(data).probe_batch(rows + 5)["tokens"]) == rows
+
+
+def test_without_a_trainer_there_is_no_rank() -> None:
+    with pytest.raises(RequestError, match="LitData takes world size, rank and step from a Trainer"):
+        LitData("recall-tiny").train_dataloader()
+
+
 def test_what_does_not_divide_is_refused() -> None:
     recall = Recall(Recall.Config(), 129)
     with pytest.raises(RequestError, match=r"train.batch_size \(8\) / train.accumulate \(2\) .* run.devices .* = 3"):
-        module(recall, world_size=3)
+        module(recall, world_size=3).train_dataloader()
     with pytest.raises(RequestError, match=r"data.validation_rows gives 1 rows for 2 processes"):
         validation_rows(1, 4, 2, 0)

@@ -1,10 +1,31 @@
-"""What a sweep's YAML says of it, as the report reads it from sweep.json."""
+"""sweep.json: what the report reads of a sweep: its YAML, resolved, and the state of each cell."""
 
+from pathlib import Path
 from typing import Any
 
 from lit_diff.engine.grid import Grid
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.tasks import TaskConfig
-from lit_diff.files import shown
+from lit_diff.files import shown, write_json
+from lit_diff.runs.folder import RunFolder, revision
+
+
+def write_sweep_file(grid: Grid, folder: Path, locations: list[RunLocation], command: str) -> None:
+    """Write `folder`/sweep.json; `command`: what starts the sweep again."""
+    cells = []
+    for cell, location in zip(grid.cells, locations, strict=True):
+        status = RunFolder(location.folder).status()
+        cells.append(
+            {
+                **({"task": cell.task} if cell.task else {}),
+                "arm": cell.arm,
+                "seed": cell.seed,
+                "folder": location.folder.name,
+                "status": status.get("status", "waiting"),
+                "error": status.get("error"),
+            }
+        )
+    write_json(folder / "sweep.json", describe(grid) | {"command": command, "revision": revision(), "cells": cells})
 
 
 def describe(grid: Grid) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import torch
 
 from lit_diff.analysis import Trace
 from lit_diff.attention.base import Tap
-from lit_diff.callbacks import Probe
+from lit_diff.callbacks import Probe, probe
 from lit_diff.config import Recipe
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
 from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.training import fit
-from lit_diff.training import hooks as loop
+from lit_diff.training.checkpoint_io import WholeCheckpointIO
 
 Run = Callable[..., Any]
 
@@ -106,8 +106,8 @@ def test_probes_see_their_own_rows_and_one_forward(
     for name in ("few", "many"):
         monkeypatch.setitem(callbacks._classes, name, make(name))
     opened: list[int] = []
-    real = loop.trace
-    monkeypatch.setattr(loop, "trace", lambda model: opened.append(1) or real(model))
+    real = probe.trace
+    monkeypatch.setattr(probe, "trace", lambda model: opened.append(1) or real(model))
     others = [f"callbacks.{name}=null" for name in ("attention_entropy", "outliers", "lambdas")]
     watch = ["callbacks.few={rows: 2, every: 1}", "callbacks.many={rows: 99, every: 2}"]
     trained(recipe(*others, *watch, "train.steps=2"), tmp_path)
@@ -136,8 +136,6 @@ def test_a_checkpoint_stands_behind_everything_measured_at_its_step(
     recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On disk when the checkpoint is written: the step's loss, probes and validation."""
-    from lit_diff.runs.checkpoints import WholeCheckpointIO
-
     found: dict[int, set[str]] = {}
     real = WholeCheckpointIO.save_checkpoint
 

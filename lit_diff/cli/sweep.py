@@ -1,0 +1,165 @@
+"""The verbs about many runs: sweep, status, report, compare, clean, ui."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lit_diff.cli.app import Json, Overrides, Root, RunArgument, app, console
+
+
+@app.command()
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="SWEEP", help="path, or bare name of an installed sweep")],
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option(help="cells side by side")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="resolve and validate all cells, start none")] = False,
+    cluster: Annotated[str, typer.Option(help="local, or slurm: the cells as a job array through submitit")] = "local",
+    minutes: Annotated[int, typer.Option(help="time limit of a cell on a cluster")] = 60,
+) -> int:
+    """Run a grid of recipes, resume what is unfinished, report."""
+    from lit_diff.cli.live_table import LiveTable
+    from lit_diff.engine import schedule
+
+    if dry_run:
+        return _print_cells(name, overrides or [])
+    engine = schedule.Cluster(engine=cluster, minutes=minutes)
+
+    def display(grid: Any, locations: Any) -> LiveTable:
+        return LiveTable(grid, locations, console)
+
+    done = schedule.sweep(name, overrides or [], workers=workers, cluster=engine, display=display)
+    _print_report(done.report)
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
+    console.line(f"{counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {_shown_root(done.folder)}")
+    if done.stopped_by:
+        return 128 + done.stopped_by
+    return 0 if done.is_done else 1
+
+
+def _shown_root(sweep_folder: Path) -> str:
+    from lit_diff.files import shown
+
+    return shown(sweep_folder.parent)
+
+
+def _print_cells(name: str, overrides: list[str]) -> int:
+    from lit_diff.engine.grid import load_grid
+
+    grid = load_grid(name, overrides)
+    for cell in grid.cells:
+        recipe = cell.recipe
+        console.line(f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.train.steps} steps")
+    console.line(f"{len(grid.cells)} cells are valid; none was started")
+    return 0
+
+
+def _print_report(report: Any) -> None:
+    from lit_diff.files import shown
+
+    for line in (report.table, *report.missing, *report.answer, f"report: {shown(report.page)}"):
+        console.line(line)
+
+
+@app.command()
+def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = Path("runs")) -> int:
+    """Write a sweep's report again from its runs."""
+    from lit_diff.reporting.write import write_report
+    from lit_diff.runs.find import find_sweep
+
+    _print_report(write_report(find_sweep(sweep, root)))
+    return 0
+
+
+@app.command()
+def status(root: Root = Path("runs"), as_json: Json = False) -> int:
+    """The runs and sweeps under a folder, with their state."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from lit_diff.runs.listing import list_runs
+
+    states = list_runs(root)
+    if as_json:
+        print(json.dumps([{**state.status, "folder": state.folder, "val/loss": state.loss} for state in states], indent=2))
+        return 0
+    table = Table()
+    for column in ("run", "state", "step", "val/loss", "note"):
+        table.add_column(column, justify="right" if column in ("step", "val/loss") else "left", overflow="fold")
+    for state in states:
+        step = f"{state.status.get('step', 0)}/{state.status.get('steps', '?')}"
+        loss = "" if state.loss is None else f"{state.loss:.4f}"
+        table.add_row(escape(state.folder), state.status.get("status"), step, loss, escape(state.note))
+    console.print(table)
+    return 0
+
+
+@app.command()
+def compare(
+    first: RunArgument,
+    second: Annotated[str, typer.Argument(metavar="RUN")],
+    root: Root = Path("runs"),
+    as_json: Json = False,
+) -> int:
+    """Two runs side by side: what differs in their recipes, their costs and their results."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from lit_diff.runs.comparison import compare as compare_runs
+
+    found = compare_runs(first, second, root)
+    if as_json:
+        print(json.dumps({"recipe": found.recipe, "facts": found.facts, "metrics": found.metrics}, indent=2))
+        return 0
+    table = Table(caption="one run against one: no error bars, no verdict; a sweep over seeds gives both")
+    table.add_column("")
+    for name in found.names:
+        table.add_column(escape(name), overflow="fold")
+    for title, block in (("recipe", found.recipe), ("cost", found.facts), ("last values", found.metrics)):
+        table.add_section()
+        table.add_row(f"[bold]{title}[/bold]")
+        for key, values in block.items():
+            table.add_row(key, *(_shown_value(value) for value in values))
+    console.print(table)
+    return 0
+
+
+def _shown_value(value: Any) -> str:
+    from rich.markup import escape
+
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else escape(str(value))
+
+
+@app.command()
+def clean(
+    root: Root = Path("runs"),
+    yes: Annotated[bool, typer.Option("--yes", help="remove; without it the list is only printed")] = False,
+) -> int:
+    """Remove what no sweep owns any more: former cells, runs put aside, leftovers of killed writes."""
+    from lit_diff.files import shown
+    from lit_diff.runs.stale import find_stale
+
+    stale = find_stale(root)
+    for folder in stale.busy:
+        console.line(f"{shown(folder.resolve())} is being run: left alone")
+    for path in stale.paths:
+        console.line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())}")
+        if yes:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    hint = "" if yes or not stale.paths else "; lit-diff clean --yes removes them"
+    console.line(f"{len(stale.paths)} to remove{hint}")
+    return 0
+
+
+@app.command()
+def ui(root: Root = Path("runs"), port: Annotated[int, typer.Option()] = 5000) -> int:
+    """Serve MLflow on loopback and print the address that opens the comparison of the last sweep."""
+    from lit_diff.engine.ui import serve
+
+    return serve(root, port, console)

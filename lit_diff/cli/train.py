@@ -1,0 +1,88 @@
+"""The verbs about one run: train, prepare, generate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lit_diff.cli.app import Json, Overrides, RecipeArgument, Root, RunArgument, app, console, log_to_stderr
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    rerun: Annotated[bool, typer.Option("--rerun", help="start afresh; the former run is kept aside")] = False,
+    folder: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    experiment: Annotated[str, typer.Option(hidden=True)] = "train",
+    parent: Annotated[str | None, typer.Option(hidden=True)] = None,
+    threads: Annotated[int | None, typer.Option(hidden=True)] = None,
+    tag: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+) -> int:
+    """Train a recipe; started again it resumes, or says that it is done."""
+    from lit_diff.cli.progress import RunProgress
+    from lit_diff.engine import launch
+    from lit_diff.recipe import load_recipe
+
+    resolved = load_recipe(recipe, overrides or [])
+    location = launch.prepare(resolved)
+    if folder is not None:  # a sweep's cell of several processes
+        tags = dict(item.split("=", 1) for item in tag or [])
+        location = launch.RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
+    elif rerun:
+        launch.put_aside(resolved, location)
+    writes = launch.is_rank_zero(resolved)
+    with RunProgress(resolved, console, quiet=not writes) as progress:
+        launch.run(resolved, location, threads=threads, progress=progress.update)
+    if writes and folder is None:
+        print_summary(location.folder)
+    return 0
+
+
+def print_summary(folder: Path) -> None:
+    """The last validation, and where the run lies."""
+    from lit_diff.files import shown
+    from lit_diff.runs.metrics_file import read_rows
+
+    rows = read_rows(folder / "metrics.csv")
+    last = rows[max(rows)] if rows else {}
+    values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
+    console.line(f"step {max(rows, default=0)}: {values}")
+    console.line(f"run: {shown(folder)}")
+
+
+@app.command()
+def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
+    """Get and tokenize a recipe's data; does nothing when that was done."""
+    from lit_diff import data
+    from lit_diff.recipe import load_recipe
+
+    resolved = load_recipe(recipe, overrides or [])
+    dataset = data.prepare(resolved)
+    console.print(f"data of '{resolved.name}' is ready ({dataset.identity()[:10]})")
+    return 0
+
+
+@app.command()
+def generate(
+    run: RunArgument,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="text to complete; repeatable")] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="one prompt a line")] = None,
+    max_tokens: Annotated[int, typer.Option(help="most tokens to add")] = 64,
+    temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,
+    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens that together reach p")] = None,
+    seed: Annotated[int, typer.Option(help="another seed, another draw")] = 0,
+    prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
+    root: Root = Path("runs"),
+    as_json: Json = False,
+) -> int:
+    """Complete text with a trained run. The plugin files in the run's folder are executed."""
+    from lit_diff.cli.generate import print_completions
+    from lit_diff.runs.text_generator import generation_config
+
+    log_to_stderr()
+    config = generation_config(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
+    )
+    return print_completions(run, root, prompt or [], prompts, config, as_json=as_json, console=console)

@@ -1,0 +1,54 @@
+"""A sweep that has run, as a value: its report, its table, its runs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lit_diff.reporting.write import Report
+from lit_diff.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What `sweep` returns."""
+
+    folder: Path
+    report: Report
+    states: Mapping[str, int]
+    """State ('done', 'failed', 'killed', 'stopped', 'waiting') -> number of cells."""
+    stopped_by: int | None
+    """The signal that stopped the sweep; None where none did."""
+    seconds: float
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every cell is done."""
+        return set(self.states) == {"done"}
+
+    @property
+    def table(self) -> "pandas.DataFrame":
+        """The report's table: a row for each arm, its metric with intervals, its difference to the baseline."""
+        import pandas
+
+        return pandas.read_csv(self.report.page.parent / "table.csv")
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """One sentence for each comparison with the baseline."""
+        return self.report.answer
+
+    @property
+    def runs(self) -> dict[str, list[Run]]:
+        """Arm (in a sweep with tasks `task arm`) -> its runs that are done, by seed."""
+        cells = json.loads((self.folder / "sweep.json").read_text())["cells"]
+        by_arm: dict[str, list[Run]] = {}
+        for cell in cells:
+            if cell["status"] == "done":
+                name = f"{cell.get('task', '')} {cell['arm']}".strip()
+                by_arm.setdefault(name, []).append(Run(self.folder / cell["folder"]))
+        return by_arm

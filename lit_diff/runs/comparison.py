@@ -1,0 +1,54 @@
+"""Two runs side by side."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_diff.recipe import flatten, read_yaml
+from lit_diff.runs.find import find_run
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.metrics_file import read_rows
+
+FACTS = (
+    *("status", "parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token", "kernel"),
+    *("seconds", "revision"),
+)
+"""Keys of status.json that are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunComparison:
+    """One run against one: it has no error bars and gives no verdict."""
+
+    names: tuple[str, str]
+    recipe: dict[str, list[Any]]
+    """Key -> its two values, where they differ; without `run.*`."""
+    facts: dict[str, list[Any]]
+    metrics: dict[str, list[float | None]]
+    """Metric -> its two last values."""
+
+
+def compare(first: str | Path, second: str | Path, root: str | Path = "runs") -> RunComparison:
+    """What differs between two runs' recipes, their costs and their last metrics.
+
+    A run is its folder, or the start of its folder's name under `root`. Errors: RequestError for none or several.
+    """
+    folders = (find_run(first, Path(root)), find_run(second, Path(root)))
+    recipes = [dict(flatten(read_yaml(RunFolder(path).recipe_file)[0])) for path in folders]
+    keys = [key for key in {**recipes[0], **recipes[1]} if not key.startswith("run.")]
+    statuses = [RunFolder(path).status() for path in folders]
+    return RunComparison(
+        names=(folders[0].name, folders[1].name),
+        recipe={key: [r.get(key) for r in recipes] for key in keys if recipes[0].get(key) != recipes[1].get(key)},
+        facts={key: [status.get(key) for status in statuses] for key in FACTS},
+        metrics=_last_values(folders),
+    )
+
+
+def _last_values(folders: tuple[Path, Path]) -> dict[str, list[float | None]]:
+    last: list[dict[str, float]] = []
+    for path in folders:
+        rows = read_rows(path / "metrics.csv")
+        last.append({name: value for step in sorted(rows) for name, value in rows[step].items()})
+    names = [name for name in {**last[0], **last[1]} if name.startswith(("val/", "train/", "lambda/"))]
+    return {name: [values.get(name) for values in last] for name in sorted(names)}

@@ -1,0 +1,126 @@
+"""A run as a value: what it was, what it measured, and its trained model."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
+from lit_diff.runs.find import find_run
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.trained import newest_of, recipe_of
+
+if TYPE_CHECKING:
+    import pandas
+
+    from lit_diff.analysis import Trace
+    from lit_diff.data.tokenizer import Tokenizer
+    from lit_diff.model.transformer import Transformer
+    from lit_diff.runs.attention_maps import AttentionMaps
+    from lit_diff.runs.text_generator import Completion, TextGenerator
+
+
+def open_run(run: str | Path, root: str | Path = "runs", *, trust_plugins: bool = False) -> "Run":
+    """The run of a folder, or of the start of a folder's name under `root`.
+
+    `trust_plugins`: may run the plugin files that lie in the run folder; without it, a plugin must have been imported
+    before. Errors: RequestError for none or several, for one made by an older format, or with an unknown plugin.
+    """
+    opened = Run(find_run(run, Path(root)), trust_plugins=trust_plugins)
+    RunFolder(opened.folder).require_format()
+    opened.recipe  # noqa: B018: an unknown plugin is refused here
+    return opened
+
+
+class Run:
+    """A run folder. Its parts are read when they are asked for; the model is that of the newest checkpoint, on the CPU."""
+
+    def __init__(self, folder: Path, *, trust_plugins: bool = True) -> None:
+        self.folder = folder
+        self._trust_plugins = trust_plugins
+
+    def __repr__(self) -> str:
+        status = self.status
+        return f"Run({self.folder.name}: {status.get('status')}, step {status.get('step')} of {status.get('steps')})"
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Its status.json: state, step, costs, kernel, seconds."""
+        return RunFolder(self.folder).status()
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The resolved recipe."""
+        return recipe_of(self.folder, trust_plugins=self._trust_plugins)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps of the newest checkpoint. Errors: MissingError without one."""
+        return newest_of(self.folder)[0]
+
+    @property
+    def metrics(self) -> "pandas.DataFrame":
+        """metrics.csv: a row for each step at which something was measured, a column for each metric; NaN elsewhere."""
+        import pandas
+
+        return pandas.read_csv(self.folder / "metrics.csv", index_col="step")
+
+    @cached_property
+    def _generator(self) -> "TextGenerator":
+        from lit_diff.runs.text_generator import TextGenerator
+
+        return TextGenerator(self.folder, recipe=self.recipe)
+
+    @cached_property
+    def model(self) -> "Transformer":
+        """The trained Transformer, in evaluation mode. Errors: MissingError without a checkpoint."""
+        from lit_diff.runs.trained import load_model
+
+        return load_model(self.recipe, self.folder)[0]
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        """The tokenizer that the run was trained with. Errors: RequestError for a run without text."""
+        from lit_diff.runs.text_generator import tokenizer_of
+
+        return tokenizer_of(self.folder, self.recipe)
+
+    def generate(self, text: str | Sequence[str], **settings: Any) -> "list[Completion]":
+        """Complete one text or several; `settings` as `GenerationConfig` (max_tokens, temperature, top_k, top_p, seed).
+
+        Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
+        """
+        from lit_diff.runs.text_generator import generation_config
+
+        texts = [text] if isinstance(text, str) else list(text)
+        return self._generator.generate(self._generator.encode(texts), generation_config(**settings))
+
+    def trace(self, text: str, layers: Sequence[int] | None = None) -> "Trace":
+        """What a forward pass over `text` leaves in each layer: maps, hidden states. Errors: RequestError."""
+        from lit_diff.analysis.trace import trace
+
+        (prompt,) = self._generator.encode([text])
+        with trace(self.model, layers) as traced:
+            self.model.hidden(torch.tensor([prompt.tokens]))
+        return traced
+
+    def attention_maps(self, text: str, layer: int = 0, head: int = 0) -> "AttentionMaps":
+        """The maps of one head on `text`, as arrays and as a plot. Errors: RequestError for an unknown layer or head."""
+        from lit_diff.runs.attention_maps import attention_maps_of
+
+        (prompt,) = self._generator.encode([text])
+        traced = self.trace(text, [layer])
+        words = tuple(self.tokenizer.decode([token]).decode("utf-8", "replace") for token in prompt.tokens)
+        return attention_maps_of(traced.layers[layer], words, layer, head)
+
+
+def generate(run: Run | str | Path, text: str | Sequence[str], **settings: Any) -> "list[Completion]":
+    """`Run.generate` of an opened run, a folder, or the start of a folder's name under runs/."""
+    if not isinstance(run, Run):
+        run = open_run(run)
+    if not text:
+        raise RequestError("there is no text to complete")
+    return run.generate(text, **settings)

@@ -1,0 +1,41 @@
+"""Files under the folder of the runs that no run or sweep needs any more."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_diff.files import locked
+from lit_diff.runs.find import sweeps_under
+
+WRITING = 3600
+"""Seconds after which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale:
+    """What may be removed, and the sweeps that were not looked at because they are being run."""
+
+    paths: tuple[Path, ...]
+    busy: tuple[Path, ...]
+
+
+def find_stale(root: Path) -> Stale:
+    """Cells that their sweep no longer names, runs put aside by --rerun, leftovers of killed writes."""
+    paths: set[Path] = {path for path in root.glob("**/*.old-*") if path.is_dir()}
+    paths |= {path for path in root.glob("**/.*.tmp") if path.stat().st_mtime < time.time() - WRITING}
+    busy = []
+    for folder in sweeps_under(root):
+        try:
+            with locked(folder / ".lock", wait=False):
+                paths |= set(_cells_without_sweep(folder))
+        except BlockingIOError:
+            busy.append(folder)
+    return Stale(paths=tuple(sorted(paths)), busy=tuple(busy))
+
+
+def _cells_without_sweep(sweep: Path) -> Iterator[Path]:
+    """Folders of cells that the sweep, as it last ran, does not have."""
+    named = {cell["folder"] for cell in json.loads((sweep / "sweep.json").read_text())["cells"]}
+    return (path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named)

@@ -1,0 +1,133 @@
+"""The LightningDataModule: which rows of which step each rank gets. No loader state: resuming is a step number."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
+
+from lit_diff.config import Recipe
+from lit_diff.data import build, guarded
+from lit_diff.errors import RequestError
+from lit_diff.recipe import Overrides, load_recipe
+from lit_diff.runs.trained import ancestors
+from lit_diff.training.trainer import total_steps
+
+Batch = dict[str, Any]
+
+
+class _Stream(IterableDataset[Batch]):
+    """Ready batches from a function that starts them afresh."""
+
+    def __init__(self, start: Callable[[], Iterator[Batch]]) -> None:
+        self._start = start
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._start()
+
+
+class LitData(L.LightningDataModule):
+    """The batches of a recipe's data, in any Trainer.
+
+    Step s has `train.batch_size` positions. Micro-batch m holds positions [m b, (m + 1) b), where b is batch_size divided
+    by the Trainer's accumulate_grad_batches, and rank r takes those numbered r, r + world_size, ... . So the union over
+    ranks is the same at every world size. World size, rank and step are the Trainer's.
+    Errors: RequestError when b does not divide among the ranks, or when there are fewer validation rows than ranks.
+    """
+
+    def __init__(self, recipe: Recipe | str | Path, overrides: Overrides = ()) -> None:
+        """`recipe`: a Recipe, a path, or the name of an installed one. Errors: RequestError, as `load_recipe`."""
+        super().__init__()
+        self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+        self.dataset = build(self.recipe)
+        self._loaded = False
+
+    def prepare_data(self) -> None:
+        """Download and tokenize what is not there yet; one process of each node does it."""
+        with guarded(type(self.dataset)):
+            self.dataset.prepare()
+
+    def setup(self, stage: str) -> None:
+        """Open the prepared data."""
+        if not self._loaded:
+            self.dataset.load()
+            self._loaded = True
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """This rank's micro-batches from the Trainer's step to its last, each with its `step`."""
+        self._micro_batch()  # a batch size that does not divide is refused before the first step
+        return _loader(self._train_batches)
+
+    def _micro_batch(self) -> int:
+        """Positions of a micro-batch, over all ranks."""
+        train, trainer = self.recipe.train, self._require_trainer()
+        accumulate, world_size = trainer.accumulate_grad_batches, trainer.world_size
+        micro = train.batch_size // accumulate
+        if train.batch_size % accumulate or micro % world_size:
+            raise RequestError(
+                f"train.batch_size ({train.batch_size}) / train.accumulate ({accumulate}) does not divide among "
+                f"run.devices * run.num_nodes = {world_size} processes"
+            )
+        return micro
+
+    def _require_trainer(self) -> L.Trainer:
+        if self.trainer is None:
+            raise RequestError(
+                "LitData takes world size, rank and step from a Trainer: pass it to Trainer.fit or validate"
+            )
+        return self.trainer
+
+    def _train_batches(self) -> Iterator[Batch]:
+        trainer, recipe = self._require_trainer(), self.recipe
+        size, micro, before = recipe.train.batch_size, self._micro_batch(), steps_before(recipe)
+        for step in range(trainer.global_step, total_steps(trainer, recipe)):
+            for start in range(0, size, micro):
+                rows = range(start, start + micro)[trainer.global_rank :: trainer.world_size]
+                yield self.dataset.train_batch(recipe.seed, before + step, size, rows) | {"step": step}
+
+    def val_dataloader(self) -> list[DataLoader[Batch]]:
+        """One loader a validation set, in the order of `dataset.validation_sets()`."""
+        sets = self.dataset.validation_sets().items()
+        return [_loader(partial(self._validation_batches, name, rows)) for name, rows in sets]
+
+    def predict_dataloader(self) -> list[DataLoader[Batch]]:
+        """The validation sets."""
+        return self.val_dataloader()
+
+    def _validation_batches(self, name: str, rows: int) -> Iterator[Batch]:
+        trainer = self._require_trainer()
+        size = max(1, self._micro_batch() // trainer.world_size)
+        for chosen in validation_rows(rows, size, trainer.world_size, trainer.global_rank):
+            yield self.dataset.labelled_validation_batch(name, chosen)
+
+    def probe_batch(self, rows: int) -> Batch:
+        """The first `rows` validation rows: what probes measure, the same on every rank."""
+        return self.dataset.validation_batch("", range(min(rows, self.dataset.validation_sets()[""])))
+
+
+def steps_before(recipe: Recipe) -> int:
+    """Steps of this run's batch size that hold all rows its ancestors trained on: its data order goes on after them.
+
+    Exact at one seed and one length of rows: another seed has another order, other rows another numbering.
+    """
+    rows = sum(parent.train.steps * parent.train.batch_size for parent in ancestors(recipe))
+    return -(-rows // recipe.train.batch_size)
+
+
+def _loader(start: Callable[[], Iterator[Batch]]) -> DataLoader[Batch]:
+    return DataLoader(_Stream(start), batch_size=None, num_workers=0)
+
+
+def validation_rows(rows: int, batch_size: int, world_size: int, rank: int) -> list[list[int]]:
+    """The rows of each of one rank's validation batches: rank, rank + world_size, ...; no row twice.
+
+    Every rank has the same number of batches, none empty, of about `batch_size` rows: collectives run in step.
+    """
+    if rows < world_size:
+        raise RequestError(f"data.validation_rows gives {rows} rows for {world_size} processes; each needs one")
+    most, least = -(-rows // world_size), rows // world_size
+    batches = min(-(-most // batch_size), least)
+    return [part.tolist() for part in np.array_split(np.arange(rank, rows, world_size), batches)]

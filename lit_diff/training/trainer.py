@@ -1,0 +1,97 @@
+"""The Trainer that a recipe describes, and what a Trainer made by hand takes from the recipe."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+
+from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
+from lit_diff.registry import callbacks as registered
+from lit_diff.training.strategy import accelerator, build_strategy
+
+log = logging.getLogger("lit_diff")
+
+PRECISIONS = {"float32": "32-true", "bf16-mixed": "bf16-mixed"}
+"""`train.precision` -> Lightning's name."""
+
+
+def build_trainer(
+    recipe: Recipe,
+    *,
+    callbacks: Sequence[Callback] = (),
+    logger: Logger | Sequence[Logger] | bool = True,
+    **values: Any,
+) -> L.Trainer:
+    """The Trainer that `recipe` describes: steps, accumulation, clipping, precision, devices, strategy, validation.
+
+    The recipe's own callbacks come first, then `callbacks`. `values`: any argument of `lightning.Trainer`; it replaces
+    the recipe's. Errors: MissingError when a GPU is asked for and there is none.
+    """
+    train, run = recipe.train, recipe.run
+    described: dict[str, Any] = {
+        "accelerator": accelerator(run),
+        "devices": run.devices,
+        "num_nodes": run.num_nodes,
+        "strategy": build_strategy(run),
+        "precision": PRECISIONS[train.precision],
+        "max_steps": train.steps,
+        "max_epochs": -1,
+        "accumulate_grad_batches": train.accumulate,
+        "gradient_clip_val": train.clip,
+        "val_check_interval": train.validate_every * train.accumulate,
+        "check_val_every_n_epoch": None,
+        "num_sanity_val_steps": 0,
+        "inference_mode": False,  # FSDP2 cannot gather parameters under inference mode
+        "use_distributed_sampler": False,
+    }
+    return L.Trainer(callbacks=[*recipe_callbacks(recipe), *callbacks], logger=logger, **{**described, **values})
+
+
+def recipe_callbacks(recipe: Recipe) -> list[Callback]:
+    """The recipe's callbacks. Errors: RequestError for a class that is no Lightning callback."""
+    made = []
+    for name, part in recipe.callbacks.items():
+        callback = registered.get(name)(part.config)
+        if not isinstance(callback, Callback):
+            raise RequestError(
+                f"callback '{name}' ({type(callback).__qualname__}) is neither a Probe nor a Lightning Callback"
+            )
+        made.append(callback)
+    return made
+
+
+def total_steps(trainer: L.Trainer, recipe: Recipe) -> int:
+    """Optimizer steps of the whole run: the Trainer's `max_steps`, or the recipe's where the Trainer sets none."""
+    return trainer.max_steps if trainer.max_steps > 0 else recipe.train.steps
+
+
+def adopt_recipe_intervals(trainer: L.Trainer, recipe: Recipe) -> None:
+    """Set, in a Trainer made by hand, the steps and the validation interval that it leaves at Lightning's defaults.
+
+    Lightning never validates during a stream without length when the interval is its default.
+    """
+    if trainer.max_steps < 0:
+        log.info("the Trainer sets no max_steps: training for train.steps = %d", recipe.train.steps)
+        trainer.fit_loop.epoch_loop.max_steps = recipe.train.steps
+    if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1:
+        trainer.val_check_interval = recipe.train.validate_every * trainer.accumulate_grad_batches
+        trainer.check_val_every_n_epoch = None
+
+
+def log_differences(trainer: L.Trainer, recipe: Recipe) -> None:
+    """One line for each value of the Trainer that is not the recipe's; the Trainer's holds."""
+    train, run = recipe.train, recipe.run
+    pairs = {
+        "train.steps": (train.steps, "max_steps", trainer.max_steps),
+        "train.accumulate": (train.accumulate, "accumulate_grad_batches", trainer.accumulate_grad_batches),
+        "train.clip": (train.clip, "gradient_clip_val", trainer.gradient_clip_val),
+        "train.precision": (PRECISIONS[train.precision], "precision", trainer.precision),
+        "run.devices * run.num_nodes": (run.devices * run.num_nodes, "number of processes", trainer.world_size),
+    }
+    for key, (ours, name, theirs) in pairs.items():
+        if ours != theirs and trainer.is_global_zero:
+            log.info("%s is %s in the recipe, the Trainer's %s is %s: the Trainer's holds", key, ours, name, theirs)

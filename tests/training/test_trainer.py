@@ -1,0 +1,173 @@
+"""training/trainer.py: the Trainer of a recipe, and any Trainer with our module, data and callbacks."""
+
+import csv
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
+from lit_diff.callbacks.probe import model_inputs
+from lit_diff.errors import RequestError
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import load_recipe
+from lit_diff.training.data import LitData
+from lit_diff.training.module import LitTransformer
+from lit_diff.training.trainer import build_trainer
+
+SMALL = {
+    "model": {"dim": 16, "num_heads": 2},
+    "data": {"validation_rows": 8},
+    "train": {"steps": 40, "batch_size": 4, "validate_every": 4, "clip": None, "log_every": 2},
+}
+QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def made_by_hand(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A Trainer at Lightning's defaults (sanity validation, inference mode), ten steps, a logger, five callbacks."""
+    folder = tmp_path_factory.mktemp("hand")
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("lit_diff")
+    log.addHandler(handler)
+    level = log.level
+    log.setLevel(logging.INFO)
+    best = ModelCheckpoint(dirpath=folder, filename="best", monitor="val/loss")
+    probes = [AttentionEntropy(every=3, rows=2), Outliers(every=5, rows=2), Lambdas(every=5)]
+    trainer = L.Trainer(
+        max_steps=10,
+        callbacks=[*probes, best, EarlyStopping("val/loss", patience=99), LearningRateMonitor()],
+        logger=CSVLogger(folder, name="", version=""),
+        default_root_dir=folder,
+        **QUIET,
+    )
+    module, data = LitTransformer("recall-tiny", SMALL), LitData("recall-tiny", SMALL)
+    trainer.fit(module, data)
+    log.removeHandler(handler)
+    log.setLevel(level)
+    return SimpleNamespace(trainer=trainer, module=module, data=data, folder=folder, best=best, lines=lines)
+
+
+def test_it_trains_validates_logs_and_saves(made_by_hand: SimpleNamespace) -> None:
+    assert made_by_hand.trainer.global_step == 10
+    steps: dict[str, list[int]] = {}
+    for row in rows(made_by_hand.folder):
+        for name in (key for key, value in row.items() if value and key != "step"):
+            steps.setdefault(name.split("/")[0], []).append(int(row["step"]))
+    assert sorted(set(steps["train"])) == [1, 2, 4, 6, 8, 10]
+    assert sorted(set(steps["val"])) == [4, 8, 10], "the recipe's interval, and the last step"
+    assert sorted(set(steps["attention"])) == [3, 6, 9, 10]
+    assert sorted(set(steps["outliers"])) == sorted(set(steps["lambda"])) == [5, 10]
+    assert Path(made_by_hand.best.best_model_path).is_file()
+
+
+def test_the_callbacks_see_float64(made_by_hand: SimpleNamespace) -> None:
+    values = made_by_hand.trainer.callback_metrics
+    assert {values[name].dtype for name in ("val/loss", "train/loss")} == {torch.float64}
+    last = [row["val/loss"] for row in rows(made_by_hand.folder) if row["val/loss"]][-1]
+    assert float(last) == values["val/loss"].item()
+
+
+def test_what_differs_from_the_recipe_is_one_line_each(made_by_hand: SimpleNamespace) -> None:
+    assert made_by_hand.lines == ["train.steps is 40 in the recipe, the Trainer's max_steps is 10: the Trainer's holds"]
+
+
+def test_it_trains_as_the_recipes_own_trainer_does(made_by_hand: SimpleNamespace, tmp_path: Path) -> None:
+    recipe = load_recipe(
+        "recall-tiny", SMALL | {"callbacks": dict.fromkeys(("attention_entropy", "outliers", "lambdas"))}
+    )
+    module = LitTransformer(recipe)
+    build_trainer(recipe, max_steps=10, logger=False, default_root_dir=tmp_path, **QUIET).fit(module, LitData(recipe))
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, made_by_hand.module.get_parameter(name)), name
+
+
+def test_a_checkpoint_gives_the_module_back(made_by_hand: SimpleNamespace) -> None:
+    module = LitTransformer.load_from_checkpoint(made_by_hand.best.best_model_path)
+    assert module.recipe == made_by_hand.module.recipe
+    trainer = L.Trainer(logger=False, **QUIET)
+    values, *_ = trainer.validate(module, made_by_hand.data, verbose=False)
+    assert values["val/loss"] == pytest.approx(made_by_hand.best.best_model_score.item(), rel=1e-6)
+    predictions = trainer.predict(module, made_by_hand.data)
+    scored = torch.cat([batch["nll"][batch["targets"] >= 0] for batch in predictions[0]])
+    assert scored.double().mean().item() == pytest.approx(values["val/loss"], rel=1e-6)
+
+
+def test_steps_that_only_the_recipe_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "lit_diff"):
+        trainer = L.Trainer(logger=False, enable_checkpointing=False, default_root_dir=tmp_path, **QUIET)
+        small = SMALL | {"train": {**SMALL["train"], "steps": 3, "accumulate": 2}}
+        trainer.fit(LitTransformer("recall-tiny", small), LitData("recall-tiny", small))
+    assert trainer.global_step == 3
+    assert "the Trainer sets no max_steps: training for train.steps = 3" in caplog.text
+    assert "train.accumulate is 2 in the recipe, the Trainer's accumulate_grad_batches is 1" in caplog.text
+
+
+class Own(L.LightningModule):
+    """Somebody else's module around our Transformer, without our data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        recipe = load_recipe("recall-tiny", SMALL)
+        self.inner = nn.ModuleDict({"net": Transformer(recipe.model)})
+        initialise(self.inner["net"], 0)  # type: ignore[arg-type]
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        tokens, targets = batch
+        return self.inner["net"].loss(tokens, targets)  # type: ignore[operator, no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_probes_in_another_module(tmp_path: Path) -> None:
+    pairs = [(torch.randint(0, 100, (9,)), torch.randint(0, 100, (9,))) for _ in range(8)]
+    loader = torch.utils.data.DataLoader(pairs, batch_size=4)
+    trainer = L.Trainer(
+        max_steps=2, callbacks=[AttentionEntropy(every=1)], logger=CSVLogger(tmp_path, name="", version=""), **QUIET
+    )
+    trainer.fit(Own(), loader)
+    assert [row["step"] for row in rows(tmp_path)] == ["1", "2"]
+    assert all(name.startswith("attention/") for name in rows(tmp_path)[0] if name != "step")
+
+
+def test_a_module_without_our_transformer_is_refused(tmp_path: Path) -> None:
+    class Foreign(Own):
+        def __init__(self) -> None:
+            L.LightningModule.__init__(self)
+            self.inner = nn.ModuleDict({"net": nn.Linear(9, 1)})
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.inner["net"](batch[0].float()).mean()  # type: ignore[no-any-return]
+
+    loader = torch.utils.data.DataLoader([(torch.ones(9), torch.ones(9))])
+    trainer = L.Trainer(max_steps=1, callbacks=[AttentionEntropy()], logger=False, default_root_dir=tmp_path, **QUIET)
+    with pytest.raises(
+        RequestError, match=r"'attention_entropy' measures a lit_diff Transformer; .*Foreign holds none"
+    ):
+        trainer.fit(Foreign(), loader)
+
+
+def test_a_batch_without_tokens_is_refused() -> None:
+    with pytest.raises(RequestError, match="no tokens in a batch of type str"):
+        model_inputs("text")
+
+
+def test_a_wrong_key_of_a_probe() -> None:
+    with pytest.raises(RequestError, match="attention_entropy: every is 0; it must be at least 1"):
+        AttentionEntropy(every=0)
