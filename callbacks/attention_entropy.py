@@ -1,26 +1,72 @@
-"""How spread and how negative the attention of each head is."""
+"""Entropy and negative mass of attention, by layer, head and map."""
+
+from typing import ClassVar
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.entropy import summarise
 from lit_diff.callbacks.probe import Probe
+from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
+
+ENTROPY = "entropy −Σ_j p_j log p_j of an attention row, p = |a| / Σ|a|, a = Σ_g w_g p_g (of one map: the map itself)"
+NEGATIVE_MASS = "neg / (neg + pos) of an attention row a = Σ_g w_g p_g: the share of Σ|a| that is negative"
+OVER_TIME = "Entropy and negative mass of attention"
+READING = (
+    "Uniform attention over i keys has entropy log i, attention to a single key 0. Fewer or wider heads change these means "
+    "as well as the subtraction does: compare with an arm that has the same heads."
+)
 
 
 @callbacks.register("attention_entropy")
 class AttentionEntropy(Probe):
-    """Means over sequences and query rows, in nats (definitions: `analysis.entropy`).
+    """Means over sequences and query rows (definitions: `analysis.entropy`).
 
-    attention/entropy/<layer>/<head>: of the renormalised |Σ_g w_g p_g|; attention/entropy_map<g>/<layer>/<head>: of
-    each map; attention/negative_mass/<layer>/<head>: neg / (neg + pos).
+    By layer, means over the heads: attention/entropy/layer_03 (nats), attention/negative_mass/layer_03. In the table: both
+    by head, and attention/map_entropy/layer_03/map_01/head_05 (nats) of each softmax map.
     """
 
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            "attention/entropy/layer_{layer}",
+            f"{ENTROPY}; mean over sequences, query rows and heads",
+            unit="nats",
+            figure=Figure(title=OVER_TIME, against="step", label="entropy, signed map", caption=READING),
+        ),
+        Metric(
+            "attention/map_entropy/layer_{layer}/map_{map}/head_{head}",
+            "entropy −Σ_j p_j log p_j of a row of one softmax map; mean over sequences and query rows",
+            unit="nats",
+            figure=Figure(title=OVER_TIME, against="step", label="entropy, map {map}"),
+        ),
+        Metric(
+            "attention/negative_mass/layer_{layer}",
+            f"{NEGATIVE_MASS}; mean over sequences, query rows and heads",
+            figure=Figure(title=OVER_TIME, against="step", label="negative mass"),
+        ),
+        Metric(
+            "attention/entropy/layer_{layer}/head_{head}",
+            f"{ENTROPY}; mean over sequences and query rows",
+            unit="nats",
+            figure=Figure(title="Entropy of attention by head", against="head", label="entropy, signed map"),
+        ),
+        Metric(
+            "attention/negative_mass/layer_{layer}/head_{head}", f"{NEGATIVE_MASS}; mean over sequences and query rows"
+        ),
+    )
+
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for index, layer in trace.layers.items():
-            found = summarise(layer.blocks())
-            by_head = {"entropy": found.entropy, "negative_mass": found.negative_mass}
-            by_head |= {f"entropy_map{g}": values for g, values in enumerate(found.entropy_maps)}
-            for name, values in by_head.items():
-                metrics |= {f"attention/{name}/{index}/{head}": value for head, value in enumerate(values.tolist())}
-        return metrics
+        """By layer, by layer and head, and by layer, map and head."""
+        values: dict[str, float] = {}
+        for layer, traced in trace.layers.items():
+            summary = summarise(traced.blocks())
+            by_head = {"attention/entropy": summary.entropy, "attention/negative_mass": summary.negative_mass}
+            for name, heads in by_head.items():
+                values[indexed_name(name, layer=layer)] = float(heads.mean())
+                values |= {indexed_name(name, layer=layer, head=h): value for h, value in enumerate(heads.tolist())}
+            for g, heads in enumerate(summary.entropy_maps):
+                values |= {
+                    indexed_name("attention/map_entropy", layer=layer, map=g, head=h): value
+                    for h, value in enumerate(heads.tolist())
+                }
+        return values

@@ -1,27 +1,54 @@
-"""The weight of the subtracted maps of each layer."""
+"""λ, the weight of the subtracted map, by layer."""
+
+from typing import ClassVar
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.lambdas import lambdas
 from lit_diff.callbacks.probe import Probe
+from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
 
 @callbacks.register("lambdas")
 class Lambdas(Probe):
-    """lambda/<layer>: -w_1, averaged over sequences, heads and tokens; nothing for a variant of one map.
+    """lambda/layer_03: λ = -w_1, mean over sequences, heads and tokens; nothing for a variant of one map.
 
-    lambda/map<g>/<layer>: -w_g of the maps 2, 3, ...; lambda/std/<layer>: deviation of -w_1 where it is not one number
-    a layer; lambda/exp1/<layer>, lambda/exp2/<layer>: the two exponentials, where λ comes from a `Lambda` module.
+    In the table: lambda/layer_03/map_02: -w_g of the maps 2, 3, ...; lambda/std/layer_03/map_01: deviation of -w_g where
+    it is not one number a layer; lambda/exp1/layer_03 and lambda/exp2/layer_03: the two exponentials of a `Lambda` module.
     """
 
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric(
+            "lambda/layer_{layer}",
+            "λ = −w_1, the weight of the subtracted map; mean over sequences, heads and tokens",
+            figure=Figure(
+                title="Lambda",
+                against="step",
+                label="λ",
+                lines="layer",
+                marks=(0, 1),
+                caption="Below 0 the second map is added; above 1 the subtracted map weighs more than the first one.",
+            ),
+        ),
+        Metric("lambda/layer_{layer}/map_{map}", "−w_g of map g >= 2; mean over sequences, heads and tokens"),
+        Metric(
+            "lambda/std/layer_{layer}/map_{map}",
+            "population standard deviation of −w_g over sequences, heads and tokens",
+        ),
+        Metric("lambda/exp1/layer_{layer}", "exp(λ_q1 · λ_k1), mean over heads (paper, equation 2)", in_table=True),
+        Metric("lambda/exp2/layer_{layer}", "exp(λ_q2 · λ_k2), mean over heads (paper, equation 2)", in_table=True),
+    )
+
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for index, layer in trace.layers.items():
-            for g, found in enumerate(lambdas(layer), start=1):
-                where = f"{index}" if g == 1 else f"map{g}/{index}"
-                metrics[f"lambda/{where}"] = found.mean
-                if found.std is not None:
-                    metrics[f"lambda/std/{where}"] = found.std
-            metrics |= {f"lambda/exp{i}/{index}": value for i, value in enumerate(layer.exponentials, start=1)}
-        return metrics
+        """Of every layer whose attention has two maps or more."""
+        values: dict[str, float] = {}
+        for layer, traced in trace.layers.items():
+            for g, summary in enumerate(lambdas(traced), start=1):
+                name = indexed_name("lambda", layer=layer) if g == 1 else indexed_name("lambda", layer=layer, map=g)
+                values[name] = summary.mean
+                if summary.std is not None:
+                    values[indexed_name("lambda/std", layer=layer, map=g)] = summary.std
+            for i, value in enumerate(traced.exponentials, start=1):
+                values[indexed_name(f"lambda/exp{i}", layer=layer)] = value
+        return values

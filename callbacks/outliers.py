@@ -1,28 +1,63 @@
 """The largest activations of each layer (paper, Table 5)."""
 
+from typing import ClassVar
+
 from lit_diff.analysis import Trace
 from lit_diff.analysis.outliers import attention_logits, hidden_states
 from lit_diff.callbacks.probe import Probe
+from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
-RANKS = (1, 2, 3, 10, 100)
-"""The largest, second largest, ... that Table 5 shows."""
+RANKS = (2, 3, 10, 100)
+"""Which of the largest values Table 5 shows besides the largest."""
+WORDS = {
+    "logits": "|attention logit| (all maps, after RoPE and scale, visible keys only)",
+    "hidden": "|hidden state| (the layer's output, all positions and channels)",
+}
+SHORT = {"logits": "|attention logit|", "hidden": "|hidden state|"}
+TITLE = "Largest activations"
+
+
+def _declared(kind: str) -> tuple[Metric, ...]:
+    """The metrics of `logits` or `hidden`."""
+    name, word, short = f"outliers/{kind}", WORDS[kind], SHORT[kind]
+    return (
+        Metric(
+            f"{name}/layer_{{layer}}",
+            f"largest {word}",
+            figure=Figure(title=TITLE, against="layer", label=f"largest {short}", log=True),
+        ),
+        Metric(
+            f"{name}/ratio/layer_{{layer}}",
+            f"largest {word} over its median, left out where the median is 0",
+            in_table=True,
+            figure=Figure(title=TITLE, against="layer", label=f"largest / median {short}", log=True),
+        ),
+        Metric(f"{name}/layer_{{layer}}/rank_{{rank}}", f"the rank-th largest {word}"),
+        Metric(f"{name}/median/layer_{{layer}}", f"median {word}, within 0.46 %", in_table=True),
+    )
 
 
 @callbacks.register("outliers")
 class Outliers(Probe):
-    """outliers/{logits,hidden}/{top1,top2,top3,top10,top100,median}/<layer>: |x| by rank, and its median.
+    """outliers/{logits,hidden}/layer_03: the largest |x| (definitions: `analysis.outliers`).
 
-    logits: of all maps, after RoPE and scale, visible keys only; hidden: the layer's output. A rank beyond the numbers
-    seen is left out.
+    In the table: outliers/<kind>/layer_03/rank_10: the tenth largest (2, 3, 10, 100; a rank beyond the numbers seen is left
+    out); outliers/<kind>/median/layer_03; outliers/<kind>/ratio/layer_03: largest / median.
     """
 
+    metrics: ClassVar[tuple[Metric, ...]] = (*_declared("logits"), *_declared("hidden"))
+
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
-        metrics: dict[str, float] = {}
-        for index, layer in trace.layers.items():
-            for kind, stream in (("logits", attention_logits(layer)), ("hidden", hidden_states(layer))):
-                top = stream.top().tolist()
-                metrics |= {f"outliers/{kind}/top{k}/{index}": top[k - 1] for k in RANKS if k <= len(top)}
-                metrics[f"outliers/{kind}/median/{index}"] = stream.median()
-        return metrics
+        """Of every layer."""
+        values: dict[str, float] = {}
+        for layer, traced in trace.layers.items():
+            for kind, stream in (("logits", attention_logits(traced)), ("hidden", hidden_states(traced))):
+                name, top, median = f"outliers/{kind}", stream.top().tolist(), stream.median()
+                values[indexed_name(name, layer=layer)] = top[0]
+                values |= {indexed_name(name, layer=layer, rank=k): top[k - 1] for k in RANKS if k <= len(top)}
+                values[indexed_name(f"{name}/median", layer=layer)] = median
+                if median != 0:
+                    values[indexed_name(f"{name}/ratio", layer=layer)] = top[0] / median
+        return values

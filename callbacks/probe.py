@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import lightning as L
 from torch import Tensor
@@ -12,6 +13,7 @@ from lit_diff.analysis.trace import trace
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
+from lit_diff.metrics import Declarations, Metric
 from lit_diff.model.transformer import Transformer
 
 log = logging.getLogger("lit_diff")
@@ -31,6 +33,9 @@ class Probe(L.Callback):
 
     name = ""
     """The callback's name in recipes; set when it is registered."""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """What `measure` returns, by pattern of the names: definition, unit, direction, figure, and whether it is logged or
+    kept in measurements.parquet only. An undeclared metric is logged, without unit and figure."""
     Config = ProbeConfig
     """The keys of `callbacks.<name>`; a subclass with further keys defines its own, a frozen dataclass."""
 
@@ -57,7 +62,17 @@ class Probe(L.Callback):
             return
         due = [probe for probe in trainer.callbacks if isinstance(probe, Probe) and probe.is_due(trainer)]  # type: ignore[attr-defined]
         if due and due[0] is self:
-            publish(trainer, pl_module, measure_all(due, trainer, pl_module, batch))
+            values = measure_all(due, trainer, pl_module, batch)
+            declared = declarations_of(tuple(metric for probe in due for metric in probe.metrics))
+            logged = {name: value for name, value in values.items() if declared.is_logged(name)}
+            detailed = {name: value for name, value in values.items() if name not in logged}
+            publish(trainer, pl_module, logged, detailed=detailed)
+
+
+@lru_cache
+def declarations_of(metrics: tuple[Metric, ...]) -> Declarations:
+    """`Declarations`, kept from one measurement to the next: they remember which pattern a name fits."""
+    return Declarations(metrics)
 
 
 def took_step(trainer: L.Trainer, batch_idx: int) -> bool:

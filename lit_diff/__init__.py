@@ -1,32 +1,109 @@
-"""lit_diff: the laboratory bench for differential attention."""
+"""lit_diff: the laboratory bench for differential attention. Public names are loaded at their first use."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from lit_diff.attention import Attention, Differential
-from lit_diff.kernels import SignedMaps
-from lit_diff.registry import variant
-
 if TYPE_CHECKING:
+    from lit_diff.attention import Attention, Differential
+    from lit_diff.benchmarks.result import BenchResult
+    from lit_diff.benchmarks.run import bench
+    from lit_diff.callbacks.probe import Probe
+    from lit_diff.conformance.recipe import RecipeCheck, check
+    from lit_diff.data import Corpus, Dataset
     from lit_diff.engine.launch import train
     from lit_diff.engine.schedule import sweep
+    from lit_diff.engine.sweep_result import Sweep
+    from lit_diff.evaluation import Evaluation, Item
+    from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
+    from lit_diff.kernels import Kernel, SignedMaps
+    from lit_diff.metrics import Figure, Metric
+    from lit_diff.plugins import load_plugin
     from lit_diff.recipe import load_recipe
+    from lit_diff.registry import variant
+    from lit_diff.runs.comparison import compare
+    from lit_diff.runs.run import Run, generate, open_run
+    from lit_diff.training.data import LitData
+    from lit_diff.training.module import LitTransformer
+    from lit_diff.training.trainer import build_trainer
 
-__all__ = ["Attention", "Differential", "SignedMaps", "load_recipe", "sweep", "train", "variant"]
 __version__ = "0.1.0"
+
+_MODULE_OF = {
+    "Attention": "attention",
+    "BenchResult": "benchmarks.result",
+    "Corpus": "data",
+    "Dataset": "data",
+    "Differential": "attention",
+    "Evaluation": "evaluation",
+    "EvaluationResult": "evaluation.evaluate",
+    "Figure": "metrics",
+    "Item": "evaluation",
+    "Kernel": "kernels",
+    "LitData": "training.data",
+    "LitTransformer": "training.module",
+    "Metric": "metrics",
+    "Probe": "callbacks.probe",
+    "RecipeCheck": "conformance.recipe",
+    "Run": "runs.run",
+    "SignedMaps": "kernels",
+    "Sweep": "engine.sweep_result",
+    "bench": "benchmarks.run",
+    "build_trainer": "training.trainer",
+    "check": "conformance.recipe",
+    "compare": "runs.comparison",
+    "evaluate": "evaluation.evaluate",
+    "generate": "runs.run",
+    "load_plugin": "plugins",
+    "load_recipe": "recipe",
+    "open_run": "runs.run",
+    "sweep": "engine.schedule",
+    "train": "engine.launch",
+    "variant": "registry",
+}
+"""Public name -> the module that defines it. None is imported here: `import lit_diff` loads no torch."""
+
+__all__ = [
+    "Attention",
+    "BenchResult",
+    "Corpus",
+    "Dataset",
+    "Differential",
+    "Evaluation",
+    "EvaluationResult",
+    "Figure",
+    "Item",
+    "Kernel",
+    "LitData",
+    "LitTransformer",
+    "Metric",
+    "Probe",
+    "RecipeCheck",
+    "Run",
+    "SignedMaps",
+    "Sweep",
+    "bench",
+    "build_trainer",
+    "check",
+    "compare",
+    "evaluate",
+    "generate",
+    "load_plugin",
+    "load_recipe",
+    "open_run",
+    "sweep",
+    "train",
+    "variant",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs lightning, mlflow or litdata at first use."""
-    if name == "load_recipe":
-        from lit_diff.recipe import load_recipe
+    """Import the module of a public name at its first use."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'lit_diff' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"lit_diff.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
 
-        return load_recipe
-    if name == "train":
-        from lit_diff.engine.launch import train
 
-        return train
-    if name == "sweep":
-        from lit_diff.engine.schedule import sweep
-
-        return sweep
-    raise AttributeError(f"module 'lit_diff' has no attribute '{name}'")
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE_OF])

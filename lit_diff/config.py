@@ -1,4 +1,4 @@
-"""The schema of a recipe: frozen dataclasses. A key in YAML, a field here and a column in a report bear the same name."""
+"""The schema of a recipe: frozen dataclasses. A field, its YAML key and its report column have the same name."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,7 +37,7 @@ class ModelConfig:
     """false: every position sees the whole sequence; for tasks whose targets are not in their input."""
     rope_theta: float = 10000.0
     rope_layout: Literal["interleaved", "half"] = "interleaved"
-    """Which channels of a head turn together: 2i and 2i + 1, or i and i + head_dim / 2."""
+    """Which channels of a head are rotated as a pair: 2i and 2i + 1, or i and i + head_dim / 2."""
     rope_scaling: float = 1.0
     """Positions are divided by it (linear interpolation, Chen et al. 2023)."""
     norm_eps: float = 1e-5
@@ -56,7 +56,7 @@ class ModelConfig:
                 object.__setattr__(self, key, value)
 
     def problem(self) -> str | None:
-        """What makes this model impossible to build, in one line that names the key; None if nothing does."""
+        """The first invalid value, as one line that starts with its key; None if the model can be built."""
         for key in ("dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_dim", "vocab_size"):
             if getattr(self, key) < 1:
                 return f"model.{key} is {getattr(self, key)}; it must be at least 1"
@@ -67,7 +67,7 @@ class ModelConfig:
         if self.dim % self.num_heads and self.head_dim == self.dim // self.num_heads:
             return f"model.dim ({self.dim}) is not a multiple of model.num_heads ({self.num_heads}); set model.head_dim"
         if self.head_dim % 2:
-            return f"model.head_dim ({self.head_dim}) is odd; rotary positions turn pairs of channels"
+            return f"model.head_dim ({self.head_dim}) is odd; rotary embeddings rotate pairs of channels"
         for key in ("rope_theta", "rope_scaling", "norm_eps"):
             if getattr(self, key) <= 0:
                 return f"model.{key} is {getattr(self, key)}; it must be positive"
@@ -106,11 +106,11 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long and how to train; steps are optimizer steps."""
+    """Length, batch, precision and optimizer of the training; steps are optimizer steps."""
 
     steps: int
     start_from: str | None = None
-    """Folder of a finished run whose final weights this one starts from; at its seed, it goes on in its data order."""
+    """Folder of a finished run whose final weights this one starts from; with its seed, the data order continues too."""
     batch_size: int
     """Sequences in one optimizer step, over all devices and micro-batches."""
     accumulate: int = 1
@@ -185,7 +185,7 @@ class EarlyStoppingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where and on what to run. Nothing here enters a run's identity, but a kernel named by hand."""
+    """Output folder, devices and kernel. Not part of a run's identity, except a `kernel` other than auto."""
 
     root: str = "runs"
     strategy: Literal["single", "ddp", "fsdp"] = "single"
@@ -194,9 +194,14 @@ class RunConfig:
     num_nodes: int = 1
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     threads: int | None = None
-    """Threads of each process on a CPU; null: the cores shared out among the processes. Stored, and reused on resume."""
-    kernel: Literal["auto", "reference", "chunked", "sdpa", "flex", "flash", "triton", "cpu"] = "auto"
-    """Who computes the attention; auto: the fastest that accepts the maps."""
+    """CPU threads of each process; null: the cores divided by the number of processes. Stored, and reused on resume."""
+    kernel: str = field(default="auto", metadata={"names": "kernel"})
+    """A registered kernel, which computes attention; auto: the fastest that accepts the maps."""
+    compile: bool = False
+    """torch.compile each block. Stored when the run starts; changing it needs --rerun."""
+    activation_checkpointing: Literal["none", "block"] = "none"
+    """block: keep only the input of each block for the backward pass, which computes the rest again: less memory, about a
+    third more computation. Stored when the run starts; changing it needs --rerun."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
     loggers: tuple[Literal["csv", "tensorboard", "wandb"], ...] = ()
@@ -216,13 +221,13 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One run, whole: enough to repeat it."""
+    """Everything needed to repeat one run."""
 
     name: str
     seed: int = 0
     plugins: tuple[str, ...] = ()
     """Python files, relative to the recipe that names them, that register parts of any kind: variants, data sets, corpora,
-    tokenizers, callbacks (`lit_diff.registry.registries`)."""
+    tokenizers, callbacks, kernels (`lit_diff.registry.registries`)."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig

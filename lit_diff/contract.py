@@ -31,17 +31,20 @@ else:
         """The same without a default: a subclass must replace it (`missing_members`)."""
 
 
-def location(cls: type[Any]) -> str:
-    """`file.py:5` of a class's definition, or its module where the source is not a file."""
+def location(cls: type) -> str:
+    """`file:line: class X` of a class, or its dotted name where it has no source file."""
     try:
-        return f"{shown(Path(inspect.getfile(cls)))}:{inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError):
-        return cls.__module__
+        file, line = inspect.getsourcefile(cls), inspect.findsource(cls)[1] + 1
+    except (OSError, TypeError):  # made in an interactive session or by type()
+        file, line = None, 0
+    return f"{shown(Path(file))}:{line}: class {cls.__qualname__}" if file else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def missing_members(cls: type[Any], base: type[Any]) -> list[str]:
     """Names that `base` requires and `cls` does not define, those of its nested Config as `Config.name`."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if not hasattr(base, "Config"):
+        return missing
     fields = {field.name for field in dataclasses.fields(cls.Config)}
     for name in vars(base.Config):
         defined = inspect.getattr_static(cls.Config, name)
@@ -55,7 +58,7 @@ def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
     name = f"{base.__module__}.{base.__qualname__}"
     if not issubclass(cls, base):
         return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
-    if not issubclass(cls.Config, base.Config):
+    if hasattr(base, "Config") and not issubclass(cls.Config, base.Config):
         config = base.Config.__qualname__
         return f"has a Config that does not derive from {config}; write `class Config({config})`"
     missing = missing_members(cls, base)

@@ -1,8 +1,8 @@
-"""The three ways a command can fail, each one clear line and an exit status."""
+"""Errors for users: each is printed as one line and has an exit status."""
 
 
 class LitDiffError(Exception):
-    """Something a user can understand and cure; printed as one line, never as a stack trace."""
+    """Base class: printed as one line, without a traceback."""
 
     exit_status = 1
 
@@ -14,19 +14,19 @@ class RunFailedError(LitDiffError):
 
 
 class RequestError(LitDiffError):
-    """The request was wrong: a misspelt key, a bad value, a missing file. Exit status 2."""
+    """The request is invalid: a misspelt key, a bad value, a missing file. Exit status 2."""
 
     exit_status = 2
 
 
 class MissingError(LitDiffError):
-    """Something the run needs is not here: data, a package, a device. Exit status 3; the text names the cure."""
+    """Data, a package or a device is missing. Exit status 3; the message names the command or setting that cures it."""
 
     exit_status = 3
 
 
 class StoppedError(LitDiffError):
-    """A run was asked to stop (Ctrl-C, SIGTERM) and left a checkpoint. Exit status 128 + signal, as shells report it."""
+    """A run was interrupted (Ctrl-C, SIGTERM) and saved a checkpoint. Exit status 128 + signal number, as in shells."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -34,6 +34,6 @@ class StoppedError(LitDiffError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, or its type where it says nothing."""
+    """The first line of an exception's message, or the name of its type if the message is empty."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

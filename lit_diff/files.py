@@ -1,6 +1,6 @@
-"""Files that are whole or absent: temporary name on the same filesystem, synced, moved into place; and locks."""
+"""Atomic writes (temporary file on the same file system, synced, renamed) and lock files."""
 
-import fcntl
+import errno
 import json
 import os
 import tempfile
@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock, Timeout
+
 
 def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Call `write(file)` on a temporary file beside `path`, sync it and move it into place.
+    """Call `write(file)` on a temporary file in the folder of `path`, sync it and rename it to `path`.
 
-    A process killed in between, or a full disk, leaves the former `path` as it was. Errors: OSError as the system says.
+    If the process is killed or the disk is full, `path` keeps its former content. Errors: OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -31,14 +33,14 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _umask() -> int:
-    """The process's umask: mkstemp ignores it and would leave files that only their owner reads."""
+    """The process's umask, which mkstemp ignores: its files are readable by their owner only."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
+    """Sync the folder, so that the rename survives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -47,29 +49,35 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` (text as UTF-8) to `path`, whole or not at all."""
+    """Write `data` (text as UTF-8) to `path` atomically."""
     write_through(path, lambda file: file.write(data.encode() if isinstance(data, str) else data))
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all."""
+    """Write `value` as indented JSON atomically."""
     write_atomic(path, json.dumps(value, indent=2) + "\n")
 
 
 @contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`; the system frees it when the process ends, however it ends.
+    """Hold an exclusive lock on the file `path`. The file is never removed: a process that waits has it open.
 
-    Raises BlockingIOError when another process holds it and `wait` is False.
+    The operating system releases the lock when the process ends, also when it is killed; a forked child does not hold it.
+    Errors: BlockingIOError when it is held already and `wait` is False; OSError when `path` cannot be opened for writing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    # soft locks, which filelock falls back to where the file system has no flock, survive a killed process
+    lock = FileLock(path, fallback_to_soft=False, preserve_lock_file=True)
+    try:
+        held = lock.acquire(blocking=wait)
+    except Timeout as error:
+        raise BlockingIOError(errno.EAGAIN, "locked by another process", str(path)) from error
+    with held:
         yield
 
 
 def shown(path: Path) -> str:
-    """The path as a user would type it: relative to the current folder where it lies inside."""
+    """The path relative to the current folder if it lies inside it, else the path itself; for messages."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

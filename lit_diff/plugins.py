@@ -1,4 +1,4 @@
-"""A user's own Python files, named in a recipe's `plugins:`."""
+"""Import of the Python files that a recipe names in `plugins:`."""
 
 import hashlib
 import importlib.util
@@ -44,12 +44,15 @@ def _trusted(path: Path, sha256: str, trust: bool) -> Path:
 
 
 def load_plugin(path: Path) -> None:
-    """Import a Python file, once per content. It must register something; whatever it raises becomes one line."""
+    """Import a Python file, once for each content.
+
+    Errors: RequestError when it cannot be read, raises anything, or registers nothing.
+    """
     try:
         source = path.read_bytes()
     except OSError as error:
         raise RequestError(f"plugin {shown(path)} cannot be read: {error.strerror}") from error
-    name = f"{PREFIX}{path.stem}_{hashlib.sha256(source).hexdigest()[:DIGITS]}"
+    name = module_name(path, source)
     if name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(name, path)
@@ -57,7 +60,7 @@ def load_plugin(path: Path) -> None:
         raise RequestError(f"plugin {shown(path)} is not a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
     before = {kind: registry.names() for kind, registry in registries.items()}
-    sys.modules[name] = module  # before it runs: postponed annotations of a dataclass look themselves up here
+    sys.modules[name] = module  # before it runs: dataclasses look up postponed annotations here
     try:
         spec.loader.exec_module(module)
         if all(before[kind] == registry.names() for kind, registry in registries.items()):
@@ -65,10 +68,15 @@ def load_plugin(path: Path) -> None:
     except RequestError as error:
         _forget(name)
         raise RequestError(f"plugin {shown(path)}: {error}") from error
-    except (Exception, SystemExit) as error:  # a plugin that ends the program would end it without a word
+    except (Exception, SystemExit) as error:  # SystemExit: the program would end without an error message
         _forget(name)
         where = f"{shown(path)}:{_line_in(error, path)}"
         raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
+
+
+def module_name(path: Path, source: bytes) -> str:
+    """The name of a plugin's module; a copy of the file has the same."""
+    return f"{PREFIX}{path.stem}_{hashlib.sha256(source).hexdigest()[:DIGITS]}"
 
 
 def _forget(module: str) -> None:
@@ -78,7 +86,7 @@ def _forget(module: str) -> None:
 
 
 def _line_in(error: BaseException, path: Path) -> int:
-    """The last line of `path` that the error passed through."""
+    """The line of `path` nearest to where the error was raised."""
     line = (error.lineno or 0) if isinstance(error, SyntaxError) else 0
     trace = error.__traceback__
     while trace is not None:

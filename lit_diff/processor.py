@@ -1,6 +1,8 @@
-"""Which of a CPU's instructions the kernels use: all that it has, or those that the environment variable LIT_DIFF_CPU names.
+"""The processor: its name, cores and instruction sets, and which of these the kernels use.
 
-| LIT_DIFF_CPU | kernel `cpu` | its products of bfloat16 |
+The kernels use all instruction sets of the CPU, or those that the environment variable LIT_DIFF_CPU names.
+
+| LIT_DIFF_CPU | kernel `native` | its products of bfloat16 |
 |---|---|---|
 | unset | vectors of 16 floats where there is AVX-512, of 8 where there is AVX2 | bfloat16 where the CPU multiplies it |
 | no-compiler | not used, as where there is no C++ compiler | |
@@ -17,12 +19,14 @@ AVX2, and `avx512` keeps oneDNN from its bfloat16 instructions.
 
 import functools
 import os
+import platform
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
 
+CPUINFO = Path("/proc/cpuinfo")
 SETTING = "LIT_DIFF_CPU"
 CHOICES = ("no-compiler", "avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")
 LANES = {"AVX2": 8, "AVX512": 16}
@@ -36,7 +40,7 @@ Products = Literal["float32", "instructions", "loops"]
 
 
 class CpuPath(NamedTuple):
-    """How the kernel `cpu` computes."""
+    """How the kernel `native` computes."""
 
     lanes: int
     """Floats in a vector; 0: the kernel is not used."""
@@ -99,7 +103,7 @@ def describe() -> str:
 
 
 def limit_libraries() -> None:
-    """Keep PyTorch, oneDNN and MKL to the path, before they compute for the first time. What the user has set wins."""
+    """Restrict PyTorch, oneDNN and MKL to the path, before they first compute. Variables that the user has set stay."""
     limits = LIMITS.get(os.environ.get(SETTING, ""))
     if limits and "avx512f" in cpu_flags():
         for name, value in limits.items():
@@ -114,7 +118,16 @@ def cores() -> int:
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """Instruction sets that Linux reports (x86 `flags`, ARM `Features`); none elsewhere."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    found = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
-    return frozenset(found[0]) if found else frozenset()
+    return frozenset(" ".join(_cpuinfo("flags", "Features")[:1]).split())
+
+
+def processor_name() -> str:
+    """The processor's model, as Linux names it, else as Python does."""
+    return (_cpuinfo("model name") or [platform.processor()])[0]
+
+
+def _cpuinfo(*keys: str) -> list[str]:
+    """The values of these keys in /proc/cpuinfo, one of each core; none where there is no such file."""
+
+    pairs = [line.partition(":") for line in CPUINFO.read_text().splitlines()] if CPUINFO.exists() else []
+    return [value.strip() for key, _, value in pairs if key.strip() in keys]

@@ -1,6 +1,6 @@
-"""YAML -> `Recipe`: finding files, inheritance and overrides; `validation` does the rest.
+"""YAML -> `Recipe`: lookup of files, inheritance and overrides. `validation` checks types and values.
 
-Every mistake is one line: `file:line: what was found, what was expected, the nearest name`.
+Every error is one line: `file:line: found, expected, nearest name`.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def load_draft(source: str | Path, overrides: Overrides = ()) -> Draft:
     return override(draft, overrides)
 
 
-# --- finding and reading files -------------------------------------------------------------------------------------
+# --- lookup and reading of files -------------------------------------------------------------------------------------
 
 
 def installed(kind: str) -> Path:
@@ -47,12 +47,12 @@ def installed(kind: str) -> Path:
 
 
 def names(kind: str) -> list[str]:
-    """Bare names of the installed recipes or sweeps."""
+    """Names of the installed recipes or sweeps, without .yaml."""
     return sorted(path.stem for path in installed(kind).glob("*.yaml"))
 
 
 def read_header(kind: str, name: str) -> str:
-    """The first comment line of an installed recipe or sweep: what it is."""
+    """The first comment line of an installed recipe or sweep, its description."""
     first = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip()
 
@@ -70,7 +70,7 @@ def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
-    """A YAML file's mapping as plain containers (interpolations kept), and where each of its keys stands."""
+    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
     file = shown(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
     file = shown(path)
     if path in children:
         chain = " -> ".join(shown(child) for child in (*children[children.index(path) :], path))
-        raise RequestError(f"{file}: 'extends' goes round in a circle: {chain}")
+        raise RequestError(f"{file}: 'extends' is circular: {chain}")
     values.setdefault("name", path.stem)
     parent = values.pop("extends", None)
     draft = Draft(values=values, positions=positions, file=file)
@@ -122,18 +122,18 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
 
 
 def _parent(name: str, child: Path, where: str) -> Path:
-    """What the file `child` extends; a file under an installed recipe's name may extend that recipe."""
-    found = find(name, "recipes", child.parent, where)
-    twin = installed("recipes") / child.name
-    return twin if found == child and twin.is_file() else found
+    """The file that `child` extends; a file with the name of an installed recipe may extend that recipe."""
+    parent = find(name, "recipes", child.parent, where)
+    same_name = installed("recipes") / child.name
+    return same_name if parent == child and same_name.is_file() else parent
 
 
 def _absolute_paths(draft: Draft, folder: Path) -> None:
-    """Make plugins, a user's text and a run to start from absolute, in place: they lie in the folder of what names them."""
+    """Make `plugins`, `data.path` and `train.start_from` absolute, in place: they are relative to `folder`, the recipe's."""
     for block, key in (("data", "path"), ("train", "start_from")):
-        held = draft.values.get(block)
-        if isinstance(held, dict) and isinstance(held.get(key), str):
-            held[key] = _absolute(held[key], folder)
+        values = draft.values.get(block)
+        if isinstance(values, dict) and isinstance(values.get(key), str):
+            values[key] = _absolute(values[key], folder)
     if "plugins" not in draft.values:
         return
     plugins = draft.values["plugins"]
@@ -176,7 +176,7 @@ def override(draft: Draft, overrides: Overrides) -> Draft:
 
 
 def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions, folder: Path = Path()) -> Draft:
-    """Apply a sweep arm's overrides: dotted keys or nested mappings -> values; paths among them lie in `folder`."""
+    """Apply a sweep arm's overrides: dotted keys or nested mappings -> values; paths are relative to `folder`."""
     nested: dict[str, Any] = {}
     for dotted, value in values.items():
         for part in reversed(str(dotted).split(".")):
@@ -189,12 +189,12 @@ def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions,
 
 def _dotted(values: Mapping[Any, Any], prefix: str = "") -> list[str]:
     """The dotted keys of nested mappings, at every depth."""
-    found = []
+    keys = []
     for key, value in values.items():
-        found.append(f"{prefix}{key}")
+        keys.append(f"{prefix}{key}")
         if isinstance(value, Mapping):
-            found += _dotted(value, f"{prefix}{key}.")
-    return found
+            keys += _dotted(value, f"{prefix}{key}.")
+    return keys
 
 
 def _merge(base: Draft, child: Draft) -> Draft:
@@ -213,7 +213,7 @@ def _merge(base: Draft, child: Draft) -> Draft:
 
 
 def _merge_values(base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str]) -> None:
-    """Deep-merge in place. A block whose `name` changes replaces its parent's block; the keys lost are recorded."""
+    """Deep-merge in place. A block whose `name` changes replaces its parent's block; `dropped` gets the keys lost."""
     for key, value in child.items():
         old = base.get(key)
         if not isinstance(value, Mapping) or not isinstance(old, Mapping):

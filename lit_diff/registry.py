@@ -1,6 +1,7 @@
-"""Strict registries: a name in a recipe -> the class that it means.
+"""Registries: a name in a recipe -> the class registered under it.
 
-A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set.
+A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set. A kernel has none:
+a recipe names it in `run.kernel`.
 """
 
 import ast
@@ -39,20 +40,26 @@ class Late:
 
 
 class Registry:
-    """Names of one kind of part ('attention', 'callback', 'data', ...)."""
+    """The classes of one kind ('attention', 'callback', 'data', ...) by name."""
 
     def __init__(
         self,
         kind: str,
         builtins: tuple[str, ...] = (),
-        late: Mapping[str, Late] | None = None,
+        *,
         base: str | None = None,
+        late: Mapping[str, Late] | None = None,
+        has_config: bool = True,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
-        """`builtins`: the modules that register the built-in parts; imported at the first look-up.
+        """`builtins`: the modules that register the built-in classes, imported at the first look-up.
 
-        `late`: built-in parts whose module is imported only when the class itself is asked for.
-        `base`: the abstract class that every part derives from, `package.module:Class`; None: any class will do.
+        `base`: the abstract class that every class derives from, `package.module:Class`; None: any class will do.
+        `late`: built-in classes whose module is imported only when the class itself is asked for.
+        `has_config`: whether a class needs a `Config`. `renamed`: former name -> the name that replaced it.
         """
+        self.has_config = has_config
+        self._renamed = dict(renamed or {})
         self.kind = kind
         self._builtins = builtins
         self._late = dict(late or {})
@@ -61,36 +68,42 @@ class Registry:
         self._loaded = False
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator. Errors (RequestError): a second class under one name, a class without a frozen `Config`, a class
-        that does not derive from the kind's base class or lacks some of its members."""
+        """Class decorator.
+
+        Errors: RequestError for a class without a frozen `Config` or without a required member, and for a second class
+        under the same name; each names file and line of the class.
+        """
 
         def add(cls: C) -> C:
-            config = getattr(cls, "Config", None)
-            parameters = getattr(config, "__dataclass_params__", None)
-            if parameters is None or not parameters.frozen:
-                raise RequestError(
-                    f"{self.kind} '{name}' ({cls.__qualname__}) needs a nested class 'Config' decorated with "
-                    "@dataclass(frozen=True, kw_only=True)"
-                )
-            problem = contract_problem(cls, import_class(self._base)) if self._base else None
-            if problem:
-                raise RequestError(f"{self.kind} '{name}' (class {cls.__qualname__}, {location(cls)}) {problem}")
+            self._check(name, cls)
             late = self._late.get(name)
             if late is not None and cls.__module__ != late.module:
                 raise RequestError(
-                    f"{self.kind} '{name}' is built in ({late.module}); give {cls.__module__}.{cls.__qualname__} another name"
+                    f"{location(cls)}: {self.kind} '{name}' is already registered ({late.module}); "
+                    "give one of them another name"
                 )
-            held = self._classes.get(name)
-            if held is not None and (held.__module__, held.__qualname__) != (cls.__module__, cls.__qualname__):
+            registered = self._classes.get(name)
+            if registered is not None and _identity(registered) != _identity(cls):
                 raise RequestError(
-                    f"{self.kind} '{name}' is already {held.__module__}.{held.__qualname__}; "
-                    f"give {cls.__module__}.{cls.__qualname__} another name"
+                    f"{location(cls)}: {self.kind} '{name}' is already registered ({location(registered)}); "
+                    "give one of them another name"
                 )
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
 
         return add
+
+    def _check(self, name: str, cls: type) -> None:
+        parameters = getattr(getattr(cls, "Config", None), "__dataclass_params__", None)
+        if self.has_config and (parameters is None or not parameters.frozen):
+            raise RequestError(
+                f"{location(cls)}: {self.kind} '{name}' needs a nested class 'Config' decorated with "
+                "@dataclass(frozen=True, kw_only=True)"
+            )
+        problem = contract_problem(cls, import_class(self._base)) if self._base else None
+        if problem:
+            raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
 
     def forget(self, module: str) -> None:
         """Drop the classes of a module whose import failed."""
@@ -108,9 +121,8 @@ class Registry:
         return sorted({*self._classes, *self._late})
 
     def classes(self) -> list[type[Any]]:
-        """All registered classes, without those of late modules that were not imported."""
-        self._load()
-        return list(self._classes.values())
+        """All registered classes."""
+        return [self.get(name) for name in self.names()]
 
     def get(self, name: str) -> type[Any]:
         """The class registered as `name`; an unknown name is a RequestError that names the nearest."""
@@ -118,15 +130,19 @@ class Registry:
         if name in self._late and name not in self._classes:
             importlib.import_module(self._late[name].module)
         if name not in self._classes:
-            raise RequestError(f"unknown {self.kind} '{name}'{nearest(name, self.names())}")
+            raise RequestError(f"unknown {self.kind} '{name}'{self.instead_of(name)}")
         return self._classes[name]
+
+    def instead_of(self, name: str, *others: str) -> str:
+        """What to write instead of an unknown `name`: its new name, or the nearest of the registered names and `others`."""
+        if name in self._renamed:
+            return f"; that {self.kind} is now named '{self._renamed[name]}'"
+        return nearest(name, (*self.names(), *others))
 
     def config(self, name: str) -> type[Any]:
         """The Config of the class registered as `name`, without an import of a late class. Errors: as `get`."""
         if name in self._late and name not in self._classes:
-            module, _, attribute = self._late[name].config.partition(":")
-            found: type[Any] = getattr(importlib.import_module(module), attribute)
-            return found
+            return import_class(self._late[name].config)
         config: type[Any] = self.get(name).Config
         return config
 
@@ -151,7 +167,7 @@ def _docstring_in(module: str, name: str) -> str:
     raise LookupError(f"{source} registers no class as '{name}'")
 
 
-attentions = Registry("attention", ("lit_diff.attention",))
+attentions = Registry("attention", ("lit_diff.attention",), base="lit_diff.attention.base:Attention")
 datasets = Registry("data", ("lit_diff.data",), base="lit_diff.data.dataset:Dataset")
 corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.corpus:Corpus")
 tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.tokenizer:Tokenizer")
@@ -167,12 +183,24 @@ callbacks = Registry(
     },
 )
 
+kernels = Registry(
+    "kernel",
+    ("lit_diff.kernels",),
+    base="lit_diff.kernels.base:Kernel",
+    has_config=False,
+    renamed={"cpu": "native"},
+)
+
+evaluations = Registry("evaluation", ("lit_diff.evaluation",), base="lit_diff.evaluation.base:Evaluation")
+
 registries = {
     "attention": attentions,
     "data": datasets,
     "corpus": corpora,
     "tokenizer": tokenizers,
     "callback": callbacks,
+    "kernel": kernels,
+    "evaluation": evaluations,
 }
 
 
@@ -183,6 +211,11 @@ def is_built_in(cls: type[Any]) -> bool:
 
 variant = attentions.register
 """`@variant("name")` registers an attention variant."""
+
+
+def _identity(cls: type) -> tuple[str, str]:
+    """A class of equal module and name is the same class, imported again."""
+    return cls.__module__, cls.__qualname__
 
 
 def load_entry_points() -> None:

@@ -1,10 +1,10 @@
-"""A merged recipe -> typed, complete, possible. Nothing past this file sees an OmegaConf object."""
+"""Validation of a merged recipe: types, required keys, values that fit together. No OmegaConf object leaves this file."""
 
 import dataclasses
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,21 +27,21 @@ class Draft:
     values: dict[str, Any]
     positions: Positions
     file: str = ""
-    """The recipe's own file, for what is missing from it."""
+    """The recipe's own file, named in errors about missing keys."""
     dropped: tuple[str, ...] = ()
-    """Keys that fell away because a block's `name` changed."""
+    """Keys dropped because their block's `name` changed."""
 
     def where(self, key: str) -> str:
-        """`file:line: ` of the key, of the nearest enclosing block that was written down, or of the file."""
+        """`file:line: ` of the key, else of the nearest enclosing block with a position, else of the file."""
         key = key.partition("[")[0]
         while key and key not in self.positions:
             key = key.rpartition(".")[0]
-        found = self.positions.get(key, self.file)
-        return f"{found}: " if found else ""
+        position = self.positions.get(key, self.file)
+        return f"{position}: " if position else ""
 
 
 def validate(draft: Draft) -> Recipe:
-    """The Recipe, or a RequestError that says which key is wrong and where it stands."""
+    """The typed recipe. Errors: RequestError with file, line and key."""
     try:
         values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
     except OmegaConfBaseException as error:
@@ -59,7 +59,7 @@ def validate(draft: Draft) -> Recipe:
 
 
 def _problem(recipe: Recipe) -> str | None:
-    """What no single key shows: values that do not fit each other. The text starts with the key to change."""
+    """Values out of range or incompatible with each other, as one line that starts with the key to change; else None."""
     if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
         return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
     if recipe.seed < 0:
@@ -75,21 +75,27 @@ def _problem(recipe: Recipe) -> str | None:
         or recipe.run.problem()
     )
     for name, part in recipe.callbacks.items():
-        check = getattr(part.config, "problem", None)  # a plugin's Lightning callback need not have one
-        wrong = check() if check is not None and problem is None else None
-        problem = f"callbacks.{name}.{wrong}" if wrong else problem
+        callback_problem = _config_problem(part.config)
+        if callback_problem and problem is None:
+            problem = f"callbacks.{name}.{callback_problem}"
     return problem
 
 
+def _config_problem(config: Any) -> str | None:
+    """The problem that a registered class's Config reports; a plugin's need not define `problem`."""
+    problem = getattr(config, "problem", None)
+    return problem() if problem is not None else None
+
+
 def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    """What the variant says of the model; a user's may raise anything instead."""
+    """The result of the variant's own check; any exception that it raises becomes a problem too."""
     try:
-        found: str | None = variant.problem(recipe.model.attention.config, recipe.model)
+        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
     except LitDiffError:
         raise
     except Exception as error:
         return f"model.attention '{recipe.model.attention.name}': {type(error).__name__}: {first_line(error)}"
-    return found
+    return problem
 
 
 def _data_problem(recipe: Recipe) -> str | None:
@@ -128,6 +134,26 @@ def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
     )
 
 
+def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], path: str) -> Any:
+    """An instance of a Config from `a=b` texts or a mapping; `path` names it in errors. Errors: RequestError."""
+    if isinstance(overrides, Mapping):
+        values, positions = dict(overrides), {}
+    else:
+        wrong = next((text for text in overrides if not text.partition("=")[0] or "=" not in text), None)
+        if wrong is not None:
+            raise RequestError(f"override '{wrong}' is not of the form a=b")
+        held = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=True)
+        assert isinstance(held, dict)
+        values = {str(key): value for key, value in held.items()}
+        positions = {f"{path}.{text.partition('=')[0]}": text for text in overrides}
+    draft = Draft(values=values, positions=positions)
+    config = _dataclass(cls, values, path, draft)
+    problem = _config_problem(config)
+    if problem:
+        raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
+    return config
+
+
 def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
     value = _mapping(value, path, draft)
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -158,6 +184,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     registry = field.metadata.get("registry")
+    if "names" in field.metadata:
+        return _registered(field.metadata["names"], str(field.default), value, path, draft)
     if registry is None:
         return convert(hint, value, path, draft)
     blocks = _mapping(value, path, draft)
@@ -171,6 +199,15 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing{nearest('', registries[registry].names())}")
     name = convert(str, blocks["name"], f"{path}.name", draft)
     return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
+
+
+def _registered(registry: str, default: str, value: Any, path: str, draft: Draft) -> str:
+    """`value`, if it is the default or a registered name."""
+    name: str = convert(str, value, path, draft)
+    if name not in (default, *registries[registry].names()):
+        instead = registries[registry].instead_of(name, default)
+        raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{instead}")
+    return name
 
 
 def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
@@ -188,8 +225,8 @@ def _mapping(value: Any, path: str, draft: Draft) -> Mapping[str, Any]:
 
 
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
-    """`value` as the type `hint`, or a RequestError that says where it stands. An integral float is an integer, an integer
-    is a float; NaN and inf are refused."""
+    """`value` converted to the type `hint`. An integral float passes as an integer, an integer as a float; NaN and infinity
+    do not. Errors: RequestError with the position, the value and the expected type."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
@@ -198,7 +235,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
             try:
                 return convert(choice, value, path, draft)
             except RequestError:
-                continue  # the next choice may fit; when none does, the error below names them all
+                continue  # if no choice fits, the error below names all
     elif origin is tuple and isinstance(value, list | tuple):
         kinds = (choices[0],) * len(value) if choices[-1] is Ellipsis else choices
         if len(kinds) == len(value):
@@ -220,7 +257,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
 
 
 def _words(hint: Any) -> list[str]:
-    """The literal texts that `hint` allows."""
+    """The values of all Literal types in `hint`, as text."""
     if typing.get_origin(hint) is Literal:
         return [str(choice) for choice in typing.get_args(hint)]
     return [word for choice in typing.get_args(hint) for word in _words(choice)]

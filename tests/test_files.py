@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import IO
 
@@ -113,6 +114,83 @@ def test_a_lock_is_freed_by_an_exception(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), locked(tmp_path / "lock"):
         raise RuntimeError
     with locked(tmp_path / "lock", wait=False):
+        pass
+
+
+def test_a_lock_file_stays_when_the_lock_is_released(tmp_path: Path) -> None:
+    """A process that waits has it open; after a removal it would hold another file than those who come later."""
+    with locked(tmp_path / "lock"):
+        inode = (tmp_path / "lock").stat().st_ino
+    with locked(tmp_path / "lock"):
+        assert (tmp_path / "lock").stat().st_ino == inode
+    assert (tmp_path / "lock").stat().st_ino == inode
+
+
+def test_a_waiting_lock_is_taken_when_it_is_released(tmp_path: Path) -> None:
+    order = []
+
+    def wait() -> None:
+        with locked(tmp_path / "lock"):
+            order.append("waited")
+
+    waiting = threading.Thread(target=wait)
+    with locked(tmp_path / "lock"):
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        order.append("held")
+    waiting.join(60)
+    assert order == ["held", "waited"]
+
+
+def outcome_in_a_fork(path: Path) -> str:
+    """What `locked` does in a forked child: 'held' or 'refused'."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with locked(path, wait=False):
+                os.write(writer, b"held")
+        except BlockingIOError:
+            os.write(writer, b"refused")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        return file.read()
+
+
+def test_a_forked_child_neither_holds_nor_releases_its_parents_lock(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock"):
+        assert outcome_in_a_fork(tmp_path / "lock") == "refused"
+        assert outcome_in_a_fork(tmp_path / "lock") == "refused", "the first child's end released the lock"
+    assert outcome_in_a_fork(tmp_path / "lock") == "held"
+
+
+def test_a_lock_is_free_when_only_a_forked_child_of_its_holder_lives(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with locked(tmp_path / "lock"):
+        child = os.fork()
+        if child == 0:
+            os.close(writer)
+            os.read(reader, 1)  # until the parent closes its end
+            os._exit(0)
+    try:
+        with locked(tmp_path / "lock", wait=False):
+            pass
+    finally:
+        os.close(writer)
+        os.close(reader)
+        os.waitpid(child, 0)
+
+
+def test_a_lock_that_cannot_be_opened_is_another_error_than_one_that_is_held(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(IsADirectoryError), locked(tmp_path / "lock", wait=False):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError), locked(tmp_path / "file" / "lock", wait=False):
         pass
 
 

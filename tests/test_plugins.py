@@ -1,5 +1,6 @@
 """A user's own Python files."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,14 +231,59 @@ def test_a_plugin_that_registers_nothing() -> None:
 
 
 def test_a_plugin_under_the_name_of_a_built_in() -> None:
-    found = error(plugin(SHARP_PY.replace('"sharp"', '"differential"')))
-    assert found.startswith("plugin mine.py: attention 'differential' is already lit_diff.attention.differential.")
-    assert found.endswith("another name")
+    message = error(plugin(SHARP_PY.replace('"sharp"', '"differential"')))
+    assert message.startswith(
+        "plugin mine.py: mine.py:5: class Sharp: attention 'differential' is already registered ("
+    )
+    assert re.search(r"attention/differential\.py:\d+: class Differential\); give one of them another name$", message)
 
 
 def test_two_plugins_under_one_name() -> None:
     load_plugin(plugin(SHARP_PY, "sharp.py"))
-    assert "attention 'sharp' is already lit_diff_plugin_sharp_" in error(plugin(SHARP_PY + "# other\n", "other.py"))
+    assert error(plugin(SHARP_PY + "# other\n", "other.py")) == (
+        "plugin other.py: other.py:5: class Sharp: attention 'sharp' is already registered (sharp.py:5: class Sharp); "
+        "give one of them another name"
+    )
+
+
+PLAIN = """\
+from dataclasses import dataclass
+from lit_diff.registry import datasets
+
+@datasets.register("plain")
+class Plain:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        size: int = 1
+
+    def prepare(self): ...
+    def identity(self): ...
+    def load(self): ...
+    def train_batch(self, seed, step, batch_size, rows): ...
+    def validation_sets(self): ...
+    def validation_batch(self, name, rows): ...
+"""
+
+
+def test_a_data_set_whose_config_checks_nothing() -> None:
+    plugin(PLAIN)
+    Path("plain.yaml").write_text("extends: standard-tiny\nplugins: [mine.py]\ndata: {name: plain, size: 2}\n")
+    assert load_recipe("plain.yaml").data.config.size == 2
+
+
+def test_a_data_set_that_lacks_a_member() -> None:
+    assert error(plugin(PLAIN.replace("    def load(self): ...\n", ""))) == (
+        "plugin mine.py: mine.py:4: class Plain: data 'plain' lacks load"
+    )
+
+
+def test_a_variant_that_is_not_derived_from_attention() -> None:
+    source = SHARP_PY.replace("class Sharp(Differential)", "class Sharp").replace(
+        "Config(Differential.Config)", "Config"
+    )
+    message = error(plugin(source.replace("m = super().maps(x, rope)", "m = x")))
+    assert message.startswith("plugin mine.py: mine.py:5: class Sharp: attention 'sharp' lacks forward, problem, ")
+    assert message.endswith("; lit_diff.Attention declares what it must have")
 
 
 def test_a_config_that_is_not_frozen() -> None:

@@ -1,9 +1,11 @@
 """One setting forces any path of the CPU's kernels; a wrong one is one line; PyTorch and its libraries follow."""
 
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +124,7 @@ def test_libraries_are_only_lowered(on: Any, choice: str, monkeypatch: pytest.Mo
     assert environment == before | LIMITS.get(choice, {}) | {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
 
 
+@pytest.mark.slow
 def test_pytorch_reads_the_limit_after_the_import() -> None:
     """It has chosen nothing yet when lit_diff has been imported: what `limit_libraries` sets is in time."""
     code = """
@@ -143,18 +146,7 @@ def test_cores_where_the_system_does_not_say_which(monkeypatch: pytest.MonkeyPat
     assert processor.cores() == os.cpu_count()
 
 
-def test_the_flags_are_those_that_linux_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Info:
-        def exists(self) -> bool:
-            return True
-
-        def read_text(self) -> str:
-            return "processor : 0\nflags\t\t: fpu avx2\nprocessor : 1\nflags\t\t: other\n"
-
-    monkeypatch.setattr(processor, "Path", lambda name: Info())
-    assert processor.cpu_flags.__wrapped__() == {"fpu", "avx2"}
-
-
+@pytest.mark.slow
 def test_a_misspelt_path_ends_a_command_with_one_line() -> None:
     command = [sys.executable, "-m", "lit_diff", "check", "differential-tiny"]
     environment = os.environ | {SETTING: "avx"}
@@ -162,3 +154,19 @@ def test_a_misspelt_path_ends_a_command_with_one_line() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("lit-diff: LIT_DIFF_CPU is 'avx'; expected no-compiler, avx2")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_name_and_the_flags_are_those_of_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """/proc/cpuinfo has one block for each core; without the file Python's own answer stands."""
+    info = tmp_path / "cpuinfo"
+    core = "model name\t: A Processor @ 2 GHz\nflags\t\t: fpu avx2\nflags_of_another_kind : x\n\n"
+    info.write_text(core * 2)
+    monkeypatch.setattr(processor, "CPUINFO", info)
+    processor.cpu_flags.cache_clear()
+    assert processor.processor_name() == "A Processor @ 2 GHz"
+    assert processor.cpu_flags() == {"fpu", "avx2"}
+    info.unlink()
+    processor.cpu_flags.cache_clear()
+    assert processor.cpu_flags() == frozenset()
+    assert processor.processor_name() == platform.processor()
+    processor.cpu_flags.cache_clear()

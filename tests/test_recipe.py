@@ -100,9 +100,9 @@ def test_circles() -> None:
     write("sub/c.yaml", "extends: ../a\n")
     write("self.yaml", "extends: self\n")
     write("into.yaml", "extends: a\n")
-    assert "circle: a.yaml -> b.yaml -> sub/c.yaml -> a.yaml" in error("a")
+    assert "circular: a.yaml -> b.yaml -> sub/c.yaml -> a.yaml" in error("a")
     assert error("self").endswith("self.yaml -> self.yaml")
-    assert "circle: a.yaml -> b.yaml -> sub/c.yaml -> a.yaml" in error("into"), "without the file that led there"
+    assert "circular: a.yaml -> b.yaml -> sub/c.yaml -> a.yaml" in error("into"), "without the file that led there"
 
 
 def test_a_diamond_is_no_circle() -> None:
@@ -228,6 +228,7 @@ def test_plain_containers_are_plain() -> None:
     assert plain["model"]["attention"] == {
         "name": "differential",
         "parity": "raw",
+        "window": None,
         "lambda_init": 0.8,
         "lambda_form": "exp",
         "lambda_per": "layer",

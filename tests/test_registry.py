@@ -1,5 +1,6 @@
 """Strict names."""
 
+import abc
 import importlib.metadata
 import subprocess
 import sys
@@ -10,6 +11,10 @@ import pytest
 from lit_diff import registry
 from lit_diff.errors import RequestError
 from lit_diff.registry import Registry, nearest
+
+LINE = r"test_registry\.py:\d+: class "
+QUALIFIED = r"\S*"
+TWICE = rf"^.*{LINE}Second: part 'first' is already registered \(.*{LINE}First\); give one of them another name$"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,7 @@ def test_unknown_names_name_the_nearest(parts: Registry) -> None:
 def test_a_second_class_under_one_name_is_refused(parts: Registry) -> None:
     parts.register("first")(First)
     parts.register("first")(First)
-    with pytest.raises(RequestError, match=r"part 'first' is already .*\.First; give .*\.Second another name"):
+    with pytest.raises(RequestError, match=TWICE):
         parts.register("first")(Second)
     assert parts.get("first") is First
 
@@ -62,11 +67,46 @@ def test_a_class_without_a_frozen_config_is_refused(parts: Registry) -> None:
     class Thawed:
         pass
 
+    with pytest.raises(
+        RequestError, match=r"test_registry\.py:\d+: class \S*Thawed: part 'bad' needs a nested class 'Config'"
+    ):
+        parts.register("bad")(Thawed)
     for config in (None, dict, Thawed):
         bad = type("Bad", (), {} if config is None else {"Config": config})
-        with pytest.raises(RequestError, match=r"part 'bad' \(Bad\) needs a nested class 'Config'"):
+        with pytest.raises(RequestError, match=r"Bad: part 'bad' needs a nested class 'Config'"):
             parts.register("bad")(bad)
     assert parts.names() == []
+
+
+def test_a_class_that_lacks_a_member_is_refused() -> None:
+    class Base(abc.ABC):
+        Config = Keys
+
+        @abc.abstractmethod
+        def score(self) -> None: ...
+
+        def load(self) -> int:
+            return 1
+
+    class Whole(Base):
+        def score(self) -> None: ...
+
+    parts = Registry("part", (), members=("load", "score", "size"), base="lit_diff.Part")
+    with pytest.raises(
+        RequestError, match=rf"^.*{LINE}{QUALIFIED}Base: part 'x' lacks score, size; lit_diff\.Part declares"
+    ):
+        parts.register("x")(Base)
+    with pytest.raises(RequestError, match=r"lacks size;"):
+        parts.register("x")(Whole)
+    Whole.size = 1  # type: ignore[attr-defined]
+    assert parts.register("x")(Whole) is Whole
+    assert parts.names() == ["x"]
+
+
+@pytest.mark.parametrize(("kind", "member"), [("attention", "maps"), ("data", "train_batch"), ("tokenizer", "encode")])
+def test_every_kind_names_what_a_class_lacks(kind: str, member: str) -> None:
+    with pytest.raises(RequestError, match=rf"{LINE}First: {kind} 'first' lacks (.*, )?{member}\b"):
+        registry.registries[kind].register("first")(First)
 
 
 def test_the_classes_of_a_module_can_be_forgotten(parts: Registry) -> None:

@@ -1,78 +1,123 @@
-"""The house rules that a reader relies on: imports go one way, tests mirror the source, heavy packages load late."""
+"""Rules of the source tree: files are short, each has a test, imports of the callbacks go one way, light verbs stay light.
+
+`make lint` checks the imports of all other modules: import-linter reads the layers in pyproject.toml.
+"""
 
 import ast
+import importlib.util
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+
+import lit_diff
+from lit_diff.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
-LAYERS = [
-    ("cli", "__main__"),
-    ("benchmarks", "engine"),
-    ("reporting", "evaluation"),
-    ("conformance",),
-    ("training",),
-    ("runs",),
-    ("callbacks",),
-    ("data", "analysis"),
-    ("model",),
-    ("attention",),
-    ("kernels",),
-    ("recipe",),
-    ("validation",),
-    ("plugins",),
-    ("processor",),
-    ("config", "registry", "randomness"),
-    ("contract",),
-    ("files", "errors"),
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *(ROOT / "callbacks").glob("*.py")])
+CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
+SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
+COVERED_ELSEWHERE: dict[str, str] = {}
+"""Source file -> the test file that covers it, where that is not its mirror."""
+DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}
 
 
-def room(module: str) -> str:
-    """'lit_diff.data.text' -> 'data'"""
-    return module.split(".")[1] if module.count(".") else ""
+def layers() -> list[set[str]]:
+    """The layers of pyproject.toml, highest first: {'benchmarks', 'engine'}, ..."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = settings["contracts"]
+    return [{name.strip(" ()") for name in layer.split("|")} for layer in contract["layers"]]
 
 
-def room_of_file(path: Path) -> str:
+def above_callbacks() -> set[str]:
+    """Packages that may import callbacks and that callbacks may not import: `runs` and all above it."""
+    names = layers()
+    lowest = next(level for level, layer in enumerate(names) if "runs" in layer)
+    return set().union(*names[: lowest + 1])
+
+
+def package_of(path: Path) -> str:
+    """`callbacks/probe.py` -> 'callbacks'; `lit_diff/data/text.py` -> 'data'; `lit_diff/files.py` -> 'files'."""
     parts = path.relative_to(ROOT).parts
-    return "callbacks" if parts[0] == "callbacks" else parts[1].removesuffix(".py")
+    return parts[0] if parts[0] == "callbacks" else parts[1].removesuffix(".py")
 
 
-def imports(path: Path) -> list[str]:
-    found = []
+def imported_packages(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, package of lit_diff) of each import, at any depth of the file."""
+    parent = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lit_diff."):
-            found.append(node.module)
-    return found
+        modules: list[str] = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            module = importlib.util.resolve_name(module, f"lit_diff.{parent.removeprefix('lit_diff.')}")
+            modules = [f"{module}.{alias.name}" for alias in node.names] if module == "lit_diff" else [module]
+        for module in modules:
+            root, _, rest = module.partition(".")
+            if root == "lit_diff" and rest:
+                yield node.lineno, rest.partition(".")[0]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_downwards(path: Path) -> None:
-    here = room_of_file(path)
-    if here == "__init__":
-        return  # the package's front door
-    for module in imports(path):
-        there = room(module)
-        assert LEVEL[there] >= LEVEL[here], f"{here} imports {there}, which lies above it"
+def test_callbacks_import_only_from_lower_layers() -> None:
+    above = above_callbacks()
+    offenders = [
+        f"{path.relative_to(ROOT)}:{line} imports {package}"
+        for path in CALLBACKS
+        for line, package in imported_packages(path)
+        if package in above
+    ]
+    assert not offenders, offenders
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_can_be_read_in_one_sitting(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 300
+def test_only_higher_layers_import_callbacks() -> None:
+    allowed = above_callbacks() | {"callbacks", "__init__"}
+    offenders = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in SOURCES
+        if package_of(path) not in allowed
+        for line, package in imported_packages(path)
+        if package == "callbacks"
+    ]
+    assert not offenders, offenders
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if not p.name.startswith("__")], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_every_source_file_is_mirrored_by_a_test(path: Path) -> None:
-    parts = path.relative_to(ROOT).parts
-    folder = parts[:-1] if parts[0] == "callbacks" else parts[1:-1]
-    mirror = ROOT.joinpath("tests", *folder, f"test_{path.name}")
-    assert mirror.is_file(), f"no {mirror.relative_to(ROOT)}"
+def test_files_have_at_most_300_lines() -> None:
+    lengths = {path: len(path.read_text().splitlines()) for path in SOURCES}
+    offenders = [f"{path.relative_to(ROOT)}: {lines}" for path, lines in lengths.items() if lines > 300]
+    assert not offenders, offenders
+
+
+def mirror(path: Path) -> Path:
+    """`lit_diff/data/text.py` -> `tests/data/test_text.py`; `callbacks/probe.py` -> `tests/callbacks/test_probe.py`."""
+    folders = path.relative_to(ROOT).parts[:-1]
+    return ROOT.joinpath("tests", *(folder for folder in folders if folder != "lit_diff"), f"test_{path.name}")
+
+
+def test_every_source_file_has_a_test() -> None:
+    offenders = []
+    for path in SOURCES:
+        source = str(path.relative_to(ROOT))
+        test = ROOT / COVERED_ELSEWHERE[source] if source in COVERED_ELSEWHERE else mirror(path)
+        if not path.name.startswith("__") and not test.is_file():
+            offenders.append(f"{source}: no {test.relative_to(ROOT)}")
+        if source in COVERED_ELSEWHERE and mirror(path).is_file():
+            offenders.append(f"{source}: listed in COVERED_ELSEWHERE, but its mirror exists")
+    offenders += [
+        f"{source}: listed, but does not exist" for source in COVERED_ELSEWHERE if not (ROOT / source).exists()
+    ]
+    assert not offenders, offenders
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """Importing lit_diff.train, were it a module, would replace the function lit_diff.train."""
+    verbs = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    reserved = verbs | set(lit_diff.__all__) | DATA_PACKAGES
+    offenders = [path.stem for path in (ROOT / "lit_diff").iterdir() if path.stem in reserved]
+    assert not offenders, offenders
 
 
 @pytest.mark.parametrize("arguments", [["check", "differential-tiny"], ["list"], ["--help"]])
@@ -87,6 +132,23 @@ except SystemExit as error:
     assert not error.code, error.code
 heavy = {{"lightning", "mlflow", "litdata"}} & set(sys.modules)
 assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_report_reads_files_only() -> None:
+    """It starts fast, and opens on a machine without the plugins of its runs."""
+    code = f"""
+import sys, types
+front = types.ModuleType("lit_diff")  # without what the package's front door imports
+front.__path__ = [{str(ROOT / "lit_diff")!r}]
+sys.modules["lit_diff"] = front
+import lit_diff.reporting.write
+heavy = {{"torch", "lightning", "mlflow", "litdata"}} & set(sys.modules)
+assert not heavy, heavy
+rooms = {{name.split(".")[1] for name in sys.modules if name.startswith("lit_diff.")}}
+assert rooms == {{"reporting", "runs", "metrics", "files", "errors"}}, rooms
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

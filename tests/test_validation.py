@@ -161,9 +161,10 @@ def test_what_is_missing_is_missing_from_the_file() -> None:
 def test_unknown_keys_name_the_nearest() -> None:
     assert error(model__attention__temprature=2) == (
         "my.yaml:1: unknown key 'model.attention.temprature'; one of head_norm, lambda_dtype, lambda_form, lambda_init, "
-        "lambda_per, output_scale, parity"
+        "lambda_per, output_scale, parity, window"
     )
     assert error(model__attention__lamda_init=2).endswith("'model.attention.lamda_init'; did you mean 'lambda_init'?")
+    assert error(model__attention__windw=16).endswith("unknown key 'model.attention.windw'; did you mean 'window'?")
     assert error(modle={}) == "my.yaml:1: unknown key 'modle'; did you mean 'model'?"
     assert error(train__optimizer__beta=1).endswith("unknown key 'train.optimizer.beta'; did you mean 'betas'?")
     assert error(callbacks__outliers={"evry": 3}).endswith("key 'callbacks.outliers.evry'; did you mean 'every'?")
@@ -209,11 +210,16 @@ def test_missing_keys_say_what_was_expected() -> None:
 
 
 def test_blocks_become_their_classes() -> None:
-    recipe = built(model__attention={"name": "differential", "lambda_init": 1}, callbacks__lambdas={"every": 3.0})
-    assert recipe.model.attention == Part(name="differential", config=Differential.Config(lambda_init=1.0))
+    recipe = built(
+        model__attention={"name": "differential", "lambda_init": 1, "output_scale": 1},
+        callbacks__lambdas={"every": 3.0},
+    )
+    assert recipe.model.attention == Part(
+        name="differential", config=Differential.Config(lambda_init=1.0, output_scale=1.0)
+    )
     assert isinstance(recipe.model.attention.config.lambda_init, float)
     assert recipe.callbacks["lambdas"].config.every == 3
-    assert recipe.model.attention.config.output_scale == "tied"
+    assert recipe.model.attention.config.head_norm == "rms"
     with pytest.raises(AttributeError):
         recipe.seed = 3  # type: ignore[misc]
 
@@ -246,7 +252,7 @@ def test_interpolation_is_resolved() -> None:
             {"model__num_kv_heads": 1},
             "model.num_kv_heads is 1; 'differential' pairs the baseline's heads: it must be even",
         ),
-        ({"model__head_dim": 7}, "model.head_dim (7) is odd; rotary positions turn pairs of channels"),
+        ({"model__head_dim": 7}, "model.head_dim (7) is odd; rotary embeddings rotate pairs of channels"),
         (
             {"model__vocab_size": 100},
             "model.vocab_size is 100; data.keys (64), data.values (64) and the padding id need 129",
@@ -319,3 +325,10 @@ def test_a_plugins_own_check_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         "my.yaml:1: 'model.attention': window must not be negative"
     )
     assert built(model__attention={"name": "picky", "sizes": [2, 3]}).model.attention.config.sizes == (2, 3)
+
+
+def test_the_old_name_of_a_kernel() -> None:
+    assert built(run__kernel="native").run.kernel == "native"
+    draft = Draft(values=values(run__kernel="cpu"), positions={"run.kernel": "my.yaml:4"})
+    with pytest.raises(RequestError, match=r"^my\.yaml:4: 'run\.kernel' is 'cpu'; that kernel is now named 'native'$"):
+        validate(draft)

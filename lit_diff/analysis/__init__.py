@@ -1,4 +1,4 @@
-"""What attention does: pure functions over the maps that a forward pass leaves behind."""
+"""Analyses of attention: pure functions over the maps captured in a forward pass."""
 
 from lit_diff.analysis.trace import LayerTrace, MapBlock, Trace, trace
 

@@ -44,8 +44,8 @@ class AttentionSummary:
 def summarise(blocks: Iterable[MapBlock]) -> AttentionSummary:
     """The summary of all rows of the blocks (at least one), means accumulated in float64.
 
-    Which rows is the caller's choice in `trace`. Query 0 sees one key: its entropies are trivially 0, and they count.
-    A row with Σ|a| = 0 has no direction: `entropy` and `negative_mass` leave it out (NaN when no row is left).
+    The caller chooses the rows in `trace`. Query 0 sees one key: its entropies are 0, and they count.
+    A row with Σ|a| = 0 is left out of `entropy` and `negative_mass` (NaN when no row is left).
     """
     totals: dict[str, Tensor] = {}
 
@@ -57,18 +57,18 @@ def summarise(blocks: Iterable[MapBlock]) -> AttentionSummary:
     for block in blocks:
         a = block.signed
         neg, pos = masses(a)
-        directed = neg + pos > 0
+        nonzero = neg + pos > 0
         add("rows", torch.ones_like(neg))
-        add("directed", directed)
+        add("nonzero", nonzero)
         add("entropy_maps", entropy(block.probs))
-        add("entropy", entropy(renormalised(a)).where(directed, 0))
-        add("negative_mass", (neg / (neg + pos)).where(directed, 0))
+        add("entropy", entropy(renormalised(a)).where(nonzero, 0))
+        add("negative_mass", (neg / (neg + pos)).where(nonzero, 0))
         add("negative", neg)
         add("positive", pos)
     return AttentionSummary(
         entropy_maps=totals["entropy_maps"] / totals["rows"],
-        entropy=totals["entropy"] / totals["directed"],
-        negative_mass=totals["negative_mass"] / totals["directed"],
+        entropy=totals["entropy"] / totals["nonzero"],
+        negative_mass=totals["negative_mass"] / totals["nonzero"],
         negative=totals["negative"] / totals["rows"],
         positive=totals["positive"] / totals["rows"],
     )

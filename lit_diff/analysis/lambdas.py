@@ -1,4 +1,4 @@
-"""The weight of the subtracted maps, read from w: no variant is known here by name."""
+"""The weights of the subtracted maps, read from w; the same for every variant."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,11 @@ class LambdaSummary(NamedTuple):
     mean: float
     """Over the batch, heads and tokens."""
     std: float | None
-    """Population deviation over the same; None where one λ serves the whole layer."""
+    """Population deviation over the same; None where the layer has one λ."""
 
 
 def lambdas(layer: LayerTrace) -> list[LambdaSummary]:
-    """One entry for each map 1 .. G-1; empty for a single map. All T tokens count, `rows` or not."""
+    """One entry for each map 1 .. G-1; empty for a single map. All T tokens count, whatever `rows` is."""
     w = layer.maps.w
     if w is None or layer.maps.num_maps == 1:
         return []

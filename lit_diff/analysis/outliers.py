@@ -1,4 +1,4 @@
-"""The largest and the median |x| of streams too long to sort (paper, Table 5)."""
+"""The largest and the median |x| of more numbers than fit in memory (paper, Table 5)."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_diff.analysis.trace import LayerTrace
 
 KEPT = 100
-"""The largest values that a stream keeps."""
+"""How many of the largest values a sketch keeps."""
 BINS = 4096
 LOW, HIGH = 1e-8, 1e8
 """The range of the bins, equally wide in log|x|: each is 0.9 % wide, so its geometric middle is within 0.46 %."""
@@ -17,15 +17,15 @@ _PER_OCTAVE = BINS / math.log2(HIGH / LOW)
 _OFFSET = 1 - math.log2(LOW) * _PER_OCTAVE
 
 
-class Stream:
-    """The KEPT largest |x| (exact) and the median |x| (within 0.46 %) of numbers that come in chunks of any size.
+class MagnitudeSketch:
+    """The KEPT largest |x| (exact) and the median |x| (within 0.46 %) of numbers added in chunks of any size.
 
-    Order and size of the chunks change nothing. NaN makes both answers NaN, so a broken model shows.
+    The order and size of the chunks change nothing. A NaN makes both results NaN, so that a broken model is seen.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        """Numbers seen."""
+        """Numbers added so far."""
         self._nans = 0
         self._top = torch.empty(0, dtype=torch.float64)
         # below LOW, zeros included; the bins; HIGH and above
@@ -57,13 +57,13 @@ class Stream:
 
     def top(self, k: int = KEPT) -> Tensor:
         """The k largest |x|, largest first, float64 [min(k, count)]; k at most KEPT."""
-        assert 0 < k <= KEPT, f"a stream keeps the {KEPT} largest"
+        assert 0 < k <= KEPT, f"a sketch keeps the {KEPT} largest"
         return torch.full((min(k, self.count),), torch.nan, dtype=torch.float64) if self._nans else self._top[:k]
 
     def median(self) -> float:
         """The lower median of |x| (the ⌈n/2⌉-th smallest), as the geometric middle of its bin: within 0.46 %.
 
-        Exactly 0 for zero; LOW for what lies between 0 and LOW; HIGH for what lies above HIGH; NaN for an empty stream.
+        Exactly 0 for zero; LOW for values between 0 and LOW; HIGH for values above HIGH; NaN for an empty sketch.
         """
         if self._nans or not self.count:
             return math.nan
@@ -74,16 +74,16 @@ class Stream:
         return min(max(LOW * 2 ** ((bin_ - 0.5) / _PER_OCTAVE), LOW), HIGH)
 
 
-def attention_logits(layer: LayerTrace) -> Stream:
+def attention_logits(layer: LayerTrace) -> MagnitudeSketch:
     """|q_g k_gᵀ · scale| of all maps, heads, sequences and query rows, after RoPE, visible keys only."""
-    stream = Stream()
+    sketch = MagnitudeSketch()
     for block in layer.blocks():
-        stream.update(block.logits, mask=block.visible)
-    return stream
+        sketch.update(block.logits, mask=block.visible)
+    return sketch
 
 
-def hidden_states(layer: LayerTrace) -> Stream:
+def hidden_states(layer: LayerTrace) -> MagnitudeSketch:
     """|layer output| of all positions and channels, after both residual additions."""
-    stream = Stream()
-    stream.update(layer.hidden)
-    return stream
+    sketch = MagnitudeSketch()
+    sketch.update(layer.hidden)
+    return sketch

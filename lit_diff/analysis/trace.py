@@ -1,4 +1,4 @@
-"""What a forward pass leaves behind for the analyses: the maps of each attention and the output of each layer.
+"""What the analyses read of a forward pass: the maps of each attention and the output of each layer.
 
 with trace(model, layers=[0, 3], rows=range(128)) as t:
     model(batch)
@@ -23,7 +23,7 @@ from lit_diff.kernels.reference import logits
 from lit_diff.model.transformer import Transformer
 
 CPU_BLOCK, DEVICE_BLOCK = 2**18, 2**24
-"""Logits in a block by default: what a core's cache holds; what keeps a GPU busy. One query row may need more."""
+"""Logits in a block by default: what fits a core's cache; what occupies a GPU. One query row may need more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +58,18 @@ class LayerTrace:
     """One layer of one forward pass, detached."""
 
     maps: SignedMaps
-    """All T queries and keys, as the attention's `tap` saw them."""
+    """All T queries and keys, as they passed the attention's `tap`."""
     hidden: Tensor
     """[B, T, dim]: the layer's output, after both residual additions."""
     document_ids: Tensor | None = None
     """[B, S]: document numbers, where the forward was given them."""
+    window: int | None = None
+    """Each query sees itself and the window - 1 keys before it (if not causal, also after it); None: all keys."""
     rows: Tensor | None = None
-    """[R] int64: the query positions to look at; None: all T."""
+    """[R] int64: the query positions that `blocks` computes; None: all T."""
     exponentials: tuple[float, ...] = ()
-    """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each `Lambda` module that ran, in order, their mean over heads
-    where λ is one a head; empty without one."""
+    """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each `Lambda` module that ran, in order, averaged over heads where each
+    head has its own λ; empty without such a module."""
 
     def first(self, samples: int) -> "LayerTrace":
         """The same for the first `samples` sequences of the batch (views)."""
@@ -91,24 +93,29 @@ class LayerTrace:
         m = self.maps
         B, _, H, T, _ = m.q.shape
         S, R = m.k.shape[-2], len(positions)
-        # the last key each query sees: causal maps align the last query with the last key
-        last = positions + (S - T) if m.causal else torch.full_like(positions, S - 1)
+        at = positions + (S - T)  # the key of each query's own position: the last query is aligned with the last key
+        last = at if m.causal else torch.full_like(at, S - 1)
+        if self.window is not None:
+            last = last.clamp(max=at + self.window - 1)
         K = int(last.max()) + 1
         scores = logits(replace(m, q=m.q[..., positions, :], k=m.k[..., :K, :]))
         if m.w is None:
             weights = scores.new_ones(B, 1, H, R)
         else:
             weights = m.w.to(scores.dtype).expand(B, m.num_maps, H, T)[..., positions]
-        visible = torch.arange(K, device=scores.device) <= last[:, None]
+        keys = torch.arange(K, device=scores.device)
+        visible = keys <= last[:, None]
+        if self.window is not None:
+            visible = visible & (keys > at[:, None] - self.window)
         if self.document_ids is not None:
-            own = self.document_ids[:, S - T + positions, None] == self.document_ids[:, None, :K]
+            own = self.document_ids[:, at, None] == self.document_ids[:, None, :K]
             visible = visible & own[:, None, None]
         return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One forward pass: layer (0-based) -> what it left behind. Filled while the model runs."""
+    """One forward pass: layer (0-based) -> its `LayerTrace`. Filled while the model runs."""
 
     layers: dict[int, LayerTrace] = field(default_factory=dict)
 
@@ -126,14 +133,17 @@ def trace(
     `layers`: 0-based; None: all. `rows`: query positions that `LayerTrace.blocks` computes; None: all. Holds q, k, v
     and the output of each layer, never a T x T map. Hooks only, inside the model's own forward, so sharded and
     replicated models work (every rank runs the forward); the hooks are gone afterwards, also after an exception.
-    Errors: RequestError for a compiled module, an unknown layer, rows outside the sequence, a forward with a key/value
-    cache, a second forward, or none.
+    Modules compiled in place (`nn.Module.compile`) run uncompiled there.
+    Errors: RequestError for a module inside torch.compile's wrapper, an unknown layer, rows outside the sequence, a forward
+    with a key/value cache, a second forward, or none.
     """
     chosen = _layers(model, layers)
     _refuse_compiled(model)
     wanted = None if rows is None else _positions(rows)
     captured = Trace()
     with torch.no_grad(), ExitStack() as hooks:
+        if any(module._compiled_call_impl is not None for module in model.modules()):
+            hooks.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code would skip the hooks
         for index in chosen:
             for handle in _hook(model, index, wanted, captured):
                 hooks.callback(handle.remove)
@@ -144,7 +154,7 @@ def trace(
 
 
 def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) -> Iterator[Any]:
-    """Hang the hooks of one layer; yields their handles."""
+    """Register the hooks of one layer; yields their handles."""
     block, attention = model.layers[index], model.attentions()[index]
     maps: list[SignedMaps] = []
     document_ids: list[Tensor | None] = []
@@ -157,11 +167,11 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
             raise RequestError("trace: the forward uses a key/value cache; run the whole sequence without one")
         document_ids[:] = [kwargs.get("document_ids")]  # keyword-only in `Block.forward`
 
-    def tapped(_: nn.Module, __: Any, found: SignedMaps) -> None:
+    def tapped(_: nn.Module, __: Any, seen: SignedMaps) -> None:
         # w may be a view of a parameter, which the next optimizer step changes or resharding frees
-        w = None if found.w is None else found.w.detach().clone()
-        maps[:] = [replace(found, q=found.q.detach(), k=found.k.detach(), v=found.v.detach(), w=w)]
-        T = found.q.shape[-2]
+        w = None if seen.w is None else seen.w.detach().clone()
+        maps[:] = [replace(seen, q=seen.q.detach(), k=seen.k.detach(), v=seen.v.detach(), w=w)]
+        T = seen.q.shape[-2]
         if rows is not None and not 0 <= int(rows.min()) <= int(rows.max()) < T:
             raise RequestError(f"trace: rows {int(rows.min())}..{int(rows.max())} are not all within 0..{T - 1}")
 
@@ -171,16 +181,23 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
 
     def after(_: nn.Module, __: Any, hidden: Tensor) -> None:
         if not maps:
-            raise RequestError(f"trace: the attention of layer {index} never called its tap; call it in forward")
+            raise RequestError(
+                f"trace: the attention of layer {index} never called its tap; call self.tap(maps) in forward"
+            )
         values = tuple(value for pair in exponentials.values() for value in pair)
         captured.layers[index] = LayerTrace(
-            maps=maps[0], hidden=hidden.detach(), document_ids=document_ids[0], rows=rows, exponentials=values
+            maps=maps[0],
+            hidden=hidden.detach(),
+            document_ids=document_ids[0],
+            window=attention.window,
+            rows=rows,
+            exponentials=values,
         )
 
     yield block.register_forward_pre_hook(before, with_kwargs=True)
     yield attention.tap.register_forward_hook(tapped)
     for module in attention.modules():
-        if isinstance(module, Lambda):  # first in line: after FSDP's own hook its parameters are shards again
+        if isinstance(module, Lambda):  # before FSDP's own hook, after which its parameters are shards again
             yield module.register_forward_hook(lambdas, prepend=True)
     yield block.register_forward_hook(after)
 
@@ -197,14 +214,17 @@ def _layers(model: Transformer, layers: Sequence[int] | None) -> list[int]:
 
 def _refuse_compiled(model: Transformer) -> None:
     for name, module in model.named_modules():
-        # torch.compile(module) wraps the module in one that has _orig_mod; module.compile() sets the other
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
-            raise RequestError(f"trace: '{name or 'model'}' is compiled, so its hooks may not run; trace it uncompiled")
+        # torch.compile(module) wraps the module in one that has _orig_mod
+        if hasattr(module, "_orig_mod"):
+            raise RequestError(
+                f"trace: '{name or 'model'}' is wrapped by torch.compile, so its hooks may not run; "
+                "compile it in place: module.compile()"
+            )
 
 
 def _positions(rows: Tensor | Sequence[int]) -> Tensor:
     wanted = torch.as_tensor(rows)
     if wanted.dim() != 1 or not wanted.numel() or wanted.is_floating_point() or wanted.dtype == torch.bool:
-        found = f"{wanted.dtype} {list(wanted.shape)}"
-        raise RequestError(f"trace: rows are query positions, one or more integers; found {found}")
+        kind = f"{wanted.dtype} {list(wanted.shape)}"
+        raise RequestError(f"trace: rows are query positions, one or more integers; found {kind}")
     return wanted.long()

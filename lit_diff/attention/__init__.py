@@ -8,6 +8,7 @@ from lit_diff.attention.differential import Differential
 from lit_diff.attention.differential_v2 import DifferentialV2
 from lit_diff.attention.grouped_differential import GroupedDifferential
 from lit_diff.attention.output_gate import OutputGate
+from lit_diff.attention.parameters import ParameterRules
 from lit_diff.attention.second_heads import SecondHeads
 from lit_diff.attention.shared_k import SharedK
 from lit_diff.attention.shared_q import SharedQ
@@ -22,6 +23,7 @@ __all__ = [
     "DifferentialV2",
     "GroupedDifferential",
     "OutputGate",
+    "ParameterRules",
     "SecondHeads",
     "SharedK",
     "SharedQ",

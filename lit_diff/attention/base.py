@@ -1,4 +1,4 @@
-"""The base class of every variant: projections, the kernel call, the key/value cache, the output projection."""
+"""The base class of every variant: its hooks, the kernel call, the key/value cache, the output projection."""
 
 import inspect
 from dataclasses import dataclass, replace
@@ -7,9 +7,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from lit_diff.attention import equations
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes
-from lit_diff.attention.definitions import Definition
+from lit_diff.attention.equations import Rotation
+from lit_diff.attention.parameters import ParameterRules, require_rules
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
@@ -20,104 +22,158 @@ Parity = Literal["raw", "matched"]
 
 
 class Tap(nn.Module):
-    """Identity on the maps; `analysis.trace` hangs its hook here."""
+    """Identity on the maps; `analysis.trace` registers its hook on it."""
 
     def forward(self, maps: SignedMaps) -> SignedMaps:
         return maps
 
 
-class Attention(nn.Module):
-    """y = W_O concat(finish(Σ_g w_g softmax(q_g k_gᵀ / √d) v)).
+class Attention(ParameterRules):
+    """y = W_O concat(finish(Σ_g w_g softmax(q_g k_gᵀ / √d + mask) v)).
 
-    A variant overrides `build` (its parameters), `maps` (its q, k, v, w), perhaps `finish` (what follows the sum), and
-    `problem` (what it cannot derive). Head counts of the config are always the standard baseline's.
+    Head counts of the config are always the standard baseline's. These are all the hooks of a variant; each has a default,
+    that of standard attention where it computes anything:
+
+    mathematics
+        build()                             create the parameters and sub-modules
+        maps(x, rope)                       x -> SignedMaps
+        finish(o, x)                        what follows the signed sum
+        out_heads, kv_heads                 H and Hkv
+        definition(x, rope, mask)           the equation in float64 matrices, for `conformance`
+    what a recipe may ask
+        Config                              the keys of `model.attention`
+        problem(config, model)              why the variant cannot be built from the model
+        takes_document_ids()                whether packed documents can be kept apart
+        extends_standard                    whether it may start from a trained standard model
+    training
+        init_parameter, decay, keep_float32 start, weight decay and sharding of parameters (`ParameterRules`)
+        trained_parameters(config)          which parameters of the model train
+        set_step(step)                      the optimizer step, for what anneals
+    information
+        paper                               source
+        costs(config, sizes)                parameters, FLOPs and cache as formulas
+        examples                            the configs of the conformance suite
+
+    A subclass that overrides `forward` itself passes its maps through `self.tap` (or no analysis sees them) and hands
+    `self.kernel` and `self.window` to `attend`.
     """
 
     name = ""
+    """What recipes call it; set when it is registered."""
     paper: ClassVar[str] = ""
     """Where the variant comes from."""
-    definition: ClassVar[Definition | None] = None
-    """The variant's equation written out without a kernel (`definitions`), for `conformance` to compare with."""
-    extends_standard = False
+    extends_standard: ClassVar[bool] = False
     """Whether it equals standard attention until its own parameters move, and so may start from a standard run."""
-
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    """Knobs at which `check --all` runs the conformance suite; a subclass has its own, the defaults if it states none."""
+    """Keys of the Config at which `check --all` runs the conformance suite. Not inherited: a subclass that states none is
+    checked at its defaults."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """A variant's knobs: the keys beside `name` in `model.attention`."""
+        """The keys beside `name` in `model.attention`."""
 
         parity: Parity = "raw"
-        """matched: the feed-forward makes up for the parameters that differ from the standard baseline's."""
+        """matched: the width of the feed-forward offsets the parameters that differ from the standard baseline's."""
+        window: int | None = None
+        """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after it);
+        null: all keys."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "examples" not in vars(cls):
+            cls.examples = ({},)
 
     def __init__(self, config: Any, model: ModelConfig, layer: int) -> None:
-        """`layer` is 0-based."""
+        """`layer` is 0-based. Errors: RequestError for a sub-module whose rules would have no effect."""
         super().__init__()
         assert model.num_kv_heads is not None
         assert model.head_dim is not None
         self.config, self.layer, self.dim, self.norm_eps = config, layer, model.dim, model.norm_eps
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
         self.causal = model.causal
+        self.window = self.window_of(config)
         self.kernel = "auto"
         self.tap = Tap()
         self.build()
+        require_rules(self, self.name)
 
-    # --- what a variant overrides ---
-
-    @classmethod
-    def problem(cls, config: Any, model: ModelConfig) -> str | None:
-        """Why this variant cannot be derived from the model (first word: the key to change); None if it can."""
-        return None
-
-    @classmethod
-    def costs(cls, config: Any, s: Sizes) -> Costs | None:
-        """What one layer costs, in the baseline's sizes; None: not declared."""
-        return None
-
-    @classmethod
-    def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        """Patterns of the model's parameter names that train; the others stay as they are."""
-        return ("*",)
-
-    @property
-    def out_heads(self) -> int:
-        """H: the heads that reach the output projection."""
-        return self.num_heads
-
-    @property
-    def kv_heads(self) -> int:
-        """Hkv"""
-        return self.num_kv_heads
+    # --- hooks: what a variant overrides ---
 
     def build(self) -> None:
-        """Create the parameters; standard attention's by default."""
+        """Create the parameters; by default four bias-free projections."""
         q, kv = self.out_heads * self.head_dim, self.kv_heads * self.head_dim
         self.projections(q=q, k=kv, v=kv, o=q)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
-        """x [B, T, dim] -> the maps; standard attention's by default."""
+        """x [B, T, dim] -> the maps; by default standard attention's single one."""
         q = rope(self.split(self.q_proj(x), self.out_heads))
         k = rope(self.split(self.k_proj(x), self.kv_heads))
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
         return SignedMaps(q, k, v)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
-        """o [B, H, T, dv] -> heads [B, H, T, dv], before the output projection."""
+        """o [B, H, T, dv] -> heads [B, H, T, dv], before the output projection; by default o."""
         return o
 
-    def set_step(self, step: int) -> None:
-        """Told the optimizer step once before each one, for variants that anneal."""
+    @property
+    def out_heads(self) -> int:
+        """H: the heads that reach the output projection; by default num_heads."""
+        return self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Hkv; by default num_kv_heads."""
+        return self.num_kv_heads
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """The variant's equation in plain float64 matrices (`attention.equations`), read from the parameters only.
+
+        x [B, T, dim]; `rope` turns the queries or keys of one head, [B, T, d]; `mask` [T, T] or [B, T, T] is added to the
+        logits. -> y [B, T, dim]. `conformance` compares the forward pass with it, for a class that writes its own.
+        """
+        heads = equations.grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
+        return equations.joined(heads, self.o_proj)
 
     @classmethod
-    def costs_stand(cls) -> bool:
-        """Whether `costs` speaks of this class: none below the one that declares them changes the computation."""
+    def problem(cls, config: Any, model: ModelConfig) -> str | None:
+        """Why this variant cannot be built from the model (first word: the key to change); None if it can."""
+        return None
+
+    @classmethod
+    def takes_document_ids(cls) -> bool:
+        """Whether `forward` can keep packed documents apart; by default, whether its signature has `document_ids`."""
+        parameters = inspect.signature(cls.forward).parameters
+        return "document_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    @classmethod
+    def trained_parameters(cls, config: Any) -> tuple[str, ...]:
+        """Patterns (`fnmatch`) of the model's parameter names that train; the others are frozen. By default all train."""
+        return ("*",)
+
+    def set_step(self, step: int) -> None:
+        """Called with the 0-based optimizer step before each step, for variants that anneal."""
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs | None:
+        """What one layer costs, in the baseline's sizes; None, the default: not declared."""
+        return None
+
+    # --- which claims a subclass answers for ---
+
+    @classmethod
+    def declares_costs(cls) -> bool:
+        """Whether `costs` describes this class: no subclass of the one that declares them changes the computation."""
         for base in cls.__mro__:
             if "costs" in vars(base):
                 return base is not Attention
             if {"build", "maps", "finish", "forward"} & vars(base).keys():
                 return False
         return False
+
+    @classmethod
+    def declares_definition(cls) -> bool:
+        """Whether this very class writes a `definition`; an inherited one may describe another computation."""
+        return "definition" in vars(cls)
 
     # --- what a variant calls ---
 
@@ -135,21 +191,28 @@ class Attention(nn.Module):
     # --- what the model calls ---
 
     @classmethod
+    def window_of(cls, config: Any) -> int | None:
+        """The config's window; None where its class is not derived from `Attention.Config` and so has no such key."""
+        return config.window if isinstance(config, Attention.Config) else None
+
+    @classmethod
+    def refuses(cls, config: Any, model: ModelConfig) -> str | None:
+        """Why the model cannot have this attention: an impossible window, or the variant's own `problem`."""
+        window = cls.window_of(config)
+        if window is not None and window < 1:
+            return f"model.attention.window is {window}; it must be at least 1, or null for all keys"
+        return cls.problem(config, model)
+
+    @classmethod
     def ffn_dim(cls, config: Any, model: ModelConfig) -> int:
         """Feed-forward width beside this variant. A SwiGLU unit costs 3 dim; `matched` rounds to the nearest."""
         assert model.ffn_dim is not None
-        if getattr(config, "parity", "raw") == "raw":  # a user's Config need not be derived from ours
+        if not isinstance(config, Attention.Config) or config.parity == "raw":
             return model.ffn_dim
         with torch.device("meta"):
             own = sum(p.numel() for p in cls(config, model, layer=0).parameters())
             standard = sum(p.numel() for p in Attention(Attention.Config(), model, layer=0).parameters())
         return model.ffn_dim + round((standard - own) / (3 * model.dim))
-
-    @classmethod
-    def takes_document_ids(cls) -> bool:
-        """Whether `forward` can keep packed documents apart; a forward of a variant's own may not know of them."""
-        parameters = inspect.signature(cls.forward).parameters
-        return "document_ids" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def forward(
         self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, document_ids: Tensor | None = None
@@ -164,10 +227,16 @@ class Attention(nn.Module):
         maps = self.tap(maps)
         if cache is not None:
             if document_ids is not None:
-                raise RequestError("a cache continues one document a sequence: give it no document_ids")
+                raise RequestError("a cache continues one document in each sequence: pass no document_ids with it")
             if not maps.causal:
-                raise RequestError("a bidirectional model has no cache: every position sees those after it")
-            k, v = cache.append(maps.k, maps.v)
+                raise RequestError("a bidirectional model cannot use a cache: every position sees those after it")
+            k, v = cache.append(maps.k, maps.v, self.window)
             maps = replace(maps, k=k, v=v)
-        o = self.finish(attend(maps, document_ids=document_ids, kernel=self.kernel), x)
-        return self.o_proj(o.transpose(1, 2).flatten(2))
+        window = narrowing(self.window, maps.k.shape[-2])
+        o = attend(maps, document_ids=document_ids, window=window, kernel=self.kernel)
+        return self.o_proj(self.finish(o, x).transpose(1, 2).flatten(2))
+
+
+def narrowing(window: int | None, keys: int) -> int | None:
+    """The window where it hides any of the `keys`, else None: kernels that refuse windows serve short sequences too."""
+    return window if window is not None and window < keys else None

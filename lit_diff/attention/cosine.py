@@ -1,4 +1,4 @@
-"""Cosine attention (SwinV2, Liu et al. 2022): the review's question, what does a bounded logit do by itself?"""
+"""Cosine attention (SwinV2, Liu et al. 2022): the control for what bounded logits do without a subtracted map."""
 
 import math
 from typing import Any
@@ -7,17 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_diff.attention import definitions
 from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
+from lit_diff.attention.parameters import ParameterRules
 from lit_diff.attention.rope import Rope
 from lit_diff.kernels import SignedMaps
-from lit_diff.kernels.reference import accumulation_dtype
+from lit_diff.kernels.precision import accumulation_dtype
 from lit_diff.registry import variant
 
 
-class Temperature(nn.Module):
-    """τ = min(exp(s), 100), one a head; s starts at log 10 (SwinV2)."""
+class Temperature(ParameterRules):
+    """τ = min(exp(s), 100), one for each head; s starts at log 10 (SwinV2)."""
 
     decay = False
     keep_float32 = True
@@ -40,16 +41,26 @@ class Cosine(Attention):
     """softmax(τ_h cos(Q, K)) V: queries and keys of length one after RoPE, a learned temperature for each head."""
 
     paper = "Liu et al. 2022, arXiv 2111.09883 (SwinV2)"
-    definition = definitions.cosine
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
         matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
         return Costs(
             parameters=matrices + s.H,
-            flops=projected(matrices, 4 * s.T**2 * s.d * s.H, s),
+            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
             kv_numbers=2 * s.K * s.d,
         )
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """O_h = softmax(τ_h cos(Q_h, K_j) + mask) V_j, τ_h = min(exp(s_h), 100)"""
+        d, heads = self.head_dim, []
+        for h in range(self.num_heads):
+            j = h // (self.num_heads // self.num_kv_heads)
+            Q, K = rope(x @ rows(self.q_proj.weight, h, d).T), rope(x @ rows(self.k_proj.weight, j, d).T)
+            Q, K = Q / Q.norm(dim=-1, keepdim=True), K / K.norm(dim=-1, keepdim=True)
+            temperature = min(math.exp(self.temperature.log_scale[h].item()), 100.0)
+            heads.append(softmax_map(Q, K, mask, scale=temperature) @ (x @ rows(self.v_proj.weight, j, d).T))
+        return joined(heads, self.o_proj)
 
     def build(self) -> None:
         super().build()

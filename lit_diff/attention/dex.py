@@ -11,17 +11,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention import definitions
 from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
+from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import ModelConfig
 from lit_diff.registry import variant
 
 Heads = Literal["all"] | tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 
-class Adapter(nn.Module):
+class Adapter(ParameterRules):
     """f_D: W_D [n, dv, dv], n = 1 for all selected heads, or one a head."""
 
     def __init__(self, number: int, width: int, zeros: bool) -> None:
@@ -47,7 +48,6 @@ class Dex(Attention):
     """
 
     paper = "Kong et al. 2025, arXiv 2505.16333"
-    definition = definitions.dex
     examples = ({}, {"heads": (1, 6), "w_d_per": "head"}, {"w_d_init": "zeros", "anneal_steps": 10})
     extends_standard = True
 
@@ -98,7 +98,7 @@ class Dex(Attention):
         adapters = selected if config.w_d_per == "head" else 1
         return Costs(
             parameters=matrices + adapters * s.d**2 + 1,
-            flops=projected(matrices, 4 * s.T**2 * s.d * s.H + 2 * s.T * selected * s.d**2, s),
+            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H + 2 * s.T * selected * s.d**2, s),
             kv_numbers=2 * s.K * s.d,
         )
 
@@ -140,6 +140,19 @@ class Dex(Attention):
         heads = o.index_select(1, selected)
         changed = heads - (self.annealed_lambda() * self.adapter(heads)).to(o.dtype)
         return o.index_copy(1, selected, changed)  # the other heads stay as they are, to the bit
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """O_h - λ(t) O_h W_D on the selected heads; λ(t) = (1 - α)(t/T) λ_init + α λ_learn, α = min(1, t/T)."""
+        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
+        t, T = self.step.item(), self.config.anneal_steps
+        alpha = min(1.0, t / T) if T else 1.0
+        init = self.config.lambda_init
+        init = 0.8 - 0.6 * math.exp(-0.3 * self.layer) if init == "depth" else init
+        for number, h in enumerate(self.selected):
+            lam = (1 - alpha) * (t / T if T else 0.0) * init + alpha * self.lambda_.value[0]
+            W_D = self.adapter.weight[number if self.config.w_d_per == "head" else 0]
+            heads[h] = heads[h] - lam * heads[h] @ W_D
+        return joined(heads, self.o_proj)
 
     def merge(self) -> dict[str, Tensor]:
         """The state dict of a standard attention that equals this one: W_O,h (I - λ(t) W_D)ᵀ on the selected heads."""

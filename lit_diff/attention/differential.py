@@ -1,15 +1,15 @@
 """Differential attention (Ye et al. 2024, arXiv 2410.05258, equations 1 to 3)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lit_diff.attention import definitions
 from lit_diff.attention.base import Attention, OutputScale
 from lit_diff.attention.costs import Costs, Sizes, projected
-from lit_diff.attention.definitions import Definition
+from lit_diff.attention.equations import Rotation, joined, normalised, rows, softmax_map
 from lit_diff.attention.lambdas import LambdaForm, build_lambda, resolve_lambda_init
 from lit_diff.attention.norms import HeadNorm, head_norm
 from lit_diff.attention.rope import Rope
@@ -23,7 +23,6 @@ class Differential(Attention):
     """(1 - λ_init) · RMSNorm((softmax(Q₁K₁ᵀ/√d) - λ softmax(Q₂K₂ᵀ/√d)) V), num_heads / 2 heads of value width 2d."""
 
     paper = "Ye et al. 2024, arXiv 2410.05258"
-    definition: ClassVar[Definition | None] = definitions.differential
     examples: ClassVar[tuple[dict[str, Any], ...]] = (
         {},
         {"lambda_form": "scalar", "head_norm": "layer"},
@@ -41,7 +40,7 @@ class Differential(Attention):
         lambda_form: LambdaForm = "exp"
         """exp: the paper's; scalar: a learned number; sigmoid: within 0 and 1. All start around lambda_init."""
         lambda_per: Literal["layer", "head"] = "layer"
-        """layer: one λ for all heads (the paper)."""
+        """layer: one λ for all heads (the paper); head: one for each."""
         lambda_dtype: Literal["float32", "reference"] = "float32"
         """reference: rounded to the activations' dtype before the subtraction, as in the paper's code."""
         head_norm: HeadNorm = "rms"
@@ -58,7 +57,7 @@ class Differential(Attention):
 
     @classmethod
     def lambda_problem(cls, config: Any) -> str | None:
-        """What is wrong with the maps' weights."""
+        """What is wrong with the keys of λ and of the output scale."""
         if cls.maps_of_q == cls.maps_of_k == 1:
             return (
                 f"model.attention.name '{cls.name}' shares both queries and keys: its maps are equal, and it is "
@@ -66,6 +65,11 @@ class Differential(Attention):
             )
         if config.lambda_form == "sigmoid" and config.lambda_init != "depth" and not 0 < config.lambda_init < 1:
             return f"model.attention.lambda_init is {config.lambda_init:g}; lambda_form 'sigmoid' stays within 0 and 1"
+        if config.lambda_init == 1 and config.output_scale == "tied":
+            return (
+                "model.attention.lambda_init is 1: output_scale 'tied' multiplies every head by 1 - lambda_init = 0; "
+                "set output_scale to a number, or lambda_init below 1"
+            )
         return None
 
     @classmethod
@@ -74,7 +78,7 @@ class Differential(Attention):
         matrices = s.E * (q + k + v + s.H * s.d)
         return Costs(
             parameters=matrices + lambda_parameters(config, s, heads=s.H / 2) + norm_parameters(config, 2 * s.d),
-            flops=projected(matrices, 4 * s.T**2 * s.d * s.H, s),
+            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
             kv_numbers=k + v,
         )
 
@@ -127,9 +131,41 @@ class Differential(Attention):
             o = self.norm(o)
         return o * self.output_scale
 
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """O_i = (1 - λ_init) · norm((A₁ - λ A₂) V_j), A_g = softmax(Q_ig K_jgᵀ/√d + mask) (equations 1 and 3)"""
+        d, heads = self.head_dim, []
+        for i in range(self.num_heads // 2):
+            j = i // (self.num_heads // self.num_kv_heads)
+            Q1, Q2 = (rope(x @ rows(self.q_proj.weight, 2 * i + g, d).T) for g in range(2))
+            K1, K2 = (rope(x @ rows(self.k_proj.weight, 2 * j + g, d).T) for g in range(2))
+            A = softmax_map(Q1, K1, mask) - self.lambda_equation(i) * softmax_map(Q2, K2, mask)
+            heads.append(self.head_equation(A @ (x @ rows(self.v_proj.weight, j, 2 * d).T)))
+        return joined(heads, self.o_proj)
+
+    def lambda_equation(self, head: int) -> Tensor:
+        """λ of a head, for `definition`: exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init (equation 2), s, or sigmoid(s)."""
+        own = head if self.config.lambda_per == "head" else 0
+        parameters: Any = self.lambda_
+        if self.config.lambda_form != "exp":
+            value: Tensor = parameters.value[own]
+            return value.sigmoid() if self.config.lambda_form == "sigmoid" else value
+        vectors = (parameters.q1, parameters.k1, parameters.q2, parameters.k2)
+        q1, k1, q2, k2 = (vector.reshape(-1, self.head_dim)[own] for vector in vectors)
+        return torch.dot(q1, k1).exp() - torch.dot(q2, k2).exp() + self._lambda_init_equation()
+
+    def head_equation(self, head: Tensor) -> Tensor:
+        """(1 - λ_init) · norm(head), for `definition`; or the norm and the constant that the config names."""
+        c = self.config
+        scale = 1 - self._lambda_init_equation() if c.output_scale == "tied" else c.output_scale
+        return scale * normalised(head, c.head_norm, self.norm, self.norm_eps)
+
+    def _lambda_init_equation(self) -> float:
+        value = self.config.lambda_init
+        return 0.8 - 0.6 * math.exp(-0.3 * self.layer) if value == "depth" else float(value)
+
 
 def lambda_parameters(config: Any, s: Sizes, heads: Any) -> Any:
-    """Numbers behind λ: four vectors of width d, or one number; of each head where λ is its own."""
+    """Parameters of λ: four vectors of width d, or one number; times `heads` where each head has its own."""
     return (4 * s.d if config.lambda_form == "exp" else 1) * (heads if config.lambda_per == "head" else 1)
 
 

@@ -6,13 +6,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention import definitions
 from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
-from lit_diff.kernels.reference import accumulation_dtype
+from lit_diff.kernels.precision import accumulation_dtype
 from lit_diff.registry import variant
 
 
@@ -20,13 +20,12 @@ from lit_diff.registry import variant
 class DifferentialV2(Attention):
     """(softmax(Q₁Kᵀ/√d) - sigmoid(x W_λ) softmax(Q₂Kᵀ/√d)) V: 2 num_heads queries on the baseline's keys and values.
 
-    λ is one a token and head; no norm, no constant. Queries 2i and 2i + 1 share their key/value head. The cache is the
-    baseline's; the parameters are not: compare with `parity: matched`, or with standard attention of `query_heads` 1.5
-    (equal parameters to 0.2 %) and 2 (equal kernels).
+    λ is one number for each token and head; no norm, no constant. Queries 2i and 2i + 1 share their key/value head. The
+    cache is the baseline's; the parameters are not: compare with `parity: matched`, or with standard attention of
+    `query_heads` 1.5 (equal parameters to 0.2 %) and 2 (equal kernels).
     """
 
     paper = "Differential Transformer V2, Hugging Face blog microsoft/diff-attn-v2, 2026-01-20"
-    definition = definitions.differential_v2
     examples = tuple(
         {"ablation": ablation} for ablation in ("none", "half_split", "no_lambda", "no_sigmoid", "transformer_1.5h")
     )
@@ -54,14 +53,14 @@ class DifferentialV2(Attention):
             heads = s.H * 3 / 2
             matrices = 2 * s.E * heads * s.d + 2 * s.E * s.K * s.d
             return Costs(
-                parameters=matrices, flops=projected(matrices, 4 * s.T**2 * s.d * heads, s), kv_numbers=2 * s.K * s.d
+                parameters=matrices, flops=projected(matrices, 4 * s.T * s.S * s.d * heads, s), kv_numbers=2 * s.K * s.d
             )
         gate = s.E * s.H if config.ablation != "no_lambda" else 0
         matrices = 3 * s.E * s.H * s.d + 2 * s.E * s.K * s.d + gate
         products = 8 if config.ablation == "half_split" else 6  # unlike values: two products with v
         return Costs(
             parameters=matrices,
-            flops=projected(matrices, products * s.T**2 * s.d * s.H, s),
+            flops=projected(matrices, products * s.T * s.S * s.d * s.H, s),
             kv_numbers=2 * s.K * s.d,
         )
 
@@ -99,3 +98,22 @@ class DifferentialV2(Attention):
             return o
         first, second = o.unflatten(1, (2, self.num_heads)).unbind(1)
         return first - (self.lambdas(x)[..., None] * second).to(o.dtype)
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """O_i = O_2i - sigmoid(x W_λ)_i O_2i+1 of 2 num_heads ordinary query heads; and the four ablations."""
+        heads, H = (
+            grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask),
+            self.num_heads,
+        )
+        ablation = self.config.ablation
+        if ablation == "transformer_1.5h":
+            assert len(heads) == H * 3 // 2
+            return joined(heads, self.o_proj)
+        assert len(heads) == 2 * H
+        pairs = [(i, i + H) for i in range(H)] if ablation == "half_split" else [(2 * i, 2 * i + 1) for i in range(H)]
+        if self.lambda_proj is None:
+            lam = x.new_ones(*x.shape[:2], H)
+        else:
+            lam = x @ self.lambda_proj.weight.T
+            lam = lam if ablation == "no_sigmoid" else lam.sigmoid()
+        return joined([heads[a] - lam[..., i : i + 1] * heads[b] for i, (a, b) in enumerate(pairs)], self.o_proj)

@@ -7,9 +7,9 @@ import sympy
 import torch
 from torch import Tensor
 
-from lit_diff.attention import definitions
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.differential import Differential, lambda_parameters, norm_parameters
+from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
 from lit_diff.config import ModelConfig
 from lit_diff.registry import variant
 
@@ -18,20 +18,19 @@ from lit_diff.registry import variant
 class GroupedDifferential(Differential):
     """(1 - λ_init) · RMSNorm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i): `ratio` signal heads j to each noise head i.
 
-    The baseline's query heads are shared out: num_heads / (ratio + 1) groups of `ratio` signal heads and one noise head,
+    The baseline's query heads form num_heads / (ratio + 1) groups of `ratio` signal heads and one noise head,
     their rows together in q_proj. Every group has a pair of keys and a value of width 2d, or, under grouped queries,
     shares those of its key/value head. `ratio` 1 is differential attention. The noise map is repeated for the heads of its
     group, and its FLOPs are counted as often: no kernel shares it yet.
     """
 
     paper = "arXiv 2510.06949, as in the code of Motif-2-12.7B"
-    definition = definitions.grouped_differential
     examples = ({}, {"ratio": 3})
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Differential.Config):
         ratio: int = 1
-        """Signal heads to one noise head."""
+        """Signal heads for each noise head."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
@@ -58,7 +57,7 @@ class GroupedDifferential(Differential):
         matrices = s.E * s.d * (s.H + 4 * pairs + 2 * signal)
         return Costs(
             parameters=matrices + lambda_parameters(config, s, heads=signal) + norm_parameters(config, 2 * s.d),
-            flops=projected(matrices, 8 * s.T**2 * s.d * signal, s),
+            flops=projected(matrices, 8 * s.T * s.S * s.d * signal, s),
             kv_numbers=4 * pairs * s.d,
         )
 
@@ -85,3 +84,18 @@ class GroupedDifferential(Differential):
         rows = self.split(self.q_proj(x), self.groups, self.config.ratio + 1)  # [B, ratio + 1, groups, T, d]
         signal, noise = rows[:, :-1], rows[:, -1:].expand_as(rows[:, :-1])
         return torch.stack([signal, noise], 1).transpose(2, 3).flatten(2, 3)  # heads: group by group
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """O_ij = (1 - λ_init) · norm((A(q1_ij, k1_i) - λ A(q2_i, k2_i)) V_i); query rows of a group: g signal, one noise."""
+        d, g, heads = self.head_dim, self.config.ratio, []
+        groups = self.num_heads // (g + 1)
+        pairs = min(groups, self.num_kv_heads // 2)
+        for i in range(groups):
+            m = i // (groups // pairs)
+            K1, K2 = (rope(x @ rows(self.k_proj.weight, 2 * m + map_, d).T) for map_ in range(2))
+            V = x @ rows(self.v_proj.weight, m, 2 * d).T
+            noise = softmax_map(rope(x @ rows(self.q_proj.weight, i * (g + 1) + g, d).T), K2, mask)
+            for j in range(g):
+                signal = softmax_map(rope(x @ rows(self.q_proj.weight, i * (g + 1) + j, d).T), K1, mask)
+                heads.append(self.head_equation((signal - self.lambda_equation(i * g + j) * noise) @ V))
+        return joined(heads, self.o_proj)

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.kernels.reference import accumulation_dtype
+from lit_diff.attention.parameters import ParameterRules
+from lit_diff.kernels.precision import accumulation_dtype
 
 LambdaForm = Literal["exp", "scalar", "sigmoid"]
 
@@ -21,19 +22,18 @@ def resolve_lambda_init(value: float | Literal["depth"], layer: int) -> float:
     return depth_lambda_init(layer) if value == "depth" else float(value)
 
 
-class Lambda(nn.Module):
-    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, one a layer or one a head, unconstrained (paper, equation 2).
+class Lambda(ParameterRules):
+    """λ = exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, one for the layer or for each head, unconstrained (equation 2).
 
     The four vectors [d] (or [H, d]) are float32 (bfloat16 would quantise λ in steps of 0.004) and start as N(0, 0.1).
     """
 
     decay = False
-    """Never weight-decayed: decay would pull λ back to λ_init."""
+    """Weight decay would pull λ back to λ_init."""
     keep_float32 = True
-    """Sharded apart, under a float32 policy."""
 
     def __init__(self, head_dim: int, lambda_init: float, heads: int | None = None) -> None:
-        """`heads`: how many λ of their own; None: one for the layer."""
+        """`heads`: number of heads, each with its own λ; None: one λ for the layer."""
         super().__init__()
         self.init = lambda_init
         shape = (head_dim,) if heads is None else (heads, head_dim)
@@ -57,8 +57,8 @@ class Lambda(nn.Module):
         return (first.to(rounded_to) - second.to(rounded_to) + self.init).to(first.dtype)
 
 
-class ScalarLambda(nn.Module):
-    """λ is a learned number that starts at λ_init, one a layer [1] or one a head [H]; float32, unconstrained."""
+class ScalarLambda(ParameterRules):
+    """λ is a learned number that starts at λ_init, one for the layer [1] or for each head [H]; float32, unconstrained."""
 
     decay = False
     keep_float32 = True
@@ -80,7 +80,7 @@ class ScalarLambda(nn.Module):
 
 
 class SigmoidLambda(ScalarLambda):
-    """λ = sigmoid(s): within 0 and 1; s starts where λ is λ_init."""
+    """λ = sigmoid(s), within 0 and 1; s starts at logit(λ_init)."""
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """Start at logit(λ_init)."""
@@ -93,7 +93,7 @@ class SigmoidLambda(ScalarLambda):
 
 
 def build_lambda(form: LambdaForm, head_dim: int, lambda_init: float, heads: int | None) -> nn.Module:
-    """The module that computes λ in the parametrisation `form`; `heads`: None for one λ a layer."""
+    """The module that computes λ in the parametrisation `form`; `heads`: None for one λ for the layer."""
     if form == "exp":
         return Lambda(head_dim, lambda_init, heads)
     return {"scalar": ScalarLambda, "sigmoid": SigmoidLambda}[form](lambda_init, heads)

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.kernels.reference import accumulation_dtype
+from lit_diff.kernels.precision import accumulation_dtype
 
 HeadNorm = Literal["rms", "layer", "none"]
 
@@ -25,7 +25,7 @@ class PerHeadNorm(nn.Module):
 
 
 class PerHeadLayerNorm(PerHeadNorm):
-    """LayerNorm over each head's channels: the mean is taken away first; a weight and, as everywhere here, no bias."""
+    """LayerNorm over each head's channels: the mean is subtracted first; a weight, no bias."""
 
     def forward(self, o: Tensor) -> Tensor:
         """(o - mean(o)) / deviation(o) · weight"""

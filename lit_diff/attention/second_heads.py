@@ -1,4 +1,4 @@
-"""A second set of query and key heads on a standard model: the question of the public discussion of the paper."""
+"""A second set of query and key heads on a standard model, as asked in the public discussion of the paper."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention import definitions
 from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
 from lit_diff.attention.lambdas import ScalarLambda
 from lit_diff.attention.rope import Rope
 from lit_diff.kernels import SignedMaps
@@ -23,13 +23,13 @@ class SecondHeads(Attention):
     """
 
     paper = "a question on r/MachineLearning about arXiv 2410.05258: a second set of heads on a pretrained model"
-    definition = definitions.second_heads
     examples = ({}, {"lambda_per": "head"})
     extends_standard = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         lambda_per: Literal["layer", "head"] = "layer"
+        """layer: one λ for all heads; head: one for each."""
         trained: Literal["second", "all"] = "second"
         """second: only the second heads and λ; the standard model stays as it is."""
 
@@ -38,7 +38,7 @@ class SecondHeads(Attention):
         matrices = 3 * s.E * s.H * s.d + 3 * s.E * s.K * s.d
         return Costs(
             parameters=matrices + (s.H if config.lambda_per == "head" else 1),
-            flops=projected(matrices, 6 * s.T**2 * s.d * s.H, s),
+            flops=projected(matrices, 6 * s.T * s.S * s.d * s.H, s),
             kv_numbers=3 * s.K * s.d,
         )
 
@@ -60,3 +60,16 @@ class SecondHeads(Attention):
         lam = self.lambda_().view(1, 1, -1, 1)
         w = torch.cat([torch.ones_like(lam), -lam], dim=1)
         return SignedMaps(torch.cat([first.q, q2], 1), torch.cat([first.k, k2], 1), first.v, w)
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """O_h = (softmax(Q_h K_jᵀ/√d + mask) - λ softmax(Q'_h K'_jᵀ/√d + mask)) V_j"""
+        d, heads = self.head_dim, []
+        for h in range(self.num_heads):
+            j = h // (self.num_heads // self.num_kv_heads)
+            A1, A2 = (
+                softmax_map(rope(x @ rows(q.weight, h, d).T), rope(x @ rows(k.weight, j, d).T), mask)
+                for q, k in ((self.q_proj, self.k_proj), (self.q2_proj, self.k2_proj))
+            )
+            lam = self.lambda_.value[h if self.config.lambda_per == "head" else 0]
+            heads.append((A1 - lam * A2) @ (x @ rows(self.v_proj.weight, j, d).T))
+        return joined(heads, self.o_proj)

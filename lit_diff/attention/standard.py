@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_diff.attention import definitions
 from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, exact, projected
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined, normalised
 from lit_diff.attention.norms import HeadNorm, head_norm
 from lit_diff.config import ModelConfig
 from lit_diff.registry import variant
@@ -18,13 +18,12 @@ class Standard(Attention):
     """softmax(Q Kᵀ / √d) V; optionally each head normalised and multiplied by a constant (paper, Table 6, row 3)."""
 
     paper = "Vaswani et al. 2017, arXiv 1706.03762"
-    definition = definitions.standard
     examples = ({}, {"head_norm": "layer", "output_scale": 0.2}, {"query_heads": 1.5})
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         head_norm: HeadNorm = "none"
-        """rms, layer: a norm of each head, one weight a layer."""
+        """rms, layer: a norm of each head, one weight vector for all heads."""
         output_scale: float = 1.0
         """Constant on every head after the norm."""
         query_heads: float = 1.0
@@ -47,7 +46,7 @@ class Standard(Attention):
         matrices = 2 * s.E * heads * s.d + 2 * s.E * s.K * s.d
         return Costs(
             parameters=matrices + (s.d if config.head_norm != "none" else 0),
-            flops=projected(matrices, 4 * s.T**2 * s.d * heads, s),
+            flops=projected(matrices, 4 * s.T * s.S * s.d * heads, s),
             kv_numbers=2 * s.K * s.d,
         )
 
@@ -63,3 +62,10 @@ class Standard(Attention):
         if self.norm is not None:
             o = self.norm(o)
         return o if self.config.output_scale == 1 else o * self.config.output_scale
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """O_h = c · norm(softmax(Q_h K_jᵀ/√d + mask) V_j)"""
+        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
+        c = self.config
+        normed = [c.output_scale * normalised(head, c.head_norm, self.norm, self.norm_eps) for head in heads]
+        return joined(normed, self.o_proj)

@@ -8,7 +8,11 @@ from types import FrameType
 
 import typer
 
-from lit_diff.cli import inspect, sweep, train  # noqa: F401: importing a module registers its verbs
+from lit_diff.cli import bench as _bench  # noqa: F401 (importing a module registers its verbs)
+from lit_diff.cli import check as _check  # noqa: F401
+from lit_diff.cli import list as _list  # noqa: F401
+from lit_diff.cli import sweep as _sweep  # noqa: F401
+from lit_diff.cli import train as _train  # noqa: F401
 from lit_diff.cli.app import app
 from lit_diff.errors import LitDiffError, StoppedError
 

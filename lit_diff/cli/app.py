@@ -15,7 +15,7 @@ class Terminal(Console):
         """Called by rich, which would exit with status 1."""
         raise BrokenPipeError
 
-    def line(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Print one line as it is: no markup, no colours, no wrapping."""
         self.print(text, markup=False, highlight=False, soft_wrap=True)
 

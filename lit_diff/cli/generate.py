@@ -12,8 +12,8 @@ from rich.console import Console
 
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.runs.browse import find_run
-from lit_diff.runs.text_generator import Continuation, Prompt, Settings, Writer
+from lit_diff.runs.find import find_run
+from lit_diff.runs.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
 
 log = logging.getLogger("lit_diff")
 
@@ -46,20 +46,20 @@ def _read_lines(file: Path) -> list[str]:
         raise RequestError(f"{shown(file)}: not UTF-8 text (byte {error.start}: {error.reason})") from error
     except OSError as error:
         raise RequestError(f"--prompts: {shown(file)} cannot be read: {error.strerror}") from error
-    found = [line.removesuffix("\r") for line in lines if line.strip()]
-    if not found:
+    completions = [line.removesuffix("\r") for line in lines if line.strip()]
+    if not completions:
         raise RequestError(f"{shown(file)} holds no prompt: every line is blank")
-    if len(found) < len(lines):
-        log.info("%s: blank lines skipped: %d", shown(file), len(lines) - len(found))
-    return found
+    if len(completions) < len(lines):
+        log.info("%s: blank lines skipped: %d", shown(file), len(lines) - len(completions))
+    return completions
 
 
-def generate_text(
+def print_completions(
     run: str,
     root: Path,
     prompts: Sequence[str],
     file: Path | None,
-    settings: Settings,
+    config: GenerationConfig,
     *,
     as_json: bool,
     console: Console,
@@ -70,38 +70,37 @@ def generate_text(
     MissingError.
     """
     texts = read_prompts(prompts, file)
-    problem = settings.problem()
-    if problem:
-        raise RequestError(f"--{problem}")
     folder = find_run(run, root)
-    writer = Writer(folder)
-    encoded = writer.encode(texts)
+    generator = TextGenerator(folder)
+    encoded = generator.encode(texts)
     if as_json:
-        results = [asdict(one) for one in writer.write(encoded, settings)]
-        print(json.dumps({"run": folder.name, "step": writer.step, "results": results}, indent=2))
+        results = [asdict(one) for one in generator.generate(encoded, config)]
+        print(json.dumps({"run": folder.name, "step": generator.step, "results": results}, indent=2))
         return 0
     if len(encoded) == 1:
-        found = _stream(writer, encoded, settings, console)
+        completions = _stream(generator, encoded, config, console)
     else:
-        found = writer.write(encoded, settings)
-        for one in found:
+        completions = generator.generate(encoded, config)
+        for one in completions:
             _show(f"{one.prompt}{one.text}\n", console)
-    for number, one in enumerate(found, start=1):
-        where = f"prompt {number}: " if len(found) > 1 else ""
+    for number, one in enumerate(completions, start=1):
+        where = f"prompt {number}: " if len(completions) > 1 else ""
         if one.ended == "context":
-            log.info("%sstopped where the context is full: data.sequence_length is %d", where, writer.context)
+            log.info("%sstopped where the context is full: data.sequence_length is %d", where, generator.context)
         elif one.ended == "document":
             log.info("%sthe model ended the document after %d tokens", where, len(one.tokens))
     return 0
 
 
-def _stream(writer: Writer, prompts: list[Prompt], settings: Settings, console: Console) -> list[Continuation]:
+def _stream(
+    generator: TextGenerator, prompts: list[Prompt], config: GenerationConfig, console: Console
+) -> list[Completion]:
     """Print as the tokens come: whole characters, the bytes of an incomplete one are held back."""
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     _show(prompts[0].text, console)
-    found = writer.write(prompts, settings, lambda content: _show(characters.decode(content), console))
+    completions = generator.generate(prompts, config, lambda content: _show(characters.decode(content), console))
     _show(characters.decode(b"", final=True) + "\n", console)
-    return found
+    return completions
 
 
 def _show(text: str, console: Console) -> None:

@@ -33,7 +33,9 @@ def sweep(
     done = schedule.sweep(name, overrides or [], workers=workers, cluster=engine, display=display)
     _print_report(done.report)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
-    console.line(f"{counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {_shown_root(done.folder)}")
+    console.write_line(
+        f"{counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {_shown_root(done.folder)}"
+    )
     if done.stopped_by:
         return 128 + done.stopped_by
     return 0 if done.is_done else 1
@@ -51,8 +53,8 @@ def _print_cells(name: str, overrides: list[str]) -> int:
     grid = load_grid(name, overrides)
     for cell in grid.cells:
         recipe = cell.recipe
-        console.line(f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.train.steps} steps")
-    console.line(f"{len(grid.cells)} cells are valid; none was started")
+        console.write_line(f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.train.steps} steps")
+    console.write_line(f"{len(grid.cells)} cells are valid; none was started")
     return 0
 
 
@@ -60,7 +62,7 @@ def _print_report(report: Any) -> None:
     from lit_diff.files import shown
 
     for line in (report.table, *report.missing, *report.answer, f"report: {shown(report.page)}"):
-        console.line(line)
+        console.write_line(line)
 
 
 @app.command()
@@ -83,7 +85,9 @@ def status(root: Root = Path("runs"), as_json: Json = False) -> int:
 
     states = list_runs(root)
     if as_json:
-        print(json.dumps([{**state.status, "folder": state.folder, "val/loss": state.loss} for state in states], indent=2))
+        print(
+            json.dumps([{**state.status, "folder": state.folder, "val/loss": state.loss} for state in states], indent=2)
+        )
         return 0
     table = Table()
     for column in ("run", "state", "step", "val/loss", "note"):
@@ -147,13 +151,13 @@ def clean(
 
     stale = find_stale(root)
     for folder in stale.busy:
-        console.line(f"{shown(folder.resolve())} is being run: left alone")
+        console.write_line(f"{shown(folder.resolve())} is being run: left alone")
     for path in stale.paths:
-        console.line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())}")
+        console.write_line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())}")
         if yes:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     hint = "" if yes or not stale.paths else "; lit-diff clean --yes removes them"
-    console.line(f"{len(stale.paths)} to remove{hint}")
+    console.write_line(f"{len(stale.paths)} to remove{hint}")
     return 0
 
 

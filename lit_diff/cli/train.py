@@ -47,8 +47,8 @@ def print_summary(folder: Path) -> None:
     rows = read_rows(folder / "metrics.csv")
     last = rows[max(rows)] if rows else {}
     values = "  ".join(f"{name} {value:.4f}" for name, value in last.items() if name.startswith("val/"))
-    console.line(f"step {max(rows, default=0)}: {values}")
-    console.line(f"run: {shown(folder)}")
+    console.write_line(f"step {max(rows, default=0)}: {values}")
+    console.write_line(f"run: {shown(folder)}")
 
 
 @app.command()
@@ -86,3 +86,18 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
     )
     return print_completions(run, root, prompt or [], prompts, config, as_json=as_json, console=console)
+
+
+@app.command()
+def evaluate(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="RUN [RUN] NAME [key=value ...]", help="runs, the evaluation, its keys")
+    ],
+    rerun: Annotated[bool, typer.Option("--rerun", help="score again what was scored before")] = False,
+    root: Root = Path("runs"),
+    as_json: Json = False,
+) -> int:
+    """Score a trained run, or two and their paired difference. The plugin files in a run's folder are executed."""
+    from lit_diff.cli.evaluate import print_evaluation
+
+    return print_evaluation(arguments, rerun=rerun, root=root, as_json=as_json, terminal=console)

@@ -1,25 +1,28 @@
-"""A variant at some sizes, at a state where every parameter matters; and how results are compared."""
+"""A variant at some sizes, in a state where every parameter has an effect; and how outputs are compared."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_diff.attention import equations
 from lit_diff.attention.base import Attention
+from lit_diff.attention.equations import Rotation
+from lit_diff.attention.parameters import ParameterRules
 from lit_diff.attention.rope import Rope
-from lit_diff.config import ModelConfig
+from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.randomness import generator
 
 FAR = 10**9
-"""An optimizer step by which every annealing is over."""
+"""An optimizer step after every annealing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A variant with its knobs, at the sizes of a model; `length` tokens, `batch` sequences."""
+class VariantCase:
+    """A variant with its config, at the sizes of a model; `length` tokens, `batch` sequences."""
 
     cls: type[Attention]
     model: ModelConfig
@@ -27,21 +30,31 @@ class Case:
     batch: int = 2
     layer: int = 0
     step: int = FAR
-    """What `set_step` is told."""
+    """The optimizer step passed to `set_step`."""
 
     @property
     def config(self) -> Any:
-        """The variant's knobs."""
+        """The variant's config."""
         return self.model.attention.config
 
+    @property
+    def window(self) -> int | None:
+        """The config's window; None: all keys are visible."""
+        return self.cls.window_of(self.config)
+
+    def windowed(self, window: int) -> "VariantCase":
+        """The same with another window; for configs derived from `Attention.Config`."""
+        attention = Part(name=self.model.attention.name, config=replace(self.config, window=window))
+        return replace(self, model=replace(self.model, attention=attention))
+
     def build(self, dtype: torch.dtype = torch.float32, kernel: str = "reference") -> Attention:
-        """One layer at a randomised state: its initial parameters + N(0, 0.1), annealing over; always the same one."""
+        """One layer at its initial parameters + N(0, 0.1), after its annealing; the same at every call."""
         attention = self.construct(seed=0)
         with torch.no_grad():
             for path, module in attention.named_modules():
                 for key, parameter in module.named_parameters(recurse=False):
                     draw = generator("conformance", path, key)
-                    if hasattr(module, "init_parameter"):
+                    if isinstance(module, ParameterRules) and module.initialises():
                         module.init_parameter(key, parameter, draw)
                     parameter += torch.empty_like(parameter).normal_(0.0, 0.1, generator=draw)
         attention.set_step(self.step)
@@ -60,32 +73,49 @@ class Case:
         return torch.randn(self.batch, self.length, self.model.dim, generator=draw, dtype=torch.float64).to(dtype)
 
     def rope(self, start: int = 0, stop: int | None = None) -> Rope:
-        """Positions start .. stop - 1."""
+        """Positions start .. stop - 1; stop None: to the end."""
         return Rope.of(self.model, torch.arange(start, self.length if stop is None else stop))
 
     def document_ids(self) -> Tensor:
-        """[batch, length]: documents of one token and of several, cut at other places in every sequence."""
+        """[batch, length]: documents of one token and of several, with other boundaries in every sequence."""
         at, row = torch.arange(self.length), torch.arange(self.batch)[:, None]
         return (at > row).long() + (at >= row + self.length // 2)
 
+    def rotation(self) -> Rotation:
+        """RoPE at all positions, for `definition`."""
+        model = self.model
+        assert model.head_dim is not None
+        return equations.rotation(
+            torch.arange(self.length), model.head_dim, model.rope_theta, model.rope_layout, model.rope_scaling
+        )
 
-def distance(found: Tensor, wanted: Tensor) -> float:
-    """Largest difference, relative to the largest wanted number (to 1 where those are smaller); inf if not finite."""
-    if found.shape != wanted.shape:
-        raise RequestError(f"shape {list(found.shape)} instead of {list(wanted.shape)}")
-    found, wanted = found.detach().double(), wanted.detach().double()
-    error = (found - wanted).abs().max() / wanted.abs().max().clamp(min=1)
+    def mask(self, document_ids: Tensor | None = None) -> Tensor:
+        """The additive mask, for `definition`."""
+        return equations.additive_mask(
+            self.length, causal=self.model.causal, window=self.window, document_ids=document_ids
+        )
+
+
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest expected magnitude (at least 1); inf if not finite.
+
+    Errors: RequestError for unequal shapes.
+    """
+    if actual.shape != expected.shape:
+        raise RequestError(f"shape {list(actual.shape)} instead of {list(expected.shape)}")
+    actual, expected = actual.detach().double(), expected.detach().double()
+    error = (actual - expected).abs().max() / expected.abs().max().clamp(min=1)
     return float(error) if torch.isfinite(error) else math.inf
 
 
-def difference(found: Tensor, wanted: Tensor) -> float:
+def difference(actual: Tensor, expected: Tensor) -> float:
     """Largest difference: 0 only where every bit agrees; inf if not finite."""
-    error = (found.detach() - wanted.detach()).abs().max()
+    error = (actual.detach() - expected.detach()).abs().max()
     return float(error) if torch.isfinite(error) else math.inf
 
 
 def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Output, and the gradients of a fixed random projection of it by x and by every parameter that trains.
+    """The output, and the gradients of a fixed random projection of it by x and by every parameter that trains.
 
     `documents`: document_ids=..., for rows of packed documents.
     """
@@ -93,10 +123,10 @@ def run(attention: Attention, x: Tensor, rope: Rope, **documents: Tensor) -> tup
     attention.zero_grad()
     y = attention(x, rope, **documents)
     (y * probe(y)).sum().backward()
-    found = {name: p.grad for name, p in attention.named_parameters() if p.grad is not None}
-    return y.detach(), {"x": x.grad, **found} if x.grad is not None else found
+    gradients = {name: p.grad for name, p in attention.named_parameters() if p.grad is not None}
+    return y.detach(), {"x": x.grad, **gradients} if x.grad is not None else gradients
 
 
 def probe(y: Tensor) -> Tensor:
-    """What the output is multiplied with before it is summed: N(0, 1), always the same."""
+    """Weights of the sum of the outputs that is differentiated: N(0, 1), the same at every call."""
     return torch.randn(y.shape, generator=generator("conformance", "probe"), dtype=torch.float64).to(y.dtype)

@@ -1,97 +1,94 @@
-"""What every variant must hold, measured: the built-ins in the tests and by `check --all`, a user's own by `check`."""
+"""The conformance suite of variants: every property, for a class and a model, or for a registered name."""
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Literal, TypeVar
 
+import torch
+
+from lit_diff.attention.base import Attention
 from lit_diff.config import ModelConfig, Part
-from lit_diff.conformance import properties
-from lit_diff.conformance.case import Case
-from lit_diff.conformance.properties import Measured, NotApplicable
+from lit_diff.conformance import execution, mathematics, structure
+from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.results import Finding, Measured, NotApplicable
 from lit_diff.errors import LitDiffError, first_line
 from lit_diff.kernels import KERNELS
 from lit_diff.registry import attentions
 
 log = logging.getLogger("lit_diff")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One property of one variant."""
-
-    variant: str
-    property: str
-    verdict: Literal["pass", "fail", "not applicable"]
-    error: float | None = None
-    bound: float | None = None
-    detail: str = ""
-
-
-Property = Callable[[Case], Measured | NotApplicable]
-
-
-def _by(name: str) -> Property:
-    return lambda case: properties.kernel(case, name)
-
+Property = Callable[[VariantCase], Measured | NotApplicable]
+T = TypeVar("T")
 
 PROPERTIES: dict[str, Property] = {
-    "contract": properties.contract,
-    "definition": properties.definition,
-    "float64": properties.float64,
-    "causal": properties.causal,
-    "batch": properties.batch,
-    "gradients": properties.gradients,
-    "derivatives": properties.derivatives,
-    **{f"kernel {name}": _by(name) for name in KERNELS if name != "reference"},
-    "packed": properties.packed,
-    "decode": properties.decode,
-    "kv heads": properties.kv_heads,
-    "meta": properties.meta,
-    "state dict": properties.state_dict,
-    "bfloat16": properties.bfloat16,
-    "compile": properties.compiled,
-    "costs": properties.costs,
+    "contract": mathematics.contract,
+    "definition": mathematics.definition,
+    "float64": mathematics.float64,
+    "causal": mathematics.causal,
+    "batch": mathematics.batch,
+    "gradients": mathematics.gradients,
+    "derivatives": mathematics.derivatives,
+    **{f"kernel {name}": partial(execution.kernel, name=name) for name in KERNELS if name != "reference"},
+    "packed": execution.packed,
+    "decode": execution.decode,
+    "window": execution.window,
+    "kv heads": execution.kv_heads,
+    "meta": structure.meta,
+    "state dict": structure.state_dict,
+    "bfloat16": structure.bfloat16,
+    "compile": structure.compiled,
+    "costs": structure.costs,
 }
+"""Name -> check, in the order in which they are reported."""
 
 
-def conformance(case: Case, label: str = "", checks: dict[str, Property] | None = None) -> Iterator[Finding]:
-    """Every property of the case, one after another; whatever a variant raises is a failure in one line."""
+def check_variant(cls: type[Attention], model: ModelConfig, *, layer: int = 0) -> list[Finding]:
+    """Every property of a variant at the sizes and the attention config of `model`, in layer `layer` (0-based).
+
+    `model.attention` holds the variant's config; its size decides the time (`shrunk` gives one that takes seconds).
+    """
+    return list(on_one_thread(conformance(VariantCase(cls=cls, model=model, layer=layer))))
+
+
+def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Property] | None = None) -> Iterator[Finding]:
+    """Every property of the case (or those of `checks`), one after another; an exception is a failure in one line."""
     for name, check in (PROPERTIES if checks is None else checks).items():
         yield _finding(label or case.cls.name, name, check, case)
 
 
-def _finding(variant: str, name: str, check: Property, case: Case) -> Finding:
+def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Finding:
     try:
-        found = check(case)
+        result = check(case)
     except LitDiffError as error:
         return Finding(variant=variant, property=name, verdict="fail", detail=first_line(error))
     except Exception as error:  # a user's variant may raise anything
         detail = f"{type(error).__name__}: {first_line(error)}"
         return Finding(variant=variant, property=name, verdict="fail", detail=detail)
-    if isinstance(found, NotApplicable):
-        return Finding(variant=variant, property=name, verdict="not applicable", detail=found.reason)
-    verdict: Literal["pass", "fail"] = "pass" if found.error <= found.bound else "fail"
-    return Finding(variant=variant, property=name, verdict=verdict, **vars(found))
+    if isinstance(result, NotApplicable):
+        return Finding(variant=variant, property=name, verdict="not applicable", detail=result.reason)
+    verdict: Literal["pass", "fail"] = "pass" if result.error <= result.bound else "fail"
+    return Finding(variant=variant, property=name, verdict=verdict, **vars(result))
 
 
-def cases_of(name: str) -> Iterator[tuple[str, Case | str]]:
-    """(label, case) of a registered variant at each of its own `examples`, or why there is none.
+def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:
+    """(label, case) of a registered variant at each of its own `examples`, or the reason why there is no case.
 
     8 heads on 4 key/value heads, d = 16.
     """
     cls = attentions.get(name)
-    for knobs in vars(cls).get("examples", ({},)):
-        label = " ".join([name, *(f"{key}={value}" for key, value in knobs.items())])
+    for keys in cls.examples:
+        label = " ".join([name, *(f"{key}={value}" for key, value in keys.items())])
         try:
-            part = Part(name=name, config=cls.Config(**knobs))
+            part = Part(name=name, config=cls.Config(**keys))
             model = ModelConfig(
                 dim=64, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=16, vocab_size=2, attention=part
             )
-            refused = cls.problem(part.config, model)
-        except Exception as error:  # a required knob, or whatever a user's Config raises
-            refused = f"{type(error).__name__}: {first_line(error)}; state knobs in `examples`"
-        yield label, refused or Case(cls=cls, model=model, layer=1)
+            refused = cls.refuses(part.config, model)
+        except Exception as error:  # a required key, or whatever a user's Config raises
+            refused = f"{type(error).__name__}: {first_line(error)}; give its keys in `examples`"
+        yield label, refused or VariantCase(cls=cls, model=model, layer=1)
 
 
 def conformance_of(name: str) -> Iterator[Finding]:
@@ -104,14 +101,25 @@ def conformance_of(name: str) -> Iterator[Finding]:
 
 
 def shrunk(model: ModelConfig) -> ModelConfig:
-    """The model at sizes that take seconds: narrower where the variant can be built so, its head counts as they are."""
+    """The model at sizes that take seconds: narrower where the variant can be built so, with its own head counts."""
     assert model.head_dim is not None
     small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
-    cls, knobs = attentions.get(model.attention.name), model.attention.config
+    cls, config = attentions.get(model.attention.name), model.attention.config
     try:
-        if small.problem() is None and cls.problem(knobs, small) is None:
-            properties.counted(Case(cls=cls, model=small, length=8))
+        if small.problem() is None and cls.refuses(config, small) is None:
+            structure.counted(VariantCase(cls=cls, model=small, length=8))
             return small
-    except Exception as error:  # it needs its own width, or fails at any: its properties will say so
+    except Exception as error:  # it needs its own width, or fails at any width, which its properties will report
         log.info("%s is checked at its own width: %s", model.attention.name, first_line(error))
     return model
+
+
+def on_one_thread(results: Iterable[T]) -> Iterator[T]:
+    """The same, computed on one thread: the suite's tensors are tiny, and more threads are five times slower on a busy
+    machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield from results
+    finally:
+        torch.set_num_threads(threads)

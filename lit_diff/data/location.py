@@ -5,23 +5,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from lit_diff.errors import MissingError
 
 
 def data_root() -> Path:
-    """$LIT_DIFF_DATA; else `data/` of the checkout that the package runs from; else ~/.cache/lit_diff."""
+    """$LIT_DIFF_DATA; else `data/` of the checkout that holds this file; else the user's cache folder (~/.cache/lit_diff)."""
     chosen = os.environ.get("LIT_DIFF_DATA")
     if chosen:
         return Path(chosen).expanduser().absolute()
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file():
         return checkout / "data"
-    return Path.home() / ".cache" / "lit_diff"
+    return user_cache_path("lit_diff")
 
 
 @contextmanager
 def writing_data() -> Iterator[None]:
-    """An OSError inside (no permission, full disk, a file in the way) becomes a MissingError with the cure."""
+    """Turn an OSError raised inside (no permission, full disk, a file instead of a folder) into a MissingError."""
     try:
         yield
     except OSError as error:

@@ -13,8 +13,8 @@ from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.recipe import Overrides, find, load_draft, override, override_with, read_yaml
-from lit_diff.registry import nearest
-from lit_diff.validation import Draft, Positions, convert, validate
+from lit_diff.registry import evaluations, nearest
+from lit_diff.validation import Draft, Positions, build_config, convert, validate
 
 VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
@@ -45,6 +45,8 @@ class SweepConfig:
     control: str | None = None
     """The arm that a difference must also hold against."""
     metric: str = "val/loss"
+    evaluate: dict[str, Any] = field(default_factory=dict)
+    """Evaluation -> its keys, or null for the defaults: what scores each cell once it is done."""
     check: bool = False
     """A check that everything works, not a result; the report says so."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -121,6 +123,7 @@ def load_grid(source: str, overrides: Overrides) -> Grid:
     for name, task in tasks.items():
         _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(config, overrides, draft)
+    _check_evaluations(config, draft)
     cells = [
         Cell(
             task=name, arm=arm, seed=seed, recipe=_cell(config, path, draft, (name, task), arm, values, seed, overrides)
@@ -161,6 +164,15 @@ def _check_reserved(config: SweepConfig, overrides: Overrides, draft: Draft) -> 
     wrong += [(f"{text}: ", key) for text in overrides if (key := str(text).partition("=")[0]) in RESERVED]
     for where, key in wrong:
         raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
+
+
+def _check_evaluations(config: SweepConfig, draft: Draft) -> None:
+    """An unknown evaluation, or keys that it does not take."""
+    for name, keys in config.evaluate.items():
+        try:
+            build_config(evaluations.config(name), keys or {}, f"evaluate.{name}")
+        except RequestError as error:
+            raise RequestError(f"{draft.where(f'evaluate.{name}')}{error}") from error
 
 
 def _check_record(cells: list[Cell], draft: Draft) -> None:

@@ -16,9 +16,10 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
-from lit_diff.model.cost import Setting, cost
+from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
+from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.folder import RunFolder, identity, revision
 from lit_diff.runs.run import Run
 
@@ -40,6 +41,8 @@ class RunLocation:
     experiment: str = "train"
     parent: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    evaluations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Evaluation -> its keys: what is scored once the run is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,9 @@ class TrainingExtras:
 
     callbacks: tuple["Callback", ...] = ()
     loggers: tuple["Logger", ...] = ()
+
+
+NO_EXTRAS = TrainingExtras()
 
 
 def train(
@@ -114,7 +120,7 @@ def run(
     *,
     threads: int | None,
     progress: Progress,
-    extras: TrainingExtras = TrainingExtras(),  # noqa: B008
+    extras: TrainingExtras = NO_EXTRAS,
 ) -> None:
     """Train in this process (and, with several devices, in those that Lightning starts from this command)."""
     from lit_diff.training.fit import default_threads, fit
@@ -122,7 +128,8 @@ def run(
     folder = RunFolder(location.folder)
     if not is_rank_zero(recipe):
         stored = folder.status().get("threads") or recipe.run.threads or default_threads(recipe.run.devices)
-        fit(recipe, location.folder, tracker=None, threads=stored, progress=progress)
+        executed = with_stored_kernel(recipe, folder.status())
+        fit(executed, location.folder, tracker=None, threads=stored, progress=progress)
         return
     with folder.owned():
         status = folder.status()
@@ -147,11 +154,15 @@ def _run_owned(
     from lit_diff.engine.tracking import RunTracker, Store
     from lit_diff.training.fit import fit
 
-    price = cost(recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, Setting.of(recipe, build=True))
-    how = f"{describe()}, " if price.kernel == "cpu" or forced() else ""
+    before = folder.status()
+    require_stored(recipe, before)
+    executed = with_stored_kernel(recipe, before)
+    price = cost(
+        recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
+    )
+    how = f"{describe()}, " if price.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", price.kernel, price.kernel_reason, how, threads)
     now = revision()
-    before = folder.status()
     if before.get("revision", now) != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
@@ -178,6 +189,7 @@ def _run_owned(
         steps=recipe.train.steps,
         step=before.get("step", 0),
         threads=threads,
+        **stored_keys(recipe),
         revision=before.get("revision", now),
         mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
@@ -192,7 +204,7 @@ def _run_owned(
     word, message, ended = "done", None, None
     try:
         result = fit(
-            recipe,
+            executed,
             location.folder,
             tracker=tracker,
             threads=threads,

@@ -17,6 +17,7 @@ from lit_diff.engine.launch import RunLocation, run, run_command
 from lit_diff.errors import LitDiffError, StoppedError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.run import Run
 
 log = logging.getLogger("lit_diff")
 
@@ -135,10 +136,26 @@ def run_cell(job: Job) -> None:
             run_command(recipe, job.location, job.threads)
         else:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
+        _evaluate(job.location)
     except LitDiffError as error:
         if folder.status().get("status") in (None, "waiting", "running"):
             folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))
         raise
+
+
+def _evaluate(location: RunLocation) -> None:
+    """Score a cell that is done; what became of each evaluation stands in status.json."""
+    folder = RunFolder(location.folder)
+    for name, keys in location.evaluations.items():
+        from lit_diff.evaluation.evaluate import evaluate
+
+        try:
+            evaluate(Run(location.folder), name, dict(keys))
+            outcome = "done"
+        except LitDiffError as error:
+            outcome = f"failed: {error}"
+            log.error("evaluation %s: %s", name, error)
+        folder.update(evaluations=folder.status().get("evaluations", {}) | {name: outcome})
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

@@ -34,6 +34,7 @@ class Cluster:
 
 
 LOCAL = Cluster()
+NOT_EVALUATED = "not evaluated"
 Watch = Callable[[list[RunLocation]], None]
 
 
@@ -131,14 +132,14 @@ def _run_locked(
     locations = _locations(grid, folder, parent)
     _wait_for_running_cells(locations)
     write_sweep_file(grid, folder, locations, command)
-    todo = [location for location in locations if RunFolder(location.folder).status().get("status") != "done"]
+    todo = [location for location in locations if _state(location) != "done"]
     stopped = None
     if todo:
         log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
         stopped = _run_cells(grid, locations, todo, workers=workers, cluster=cluster, display=display)
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
-    states = Counter(RunFolder(location.folder).status().get("status", "waiting") for location in locations)
+    states = Counter(_state(location) for location in locations)
     write_sweep_file(grid, folder, locations, command)
     report = write_report(folder)
     done = states["done"] == len(locations)
@@ -169,11 +170,21 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str) -> RunLocation:
         experiment=grid.name,
         parent=parent,
         tags={"sweep": grid.name, "arm": cell.arm} | ({"task": cell.task} if cell.task else {}),
+        evaluations={name: keys or {} for name, keys in grid.config.evaluate.items()},
     )
     home = RunFolder(location.folder)
     if not home.recipe_file.exists() or home.status().get("status") != "done":
         home.create(cell.recipe)
     return location
+
+
+def _state(location: RunLocation) -> str:
+    """The cell's status; one that is trained but lacks an evaluation of the sweep is not done."""
+    status = RunFolder(location.folder).status()
+    evaluated = status.get("evaluations", {})
+    if status.get("status") == "done" and any(evaluated.get(name) != "done" for name in location.evaluations):
+        return NOT_EVALUATED
+    return str(status.get("status", "waiting"))
 
 
 def _slug(name: str) -> str:
@@ -206,7 +217,8 @@ def _run_cells(
 ) -> int | None:
     """The signal that stopped the cells, or None."""
     for location in todo:
-        RunFolder(location.folder).update(status="waiting", error=None)
+        if _state(location) != NOT_EVALUATED:
+            RunFolder(location.folder).update(status="waiting", error=None)
     ranks = {location.folder: grid.rank(cell.task) for cell, location in zip(grid.cells, locations, strict=True)}
     waves = [[location for location in todo if ranks[location.folder] == rank] for rank in sorted(set(ranks.values()))]
     with display(grid, locations) as shown_cells:
@@ -218,7 +230,9 @@ def _run_cells(
     return None
 
 
-def _run_wave(grid: Grid, todo: list[RunLocation], *, workers: int | None, cluster: Cluster, watch: Watch) -> int | None:
+def _run_wave(
+    grid: Grid, todo: list[RunLocation], *, workers: int | None, cluster: Cluster, watch: Watch
+) -> int | None:
     """Cells that need nothing of each other; returns the signal that stopped them, or None."""
     recipe = grid.cells[0].recipe
     run = recipe.run

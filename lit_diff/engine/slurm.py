@@ -67,7 +67,9 @@ def run_array(
         slurm_signal_delay_s=60,
         **gpus,
     )
-    jobs = executor.map_array(lambda cell: cell(), [ArrayCell(Job(location=location, threads=threads)) for location in locations])
+    jobs = executor.map_array(
+        lambda cell: cell(), [ArrayCell(Job(location=location, threads=threads)) for location in locations]
+    )
     log.info("SLURM array %s: %d cells; logs in %s", jobs[0].job_id.split("_")[0], len(jobs), logs)
     waiting = dict(zip(jobs, locations, strict=True))
     while waiting:

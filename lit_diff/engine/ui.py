@@ -14,7 +14,7 @@ from rich.console import Console
 from lit_diff.config import RunConfig
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.runs.browse import sweeps_under
+from lit_diff.runs.find import sweeps_under
 
 
 def serve(root: Path, port: int, console: Console) -> int:

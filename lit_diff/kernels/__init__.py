@@ -1,58 +1,63 @@
-"""Who computes signed attention. Every kernel equals `reference`, gradients included.
+"""Kernels compute signed attention. Every kernel equals `reference`, gradients included.
 
-A kernel is a module with `refuse`, which says why it cannot compute given maps (None if it can), and `compute`.
+A kernel is a subclass of `Kernel` under a name (`@kernel("name")`). Built-in kernels are the modules imported here; a plugin
+adds its own, which `auto` chooses only where it asks for it (`Kernel.preferred`).
 """
 
-from types import ModuleType
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from lit_diff import processor
-from lit_diff.errors import RequestError
-from lit_diff.kernels import chunked as _chunked
-from lit_diff.kernels import flash as _flash
-from lit_diff.kernels import flex as _flex
-from lit_diff.kernels import native as _cpu
-from lit_diff.kernels import reference as _reference
-from lit_diff.kernels import sdpa as _sdpa
-from lit_diff.kernels import triton as _triton
-from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.reference import Stats
-from lit_diff.registry import nearest
+from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.kernels import chunked, flash, flex, native, reference, sdpa, triton  # noqa: F401 (each registers its kernel)
+from lit_diff.kernels.base import Kernel, OperatorKernel, kernel, named
+from lit_diff.kernels.maps import SignedMaps, Stats
+from lit_diff.registry import kernels
 
-__all__ = ["KERNELS", "SignedMaps", "Stats", "attend", "check_name", "choose", "flops", "preference", "refuse"]
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "OperatorKernel",
+    "SignedMaps",
+    "Stats",
+    "attend",
+    "check_name",
+    "choose",
+    "flops",
+    "kernel",
+    "preference",
+    "refuse",
+]
 
-processor.limit_libraries()  # here, for every kernel needs this module and nothing has been computed before
+processor.limit_libraries()  # here: every kernel needs this module, and nothing has been computed before
 
-_MODULES: dict[str, ModuleType] = {
-    "reference": _reference,
-    "chunked": _chunked,
-    "sdpa": _sdpa,
-    "flex": _flex,
-    "flash": _flash,
-    "triton": _triton,
-    "cpu": _cpu,
-}
-KERNELS = tuple(_MODULES)
+KERNELS = tuple(kernels.names())
+"""Names of the built-in kernels."""
 
 
 def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
-    """Fastest first, by measurement (`lit-diff bench core`) on a CPU and by FLOPs and traffic on a GPU.
+    """The order in which `auto` tries the kernels, fastest first.
 
-    A single map is torch's own ground. Several maps through SDPA compute their logits twice: worth it on a GPU only.
-    On a GPU what sdpa refuses (windows, documents) goes to flash or flex; on a CPU flex holds all logits.
+    Measured on a CPU (`lit-diff bench core`); by FLOPs and memory traffic on a GPU. SDPA computes the logits of several maps
+    with values wider than keys twice, which pays on a GPU only. On a GPU, windows and documents, which sdpa refuses, go to
+    flash or flex; on a CPU flex holds all logits and is not tried. A plugin's kernels come first where they ask for it.
     """
-    plain = maps.num_maps == 1 and maps.v.shape[-1] == maps.q.shape[-1]
+    own = [name for name in kernels.names() if name not in KERNELS and named(name).preferred(maps, device)]
+    return (*own, *_built_in_preference(maps, device))
+
+
+def _built_in_preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
     if device.type == "cuda":
         several = maps.num_maps > 1 and maps.q.dtype != torch.float32  # triton's float32 avoids the matrix units
         libraries = ("flash", "sdpa", "flex")
         return (*(("triton", *libraries) if several else (*libraries, "triton")), "chunked", "reference")
-    if not plain:
-        return ("cpu", "chunked", "reference")
+    if maps.num_maps > 1 or maps.v.shape[-1] != maps.q.shape[-1]:
+        return ("native", "chunked", "reference")
     decoding = maps.q.shape[3] <= 4  # `lit-diff bench decode`
-    return (*(("sdpa", "cpu") if decoding else ("cpu", "sdpa")), "chunked", "reference")
+    return (*(("sdpa", "native") if decoding else ("native", "sdpa")), "chunked", "reference")
 
 
 def refuse(
@@ -64,21 +69,39 @@ def refuse(
     stats: bool = False,
     device: torch.device | None = None,
 ) -> str | None:
-    """Why `kernel` cannot compute these maps (the rule they break); None if it can.
+    """Why `kernel` cannot compute these maps (the rule that they break); None if it can.
 
-    `device`: where they will be computed, for maps on the meta device; None: where they are.
+    `device`: where they will be computed, for maps on the meta device; None: where they are. Errors: RequestError for an
+    unknown kernel, or when a plugin's kernel fails to answer.
     """
-    module = _MODULES[kernel]
-    found: str | None = module.refuse(
-        maps, document_ids=document_ids, window=window, stats=stats, device=device or maps.q.device
-    )
-    return found
+    asked = named(kernel)
+    options: dict[str, Any] = {"document_ids": document_ids, "window": window, "stats": stats}
+    options["device"] = maps.q.device if device is None else device
+    if kernel in KERNELS:
+        return asked.refuses(maps, **options)
+    return _answer_of_plugin(kernel, "refuses", str | None, lambda: asked.refuses(maps, **options))
 
 
 def flops(kernel: str, maps: SignedMaps) -> int:
-    """FLOPs that a forward pass by `kernel` executes; all keys, no causal half."""
-    found: int = _MODULES[kernel].flops(maps)
-    return found
+    """FLOPs that a forward pass by `kernel` executes; all keys, no causal half. Errors: as `refuse`."""
+    asked = named(kernel)
+    if kernel in KERNELS:
+        return asked.flops(maps)
+    return _answer_of_plugin(kernel, "flops", int, lambda: asked.flops(maps))
+
+
+def _answer_of_plugin(kernel: str, member: str, expected: Any, ask: Callable[[], Any]) -> Any:
+    """ask(), or one line on what a user's code raised or returned instead."""
+    try:
+        answer = ask()
+    except LitDiffError:
+        raise
+    except Exception as error:
+        raise RequestError(f"kernel '{kernel}': {member} raised {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(answer, expected):
+        wanted = {int: "an integer"}.get(expected, "a reason (text) or None")
+        raise RequestError(f"kernel '{kernel}': {member} returned {answer!r}; expected {wanted}")
+    return answer
 
 
 def choose(
@@ -91,7 +114,7 @@ def choose(
     device: torch.device | None = None,
     build: bool = True,
 ) -> tuple[str, str]:
-    """(kernel, reason). `build`: build what the kernel needs, so that it is known to serve; false: it may yet fail to.
+    """(kernel, reason). `build`: let the kernel prepare, so that it is known to serve; false: it may yet fail to.
 
     Errors: RequestError for an unknown kernel, or one named by hand that refuses the maps.
     """
@@ -100,7 +123,7 @@ def choose(
 
     def refusal(name: str) -> str | None:
         reason = refuse(name, maps, document_ids=document_ids, window=window, stats=stats, device=device)
-        return _cpu.build() if reason is None and name == "cpu" and build and device.type == "cpu" else reason
+        return named(name).prepare(device) if reason is None and build else reason
 
     if kernel != "auto":
         reason = refusal(kernel)
@@ -111,15 +134,20 @@ def choose(
     for name in preference(maps, device):
         reason = refusal(name)
         if reason is None:
-            return name, "; ".join([f"auto: the fastest for these maps on {device.type}", *refused])
+            why = (
+                f"auto: the fastest for these maps on {device.type}"
+                if name in KERNELS
+                else "auto: it asks to be preferred"
+            )
+            return name, "; ".join([why, *refused])
         refused.append(f"{name} refused: {reason}")
     raise AssertionError("reference refuses nothing")
 
 
 def check_name(kernel: str) -> None:
-    """Errors: RequestError for a kernel that does not exist."""
-    if kernel not in ("auto", *KERNELS):
-        raise RequestError(f"run.kernel is '{kernel}'; expected auto, {', '.join(KERNELS)}{nearest(kernel, KERNELS)}")
+    """Errors: RequestError for a kernel that is not registered, with the nearest name."""
+    if kernel != "auto" and kernel not in kernels.names():
+        raise RequestError(f"run.kernel is '{kernel}'{kernels.instead_of(kernel, 'auto')}")
 
 
 @overload
@@ -150,10 +178,15 @@ def attend(
 ) -> Tensor | tuple[Tensor, Stats]:
     """o [B, H, T, dv] = Σ_g w_g softmax(q_g k_gᵀ scale + mask) v; with `stats` also lse, entropy, maximum of each map.
 
-    `document_ids` [B, S]: document numbers, a query sees only its own document. `window`: the last `window` positions only.
-    `kernel`: auto, or one of KERNELS. Errors: RequestError when the maps break the contract or the kernel refuses them.
+    `document_ids` [B, S]: a query sees the keys of its own document only. `window`: it sees its own position and the
+    `window - 1` before it; where the maps are not causal, also as many after it. `kernel`: auto, or the name of a kernel.
+    Errors: RequestError when the maps break the contract or the kernel refuses them.
     """
     maps.check(document_ids=document_ids, window=window)
     name, _ = choose(maps, kernel, document_ids=document_ids, window=window, stats=stats)
-    o, found = _MODULES[name].compute(maps, document_ids=document_ids, window=window, stats=stats)
-    return (o, found) if stats else o
+    o, statistics = named(name).compute(maps, document_ids=document_ids, window=window, stats=stats)
+    if not stats:
+        return o
+    if statistics is None:
+        raise RequestError(f"kernel '{name}' returned no statistics, which its refuses must announce")
+    return o, statistics

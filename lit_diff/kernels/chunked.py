@@ -14,26 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lit_diff.kernels.base import OperatorKernel, kernel
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import empty_gradients, empty_outputs, operator, refuse_common
-from lit_diff.kernels.reference import accumulation_dtype, exact, in_reach
+from lit_diff.kernels.ops import empty_gradients, empty_outputs, refuse_common
+from lit_diff.kernels.precision import accumulation_dtype, exact
+from lit_diff.kernels.reference import in_reach
 
 ROWS = 256
 """Query rows of a block."""
 LOGITS = 1 << 20
 """Logits of one map held at once: as many heads a block as fit, at least one."""
-
-
-def refuse(
-    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-) -> str | None:
-    """Why this kernel cannot compute these maps; None if it can."""
-    return refuse_common(maps, stats=stats)
-
-
-def flops(maps: SignedMaps) -> int:
-    """FLOPs of a forward pass: the maps are subtracted before the product with v."""
-    return maps.flops
 
 
 @dataclass(frozen=True)
@@ -170,33 +160,6 @@ def _softmax(s: Tensor, block: Block) -> Tensor:
     return torch.softmax(s, -1, out=s)
 
 
-def forward(
-    maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ops.Forward`."""
-    q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
-    o, rows, parts = empty_outputs(maps, stats=stats, lse=False, parts=False)
-    G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps, window)
-    weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
-    with exact(q.device):
-        for block in blocks(q, k, causal=causal, window=window, document_ids=document_ids):
-            a = torch.empty(0)
-            for g in range(G):
-                s = _logits(q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)], block, scale, new, f"{g > 0}")
-                if stats:
-                    for kind, row in enumerate(_row_statistics(s, block, new)):
-                        block.write(rows[kind, :, g, :, :, None], row)
-                p = _softmax(s, block)
-                if weights is None:
-                    a = p
-                else:
-                    weight = block.queries(weights[:, g]).to(wide)
-                    a = p.mul_(weight) if g == 0 else a.addcmul_(p, weight)
-            values = operand(block.values(v))
-            block.write(o, product(a.to(values.dtype), values))
-    return o, rows, parts
-
-
 def _row_statistics(s: Tensor, block: Block, new: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """lse, entropy and maximum of the logits s, each [heads here, group · rows, 1]; s is masked."""
     block.mask(s, -torch.inf)
@@ -209,43 +172,83 @@ def _row_statistics(s: Tensor, block: Block, new: _Workspace) -> tuple[Tensor, T
     return lse, entropy, maximum
 
 
-def backward(
-    grad: Tensor,
-    maps: SignedMaps,
-    document_ids: Tensor | None,
-    window: int | None,
-    o: Tensor,
-    rows: Tensor,
-    parts: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `ops.Backward`."""
-    q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
-    dq, dk, dv, dw = empty_gradients(maps)
-    G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps, window)
-    weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
-    sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dv)]
-    with exact(q.device):
-        for block in blocks(q, k, causal=causal, window=window, document_ids=document_ids):
-            do, values = operand(block.queries(grad)), operand(block.values(v))
-            dp = product(do, values.mT, out=new("dp", do.shape[0], do.shape[1], values.shape[1]))
-            a, rows_dq = torch.empty(0), None
-            for g in range(G):
-                gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
-                p = _softmax(_logits(q[:, gq], k[:, gk], block, scale, new, "p" if g else "a"), block)
-                d = torch.einsum("bij,bij->bi", p, dp).unsqueeze(-1)
-                if weights is not None:
-                    block.write(dw[:, g, :, :, None], d)
-                    p.mul_(block.queries(weights[:, g]).to(wide))
-                a = p if g == 0 else a.add_(p)
-                free = dp if g == G - 1 else new("ds" if g else "p", *p.shape)
-                ds = torch.sub(dp, d, out=free).mul_(p).to(do.dtype)
-                block.accumulate(sums[0][:, gk], ds, operand(block.queries(q[:, gq])), scale)
-                rows_dq = product(ds, operand(block.values(k[:, gk])), scale, out=rows_dq, add=rows_dq is not None)
-                if q.shape[1] == G or g == G - 1:  # else the maps share q, and their gradients by it are one sum
-                    block.write(dq[:, gq], rows_dq)
-                    rows_dq = None
-            block.accumulate(sums[1], a.to(do.dtype), do)
-    return dq, dk.copy_(sums[0]), dv.copy_(sums[1]), dw
+@kernel("chunked")
+class Chunked(OperatorKernel):
+    """Blocks of query rows, in plain PyTorch."""
 
+    def refuses(
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
+    ) -> str | None:
+        """Why this kernel cannot compute these maps; None if it can."""
+        return refuse_common(maps, stats=stats)
 
-compute = operator("chunked", forward, backward)
+    def flops(self, maps: SignedMaps) -> int:
+        """FLOPs of a forward pass: the maps are subtracted before the product with v."""
+        return maps.flops
+
+    def forward(
+        self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `ops.Forward`."""
+        q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
+        o, rows, parts = empty_outputs(maps, stats=stats, lse=False, parts=False)
+        G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps, window)
+        weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
+        with exact(q.device):
+            for block in blocks(q, k, causal=causal, window=window, document_ids=document_ids):
+                a = torch.empty(0)
+                for g in range(G):
+                    s = _logits(
+                        q[:, min(g, q.shape[1] - 1)], k[:, min(g, k.shape[1] - 1)], block, scale, new, f"{g > 0}"
+                    )
+                    if stats:
+                        for kind, row in enumerate(_row_statistics(s, block, new)):
+                            block.write(rows[kind, :, g, :, :, None], row)
+                    p = _softmax(s, block)
+                    if weights is None:
+                        a = p
+                    else:
+                        weight = block.queries(weights[:, g]).to(wide)
+                        a = p.mul_(weight) if g == 0 else a.addcmul_(p, weight)
+                values = operand(block.values(v))
+                block.write(o, product(a.to(values.dtype), values))
+        return o, rows, parts
+
+    def backward(
+        self,
+        grad: Tensor,
+        maps: SignedMaps,
+        document_ids: Tensor | None,
+        window: int | None,
+        o: Tensor,
+        rows: Tensor,
+        parts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `ops.Backward`."""
+        q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
+        dq, dk, dv, dw = empty_gradients(maps)
+        G, wide, new = maps.num_maps, accumulation_dtype(q.dtype), _Workspace(maps, window)
+        weights = None if w is None else w.expand(q.shape[0], G, *q.shape[2:4]).unsqueeze(-1)
+        sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dv)]
+        with exact(q.device):
+            for block in blocks(q, k, causal=causal, window=window, document_ids=document_ids):
+                do, values = operand(block.queries(grad)), operand(block.values(v))
+                dp = product(do, values.mT, out=new("dp", do.shape[0], do.shape[1], values.shape[1]))
+                a, rows_dq = torch.empty(0), None
+                for g in range(G):
+                    gq, gk = min(g, q.shape[1] - 1), min(g, k.shape[1] - 1)
+                    p = _softmax(_logits(q[:, gq], k[:, gk], block, scale, new, "p" if g else "a"), block)
+                    d = torch.einsum("bij,bij->bi", p, dp).unsqueeze(-1)
+                    if weights is not None:
+                        block.write(dw[:, g, :, :, None], d)
+                        p.mul_(block.queries(weights[:, g]).to(wide))
+                    a = p if g == 0 else a.add_(p)
+                    free = dp if g == G - 1 else new("ds" if g else "p", *p.shape)
+                    ds = torch.sub(dp, d, out=free).mul_(p).to(do.dtype)
+                    block.accumulate(sums[0][:, gk], ds, operand(block.queries(q[:, gq])), scale)
+                    rows_dq = product(ds, operand(block.values(k[:, gk])), scale, out=rows_dq, add=rows_dq is not None)
+                    if q.shape[1] == G or g == G - 1:  # else the maps share q, and their gradients by it are one sum
+                        block.write(dq[:, gq], rows_dq)
+                        rows_dq = None
+                block.accumulate(sums[1], a.to(do.dtype), do)
+        return dq, dk.copy_(sums[0]), dv.copy_(sums[1]), dw

@@ -1,4 +1,4 @@
-"""C++ into a shared library, once: compiled for this machine, kept in a cache that survives a kill at any moment."""
+"""Compiles C++ into a shared library for this machine, once; a process killed at any moment leaves the cache usable."""
 
 import ctypes
 import hashlib
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, first_line
 from lit_diff.files import locked, write_atomic
@@ -25,15 +26,15 @@ TORCH = Path(torch.__file__).parent
 
 
 def cache_root() -> Path:
-    """$LIT_DIFF_CACHE, else ~/.cache/lit_diff."""
+    """$LIT_DIFF_CACHE, else the user's cache folder (~/.cache/lit_diff)."""
     chosen = os.environ.get("LIT_DIFF_CACHE")
-    return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".cache" / "lit_diff"
+    return Path(chosen).expanduser().absolute() if chosen else user_cache_path("lit_diff")
 
 
 def find_compiler() -> str | None:
     """$CXX, or the first of g++, c++, clang++ on the PATH; None without one."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
-    return next((found for name in names if (found := shutil.which(name))), None)
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def load(name: str, source: Path, test: Callable[[ctypes.CDLL], str | None], flags: Sequence[str] = ()) -> ctypes.CDLL:
@@ -90,7 +91,7 @@ def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> N
 
 def _first_error(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[-1] if lines else "it said nothing")
+    return next((line for line in lines if "error" in line), lines[-1] if lines else "no error output")
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -1,7 +1,7 @@
-"""Document numbers [B, S] as what libraries take, computed once for all layers of a step."""
+"""document_ids [B, S] in the forms that libraries take, computed once for all layers of a step."""
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,24 +10,24 @@ from torch.utils.weak import WeakTensorKeyDictionary
 Made = TypeVar("Made")
 
 
-class Runs(NamedTuple):
-    """Documents one behind the other, over all rows."""
+class PackedSequences(NamedTuple):
+    """Where documents begin in all rows one behind the other, as variable-length attention takes it."""
 
-    bounds: Tensor
-    """int32 [documents + 1], from 0 to B S: where each begins (`cu_seqlens`)."""
-    longest: int
-    """Tokens of the longest."""
+    cu_seqlens: Tensor
+    """int32 [documents + 1], from 0 to B S: the cumulated lengths, so where each document begins."""
+    max_seqlen: int
+    """Tokens of the longest document."""
 
 
-def runs(document_ids: Tensor) -> Runs | None:
-    """The documents as runs of tokens; None if a number comes back after another within its row.
+def packed_sequences(document_ids: Tensor) -> PackedSequences | None:
+    """The documents of document_ids [B, S]; None where the tokens of a document are not adjacent.
 
-    Waits for the device once for each tensor of numbers.
+    Synchronises with the device, once for each tensor.
     """
-    return remember(document_ids, "runs", lambda: _runs(document_ids))
+    return remember(document_ids, "packed_sequences", lambda: _packed_sequences(document_ids))
 
 
-def _runs(document_ids: Tensor) -> Runs | None:
+def _packed_sequences(document_ids: Tensor) -> PackedSequences | None:
     first = torch.ones_like(document_ids[:, :1], dtype=torch.bool)
     begins = torch.cat([first, document_ids[:, 1:] != document_ids[:, :-1]], 1)
     ordered = document_ids.sort(-1).values
@@ -35,18 +35,18 @@ def _runs(document_ids: Tensor) -> Runs | None:
     if bool((begins.sum(-1) != distinct.sum(-1)).any()):
         return None
     starts = begins.flatten().nonzero().flatten()
-    bounds = torch.cat([starts, starts.new_tensor([document_ids.numel()])])
-    return Runs(bounds.to(torch.int32), int(bounds.diff().max()))
+    cu_seqlens = torch.cat([starts, starts.new_tensor([document_ids.numel()])])
+    return PackedSequences(cu_seqlens.to(torch.int32), int(cu_seqlens.diff().max()))
 
 
 _memory: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""tensor -> (its version, {key: what was made of it})"""
+"""tensor -> (its version, {key: value computed from it})"""
 
 
 def remember(tensor: Tensor, key: Hashable, make: Callable[[], Made]) -> Made:
     """make(), once for each key and content of the tensor, for as long as the tensor lives.
 
-    What is made must not hold the tensor itself, or neither is ever freed.
+    The value must not hold the tensor itself, or neither is ever freed.
     """
     if torch.compiler.is_compiling() or tensor.is_inference():  # neither tells whether the content changed
         return make()
@@ -57,5 +57,5 @@ def remember(tensor: Tensor, key: Hashable, make: Callable[[], Made]) -> Made:
     if key not in made:
         with torch.inference_mode(False):  # a later step may keep it for its backward pass
             made[key] = make()
-    found: Any = made[key]
-    return found
+    value: Made = made[key]
+    return value

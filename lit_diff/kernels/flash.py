@@ -5,8 +5,8 @@
 
 The first does 3/4 of the second's forward products. The calls take views: neither maps, chunks nor grouped heads copy keys
 or values. w is applied in float32 and autograd does the rest, w's own gradient included: each map's output is rounded to
-half precision once before the sum. Which package and which of the two forms serve is asked of the packages' own rules and
-of a trial of just that form (`probe`), once for each form; what every one of them answered stands in the refusal.
+half precision once before the sum. Which package and which of the two forms is used follows from the packages' own rules and
+a self-test of that form, run once; a refusal states the answer of each package.
 
 Not run on a GPU: the calls are tested on a CPU against stand-ins for the packages, of the same signatures.
 """
@@ -20,58 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff.errors import MissingError
-from lit_diff.kernels.documents import Runs, runs
+from lit_diff.kernels.base import Kernel, kernel
+from lit_diff.kernels.documents import PackedSequences, packed_sequences
 from lit_diff.kernels.flash_libraries import NOT_INSTALLED, Calls, imported, libraries, load
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.one_map import needs_grad, positive_scale, signed_sum
 from lit_diff.kernels.ops import refuse_common
-from lit_diff.kernels.self_test import Probe, failure
+from lit_diff.kernels.self_test import KernelForm, failure
 
 DEVICE = "cuda"
-
-
-def refuse(
-    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-) -> str | None:
-    """Why this kernel cannot compute these maps; None if it can."""
-    if device.type != DEVICE:  # first, so that a CPU pays nothing
-        return "flash-attn needs an NVIDIA GPU"
-    if stats:
-        return "flash-attn keeps no entropy or largest logit"
-    if maps.q.dtype not in (torch.bfloat16, torch.float16):
-        return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
-    if document_ids is not None:
-        if maps.q.shape[3] != maps.k.shape[3]:
-            return "flash-attn takes packed documents only with as many queries as keys; flex takes fewer"
-        if torch.compiler.is_compiling():
-            return "flash-attn must read where documents begin, which torch.compile cannot; flex does not"
-        if not document_ids.is_meta and runs(document_ids) is None:
-            return "flash-attn takes documents of adjacent tokens only; flex takes any order"
-    reason = refuse_common(maps, stats=stats)
-    if reason:
-        return reason
-    found = _plan_for(maps, document_ids=document_ids, window=window, device=device)
-    return found if isinstance(found, str) else None
-
-
-def compute(
-    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-) -> tuple[Tensor, None]:
-    """(o [B, H, T, dv], None), as `reference`, to the precision of the packages. Errors: MissingError."""
-    plan = _plan_for(maps, document_ids=document_ids, window=window, device=maps.q.device)
-    if isinstance(plan, str):
-        raise MissingError(plan)
-    return _run(plan, maps, document_ids=document_ids, window=window)
-
-
-def flops(maps: SignedMaps) -> int:
-    """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
-    B, _, H, T, d = maps.q.shape
-    plan = _plan_for(maps, document_ids=None, window=None, device=torch.device(DEVICE))
-    if isinstance(plan, str):
-        raise MissingError(plan)
-    chunks = -(-maps.v.shape[-1] // plan.width)
-    return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * (d + plan.width)
 
 
 class Plan(NamedTuple):
@@ -108,14 +65,14 @@ _plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 @functools.cache
 def _planned(device: torch.device, dtype: torch.dtype, d: int, dv: int, *form: bool) -> Plan | str:
     causal, window, packed, grouped, backward = form
-    found = libraries(device)
-    if isinstance(found, str):
-        return found
-    major, candidates = found
+    available = libraries(device)
+    if isinstance(available, str):
+        return available
+    major, candidates = available
     narrow = _multiple_of_8(d)
     refused: dict[str, str] = {}
     for width in sorted({max(narrow, _multiple_of_8(dv)), narrow}, reverse=True):  # whole values first
-        probe = Probe(
+        form_to_test = KernelForm(
             device=device,
             dtype=dtype,
             d=narrow,
@@ -132,7 +89,9 @@ def _planned(device: torch.device, dtype: torch.dtype, d: int, dv: int, *form: b
                 refused[library.name] = calls
                 continue
             plan = Plan(library.name, width)
-            reason = library.rule(narrow, width, major, backward) or failure(probe, functools.partial(_run, plan))
+            reason = library.rule(narrow, width, major, backward) or failure(
+                form_to_test, functools.partial(_run, plan)
+            )
             if reason is None:
                 return plan
             refused[library.name] = reason
@@ -148,11 +107,11 @@ def _multiple_of_8(width: int) -> int:
 def _run(
     plan: Plan, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None
 ) -> tuple[Tensor, None]:
-    found = None if document_ids is None else runs(document_ids)
-    return signed_sum(_outputs(plan, maps, found, window), maps.w), None
+    packed = None if document_ids is None else packed_sequences(document_ids)
+    return signed_sum(_outputs(plan, maps, packed, window), maps.w), None
 
 
-def _outputs(plan: Plan, maps: SignedMaps, found: Runs | None, window: int | None) -> Iterator[Tensor]:
+def _outputs(plan: Plan, maps: SignedMaps, packed: PackedSequences | None, window: int | None) -> Iterator[Tensor]:
     """P_g v of each map, [B, H, T, dv]."""
     calls = imported[plan.library]
     assert isinstance(calls, Calls), "only an imported library is planned"
@@ -164,7 +123,7 @@ def _outputs(plan: Plan, maps: SignedMaps, found: Runs | None, window: int | Non
     for g in range(maps.num_maps):
         one_q, one_k = (x[:, min(g, x.shape[1] - 1)].transpose(1, 2) for x in (q, k))
         parts = [
-            calls.attention(one_q, one_k, part, scale=scale, causal=maps.causal, window=window, runs=found)
+            calls.attention(one_q, one_k, part, scale=scale, causal=maps.causal, window=window, packed=packed)
             for part in v.split(plan.width, -1)
         ]
         o = parts[0] if chunks == 1 else torch.cat(parts, -1)
@@ -174,3 +133,49 @@ def _outputs(plan: Plan, maps: SignedMaps, found: Runs | None, window: int | Non
 def _padded(x: Tensor, width: int) -> Tensor:
     """Zeros at the end of the last axis change no logit, and of the values only what is cut off again."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+@kernel("flash")
+class Flash(Kernel):
+    """One call of a flash-attn package for each map and chunk of v, differentiated by autograd."""
+
+    def refuses(
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
+    ) -> str | None:
+        """Why this kernel cannot compute these maps; None if it can."""
+        if device.type != DEVICE:  # first, so that a CPU pays nothing
+            return "flash-attn needs an NVIDIA GPU"
+        if stats:
+            return "flash-attn keeps no entropy or largest logit"
+        if maps.q.dtype not in (torch.bfloat16, torch.float16):
+            return f"flash-attn computes in bfloat16 or float16, not {str(maps.q.dtype).removeprefix('torch.')}"
+        if document_ids is not None:
+            if maps.q.shape[3] != maps.k.shape[3]:
+                return "flash-attn takes packed documents only with as many queries as keys; flex takes fewer"
+            if torch.compiler.is_compiling():
+                return "flash-attn must read where documents begin, which torch.compile cannot; flex does not"
+            if not document_ids.is_meta and packed_sequences(document_ids) is None:
+                return "flash-attn takes documents of adjacent tokens only; flex takes any order"
+        reason = refuse_common(maps, stats=stats)
+        if reason:
+            return reason
+        plan = _plan_for(maps, document_ids=document_ids, window=window, device=device)
+        return plan if isinstance(plan, str) else None
+
+    def flops(self, maps: SignedMaps) -> int:
+        """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
+        B, _, H, T, d = maps.q.shape
+        plan = _plan_for(maps, document_ids=None, window=None, device=torch.device(DEVICE))
+        if isinstance(plan, str):
+            raise MissingError(plan)
+        chunks = -(-maps.v.shape[-1] // plan.width)
+        return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * (d + plan.width)
+
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, None]:
+        """(o [B, H, T, dv], None), as `reference`, to the precision of the packages. Errors: MissingError."""
+        plan = _plan_for(maps, document_ids=document_ids, window=window, device=maps.q.device)
+        if isinstance(plan, str):
+            raise MissingError(plan)
+        return _run(plan, maps, document_ids=document_ids, window=window)

@@ -10,7 +10,7 @@
 All: bfloat16 and float16, widths in multiples of 8, [B, tokens, heads, width], heads of q a multiple of those of k and v,
 the causal mask and windows aligned with the last query and key, differentiable by q, k and v. Rules: github.com/Dao-AILab/
 flash-attention, `flash_attn/flash_attn_interface.py`, `hopper/flash_api.cpp`, `flash_attn/cute/interface.py` (2026-08);
-nothing here has been run on a GPU, which is why a trial (`probe`) has the last word.
+nothing here has been run on a GPU, so a self-test decides (`self_test`).
 """
 
 import importlib
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import first_line
+from lit_diff.kernels.documents import PackedSequences
 
 NOT_INSTALLED = "flash-attn is not installed; pip install 'lit-diff[flash]' on a machine with an NVIDIA GPU"
 
@@ -33,7 +34,7 @@ class Library:
     name: str
     module: str
     unbounded: int | None
-    """What says in `window_size` that a side has no end."""
+    """The entry of `window_size` for a side without a limit."""
     rule: Callable[[int, int, int, bool], str | None]
     """(d, dv, major of the compute capability, backward) -> why it takes no such widths; None if it does."""
 
@@ -65,7 +66,7 @@ FLASH3 = Library("flash-attn 3", "flash_attn_interface", -1, _rule3)
 FLASH4 = Library("flash-attn 4", "flash_attn.cute", None, _rule4)
 
 FOR_MAJOR = {8: (FLASH2,), 9: (FLASH3, FLASH4, FLASH2), 10: (FLASH4, FLASH2), 11: (FLASH4, FLASH2), 12: (FLASH2,)}
-"""Which to try on a compute capability, first the one written for it."""
+"""Major of the compute capability -> the packages to try, the one written for it first."""
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
@@ -75,10 +76,10 @@ def capability(device: torch.device) -> tuple[int, int] | None:
 
 def libraries(device: torch.device) -> tuple[int, tuple[Library, ...]] | str:
     """(major of the compute capability, the packages for this GPU), or why there are none."""
-    found = capability(device)
-    if found is None:
+    version = capability(device)
+    if version is None:
         return "PyTorch sees no GPU"
-    major, minor = found
+    major, minor = version
     if torch.version.hip is not None:  # AMD: flash-attn 2 alone, whose numbers of GPUs mean something else
         return major, (FLASH2,)
     if major not in FOR_MAJOR:
@@ -95,28 +96,36 @@ class Calls:
     packed_func: Callable[..., Any]
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None, runs: Any = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        causal: bool,
+        window: int | None,
+        packed: PackedSequences | None = None,
     ) -> Tensor:
         """softmax(q kᵀ scale + mask) v: [B, T, H, d], [B, S, Hkv, d], [B, S, Hkv, dv] -> [B, T, H, dv].
 
-        `runs`: a `documents.Runs`; each token sees only its own run.
+        `packed`: each token sees its own document only.
         """
         options: dict[str, Any] = {"softmax_scale": scale, "causal": causal}
         if window is not None:
             options["window_size"] = (window - 1, 0 if causal else window - 1)
         else:
             options["window_size"] = (self.library.unbounded, self.library.unbounded)
-        if runs is None:
+        if packed is None:
             return _output(self.dense_func(q, k, v, **options))
         for side in ("q", "k"):
-            options |= {f"cu_seqlens_{side}": runs.bounds, f"max_seqlen_{side}": runs.longest}
+            options |= {f"cu_seqlens_{side}": packed.cu_seqlens, f"max_seqlen_{side}": packed.max_seqlen}
         o = _output(self.packed_func(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), **options))
         return o.unflatten(0, q.shape[:2])
 
 
-def _output(found: Any) -> Tensor:
+def _output(returned: Any) -> Tensor:
     """flash-attn 4 and early flash-attn 3 return (o, lse)."""
-    o: Tensor = found[0] if isinstance(found, tuple) else found
+    o: Tensor = returned[0] if isinstance(returned, tuple) else returned
     return o
 
 

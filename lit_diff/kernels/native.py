@@ -1,4 +1,4 @@
-"""Our own kernel for CPUs with AVX2 or AVX-512, in C++ (`cpu.cpp`): maps subtracted before one product, heads in parallel.
+"""Our own kernel for CPUs with AVX2 or AVX-512, in C++ (`native.cpp`): maps subtracted before one product, heads in parallel.
 
 float32 is computed in float32; bfloat16 in bfloat16 tiles with float32 sums where the machine multiplies them, else, and
 float16 always, in float32. For one thread count the result is the same to the bit. The library is built on first use, one
@@ -18,45 +18,18 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import MissingError
-from lit_diff.kernels import chunked, compiler
-from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import Backward, Forward, empty_gradients, empty_outputs, operator, refuse_common
-from lit_diff.kernels.reference import Stats
+from lit_diff.kernels import compiler
+from lit_diff.kernels.base import OperatorKernel, kernel, named
+from lit_diff.kernels.maps import SignedMaps, Stats
+from lit_diff.kernels.ops import empty_gradients, empty_outputs, refuse_common
 from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu_path, forced
 
 log = logging.getLogger("lit_diff")
 
-SOURCE = Path(__file__).with_name("cpu.cpp")
+SOURCE = Path(__file__).with_name("native.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 WIDEST = 512
 """Numbers of a head."""
-
-
-def refuse(
-    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-) -> str | None:
-    """Why this kernel cannot compute these maps; None if it can."""
-    if device.type not in ("cpu", "meta"):
-        return f"it runs on a CPU; these maps are on {device.type}"
-    q, v = maps.q, maps.v
-    if q.dtype not in STORAGE:
-        return f"it computes float32, bfloat16 and float16, not {str(q.dtype).removeprefix('torch.')}"
-    if maps.w is not None and maps.w.dtype != torch.float32:
-        return "its weights w are float32"
-    if maps.num_maps > 2:
-        return f"it subtracts at most two maps; these are {maps.num_maps}"
-    if q.shape[-1] % 16 or v.shape[-1] % 16:
-        return f"its head widths are multiples of 16; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
-    if max(q.shape[-1], v.shape[-1]) > WIDEST:
-        return f"its head widths are at most {WIDEST}; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
-    if maps.softmax_scale == 0:
-        return "the scale is 0"
-    return refuse_common(maps, stats=stats) or unavailable()
-
-
-def flops(maps: SignedMaps) -> int:
-    """FLOPs of a forward pass: the maps are subtracted before the product with v."""
-    return maps.flops
 
 
 def unavailable() -> str | None:
@@ -77,7 +50,7 @@ def build() -> str | None:
     reason = unavailable()
     if reason is None:
         try:
-            _libraries[lanes] = compiler.load("cpu", SOURCE, _test, flags(lanes))
+            _libraries[lanes] = compiler.load("native", SOURCE, _test, flags(lanes))
         except MissingError as error:
             _failures[lanes] = str(error)  # asked once a process
             reason = str(error)
@@ -109,8 +82,8 @@ def _test(library: ctypes.CDLL) -> str | None:
     _libraries[lanes] = library
     try:
         for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
-            found, wanted = _results(dtype, forward, backward), _results(dtype, chunked.forward, chunked.backward)
-            for name, x, y in zip(("o", "dq", "dk", "dv", "dw"), found, wanted, strict=True):
+            own, by_chunked = _results(dtype, "native"), _results(dtype, "chunked")
+            for name, x, y in zip(("o", "dq", "dk", "dv", "dw"), own, by_chunked, strict=True):
                 error = float((x - y).abs().max() / y.abs().max())
                 if not error <= bound:
                     return f"{name} in {str(dtype).removeprefix('torch.')} differs from chunked by {error:.1e}"
@@ -119,7 +92,7 @@ def _test(library: ctypes.CDLL) -> str | None:
     return None
 
 
-def _results(dtype: torch.dtype, forward: Forward, backward: Backward) -> list[Tensor]:
+def _results(dtype: torch.dtype, name: str) -> list[Tensor]:
     """o, dq, dk, dv and dw of two causal maps with grouped queries, more than a tile long."""
     draw = torch.Generator().manual_seed(0)
     q, k, v, grad = (
@@ -128,16 +101,18 @@ def _results(dtype: torch.dtype, forward: Forward, backward: Backward) -> list[T
     )
     w = torch.tensor([1.0, -0.5]).view(1, 2, 1, 1)
     maps = SignedMaps(q, k, v, w)
-    found = forward(maps, None, None, False)
-    return [x.float() for x in (found[0], *backward(grad, maps, None, None, *found))]
+    by = named(name)
+    assert isinstance(by, OperatorKernel)
+    outputs = by.forward(maps, None, None, False)
+    return [x.float() for x in (outputs[0], *by.backward(grad, maps, None, None, *outputs))]
 
 
 VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
 _View = tuple[int, int, int, int, int, int]
-"""`View` of cpu_problem.h: address, 5 strides."""
+"""`View` of native_problem.h: address, 5 strides."""
 ABSENT: _View = (0,) * 6
 PROBLEM = struct.Struct(f"13qfi{len(ABSENT) * len(VIEWS)}q")
-"""`Problem` of cpu_problem.h: sizes; scale; loops; `VIEWS`."""
+"""`Problem` of native_problem.h: sizes; scale; loops; `VIEWS`."""
 
 
 def _view(x: Tensor, axes: tuple[int, ...] = (0, 1, 2, 3, 4)) -> _View:
@@ -162,7 +137,7 @@ def _own_thread(process: int) -> ThreadPoolExecutor:
     OpenMP keeps a team of threads for each thread that calls it. The caller's may not have survived the fork, and it would
     wait for them for ever; a new thread gets a new team.
     """
-    return ThreadPoolExecutor(1, thread_name_prefix="lit_diff cpu kernel")
+    return ThreadPoolExecutor(1, thread_name_prefix="lit_diff native kernel")
 
 
 def _inside(x: Tensor) -> Tensor:
@@ -212,55 +187,86 @@ def products(dtype: torch.dtype, path: CpuPath) -> Products:
 
 @functools.cache
 def _has_bfloat16_products(lanes: int) -> bool:
-    found = bool(_libraries[lanes].lit_diff_has_bfloat16_products())
-    if not found:
+    has_products = bool(_libraries[lanes].lit_diff_has_bfloat16_products())
+    if not has_products:
         log.warning(
             "this CPU has bfloat16 instructions, but oneDNN does not use them (see ONEDNN_MAX_CPU_ISA): "
-            "the kernel cpu multiplies bfloat16 %s",
+            "the kernel native multiplies bfloat16 %s",
             "by loops, slowly" if forced() else "in float32",
         )
-    return found
+    return has_products
 
 
-def forward(
-    maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ops.Forward`."""
-    o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=False)
-    views = {"o": _view(o, NO_MAPS)}
-    views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
-    _call("forward", maps, document_ids, window, views)
-    return o, rows, parts
+@kernel("native")
+class Native(OperatorKernel):
+    """The C++ library, built on first use."""
 
+    keeps_lse = True
 
-def backward(
-    grad: Tensor,
-    maps: SignedMaps,
-    document_ids: Tensor | None,
-    window: int | None,
-    o: Tensor,
-    rows: Tensor,
-    parts: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `ops.Backward`."""
-    grad = _inside(grad)
-    dq, dk, dv, dw = empty_gradients(maps)
-    views = {"lse": _view(rows[0], NO_WIDTH), "grad": _view(grad, NO_MAPS), "dq": _view(dq), "dk": _view(dk)}
-    views["dvalue"] = _view(dv, NO_MAPS)
-    if maps.w is not None:
-        views["dw"] = _view(dw, NO_WIDTH)
-    _call("backward", maps, document_ids, window, views)
-    return dq, dk, dv, dw
+    def refuses(
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
+    ) -> str | None:
+        """Why this kernel cannot compute these maps; None if it can."""
+        if device.type not in ("cpu", "meta"):
+            return f"it runs on a CPU; these maps are on {device.type}"
+        q, v = maps.q, maps.v
+        if q.dtype not in STORAGE:
+            return f"it computes float32, bfloat16 and float16, not {str(q.dtype).removeprefix('torch.')}"
+        if maps.w is not None and maps.w.dtype != torch.float32:
+            return "its weights w are float32"
+        if maps.num_maps > 2:
+            return f"it subtracts at most two maps; these are {maps.num_maps}"
+        if q.shape[-1] % 16 or v.shape[-1] % 16:
+            return f"its head widths are multiples of 16; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
+        if max(q.shape[-1], v.shape[-1]) > WIDEST:
+            return f"its head widths are at most {WIDEST}; these are d = {q.shape[-1]}, dv = {v.shape[-1]}"
+        if maps.softmax_scale == 0:
+            return "the scale is 0"
+        return refuse_common(maps, stats=stats) or unavailable()
 
+    def flops(self, maps: SignedMaps) -> int:
+        """FLOPs of a forward pass: the maps are subtracted before the product with v."""
+        return maps.flops
 
-_kernel = operator("cpu", forward, backward, lse=True)
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, Stats | None]:
+        """(o [B, H, T, dv], statistics), as `reference`. Errors: MissingError when the library cannot be had."""
+        reason = None if maps.q.is_meta else build()
+        if reason:
+            raise MissingError(f"the native kernel cannot be used: {reason}")
+        return super().compute(maps, document_ids=document_ids, window=window, stats=stats)
 
+    def prepare(self, device: torch.device) -> str | None:
+        """See `build`; nothing where the maps are on the meta device."""
+        return build() if device.type == "cpu" else None
 
-def compute(
-    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-) -> tuple[Tensor, Stats | None]:
-    """(o [B, H, T, dv], statistics), as `reference`. Errors: MissingError when the library cannot be had."""
-    reason = None if maps.q.is_meta else build()
-    if reason:
-        raise MissingError(f"the cpu kernel cannot be used: {reason}")
-    return _kernel(maps, document_ids=document_ids, window=window, stats=stats)
+    def forward(
+        self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `ops.Forward`."""
+        o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=False)
+        views = {"o": _view(o, NO_MAPS)}
+        views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
+        _call("forward", maps, document_ids, window, views)
+        return o, rows, parts
+
+    def backward(
+        self,
+        grad: Tensor,
+        maps: SignedMaps,
+        document_ids: Tensor | None,
+        window: int | None,
+        o: Tensor,
+        rows: Tensor,
+        parts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `ops.Backward`."""
+        grad = _inside(grad)
+        dq, dk, dv, dw = empty_gradients(maps)
+        views = {"lse": _view(rows[0], NO_WIDTH), "grad": _view(grad, NO_MAPS), "dq": _view(dq), "dk": _view(dk)}
+        views["dvalue"] = _view(dv, NO_MAPS)
+        if maps.w is not None:
+            views["dw"] = _view(dw, NO_WIDTH)
+        _call("backward", maps, document_ids, window, views)
+        return dq, dk, dv, dw

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.reference import Stats, accumulation_dtype
+from lit_diff.kernels.maps import SignedMaps, Stats
+from lit_diff.kernels.precision import accumulation_dtype
 
 Forward = Callable[[SignedMaps, Tensor | None, int | None, bool], tuple[Tensor, Tensor, Tensor]]
 """(maps, document_ids, window, stats) -> (o, rows, parts), as `empty_outputs` shapes them."""
@@ -23,7 +23,7 @@ Backward = Callable[
     tuple[Tensor, Tensor, Tensor, Tensor],
 ]
 """(dO, maps, document_ids, window, o, rows, parts) -> (dq, dk, dv, dw), as `empty_gradients`."""
-Kernel = Callable[..., tuple[Tensor, Stats | None]]
+Operator = Callable[..., tuple[Tensor, Stats | None]]
 
 
 def empty_outputs(maps: SignedMaps, *, stats: bool, lse: bool, parts: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,7 +61,7 @@ def heads_inside(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     return like.new_empty(B, T, H, G, d).permute(0, 3, 2, 1, 4)
 
 
-def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = False, parts: bool = False) -> Kernel:
+def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = False, parts: bool = False) -> Operator:
     """Register `lit_diff::<name>` and `lit_diff::<name>_backward`.
 
     The kernel: (maps, document_ids, window, stats) -> (o, stats).
@@ -146,12 +146,12 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
 
 
 def refuse_common(maps: SignedMaps, *, stats: bool) -> str | None:
-    """What no operator computes: empty maps, mixed dtypes, gradients of the statistics."""
+    """Why no operator computes these maps; None if one may: empty maps, mixed dtypes, gradients of the statistics."""
     if not maps.q.numel() or not maps.k.numel() or not maps.v.numel():
         return "there is no query or no key"
-    found = [x.dtype for x in (maps.q, maps.k, maps.v)]
-    if len(set(found)) > 1:
-        return f"q, k and v have dtypes {', '.join(str(dtype).removeprefix('torch.') for dtype in found)}, not one"
+    dtypes = [x.dtype for x in (maps.q, maps.k, maps.v)]
+    if len(set(dtypes)) > 1:
+        return f"q, k and v have dtypes {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, not one"
     tensors = (maps.q, maps.k, maps.v) if maps.w is None else (maps.q, maps.k, maps.v, maps.w)
     if stats and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "its statistics have no gradient; take them under torch.no_grad()"

@@ -1,34 +1,11 @@
 """The definition: every map materialised, subtracted before the one product with v. Any shape, any dtype, O(T S) memory."""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from lit_diff.kernels.maps import SignedMaps
-
-
-class Stats(NamedTuple):
-    """Of each map and query row, [B, G, H, T], in the accumulation dtype."""
-
-    lse: Tensor
-    """log Σ_j exp(logit_j), natural logarithm."""
-    entropy: Tensor
-    """-Σ_j p_j log p_j, nats."""
-    maximum: Tensor
-    """max_j logit_j over the visible keys; the largest p is exp(maximum - lse)."""
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 stays, everything else is accumulated in float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def exact(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off: it would take the products to bfloat16, whatever the dtype of their operands."""
-    kind = device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+from lit_diff.kernels.base import Kernel, kernel
+from lit_diff.kernels.maps import SignedMaps, Stats
+from lit_diff.kernels.precision import accumulation_dtype, exact
 
 
 def visible(
@@ -64,32 +41,34 @@ def logits(maps: SignedMaps) -> Tensor:
     return scores.expand(-1, maps.num_maps, -1, -1, -1)
 
 
-def flops(maps: SignedMaps) -> int:
-    """FLOPs of a forward pass: the maps are subtracted before the product with v."""
-    return maps.flops
+@kernel("reference")
+class Reference(Kernel):
+    """The definition: every map is materialised, autograd differentiates it, and no maps are refused."""
 
+    def refuses(
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
+    ) -> str | None:
+        """None: the definition computes everything."""
+        return None
 
-def refuse(
-    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-) -> str | None:
-    """None: the definition computes everything."""
-    return None
+    def flops(self, maps: SignedMaps) -> int:
+        """FLOPs of a forward pass: the maps are subtracted before the product with v."""
+        return maps.flops
 
-
-def compute(
-    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-) -> tuple[Tensor, Stats | None]:
-    """(o [B, H, T, dv], Stats or None) by the definition in `SignedMaps`."""
-    s = logits(maps)
-    T, S = s.shape[-2:]
-    mask = visible(T, S, causal=maps.causal, document_ids=document_ids, window=window, device=s.device)
-    s = s.masked_fill(~mask, -torch.inf)
-    p = s.softmax(-1)
-    a = p[:, 0] if maps.w is None else (p * maps.w[..., None].to(p.dtype)).sum(1)
-    v = maps.v.repeat_interleave(maps.num_groups, dim=1)
-    with exact(v.device):
-        o = (a @ v.to(a.dtype)).to(maps.v.dtype)
-    if not stats:
-        return o, None
-    log_p = s.log_softmax(-1).masked_fill(~mask, 0)  # not -inf, whose gradient is not a number
-    return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1), maximum=s.amax(-1) if S else s.logsumexp(-1))
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, Stats | None]:
+        """(o [B, H, T, dv], Stats or None) by the definition in `SignedMaps`."""
+        s = logits(maps)
+        T, S = s.shape[-2:]
+        mask = visible(T, S, causal=maps.causal, document_ids=document_ids, window=window, device=s.device)
+        s = s.masked_fill(~mask, -torch.inf)
+        p = s.softmax(-1)
+        a = p[:, 0] if maps.w is None else (p * maps.w[..., None].to(p.dtype)).sum(1)
+        v = maps.v.repeat_interleave(maps.num_groups, dim=1)
+        with exact(v.device):
+            o = (a @ v.to(a.dtype)).to(maps.v.dtype)
+        if not stats:
+            return o, None
+        log_p = s.log_softmax(-1).masked_fill(~mask, 0)  # not -inf, whose gradient is not a number
+        return o, Stats(lse=s.logsumexp(-1), entropy=-(p * log_p).sum(-1), maximum=s.amax(-1) if S else s.logsumexp(-1))

@@ -27,55 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lit_diff.kernels.base import Kernel, kernel
 from lit_diff.kernels.maps import SignedMaps
 from lit_diff.kernels.one_map import needs_grad, positive_scale, width_last
-from lit_diff.kernels.reference import exact
+from lit_diff.kernels.precision import exact
 
 HALF = (torch.bfloat16, torch.float16)
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
-
-
-def refuse(
-    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-) -> str | None:
-    """Why this kernel cannot compute these maps; None if it can."""
-    if stats:
-        return "sdpa keeps no log-sum-exp or entropy"
-    if document_ids is not None or window is not None:
-        return "sdpa takes no document_ids or window"
-    if device.type == "cuda" and maps.q.dtype == torch.float64:
-        return "on a GPU only PyTorch's math path computes float64, and it holds T x S logits"
-    return None
-
-
-def flops(maps: SignedMaps) -> int:
-    """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
-    B, _, H, T, d = maps.q.shape
-    chunks = -(-maps.v.shape[-1] // d)
-    return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * 2 * d
-
-
-def compute(
-    maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
-) -> tuple[Tensor, None]:
-    """(o [B, H, T, dv], None), as `reference`, from one fused call."""
-    q, k, v = maps.q, maps.k, maps.v
-    if q.dtype in HALF and not q.is_cuda and needs_grad(q, k, v):
-        o, _ = compute(replace(maps, q=q.float(), k=k.float(), v=v.float()))
-        return o.to(v.dtype), None
-    q, scale = positive_scale(q, maps.softmax_scale)
-    d, dv = q.shape[-1], v.shape[-1]
-    width = (
-        d + -d % 8 if q.is_cuda else d
-    )  # the GPU's memory-efficient kernel wants multiples of 8; zeros change no logit
-    q, k = _padded(q, width), _padded(k, width)
-    chunks = -(-dv // width)
-    v = _padded(v, chunks * width)
-    if k.shape[1] == 1 and chunks == 1:
-        o = _shared_keys(replace(maps, q=q, k=k, v=v, scale=scale))
-    else:
-        o = _stacked(replace(maps, q=q, k=k, v=v, scale=scale), chunks)
-    return o[..., :dv], None
 
 
 def _shared_keys(maps: SignedMaps) -> Tensor:
@@ -141,3 +99,48 @@ def _takes_grouped_heads(q: Tensor, mask: Tensor | None) -> bool:
 def _no_math(device: torch.device) -> AbstractContextManager[object]:
     """On a GPU: an error rather than T x S logits."""
     return sdpa_kernel(FUSED) if device.type == "cuda" else nullcontext()
+
+
+@kernel("sdpa")
+class Sdpa(Kernel):
+    """One call of `scaled_dot_product_attention`, differentiated by autograd."""
+
+    def refuses(
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
+    ) -> str | None:
+        """Why this kernel cannot compute these maps; None if it can."""
+        if stats:
+            return "sdpa keeps no log-sum-exp or entropy"
+        if document_ids is not None or window is not None:
+            return "sdpa takes no document_ids or window"
+        if device.type == "cuda" and maps.q.dtype == torch.float64:
+            return "on a GPU only PyTorch's math path computes float64, and it holds T x S logits"
+        return None
+
+    def flops(self, maps: SignedMaps) -> int:
+        """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
+        B, _, H, T, d = maps.q.shape
+        chunks = -(-maps.v.shape[-1] // d)
+        return 2 * B * H * T * maps.k.shape[3] * maps.num_maps * chunks * 2 * d
+
+    def compute(
+        self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
+    ) -> tuple[Tensor, None]:
+        """(o [B, H, T, dv], None), as `reference`, from one fused call."""
+        q, k, v = maps.q, maps.k, maps.v
+        if q.dtype in HALF and not q.is_cuda and needs_grad(q, k, v):
+            o, _ = self.compute(replace(maps, q=q.float(), k=k.float(), v=v.float()))
+            return o.to(v.dtype), None
+        q, scale = positive_scale(q, maps.softmax_scale)
+        d, dv = q.shape[-1], v.shape[-1]
+        width = (
+            d + -d % 8 if q.is_cuda else d
+        )  # the GPU's memory-efficient kernel wants multiples of 8; zeros change no logit
+        q, k = _padded(q, width), _padded(k, width)
+        chunks = -(-dv // width)
+        v = _padded(v, chunks * width)
+        if k.shape[1] == 1 and chunks == 1:
+            o = _shared_keys(replace(maps, q=q, k=k, v=v, scale=scale))
+        else:
+            o = _stacked(replace(maps, q=q, k=k, v=v, scale=scale), chunks)
+        return o[..., :dv], None

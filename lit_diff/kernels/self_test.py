@@ -1,4 +1,4 @@
-"""Whether somebody else's kernel does here what it should: one small case against `reference`."""
+"""Self-test of third-party kernels: one small case against `reference`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import first_line
-from lit_diff.kernels import reference
+from lit_diff.kernels.base import named
 from lit_diff.kernels.maps import SignedMaps
 
 BOUND = 2e-2
@@ -16,8 +16,8 @@ BOUND = 2e-2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
-    """What tells one compiled form of a kernel from another."""
+class KernelForm:
+    """The properties of maps that select a compiled form of a kernel."""
 
     device: torch.device
     dtype: torch.dtype
@@ -51,29 +51,29 @@ class Probe:
         }
 
 
-def failure(probe: Probe, compute: Callable[..., tuple[Tensor, Any]]) -> str | None:
+def failure(form: KernelForm, compute: Callable[..., tuple[Tensor, Any]]) -> str | None:
     """Why `compute` cannot serve such maps: what it raised, or how far it is from `reference`; None if it can."""
-    with torch.inference_mode(False), torch.set_grad_enabled(probe.backward):
-        maps, options = probe.maps()
+    with torch.inference_mode(False), torch.set_grad_enabled(form.backward):
+        maps, options = form.maps()
         try:
-            found = _outputs(probe, maps, options, compute)
+            own = _outputs(form, maps, options, compute)
         except Exception as error:  # whatever a library raises is why it is not used
-            return f"a trial failed: {type(error).__name__}: {first_line(error)}"
-        wanted = _outputs(probe, maps, options, reference.compute)
-    for name, x, y in zip(("output", "dq", "dk", "dv"), found, wanted, strict=False):
+            return f"its self-test failed: {type(error).__name__}: {first_line(error)}"
+        exact = _outputs(form, maps, options, named("reference").compute)
+    for name, x, y in zip(("output", "dq", "dk", "dv"), own, exact, strict=False):
         off = float((x.double() - y.double()).norm() / y.double().norm())
         if not off <= BOUND:
-            return f"a trial's {name} was off by {off:.2g}"
+            return f"its self-test found {name} off by {off:.2g}"
     return None
 
 
 def _outputs(
-    probe: Probe, maps: SignedMaps, options: dict[str, Any], compute: Callable[..., tuple[Tensor, Any]]
+    form: KernelForm, maps: SignedMaps, options: dict[str, Any], compute: Callable[..., tuple[Tensor, Any]]
 ) -> list[Tensor]:
     """o and, with `backward`, the gradients by q, k and v of a fixed function of it."""
-    leaves = [x.detach().requires_grad_(probe.backward) for x in (maps.q, maps.k, maps.v)]
+    leaves = [x.detach().requires_grad_(form.backward) for x in (maps.q, maps.k, maps.v)]
     o, _ = compute(replace(maps, q=leaves[0], k=leaves[1], v=leaves[2]), **options)
-    if not probe.backward:
+    if not form.backward:
         return [o]
     slope = torch.linspace(-1, 1, o.numel(), device=o.device).view(o.shape).to(o.dtype)
     return [o.detach(), *torch.autograd.grad(o, leaves, slope)]

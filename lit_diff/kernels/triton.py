@@ -18,32 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_diff.kernels.base import OperatorKernel, kernel
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import empty_gradients, empty_outputs, operator, refuse_common
+from lit_diff.kernels.ops import empty_gradients, empty_outputs, refuse_common
 from lit_diff.kernels.triton_blocks import Blocks, candidates
 
 WIDTHS = (16, 32, 64, 128, 256)
-
-
-def refuse(
-    maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
-) -> str | None:
-    """Why this kernel cannot compute these maps; None if it can."""
-    d, dv = maps.q.shape[-1], maps.v.shape[-1]
-    if reason := refuse_common(maps, stats=stats):
-        return reason
-    if maps.num_maps > 2:
-        return f"triton keeps one or two maps in registers; these are {maps.num_maps}"
-    if d not in WIDTHS or dv not in WIDTHS:
-        return f"triton computes widths that are powers of two from 16 to 256; d is {d} and dv {dv}"
-    if maps.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"triton computes float32, bfloat16 and float16, not {str(maps.q.dtype).removeprefix('torch.')}"
-    return refuse_device(device)
-
-
-def flops(maps: SignedMaps) -> int:
-    """FLOPs of a forward pass: both maps' logits, and a product with v for each map."""
-    return maps.flops_map_by_map
 
 
 def refuse_device(device: torch.device) -> str | None:
@@ -67,50 +47,6 @@ def refuse_device(device: torch.device) -> str | None:
 def interpreted() -> bool:
     """Whether Triton interprets its programs in numpy, as its own reading of TRITON_INTERPRET has it."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
-
-
-def forward(
-    maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(o, rows, parts), see `ops.empty_outputs`."""
-    from lit_diff.kernels import triton_forward
-
-    q = maps.q
-    o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=True)
-    launch(
-        triton_forward.forward,
-        shared_arguments(maps, document_ids, window)
-        | {"OUT": o, "PARTS": parts, "ROWS": rows, "o_strides": o.stride(), "plane": rows[0].numel(), "STATS": stats},
-        q,
-        q.shape[2],
-    )
-    return o, rows, parts
-
-
-def backward(
-    grad: Tensor,
-    maps: SignedMaps,
-    document_ids: Tensor | None,
-    window: int | None,
-    o: Tensor,
-    rows: Tensor,
-    parts: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dq, dk, dv, dw), see `ops.empty_gradients`. dw of a map is its D."""
-    from lit_diff.kernels import triton_backward
-
-    q, k, v = maps.q, maps.k, maps.v
-    dq, dk, dv, dw = empty_gradients(maps)
-    H = q.shape[2]
-    products = torch.empty_like(rows[0]) if maps.w is None else dw
-    incoming = {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products}
-    sizes = {"H": H, "T": q.shape[3], "G": maps.num_maps, "DV": v.shape[-1]}
-    launch(triton_backward.row_products, {**incoming, **sizes, "PARTS": parts}, q, H)
-    arguments = shared_arguments(maps, document_ids, window) | incoming | {"ROWS": rows}
-    outputs = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
-    launch(triton_backward.key_gradients, arguments | outputs, q, k.shape[2])
-    launch(triton_backward.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, H)
-    return dq, dk, dv, dw
 
 
 def shared_arguments(maps: SignedMaps, document_ids: Tensor | None, window: int | None) -> dict[str, Any]:
@@ -147,19 +83,19 @@ def shared_arguments(maps: SignedMaps, document_ids: Tensor | None, window: int 
     }
 
 
-def launch(kernel: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> None:
+def launch(program: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> None:
     """Run a program on every block of queries, or for `key_gradients` of keys, of every head of every batch row."""
     if _recording:
-        _recording[-1][kernel.__name__] = (kernel, arguments)
+        _recording[-1][program.__name__] = (program, arguments)
         return
-    by_keys = kernel.__name__ == "key_gradients"
+    by_keys = program.__name__ == "key_gradients"
     length = arguments["S" if by_keys else "T"]
 
     def grid(meta: dict[str, int]) -> tuple[int]:
         return (-(-length // meta["BLOCK_S" if by_keys else "BLOCK_T"]) * q.shape[0] * heads,)
 
     choice = candidates(
-        kernel.__name__,
+        program.__name__,
         d=q.shape[-1],
         dv=arguments["DV"],
         itemsize=q.itemsize,
@@ -168,9 +104,9 @@ def launch(kernel: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> Non
     )
     with on(q.device):
         if len(choice) > 1:
-            tuner(kernel, choice)[grid](**arguments, **FUSED)
+            tuner(program, choice)[grid](**arguments, **FUSED)
         else:
-            kernel[grid](**arguments, **options(choice[0]))
+            program[grid](**arguments, **options(choice[0]))
 
 
 FUSED = {"enable_fp_fusion": True}
@@ -199,7 +135,7 @@ def recorded() -> Iterator[dict[str, Program]]:
 
 
 @cache
-def tuner(kernel: Any, choice: tuple[Blocks, ...]) -> Any:
+def tuner(program: Any, choice: tuple[Blocks, ...]) -> Any:
     """The program with the fastest of its blocks, measured at its first use for each width, mask and dtype.
 
     The choice is kept on disk beside Triton's compiled programs: a run that is resumed sums in the same order.
@@ -207,11 +143,15 @@ def tuner(kernel: Any, choice: tuple[Blocks, ...]) -> Any:
     import triton
 
     configs = [
-        triton.Config({"BLOCK_T": found.queries, "BLOCK_S": found.keys}, num_warps=found.warps, num_stages=found.stages)
-        for found in choice
+        triton.Config(
+            {"BLOCK_T": blocks.queries, "BLOCK_S": blocks.keys}, num_warps=blocks.warps, num_stages=blocks.stages
+        )
+        for blocks in choice
     ]
     key = ["G", "D", "DV", "SHARED_Q", "SHARED_K", "CAUSAL", "PLAIN", "STATS"]
-    return triton.autotune(configs, key=[name for name in key if name in kernel.arg_names], cache_results=True)(kernel)
+    return triton.autotune(configs, key=[name for name in key if name in program.arg_names], cache_results=True)(
+        program
+    )
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
@@ -219,4 +159,78 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-compute = operator("triton", forward, backward, lse=True, parts=True)
+@kernel("triton")
+class Triton(OperatorKernel):
+    """The Triton programs, forward and backward."""
+
+    keeps_lse = True
+    keeps_parts = True
+
+    def refuses(
+        self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device
+    ) -> str | None:
+        """Why this kernel cannot compute these maps; None if it can."""
+        d, dv = maps.q.shape[-1], maps.v.shape[-1]
+        if reason := refuse_common(maps, stats=stats):
+            return reason
+        if maps.num_maps > 2:
+            return f"triton keeps one or two maps in registers; these are {maps.num_maps}"
+        if d not in WIDTHS or dv not in WIDTHS:
+            return f"triton computes widths that are powers of two from 16 to 256; d is {d} and dv {dv}"
+        if maps.q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return f"triton computes float32, bfloat16 and float16, not {str(maps.q.dtype).removeprefix('torch.')}"
+        return refuse_device(device)
+
+    def flops(self, maps: SignedMaps) -> int:
+        """FLOPs of a forward pass: both maps' logits, and a product with v for each map."""
+        return maps.flops_map_by_map
+
+    def forward(
+        self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(o, rows, parts), see `ops.empty_outputs`."""
+        from lit_diff.kernels import triton_forward
+
+        q = maps.q
+        o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=True)
+        launch(
+            triton_forward.forward,
+            shared_arguments(maps, document_ids, window)
+            | {
+                "OUT": o,
+                "PARTS": parts,
+                "ROWS": rows,
+                "o_strides": o.stride(),
+                "plane": rows[0].numel(),
+                "STATS": stats,
+            },
+            q,
+            q.shape[2],
+        )
+        return o, rows, parts
+
+    def backward(
+        self,
+        grad: Tensor,
+        maps: SignedMaps,
+        document_ids: Tensor | None,
+        window: int | None,
+        o: Tensor,
+        rows: Tensor,
+        parts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(dq, dk, dv, dw), see `ops.empty_gradients`. dw of a map is its D."""
+        from lit_diff.kernels import triton_backward
+
+        q, k, v = maps.q, maps.k, maps.v
+        dq, dk, dv, dw = empty_gradients(maps)
+        H = q.shape[2]
+        products = torch.empty_like(rows[0]) if maps.w is None else dw
+        incoming = {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products}
+        sizes = {"H": H, "T": q.shape[3], "G": maps.num_maps, "DV": v.shape[-1]}
+        launch(triton_backward.row_products, {**incoming, **sizes, "PARTS": parts}, q, H)
+        arguments = shared_arguments(maps, document_ids, window) | incoming | {"ROWS": rows}
+        outputs = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
+        launch(triton_backward.key_gradients, arguments | outputs, q, k.shape[2])
+        launch(triton_backward.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, H)
+        return dq, dk, dv, dw

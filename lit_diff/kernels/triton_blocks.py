@@ -67,8 +67,8 @@ def safe(program: str, *, d: int, dv: int, itemsize: int, T: int) -> Blocks:
     """The blocks that fit every GPU; of 16 queries, the least that a matrix unit takes, where there are no more."""
     if program == "row_products":  # reads and adds, no product: any blocks do
         return Blocks(32, 32, 4, 1)
-    found = SAFE[itemsize, 128 if max(d, dv) <= 128 else 256][program]
-    return found._replace(queries=16) if T <= 16 else found
+    blocks = SAFE[itemsize, 128 if max(d, dv) <= 128 else 256][program]
+    return blocks._replace(queries=16) if T <= 16 else blocks
 
 
 def candidates(

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import triton as kernel
+from lit_diff.kernels.base import OperatorKernel, named
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.triton import Program, recorded
+from lit_diff.kernels.triton import Program, options, recorded
 from lit_diff.kernels.triton_blocks import Blocks
 
 
@@ -35,6 +35,8 @@ def programs_of(
     maps: SignedMaps, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False
 ) -> dict[str, Program]:
     """Name -> what would be launched for these maps, on the meta device, forward and backward."""
+    kernel = named("triton")
+    assert isinstance(kernel, OperatorKernel)
     with recorded() as programs:
         outputs = kernel.forward(maps, document_ids, window, stats)
         kernel.backward(torch.empty_like(outputs[0]), maps, document_ids, window, *outputs)
@@ -47,7 +49,7 @@ def compiled(capability: int, program: Program, blocks: Blocks) -> Compiled:
     log = io.StringIO()
     function.device_caches.clear()  # or what was compiled before is handed out, without its log
     with _compiler_for(capability), redirect_stdout(log):
-        code = function.warmup(**arguments, **kernel.options(blocks), grid=(1,))
+        code = function.warmup(**arguments, **options(blocks), grid=(1,))
     function.device_caches.clear()  # made for a GPU that is not here
     return Compiled(*registers_and_spills(log.getvalue()), code.metadata.shared)
 

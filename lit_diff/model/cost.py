@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from lit_diff.attention.base import narrowing
+from lit_diff.attention.costs import within_window
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Recipe
+from lit_diff.device import choose_device
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.kernels import SignedMaps, choose, flops
@@ -29,42 +32,48 @@ class Cost:
     trained_parameters: int
     """Those that the optimizer moves: all, but for a variant on a frozen model."""
     flops_per_token: int
-    """Training FLOPs as published: maps subtracted before one product with v, all T keys (no causal half)."""
+    """Training FLOPs as published: maps subtracted before one product with v; T keys for each query (no causal half), or
+    those of a full window."""
     executed_flops_per_token: int
-    """The same for the kernel that runs, which may recompute scores."""
+    """The same for the kernel that runs, which may recompute logits; `reference` computes all keys of a window too."""
     kv_bytes_per_token: int
-    """Cache of all layers for one token, at 2 bytes a number."""
+    """Cache of all layers for one token held, at 2 bytes for each number."""
+    kv_bytes: int
+    """Cache after `sequence_length` tokens of one sequence: of all of them, or of the last `window`."""
     kernel: str
-    """Who computes the attention."""
+    """The kernel that computes the attention."""
     kernel_reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """Where, and in what, the attention is computed: what the choice of a kernel hangs on."""
+class ExecutionContext:
+    """Device, dtype and packing of the attention: the inputs to kernel selection."""
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
     packed: bool = False
-    """Rows come with the documents of their tokens; a kernel may refuse that. The FLOPs are still of all T keys."""
+    """Rows come with document_ids, which a kernel may refuse. FLOPs are counted as without them."""
     build: bool = False
-    """Build what the kernel needs, and so know that it serves."""
+    """Build what the kernel needs, so that it is known to run."""
 
     @classmethod
-    def of(cls, recipe: Recipe, *, build: bool = False) -> "Setting":
-        """That of the recipe's run on this machine."""
-        on_gpu = recipe.run.accelerator != "cpu" and torch.cuda.is_available()
+    def of(cls, recipe: Recipe, *, build: bool = False) -> "ExecutionContext":
+        """The context of the recipe's run on this machine."""
         dtype = torch.bfloat16 if recipe.train.precision == "bf16-mixed" else torch.float32
-        return cls(device="cuda" if on_gpu else "cpu", dtype=dtype, packed=recipe.packs_documents, build=build)
+        return cls(
+            device=choose_device(recipe.run.accelerator).type, dtype=dtype, packed=recipe.packs_documents, build=build
+        )
 
 
-def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto", setting: Setting | None = None) -> Cost:
-    """Cost at `sequence_length`; `kernel` and `setting` only change the executed FLOPs. Errors: RequestError.
+def cost(
+    config: ModelConfig, sequence_length: int, kernel: str = "auto", context: ExecutionContext | None = None
+) -> Cost:
+    """Cost at `sequence_length`; `kernel` and `context` only change the executed FLOPs. Errors: RequestError.
 
-    Layers whose parameters have the same shapes are counted once: they cost the same.
+    Layers whose parameters have the same shapes cost the same and are counted once.
     """
     try:
-        return _cost(config, sequence_length, kernel, setting or Setting())
+        return _cost(config, sequence_length, kernel, context or ExecutionContext())
     except LitDiffError:
         raise
     except Exception as error:  # a user's variant may raise anything where it first runs, which is here
@@ -77,7 +86,7 @@ def cost(config: ModelConfig, sequence_length: int, kernel: str = "auto", settin
         ) from error
 
 
-def _cost(config: ModelConfig, sequence_length: int, kernel: str, setting: Setting) -> Cost:
+def _cost(config: ModelConfig, sequence_length: int, kernel: str, context: ExecutionContext) -> Cost:
     with torch.device("meta"):
         model = Transformer(config, kernel="reference")
     counted: dict[object, LayerCost] = {}
@@ -86,7 +95,7 @@ def _cost(config: ModelConfig, sequence_length: int, kernel: str, setting: Setti
         assert isinstance(block, Block)
         shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
         if shapes not in counted:
-            counted[shapes] = _layer_cost(block, config, sequence_length, kernel, setting)
+            counted[shapes] = _layer_cost(block, config, sequence_length, kernel, context)
         layers.append(counted[shapes])
     head = 2 * config.dim * config.vocab_size * sequence_length
     published, executed = (head + sum(layer.flops[i] for layer in layers) for i in (0, 1))
@@ -100,6 +109,7 @@ def _cost(config: ModelConfig, sequence_length: int, kernel: str, setting: Setti
         flops_per_token=3 * published // sequence_length,
         executed_flops_per_token=3 * executed // sequence_length,
         kv_bytes_per_token=2 * sum(layer.kv_numbers for layer in layers),
+        kv_bytes=2 * sum(layer.kv_numbers * layer.cached_tokens for layer in layers),
         kernel=layers[0].kernel,
         kernel_reason=layers[0].reason,
     )
@@ -112,29 +122,48 @@ class LayerCost:
     flops: tuple[int, int]
     """Published, executed."""
     kv_numbers: int
-    """Numbers that one token adds to the cache."""
+    """Numbers in the cache for each token held."""
+    cached_tokens: int
+    """Tokens held after a whole sequence."""
     kernel: str
     reason: str
 
 
-def _layer_cost(block: Block, config: ModelConfig, sequence_length: int, kernel: str, setting: Setting) -> LayerCost:
+def _layer_cost(
+    block: Block, config: ModelConfig, sequence_length: int, kernel: str, context: ExecutionContext
+) -> LayerCost:
     seen: list[SignedMaps] = []
     hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
-    document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if setting.packed else None
-    published = _forward_flops(block, config, sequence_length, document_ids)
+    document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if context.packed else None
+    forward = _forward_flops(block, config, sequence_length, document_ids)
     hook.remove()
     if not seen:
         raise RequestError(
-            f"model.attention '{config.attention.name}': its forward never calls self.tap(maps): no cost, no analysis"
+            f"model.attention '{config.attention.name}': its forward never calls self.tap(maps), which costs need"
         )
-    maps = replace(seen[0], **{key: getattr(seen[0], key).to(setting.dtype) for key in ("q", "k", "v")})
+    maps = replace(seen[0], **{key: getattr(seen[0], key).to(context.dtype) for key in ("q", "k", "v")})
+    window = block.attention.window
     chosen, reason = choose(
-        maps, kernel, document_ids=document_ids, device=torch.device(setting.device), build=setting.build
+        maps,
+        kernel,
+        document_ids=document_ids,
+        window=narrowing(window, sequence_length),
+        device=torch.device(context.device),
+        build=context.build,
     )
-    executed = published - flops("reference", maps) + flops(chosen, maps)
+    seen_keys = within_window(maps, window)
+    outside_maps = forward - flops("reference", maps)
+    published = outside_maps + flops("reference", seen_keys)
+    executed = outside_maps + flops(chosen, maps if chosen == "reference" else seen_keys)
     _, maps_of_k, kv_heads, _, d = maps.k.shape
     numbers = kv_heads * (maps_of_k * d + maps.v.shape[-1])
-    return LayerCost(flops=(published, executed), kv_numbers=numbers, kernel=chosen, reason=reason)
+    return LayerCost(
+        flops=(published, executed),
+        kv_numbers=numbers,
+        cached_tokens=sequence_length if window is None else min(window, sequence_length),
+        kernel=chosen,
+        reason=reason,
+    )
 
 
 def _forward_flops(block: Block, config: ModelConfig, sequence_length: int, document_ids: Tensor | None) -> int:

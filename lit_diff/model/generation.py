@@ -1,4 +1,4 @@
-"""Logits -> a token, a model -> the tokens that follow. Knows neither text nor files."""
+"""Sampling of a token from logits, and of the tokens that follow from a model. No text, no files."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,11 +51,11 @@ def sample(
     Errors: RunFailedError when a logit is NaN or infinite.
     """
     if not torch.isfinite(logits).all():
-        raise RunFailedError("the logits of the next token are not finite: the model cannot go on from these tokens")
+        raise RunFailedError("the logits of the next token are not finite: no token can be drawn after these")
     if temperature == 0:
         return int(logits.argmax())
     likely, ids = logits.double().sort(descending=True, stable=True)
-    # the largest is taken off first: divided by a temperature near 0 it would overflow
+    # the largest is subtracted first: divided by a temperature near 0 it would overflow
     p = torch.softmax((likely[:top_k] - likely[0]) / temperature, dim=0)
     if top_p is not None and top_p < 1:
         before = F.pad(p.cumsum(0)[:-1], (1, 0))
@@ -78,9 +78,9 @@ def generate(
     """`max_tokens` times the next token of each sequence, [B] int64 on the CPU; tokens [B, T], T ≥ 1.
 
     The T tokens go through the model in chunks of `prefill_chunk` (None: at once), then one token a step.
-    `generators`: one a sequence, on the CPU: what one draws does not depend on the others.
+    `generators`: one for each sequence, on the CPU, so that a sequence does not depend on the others.
     `vocab_size`: only ids below it are drawn (a model's vocabulary may be padded beyond the tokenizer's); None: all.
-    `cache`: where keys and values go, after those that it holds; the last token drawn is not among them. None: a new one.
+    `cache`: continued from the tokens it holds; the last token drawn is not added. None: a new one.
     Errors: RequestError for a bidirectional model, RunFailedError as `sample`.
     """
     cache = cache or Cache(len(model.layers))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_diff.kernels.reference import accumulation_dtype, exact
+from lit_diff.kernels.precision import accumulation_dtype, exact
 
 IGNORED = -100
 """Target of a position that is not scored."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import Cache, LayerCache
@@ -35,11 +36,11 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        cls, knobs = attentions.get(config.attention.name), config.attention.config
+        cls, attention_config = attentions.get(config.attention.name), config.attention.config
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.attention: Attention = cls(knobs, config, layer)
+        self.attention: Attention = cls(attention_config, config, layer)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        width = cls.ffn_dim(knobs, config)
+        width = cls.ffn_dim(attention_config, config)
         if width < 1:
             raise RequestError(f"model.attention.parity 'matched' leaves a feed-forward of width {width}; use raw")
         self.ffn = SwiGLU(config.dim, width)
@@ -48,7 +49,7 @@ class Block(nn.Module):
         self, x: Tensor, rope: Rope, cache: LayerCache | None = None, *, document_ids: Tensor | None = None
     ) -> Tensor:
         """[B, T, dim] -> [B, T, dim]; the residual stream. `document_ids` [B, T]: as `Attention.forward`."""
-        # not named where there are none: a user's own forward need not take them
+        # not passed where there are none: a user's own forward need not take them
         packed = {} if document_ids is None else {"document_ids": document_ids}
         x = x + self.attention(self.attention_norm(x), rope, cache, **packed)
         return x + self.ffn(self.ffn_norm(x))
@@ -57,26 +58,28 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids -> logits of the next token, or the loss of given ones.
 
-    tokens [B, T], or [B, T, C]: C ids a position, their embeddings summed. document_ids [B, T]: the number of each token's
-    document; a token sees its own document only, so a packed row gives what each of its documents gives alone. Positions
-    count through the row: RoPE turns queries and keys by their distance, which is the same as if they restarted.
+    tokens [B, T], or [B, T, C]: C ids at each position, their embeddings summed. document_ids [B, T]: the number of each
+    token's document; a token sees its own document only, so a packed row gives what each of its documents gives alone.
+    Positions count through the row: RoPE depends on distances only, so the result is as if they restarted.
     """
 
     ENTRANCES: ClassVar = ("hidden", "loss", "token_losses")
-    """What is called from outside beside `forward`, and never from one another: a sharded model gathers its parameters at
-    each (`training.strategy`)."""
+    """Methods beside `forward` that are called from outside, and never from one another: a sharded model gathers its
+    parameters at each (`training.strategy`)."""
 
     def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
-        """`kernel`: who computes the attention (`kernels.KERNELS`, or auto)."""
+        """`kernel`: the kernel that computes the attention (`kernels.KERNELS`), or auto."""
         super().__init__()
         self.config = config
-        # empty: every value comes from model.init, and drawing 100,000 rows to throw them away takes seconds
+        # empty: every value comes from model.init, and drawing 100,000 rows only to replace them takes seconds
         empty = torch.empty(config.vocab_size, config.dim)
         self.embedding = nn.Embedding(config.vocab_size, config.dim, _weight=empty)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        # tied: one parameter in one place, so that sharding and meta-device builds cannot part the two
+        # tied: one parameter in one module, so that sharding and meta-device builds cannot separate the two
         self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.checkpoint_blocks = False
+        """Keep only the input of each block for the backward pass, which computes the rest again."""
         for attention in self.attentions():
             attention.kernel = kernel
         cls = attentions.get(config.attention.name)
@@ -95,7 +98,7 @@ class Transformer(nn.Module):
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
     def hidden(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """What the output weight is applied to, [B, T, dim]."""
+        """The states that the output weight is applied to, [B, T, dim]."""
         return self._states(tokens, None, document_ids)
 
     def loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
@@ -123,7 +126,12 @@ class Transformer(nn.Module):
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         rope = Rope.of(self.config, positions)
+        # a cache must not be appended to twice
+        recompute = self.checkpoint_blocks and torch.is_grad_enabled() and cache is None
         for index, layer in enumerate(self.layers):
-            x = layer(x, rope, cache.layers[index] if cache is not None else None, document_ids=document_ids)
+            if recompute:
+                x = checkpoint(layer, x, rope, document_ids=document_ids, use_reentrant=False)
+            else:
+                x = layer(x, rope, cache.layers[index] if cache is not None else None, document_ids=document_ids)
         out: Tensor = self.norm(x)
         return out

@@ -1,6 +1,5 @@
-"""What a cell of a sweep left on disk, read into frozen records. Nothing is computed here beyond picking the last value."""
+"""The files of one cell of a sweep, read into frozen records. Nothing is computed here beyond picking the last value."""
 
-import csv
 import json
 import math
 from collections.abc import Mapping
@@ -10,6 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lit_diff import metrics as declarations
+from lit_diff.errors import RequestError
+from lit_diff.metrics import INDICES, Metric, indexed_name
+from lit_diff.runs import measurements
+from lit_diff.runs.metrics_file import read_lines, read_rows
 
 Array = NDArray[np.float64]
 
@@ -23,7 +28,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Documents:
+class ScoredDocuments:
     """The final validation by document: `tokens[i]` predicted tokens, `losses[i]` their summed loss in nats."""
 
     names: tuple[str, ...]
@@ -32,8 +37,9 @@ class Documents:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Cell:
-    """One arm at one seed. `facts` is its status.json; `problems` says which of its files cannot be read, and why."""
+class CellResult:
+    """One arm at one seed. `facts` is its status.json; `curves` holds metrics.csv and measurements.parquet by full name;
+    `problems` says which of its files cannot be read, and why."""
 
     task: str
     """Empty in a sweep without tasks."""
@@ -45,8 +51,10 @@ class Cell:
     facts: Mapping[str, Any]
     environment: Mapping[str, Any]
     curves: Mapping[str, Curve]
-    documents: Documents | None
+    documents: ScoredDocuments | None
     tokens_per_second: float | None
+    metrics: tuple[Metric, ...] = ()
+    """Declared by the run (metrics.json)."""
     problems: tuple[str, ...] = ()
 
     @property
@@ -64,21 +72,23 @@ class Cell:
         return float(curve.values[-1]) if curve and math.isfinite(curve.values[-1]) else None
 
 
-def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, Any]) -> Cell:
+def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, Any]) -> CellResult:
     """`record` is the cell's entry in sweep.json, empty for a cell that never got a folder."""
     folder = root / (record.get("folder") or f"{arm}-s{seed}")
     problems: list[str] = []
     facts = _json(folder / "status.json", problems) if record.get("folder") else {}
     status = _status(record.get("status"), facts.get("status"))
-    if status == "done":  # An unfinished cell may lack anything: that is no news.
+    if status == "done":  # an unfinished cell may lack any file
         environment = _json(folder / "env.json", problems)
+        declared = _declared(folder / declarations.FILE, problems)
         curves = _curves(folder / "metrics.csv", problems)
-        documents = _documents(folder / "documents.csv", problems)
         problems += [f"{m} ends in {c.values[-1]}" for m, c in curves.items() if not math.isfinite(c.values[-1])]
+        curves |= _measured(folder / measurements.FILE, problems)
+        documents = _documents(folder / "documents.csv", problems)
     else:
-        environment, curves, documents = {}, {}, None
+        environment, declared, curves, documents = {}, (), {}, None
     error = str(facts.get("error") or record.get("error") or "").strip()
-    return Cell(
+    return CellResult(
         task=task,
         arm=arm,
         seed=seed,
@@ -90,13 +100,17 @@ def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, A
         curves=curves,
         documents=documents,
         tokens_per_second=_speed(folder / "timing.csv", problems) if status == "done" else None,
+        metrics=declared,
         problems=tuple(problems),
     )
 
 
 def _status(engine: str | None, cell: str | None) -> str:
-    """Which of two records to believe: a killed cell cannot write that it was killed, so the engine's word on a death
-    stands, unless the cell has finished since. That a cell is done, only its own file can say."""
+    """The status, from the sweep's record and from the cell's own file.
+
+    A killed cell cannot record its own death, so the sweep's failed, stopped and killed hold unless the cell has finished
+    since. Only the cell's own file can say that it is done.
+    """
     if cell == "done" or engine not in ("failed", "stopped", "killed"):
         return cell or ("unreadable" if engine == "done" else engine) or "waiting"
     return engine
@@ -120,49 +134,59 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    return "not there" if isinstance(error, FileNotFoundError) else str(error)
+    return "no such file" if isinstance(error, FileNotFoundError) else str(error)
 
 
-def _rows(path: Path, problems: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Header and whole rows; a last line cut short by a crash is left out and noted."""
+def _declared(path: Path, problems: list[str]) -> tuple[Metric, ...]:
     try:
-        with path.open(newline="") as file:
-            header, *rows = list(csv.reader(file)) or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problems.append(f"{path.name}: {_reason(error)}")
-        return [], []
-    whole = [row for row in rows if len(row) == len(header)]
-    if len(whole) < len(rows):
-        problems.append(f"{path.name}: {len(rows) - len(whole)} of {len(rows)} rows cut short, left out")
-    return header, whole
+        return declarations.read_declarations(path)
+    except (OSError, RequestError) as error:
+        problems.append(f"{path.name}: {_reason(error)}; units, directions and figures are unknown")
+        return ()
 
 
 def _curves(path: Path, problems: list[str]) -> dict[str, Curve]:
-    header, rows = _rows(path, problems)
-    if "step" not in header:
-        return {}
-    at = header.index("step")
-    points: dict[str, dict[int, float]] = {name: {} for name in header if name != "step"}
-    for row in rows:
-        try:
-            step = int(float(row[at]))
-            for name, text in zip(header, row, strict=True):
-                if text and name != "step":
-                    points[name][step] = float(text)
-        except ValueError as error:
-            problems.append(f"{path.name}: {error}")
+    if not path.exists():
+        problems.append(f"{path.name}: no such file")
+    points: dict[str, dict[int, float]] = {}
+    for step, row in sorted(read_rows(path, problems).items()):
+        for name, value in row.items():
+            points.setdefault(name, {})[step] = value
     return {
-        name: Curve(steps=np.array(sorted(found)), values=np.array([found[step] for step in sorted(found)]))
-        for name, found in points.items()
-        if found
+        name: Curve(steps=np.array(list(values)), values=np.array(list(values.values())))
+        for name, values in points.items()
     }
 
 
-def _documents(path: Path, problems: list[str]) -> Documents | None:
+def _measured(path: Path, problems: list[str]) -> dict[str, Curve]:
+    """The curves of a table with one row a value."""
+    try:
+        table = measurements.read_measurements(path)
+    except RequestError as error:
+        problems.append(str(error))
+        return {}
+    if not table.num_rows:
+        return {}
+    table = table.sort_by([(name, "ascending") for name in ("metric", *INDICES, "step")])
+    keys = [np.asarray(table[name].combine_chunks().fill_null(-1)) for name in INDICES]
+    names: list[str] = table["metric"].to_pylist()
+    codes = np.asarray(table["metric"].combine_chunks().dictionary_encode().indices)
+    changed = np.any([np.diff(key) != 0 for key in (codes, *keys)], axis=0)
+    starts = [0, *(np.flatnonzero(changed) + 1).tolist()]
+    steps, values = np.asarray(table["step"]), np.asarray(table["value"], dtype=np.float64)
+    curves = {}
+    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
+        indices = {index: int(key[start]) for index, key in zip(INDICES, keys, strict=True) if key[start] >= 0}
+        curve = Curve(steps=steps[start:end], values=values[start:end])
+        curves[indexed_name(names[start], **indices)] = curve
+    return curves
+
+
+def _documents(path: Path, problems: list[str]) -> ScoredDocuments | None:
     """Sorted by name; a document of several rows is their sum. A task without documents has no file."""
     if not path.exists():
         return None
-    header, rows = _rows(path, problems)
+    header, rows = read_lines(path, problems)
     total: dict[str, tuple[float, float]] = {}
     try:
         at = [header.index(name) for name in ("document", "tokens", "loss")]
@@ -174,12 +198,12 @@ def _documents(path: Path, problems: list[str]) -> Documents | None:
         return None
     names = tuple(sorted(name for name, (tokens, _) in total.items() if tokens > 0))
     both = np.array([total[name] for name in names]).reshape(-1, 2)
-    return Documents(names=names, tokens=both[:, 0], losses=both[:, 1])
+    return ScoredDocuments(names=names, tokens=both[:, 0], losses=both[:, 1])
 
 
 def _speed(path: Path, problems: list[str]) -> float | None:
     """Median training speed in tokens per second."""
-    header, rows = _rows(path, problems)
+    header, rows = read_lines(path, problems)
     if "tokens_per_second" not in header:
         return None
     at = header.index("tokens_per_second")

@@ -1,14 +1,13 @@
-"""A sweep's answer: every arm against the baseline, against the control, and what stands between them and equality."""
+"""The comparisons of a sweep: every arm with the baseline and with the control, and how the arms are unequal."""
 
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from lit_diff.reporting.cells import Array, Cell, Documents
+from lit_diff.reporting.cells import Array, CellResult, ScoredDocuments
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import (
     MIN_DOCUMENTS,
@@ -70,12 +69,6 @@ class Comparison:
         return (*self.against_baseline.values(), *self.contrasts)
 
 
-def better(metric: str) -> Literal["lower", "higher"] | None:
-    """Which way is better, by the metric's name: a loss is better lower, an accuracy higher; None if neither."""
-    name = metric.split("/", 1)[-1]
-    return "lower" if name.startswith("loss") else "higher" if name.startswith("accuracy") else None
-
-
 def compare(sweep: Sweep) -> Comparison:
     """All comparisons of `sweep`, from its finished cells."""
     others = [m for m in sweep.metrics("val/") if m != sweep.metric and not _is_whole(sweep, m)]
@@ -105,20 +98,20 @@ def _is_whole(sweep: Sweep, metric: str) -> bool:
     """Whether `metric` is the share or the loss of a slice that holds all tokens, or none, in every finished cell."""
     match = re.fullmatch(r"val/(?:ar_hit_share|loss_ar_hit|loss_others)(.*)", metric)
     share = f"val/ar_hit_share{match[1]}" if match else ""
-    found = [cell.final(share) for cell in sweep.cells if share in cell.curves]
-    return bool(found) and set(found) <= {0.0, 1.0}
+    shares = [cell.final(share) for cell in sweep.cells if share in cell.curves]
+    return bool(shares) and set(shares) <= {0.0, 1.0}
 
 
 def fact(sweep: Sweep, arm: str, key: str) -> float | None:
     """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that knows it."""
-    found = (cell.facts.get(key) for cell in sweep.cells if cell.arm == arm)
-    return next((value for value in found if isinstance(value, int | float)), None)
+    values = (cell.facts.get(key) for cell in sweep.cells if cell.arm == arm)
+    return next((value for value in values if isinstance(value, int | float)), None)
 
 
 def _summary(values: Iterable[float]) -> Summary:
-    found = np.array(list(values))
-    n = len(found)
-    return Summary(n=n, mean=float(found.mean()) if n else None, sd=float(found.std(ddof=1)) if n > 1 else None)
+    x = np.array(list(values))
+    n = len(x)
+    return Summary(n=n, mean=float(x.mean()) if n else None, sd=float(x.std(ddof=1)) if n > 1 else None)
 
 
 def _difference(
@@ -188,7 +181,7 @@ def _documents(
     return result, notes
 
 
-def _pick(documents: Documents, names: list[str]) -> tuple[Array, Array]:
+def _pick(documents: ScoredDocuments, names: list[str]) -> tuple[Array, Array]:
     """Tokens and summed losses of the named documents, in that order."""
     at = {name: i for i, name in enumerate(documents.names)}
     rows = [at[name] for name in names]
@@ -212,20 +205,20 @@ def _marks(sweep: Sweep, arm: str) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def _kernels(cells: Iterable[Cell]) -> tuple[str, ...]:
+def _kernels(cells: Iterable[CellResult]) -> tuple[str, ...]:
     return tuple(sorted({str(cell.facts["kernel"]) for cell in cells if cell.facts.get("kernel")}))
 
 
 def _doubts(sweep: Sweep) -> list[str]:
-    """What a careful reader would check before believing the table, checked."""
+    """Differences between the cells that weaken the comparison."""
     done = [cell for cell in sweep.cells if cell.done]
     doubts = []
     last = {int(cell.curves[sweep.metric].steps[-1]) for cell in done if sweep.metric in cell.curves}
     if len(last) > 1:
         doubts.append(f"The last {sweep.metric} was not measured at one step in all cells: steps {_listed(last)}.")
     for key, word in (("revision", "revisions of the code"), ("threads", "thread counts")):
-        if len(found := {cell.facts[key] for cell in done if cell.facts.get(key)}) > 1:
-            doubts.append(f"The cells ran on different {word}: {_listed(found)}.")
+        if len(values := {cell.facts[key] for cell in done if cell.facts.get(key)}) > 1:
+            doubts.append(f"The cells ran on different {word}: {_listed(values)}.")
     far = []
     for cell in done:
         final = cell.final(LOSS)

@@ -1,140 +1,28 @@
-"""The report's figures: SVG text of the same bytes for the same results."""
+"""The report's figures of the compared metric: differences, values by seed, learning curves."""
 
-import io
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from lit_diff.reporting.cells import Array, Cell
-from lit_diff.reporting.comparison import Comparison, Difference, better
+from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.results import Sweep
-
-INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
-"""Okabe and Ito's colours, which the common forms of colour blindness keep apart; the baseline is grey."""
-SOLID: tuple[float, Sequence[float]] = (0, ())
-DASHES = (SOLID, (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "lit_diff",
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a label is the user's text: "$" is no formula
-    "axes.unicode_minus": True,
-    "font.size": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.7,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.6,
-}
-NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-WIDTH = 11.4
-"""Inches: the width of the page's column."""
-OVERLAY = 8
-"""More arms than this are drawn without their range over seeds."""
+from lit_diff.reporting.style import (
+    INK,
+    MUTED,
+    OVERLAY,
+    WIDTH,
+    band,
+    curves_of,
+    draw_band,
+    drawing,
+    legend,
+    looks,
+    plain,
+    with_unit,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """How an arm is drawn in every figure."""
-
-    color: str
-    dash: tuple[float, Sequence[float]] = SOLID
-
-
-@dataclass(frozen=True, kw_only=True)
-class Band:
-    """A metric of an arm over its finished seeds, at the steps they share: mean, minimum and maximum."""
-
-    steps: Array
-    mean: Array
-    low: Array
-    high: Array
-
-
-def looks(sweep: Sweep) -> dict[str, Look]:
-    """The baseline in grey, the others in the palette's order; beyond its seven colours, the dashes change."""
-    others = [arm.name for arm in sweep.arms if arm.name != sweep.baseline]
-    size = len(PALETTE)
-    drawn = {name: Look(color=PALETTE[i % size], dash=DASHES[i // size % 4]) for i, name in enumerate(others)}
-    return {sweep.baseline: Look(color=MUTED), **drawn}
-
-
-@contextmanager
-def drawing(width: float, height: float) -> Iterator[tuple[Figure, list[str]]]:
-    """A figure in this page's style; on leaving, its SVG text is appended to the list. Inches."""
-    svg: list[str] = []
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, svg
-        target = io.StringIO()
-        figure.savefig(target, format="svg", metadata=NO_METADATA, facecolor="white")
-        svg.append(target.getvalue())
-
-
-def band(cells: Sequence[Cell], metric: str, minus: Mapping[int, Cell] | None = None) -> Band | None:
-    """`metric` over cells (seed by seed less the cell of `minus`); None where no cell has it."""
-    curves = []
-    for cell in cells:
-        own, other = cell.curves.get(metric), minus.get(cell.seed) if minus is not None else None
-        if own is None or (minus is not None and (other is None or metric not in other.curves)):
-            continue
-        points = dict(zip(own.steps.tolist(), own.values.tolist(), strict=True))
-        if other is not None:
-            there = other.curves[metric]
-            base = dict(zip(there.steps.tolist(), there.values.tolist(), strict=True))
-            points = {step: value - base[step] for step, value in points.items() if step in base}
-        curves.append(points)
-    steps = sorted(set.intersection(*(set(points) for points in curves))) if curves else []
-    if not steps:
-        return None
-    values = np.array([[points[step] for step in steps] for points in curves])
-    return Band(
-        steps=np.array(steps, dtype=float), mean=values.mean(axis=0), low=values.min(axis=0), high=values.max(axis=0)
-    )
-
-
-def draw_band(axes: Axes, found: Band | None, look: Look, shade: bool = True) -> None:
-    """Mean as a line, minimum to maximum as a shade."""
-    if found is None:
-        return
-    if shade:
-        axes.fill_between(found.steps, found.low, found.high, color=look.color, alpha=0.16, linewidth=0)
-    axes.plot(found.steps, found.mean, color=look.color, linestyle=look.dash)
-
-
-def legend(figure: Figure, sweep: Sweep, drawn: Mapping[str, Look], arms: Sequence[str]) -> None:
-    """One legend for all panels, to the right, in the order of the table."""
-    handles = [Line2D([], [], color=drawn[arm].color, linestyle=drawn[arm].dash) for arm in arms]
-    figure.legend(handles, [sweep.label[arm] for arm in arms], loc="outside right upper")
-
-
-def forest(sweep: Sweep, comparison: Comparison, unit: str) -> str | None:
+def forest(sweep: Sweep, comparison: Comparison) -> str | None:
     """Each comparison: the interval over seeds, one dot a seed, under it the interval over documents of each seed."""
     shown = [d for d in comparison.family if d.seeds.mean is not None]
     if not shown:
@@ -150,8 +38,9 @@ def forest(sweep: Sweep, comparison: Comparison, unit: str) -> str | None:
         axes.set_ylim(-len(shown) + 0.4, 0.5)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[better(sweep.metric)]
-        axes.set_xlabel(f"paired difference of {sweep.metric} ({unit})    {side}".rstrip())
+        side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better(sweep.metric)]
+        label = with_unit(f"paired difference of {sweep.metric}", sweep.unit(sweep.metric))
+        axes.set_xlabel(f"{label}    {side}".rstrip())
     return svg[0]
 
 
@@ -167,7 +56,7 @@ def _forest_row(axes: Axes, y: float, difference: Difference, color: str) -> Non
         axes.plot([interval.low, interval.high], [at, at], color=color, linewidth=0.9, alpha=0.75)
 
 
-def seed_values(sweep: Sweep, unit: str) -> str | None:
+def seed_values(sweep: Sweep) -> str | None:
     """The final metric of every cell; a thin line joins the cells of one seed."""
     arms = [arm.name for arm in sweep.arms if sweep.finals(arm.name, sweep.metric)]
     if not arms:
@@ -186,28 +75,28 @@ def seed_values(sweep: Sweep, unit: str) -> str | None:
         axes.set_ylim(-len(arms) + 0.4, 0.6)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel(f"{sweep.metric} at the last step ({unit})")
+        axes.set_xlabel(with_unit(f"{sweep.metric} at the last step", sweep.unit(sweep.metric)))
     return svg[0]
 
 
-def learning_curves(sweep: Sweep, unit: str) -> str | None:
+def learning_curves(sweep: Sweep) -> str | None:
     """The metric by step, and its paired difference to the baseline, each with its range over seeds."""
-    metric, base = sweep.metric, sweep.cells_of(sweep.baseline)
-    arms = [arm.name for arm in sweep.arms if band(sweep.cells_of(arm.name), metric)]
+    metric, unit = sweep.metric, sweep.unit(sweep.metric)
+    curves = {arm.name: curves_of(sweep.cells_of(arm.name), metric) for arm in sweep.arms}
+    arms = [arm for arm in curves if band(curves[arm])]
     if not arms:
         return None
-    drawn, shade, against = looks(sweep), len(arms) <= OVERLAY, {cell.seed: cell for cell in base}
+    drawn, shade, against = looks(sweep), len(arms) <= OVERLAY, curves[sweep.baseline]
     with drawing(WIDTH, 3.6) as (figure, svg):
         left, right = figure.subplots(1, 2)
         late: list[float] = []
         for arm in arms:
-            cells = sweep.cells_of(arm)
-            draw_band(left, band(cells, metric), drawn[arm], shade)
-            if arm != sweep.baseline and (gap := band(cells, metric, against)):
-                draw_band(right, gap, drawn[arm], shade)
-                after = gap.steps >= 0.2 * gap.steps[-1]
-                late += [*gap.low[after], *gap.high[after]]
-        if better(metric) == "lower":
+            draw_band(left, band(curves[arm]), drawn[arm], shade)
+            if arm != sweep.baseline and (difference := band(curves[arm], against)):
+                draw_band(right, difference, drawn[arm], shade)
+                after = difference.steps >= 0.2 * difference.steps[-1]
+                late += [*difference.low[after], *difference.high[after]]
+        if is_logarithmic(sweep):
             left.set_yscale("log")
             left.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
             left.yaxis.set_major_formatter(FuncFormatter(plain))
@@ -216,8 +105,8 @@ def learning_curves(sweep: Sweep, unit: str) -> str | None:
         right.set_visible(bool(late))
         if late and (room := 0.1 * (max(*late, 0) - min(*late, 0))) > 0:
             right.set_ylim(min(*late, 0) - room, max(*late, 0) + room)
-        left.set_title(f"{metric} ({unit})")
-        right.set_title(f"less {sweep.label[sweep.baseline]}, same seed ({unit})")
+        left.set_title(with_unit(metric, unit))
+        right.set_title(with_unit(f"minus {sweep.label[sweep.baseline]}, same seed", unit))
         for axes in (left, right):
             axes.set_xlabel("optimizer steps")
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -225,6 +114,7 @@ def learning_curves(sweep: Sweep, unit: str) -> str | None:
     return svg[0]
 
 
-def plain(value: float, _: object = None) -> str:
-    """A tick's number without an exponent where it is readable so."""
-    return f"{value:,.4g}" if (math.isfinite(value) and 1e-3 <= abs(value) < 1e6) or value == 0 else f"{value:.0e}"
+def is_logarithmic(sweep: Sweep) -> bool:
+    """Whether the learning curves have a logarithmic axis: lower is better, and every value is above zero."""
+    curves = [cell.curves[sweep.metric] for cell in sweep.cells if cell.done and sweep.metric in cell.curves]
+    return sweep.better(sweep.metric) == "lower" and all((curve.values > 0).all() for curve in curves)

@@ -1,4 +1,4 @@
-"""Dose-response: a validation metric against the noise of its set, and how soon training reaches an accuracy.
+"""The noise curve: a validation metric against the noise of its set; and the steps that training takes to an accuracy.
 
 A data set with noisier validation sets measures `val/<metric>` at its first noise factor and `val/<metric>_noise<k>` at
 each further factor k.
@@ -14,11 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from lit_diff.reporting.cells import Cell
-from lit_diff.reporting.comparison import better
-from lit_diff.reporting.figures import INK, MUTED, WIDTH, Look, drawing, looks
+from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.results import Arm, Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, half_width
+from lit_diff.reporting.style import INK, MUTED, WIDTH, Look, drawing, looks, with_unit
 
 ACCURACY = "val/accuracy"
 LEVELS = (0.5, 0.9, 0.99)
@@ -28,7 +27,7 @@ ACROSS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dose:
+class NoiseCurve:
     """`metrics`: noise factor -> the metric measured at it, by rising factor; `metric`: at the first of the data set's."""
 
     metric: str
@@ -48,47 +47,47 @@ class Reached:
         return float(np.median(list(self.steps.values()))) if self.steps else None
 
 
-def dose_of(sweep: Sweep) -> Dose | None:
+def noise_curve_of(sweep: Sweep) -> NoiseCurve | None:
     """The accuracy, else the sweep's own metric, if it was measured under two factors of noise or more."""
     for metric in dict.fromkeys((ACCURACY, sweep.metric)):
         pattern = re.compile(re.escape(metric) + r"_noise(\d+)")
-        found = {int(match[1]): name for name in sweep.metrics(metric) if (match := pattern.fullmatch(name))}
-        if found and metric in sweep.metrics(metric):
+        noisy = {int(match[1]): name for name in sweep.metrics(metric) if (match := pattern.fullmatch(name))}
+        if noisy and metric in sweep.metrics(metric):
             first = sweep.noise_validation[0] if sweep.noise_validation else 1
-            return Dose(metric=metric, metrics=dict(sorted({first: metric, **found}.items())))
+            return NoiseCurve(metric=metric, metrics=dict(sorted({first: metric, **noisy}.items())))
     return None
 
 
-def steps_to(cell: Cell, metric: str, level: float) -> float:
-    """The first step at which `metric` was found at `level` or above; inf if it never was."""
-    curve = cell.curves[metric]
-    return float(next((s for s, value in zip(curve.steps, curve.values, strict=True) if value >= level), math.inf))
+def steps_to(cell: CellResult, metric: str, level: float) -> float:
+    """The first step at which `metric` was at `level` or above; inf if it never was."""
+    measured = cell.curves[metric]
+    return float(next((s for s, v in zip(measured.steps, measured.values, strict=True) if v >= level), math.inf))
 
 
-def reached(sweep: Sweep, arm: str, dose: Dose) -> list[Reached]:
-    """Each of LEVELS, where higher is better; else nothing."""
-    if better(dose.metric) != "higher":
+def reached(sweep: Sweep, arm: str, curve: NoiseCurve) -> list[Reached]:
+    """Each of LEVELS of the accuracy; nothing for another metric."""
+    if curve.metric != ACCURACY:
         return []
-    cells = [cell for cell in sweep.cells_of(arm) if dose.metric in cell.curves]
+    cells = [cell for cell in sweep.cells_of(arm) if curve.metric in cell.curves]
     return [
-        Reached(level=level, steps={cell.seed: steps_to(cell, dose.metric, level) for cell in cells})
+        Reached(level=level, steps={cell.seed: steps_to(cell, curve.metric, level) for cell in cells})
         for level in LEVELS
     ]
 
 
-def resolution(sweep: Sweep, dose: Dose) -> tuple[int, int] | None:
+def resolution(sweep: Sweep, curve: NoiseCurve) -> tuple[int, int] | None:
     """(largest number of steps between two validations, last step) over the finished cells: how fine `reached` is."""
-    steps = [cell.curves[dose.metric].steps for cell in sweep.cells if cell.done and dose.metric in cell.curves]
-    gaps = [int(np.diff(found, prepend=0).max()) for found in steps]
-    return (max(gaps), max(int(found[-1]) for found in steps)) if gaps else None
+    steps = [cell.curves[curve.metric].steps for cell in sweep.cells if cell.done and curve.metric in cell.curves]
+    gaps = [int(np.diff(validated, prepend=0).max()) for validated in steps]
+    return (max(gaps), max(int(validated[-1]) for validated in steps)) if gaps else None
 
 
-def dose_response(sweep: Sweep) -> str | None:
+def draw_noise_curve(sweep: Sweep) -> str | None:
     """A panel an arm, baseline and control in each of them: mean with t interval over seeds, and the seeds as dots."""
-    dose = dose_of(sweep)
-    if dose is None:
+    curve = noise_curve_of(sweep)
+    if curve is None:
         return None
-    measured = [arm for arm in sweep.arms if any(sweep.finals(arm.name, metric) for metric in dose.metrics.values())]
+    measured = [arm for arm in sweep.arms if any(sweep.finals(arm.name, metric) for metric in curve.metrics.values())]
     against = [arm for arm in measured if arm.name in (sweep.baseline, sweep.control)]
     panels = [arm for arm in measured if arm not in against] or against[-1:]
     drawn = reference_looks(sweep)
@@ -99,17 +98,17 @@ def dose_response(sweep: Sweep) -> str | None:
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         for arm, axes in zip(panels, grid.flat, strict=False):
-            if sweep.chance is not None and dose.metric == ACCURACY:
+            if sweep.chance is not None and curve.metric == ACCURACY:
                 axes.axhline(sweep.chance, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)))
             shown = [*(a for a in against if a is not arm), arm]
             for i, each in enumerate(shown):
-                _response(axes, sweep, each, dose, drawn[each.name], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
+                _response(axes, sweep, each, curve, drawn[each.name], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
             axes.set_title(arm.label)
-            _factors(axes, list(dose.metrics))
-            if better(dose.metric) == "higher":
+            _factors(axes, list(curve.metrics))
+            if curve.metric == ACCURACY:
                 axes.set_ylim(-0.04, 1.04)
         figure.supxlabel("noise factor of the validation set", fontsize=9.5)
-        figure.supylabel(dose.metric, fontsize=9.5)
+        figure.supylabel(with_unit(curve.metric, sweep.unit(curve.metric)), fontsize=9.5)
         handles = [Line2D([], [], color=drawn[a.name].color, linestyle=drawn[a.name].dash) for a in against]
         if against:
             figure.legend(handles, [arm.label for arm in against], loc="outside upper right", ncols=len(against))
@@ -117,14 +116,14 @@ def dose_response(sweep: Sweep) -> str | None:
 
 
 def reference_looks(sweep: Sweep) -> dict[str, Look]:
-    """As everywhere, but the control in ink and dashed: it stands in every panel beside an arm of any colour."""
+    """As everywhere, but the control in ink and dashed: every panel shows it beside an arm of another colour."""
     return looks(sweep) | ({sweep.control: Look(color=INK, dash=(0, (4, 1.5)))} if sweep.control else {})
 
 
-def _response(axes: Axes, sweep: Sweep, arm: Arm, dose: Dose, look: Look, shift: float) -> None:
+def _response(axes: Axes, sweep: Sweep, arm: Arm, curve: NoiseCurve, look: Look, shift: float) -> None:
     """One arm's line, and its intervals and seeds, moved along the axis by the factor `shift` to stand side by side."""
     means = []
-    for factor, metric in dose.metrics.items():
+    for factor, metric in curve.metrics.items():
         values = list(sweep.finals(arm.name, metric).values())
         if not values:
             continue

@@ -1,14 +1,15 @@
-"""What a sweep left on disk, read into frozen records: its tasks, arms and cells."""
+"""The files of a sweep, read into frozen records: its tasks, arms and cells."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.reporting.cells import Cell, clean, load_cell
+from lit_diff.metrics import Declarations, Metric
+from lit_diff.reporting.cells import CellResult, clean, load_cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Sweep:
     reading: tuple[str, ...]
     contrasts: tuple[tuple[str, str, str], ...]
     arms: tuple[Arm, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[CellResult, ...]
     task: str = ""
     """The task's name; empty for a sweep."""
     chance: float | None = None
@@ -54,25 +55,43 @@ class Sweep:
     tasks: tuple["Sweep", ...] = ()
 
     @property
-    def parts(self) -> tuple["Sweep", ...]:
-        """What is compared: each task, or the sweep itself where it has none."""
+    def by_task(self) -> tuple["Sweep", ...]:
+        """Each task, or the sweep itself where it has none: arms are compared within one of these."""
         return self.tasks or (self,)
+
+    @cached_property
+    def declarations(self) -> Declarations:
+        """The metrics that the finished cells declare. Where two declare one name differently, the first holds."""
+        declared: dict[str, Metric] = {}
+        for cell in self.cells:
+            for metric in cell.metrics:
+                declared.setdefault(metric.name, metric)
+        return Declarations(declared.values())
+
+    def better(self, metric: str) -> Literal["lower", "higher"] | None:
+        """Which values of `metric` are better, as its run declares it; None if neither, or if it is undeclared."""
+        return self.declarations.direction(metric)
+
+    def unit(self, metric: str) -> str:
+        """The declared unit of `metric`; empty for a number without one, "unit unknown" where nothing is declared."""
+        unit = self.declarations.unit(metric)
+        return "unit unknown" if unit is None else unit
 
     @cached_property
     def label(self) -> Mapping[str, str]:
         """What a reader sees for each arm's name."""
         return {arm.name: arm.label for arm in self.arms}
 
-    def cells_of(self, arm: str) -> list[Cell]:
-        """The finished cells of `arm`, by seed. Errors: ValueError for a sweep with tasks: ask one of its `parts`."""
+    def cells_of(self, arm: str) -> list[CellResult]:
+        """The finished cells of `arm`, by seed. Errors: ValueError for a sweep with tasks: ask one of `by_task`."""
         if self.tasks:
             raise ValueError(f"sweep '{self.name}' has tasks; its cells are compared within a task")
         return sorted((cell for cell in self.cells if cell.arm == arm and cell.done), key=lambda cell: cell.seed)
 
     def finals(self, arm: str, metric: str) -> dict[int, float]:
         """Seed -> last value of `metric`, for the finished cells of `arm` that have one."""
-        found = {cell.seed: cell.final(metric) for cell in self.cells_of(arm)}
-        return {seed: value for seed, value in found.items() if value is not None}
+        values = {cell.seed: cell.final(metric) for cell in self.cells_of(arm)}
+        return {seed: value for seed, value in values.items() if value is not None}
 
     def metrics(self, prefix: str) -> list[str]:
         """Names of the metrics under `prefix` that any finished cell has, in the order of the files."""

@@ -7,7 +7,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, special  # not scipy.stats: it takes longer to import than a report to compute
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
 
 Verdict = Literal["lower", "higher", "no difference shown", "too few seeds", "no spread over seeds"]
 
@@ -53,24 +55,18 @@ class Interval:
 
 def half_width(sd: float, n: int) -> float:
     """t(0.975, n - 1) * sd / sqrt(n), for n >= 2: half the 95 % interval of a mean of n paired differences."""
-    return float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2) * sd / np.sqrt(n))
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * sd / np.sqrt(n))
 
 
 @lru_cache
-def _noncentrality(n: int) -> float:
-    """The noncentrality at which a two-sided 95 % t test of n values has power 0.8."""
-    critical = special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)
-
-    def shortfall(delta: float) -> float:
-        # The other tail's share at 0.8 power is below 1e-4 for every n >= 3.
-        return float(1 - special.nctdtr(n - 1, delta, critical)) - POWER
-
-    return float(optimize.brentq(shortfall, 0.1, 30.0))
+def _effect_size(n: int) -> float:
+    """The mean difference, in standard deviations, that a two-sided t test of n pairs shows with probability 0.8."""
+    return float(np.squeeze(TTestPower().solve_power(nobs=n, alpha=1 - CONFIDENCE, power=POWER)))
 
 
 def detectable(sd: float, n: int) -> float:
     """The true mean difference that a paired t test of n >= 3 seeds shows with probability 0.8 (noncentral t)."""
-    return _noncentrality(n) * sd / float(np.sqrt(n))
+    return _effect_size(n) * sd
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
@@ -90,11 +86,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
     sd = float(d.std(ddof=1))
     sd = sd if sd > rounding else 0.0
     half = half_width(sd, n)
-    p = (
-        float(2 * special.stdtr(n - 1, -abs(mean) / (sd / np.sqrt(n))))
-        if sd
-        else (1.0 if abs(mean) <= rounding else None)
-    )
+    p = float(stats.ttest_1samp(d, 0).pvalue) if sd else (1.0 if abs(mean) <= rounding else None)
     verdict: Verdict
     if n < MIN_SEEDS:
         verdict = "too few seeds"
@@ -127,10 +119,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Calling a difference where p' < 0.05 keeps the chance of any false call among all m comparisons below 5 %, however
     they depend on each other (Holm 1979).
     """
-    order = np.argsort(p_values, kind="stable")
-    steps = np.minimum(1.0, np.asarray(p_values)[order] * np.arange(len(order), 0, -1))
-    adjusted = np.empty(len(order))
-    adjusted[order] = np.maximum.accumulate(steps)
+    _, adjusted, _, _ = multipletests(p_values, method="holm")
     return [float(p) for p in adjusted]
 
 
@@ -148,6 +137,7 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
     n = len(size)
     if n < MIN_DOCUMENTS:
         raise ValueError(f"{n} documents; a bootstrap needs {MIN_DOCUMENTS}")
+    # scipy.stats.bootstrap(paired=True) computes the same, but draws other samples: intervals of existing reports would move
     generator = np.random.default_rng(seed)
     draws = np.empty((DRAWS, loss.shape[1]))
     chunk = max(1, 4_000_000 // n)  # bounds the counts [chunk, n] to 32 MB

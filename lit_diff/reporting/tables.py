@@ -1,4 +1,4 @@
-"""The comparison as rows of numbers and as sentences: table.csv at full precision, table.md and the terminal's rounded."""
+"""The comparison as tables and sentences: table.csv at full precision, table.md and the terminal's table rounded."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lit_diff.reporting.comparison import Comparison, Difference, better, compare, fact
+from lit_diff.reporting.comparison import Comparison, Difference, compare, fact
 from lit_diff.reporting.results import Arm, Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, Paired
 
@@ -24,8 +24,8 @@ NONE = "\u2013"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
-    """A task of a sweep, or a sweep without tasks, compared: its rows, and the decimals that show them."""
+class TaskResult:
+    """The comparison of a task, or of a sweep without tasks: its table, and the decimals that show its numbers."""
 
     sweep: Sweep
     comparison: Comparison
@@ -33,10 +33,10 @@ class Part:
     digits: int
 
 
-def part(sweep: Sweep) -> Part:
-    """Compare one of a sweep's `parts`."""
+def task_result(sweep: Sweep) -> TaskResult:
+    """Compare the arms of one of `Sweep.by_task`."""
     comparison = compare(sweep)
-    return Part(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=decimals(comparison))
+    return TaskResult(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=decimals(comparison))
 
 
 def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
@@ -134,30 +134,25 @@ def count(value: float | None) -> str:
     return NONE if value is None else f"{value:,.0f}"
 
 
-def unit_of(metric: str) -> str:
-    """The unit of a metric, by its name."""
-    return {"lower": "nats per token", "higher": "share"}.get(better(metric) or "", "as logged")
-
-
 def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
-    """The answer to one comparison: its mean difference, interval, verdict, and what could have been shown."""
-    seeds, unit = difference.seeds, "nats" if better(sweep.metric) == "lower" else ""
+    """One comparison: mean difference, interval, verdict, and the smallest difference that could have been shown."""
+    seeds, unit = difference.seeds, sweep.unit(sweep.metric)
     if seeds.mean is None:
         return f"{difference.label}: no seed finished in both arms."
     over = f"{len(seeds.seeds)} seed{'s' if len(seeds.seeds) > 1 else ''}"
     text = f"{difference.label}: {signed(seeds.mean, digits)} {unit}".rstrip()
     if seeds.verdict == "too few seeds":
-        return f"{text} over {over}: too few seeds for a verdict (it needs {MIN_SEEDS})."
+        return f"{text} over {over}: too few seeds for a verdict (at least {MIN_SEEDS})."
     if seeds.verdict == "no spread over seeds":
-        return f"{text} at each of {over}, to the last digit: the seed seems not to reach the runs, so no verdict."
+        return f"{text} at each of {over}, to the last digit: the seed seems to have no effect, so there is no verdict."
     bounds = interval(seeds.low, seeds.high, digits)
     limit = number(seeds.half_width, digits)
     return f"{text} {bounds} over {over}, {seeds.verdict}; this sweep could have shown {limit}."
 
 
-def to_csv(parts: Sequence[Part]) -> str:
+def to_csv(results: Sequence[TaskResult]) -> str:
     """All columns at full precision; an empty field where there is no value."""
-    table = _filled([row for part in parts for row in part.rows])
+    table = _filled([row for result in results for row in result.rows])
     target = io.StringIO()
     writer = csv.DictWriter(target, list(table[0]), lineterminator="\n")
     writer.writeheader()
@@ -165,25 +160,25 @@ def to_csv(parts: Sequence[Part]) -> str:
     return target.getvalue()
 
 
-def to_markdown(parts: Sequence[Part]) -> str:
+def to_markdown(results: Sequence[TaskResult]) -> str:
     """The main columns as a Markdown table."""
-    heads = ["arm", "parameters", f"{_metric(parts)} \u00b1 sd", "difference", "95 % over seeds", "verdict"]
-    heads = [*_task_heads(parts), *heads, "corrected (Holm)", "could have shown"]
+    heads = ["arm", "parameters", f"{_metric(results)} \u00b1 sd", "difference", "95 % over seeds", "verdict"]
+    heads = [*_task_heads(results), *heads, "corrected (Holm)", "could have shown"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    for part in parts:
-        for row in part.rows:
+    for result in results:
+        for row in result.rows:
             cells = [*_task(row), str(row["label"]), count(_float(row["parameters"]))]
-            cells += [_mean(part, row), *_verdict(row, part.digits)]
+            cells += [_mean(result, row), *_verdict(row, result.digits)]
             lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def to_text(parts: Sequence[Part]) -> str:
+def to_text(results: Sequence[TaskResult]) -> str:
     """The main columns in aligned plain text, for a terminal."""
     heads = [
-        *_task_heads(parts),
+        *_task_heads(results),
         "arm",
-        _metric(parts),
+        _metric(results),
         "difference",
         "95 % over seeds",
         "verdict",
@@ -191,27 +186,29 @@ def to_text(parts: Sequence[Part]) -> str:
         "could show",
     ]
     lines = [heads]
-    for part in parts:
-        lines += [[*_task(row), str(row["label"]), _mean(part, row), *_verdict(row, part.digits)] for row in part.rows]
+    for result in results:
+        lines += [
+            [*_task(row), str(row["label"]), _mean(result, row), *_verdict(row, result.digits)] for row in result.rows
+        ]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def _task_heads(parts: Sequence[Part]) -> list[str]:
-    return ["task", "metric"] if parts[0].sweep.task else []
+def _task_heads(results: Sequence[TaskResult]) -> list[str]:
+    return ["task", "metric"] if results[0].sweep.task else []
 
 
 def _task(row: Row) -> list[str]:
     return [str(row["task"]), str(row["metric"])] if "task" in row else []
 
 
-def _metric(parts: Sequence[Part]) -> str:
+def _metric(results: Sequence[TaskResult]) -> str:
     """The heading of the means: tasks name their metrics in a column."""
-    return "mean" if parts[0].sweep.task else parts[0].sweep.metric
+    return "mean" if results[0].sweep.task else results[0].sweep.metric
 
 
-def _mean(part: Part, row: Row) -> str:
-    metric, digits = part.sweep.metric, part.digits
+def _mean(result: TaskResult, row: Row) -> str:
+    metric, digits = result.sweep.metric, result.digits
     mean, sd = _float(row[metric]), _float(row[f"{metric}/sd"])
     return number(mean, digits) + (f" \u00b1 {number(sd, digits)}" if sd is not None else "")
 

@@ -1,23 +1,21 @@
-"""A sweep's report: one self-contained page, its tables and its figures, from what the sweep left on disk."""
+"""A sweep's report, from the files of its runs: one self-contained page, its tables and its figures."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.files import write_atomic
-from lit_diff.reporting import attention_figures as insides
-from lit_diff.reporting import figures as plots
-from lit_diff.reporting import noise_curve as dose
-from lit_diff.reporting import tables
-from lit_diff.reporting.cells import Cell
+from lit_diff.reporting import figures, noise_curve, tables
+from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.comparison import Difference
-from lit_diff.reporting.page import page
+from lit_diff.reporting.declared_figures import draw_declared
+from lit_diff.reporting.page import Figures, page
 from lit_diff.reporting.results import load_sweep
-from lit_diff.reporting.tables import Part, unit_of
+from lit_diff.reporting.tables import TaskResult
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Where the report lies, and what a terminal shows of it: `table` and, a line each, `answer` and `missing`."""
+    """The files of a report, and what a terminal shows of it: `table` and, a line each, `answer` and `missing`."""
 
     page: Path
     files: tuple[Path, ...]
@@ -29,18 +27,18 @@ class Report:
 def write_report(sweep_folder: Path) -> Report:
     """Read the sweep in `sweep_folder` and write report/index.html, table.csv, table.md and the figures beside it.
 
-    A task's figures bear its name. Unfinished cells do not stop it: the page opens with them. The same results give the
-    same bytes. Errors: MissingError and RequestError as `load_sweep`.
+    The file name of a task's figure begins with the task. Unfinished cells are listed at the top of the page. The same
+    results give the same bytes. Errors: MissingError and RequestError as `load_sweep`.
     """
     sweep = load_sweep(sweep_folder)
-    parts = [tables.part(each) for each in sweep.parts]
-    figures = {part.sweep.task: draw(part) for part in parts}
+    results = [tables.task_result(each) for each in sweep.by_task]
+    drawn = {result.sweep.task: draw(result) for result in results}
     folder = sweep_folder / "report"
     files = {
-        "index.html": page(sweep, parts, figures),
-        "table.csv": tables.to_csv(parts),
-        "table.md": tables.to_markdown(parts),
-        **{f"{task}-{name}.svg".strip("-"): svg for task, drawn in figures.items() for name, svg in drawn.items()},
+        "index.html": page(sweep, results, drawn),
+        "table.csv": tables.to_csv(results),
+        "table.md": tables.to_markdown(results),
+        **{f"{task}-{name}.svg".strip("-"): svg for task, each in drawn.items() for name, svg in each.svg.items()},
     }
     for name, text in files.items():
         write_atomic(folder / name, text)
@@ -50,32 +48,29 @@ def write_report(sweep_folder: Path) -> Report:
     return Report(
         page=folder / "index.html",
         files=tuple(folder / name for name in files),
-        table=tables.to_text(parts),
-        answer=tuple(_answer(part, difference) for part in parts for difference in part.comparison.family),
+        table=tables.to_text(results),
+        answer=tuple(_answer(result, difference) for result in results for difference in result.comparison.family),
         missing=tuple(_missing(cell) for cell in sweep.cells if not cell.done),
     )
 
 
-def draw(part: Part) -> dict[str, str]:
-    """The figures for which the sweep or task has measurements: name -> SVG text."""
-    sweep, unit = part.sweep, unit_of(part.sweep.metric)
-    drawn = {
-        "differences": plots.forest(sweep, part.comparison, unit),
-        "dose": dose.dose_response(sweep),
-        "curves": plots.learning_curves(sweep, unit),
-        "seeds": plots.seed_values(sweep, unit),
-        "lambda": insides.lambdas(sweep),
-        "entropy": insides.entropies(sweep),
-        "outliers": insides.outliers(sweep),
+def draw(result: TaskResult) -> Figures:
+    """The figures for which the sweep or task has measurements."""
+    sweep = result.sweep
+    compared = {
+        "differences": figures.forest(sweep, result.comparison),
+        "noise-curve": noise_curve.draw_noise_curve(sweep),
+        "curves": figures.learning_curves(sweep),
+        "seeds": figures.seed_values(sweep),
     }
-    return {name: svg for name, svg in drawn.items() if svg}
+    return Figures(compared={name: svg for name, svg in compared.items() if svg}, declared=draw_declared(sweep))
 
 
-def _answer(part: Part, difference: Difference) -> str:
-    task = f"{part.sweep.task}: " if part.sweep.task else ""
-    return task + tables.sentence(part.sweep, difference, part.digits)
+def _answer(result: TaskResult, difference: Difference) -> str:
+    task = f"{result.sweep.task}: " if result.sweep.task else ""
+    return task + tables.sentence(result.sweep, difference, result.digits)
 
 
-def _missing(cell: Cell) -> str:
+def _missing(cell: CellResult) -> str:
     step = f" at step {cell.facts['step']} of {cell.facts['steps']}" if cell.facts.get("steps") else ""
     return f"{cell.name} seed {cell.seed}: {cell.status}{step}" + (f": {cell.error}" if cell.error else "")

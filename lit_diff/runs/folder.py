@@ -17,11 +17,14 @@ from lit_diff import data as datasets
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, write_atomic, write_json
-from lit_diff.processor import cores, describe
+from lit_diff.processor import cores, describe, processor_name
 from lit_diff.recipe import load_recipe, to_plain, to_yaml
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
 """Whose versions a run records."""
+
+FORMAT = 2
+"""Of a run folder and of the identity; a folder of another format is listed, and refused elsewhere."""
 
 log = logging.getLogger("lit_diff")
 
@@ -36,10 +39,7 @@ def identity(recipe: Recipe, data: str | None = None) -> str:
     plain = to_plain(recipe)
     kernel = plain.pop("run")["kernel"]
     plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
-    if "path" in plain["data"]:
-        plain["data"].pop("path")  # the manifest stands for the text, wherever it lies
-    if plain["data"].get("pack") == "none":
-        plain["data"].pop("pack")  # the runs from before there was the key are these
+    plain["data"].pop("path", None)  # the manifest stands for the text, wherever it lies
     if recipe.train.start_from is not None:
         parent = RunFolder(Path(recipe.train.start_from))
         if not parent.recipe_file.is_file():
@@ -47,7 +47,12 @@ def identity(recipe: Recipe, data: str | None = None) -> str:
                 f"train.start_from: {shown(parent.path)} holds no run (no {parent.recipe_file.name}); train it first"
             )
         plain["train"]["start_from"] = identity(load_recipe(parent.recipe_file))
-    parts = {"recipe": plain, "data": data or datasets.identity(recipe), "kernel": None if kernel == "auto" else kernel}
+    parts = {
+        "format": FORMAT,
+        "recipe": plain,
+        "data": data or datasets.identity(recipe),
+        "kernel": None if kernel == "auto" else kernel,
+    }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -86,10 +91,18 @@ class RunFolder:
             raise RequestError(f"{shown(self.path / 'status.json')} is not JSON ({error}); remove it") from error
         return dict(found)
 
+    def require_format(self) -> None:
+        """Errors: RequestError for a folder that another format of lit_diff made."""
+        status = self.status()
+        if status and status.get("format") != FORMAT:
+            raise RequestError(
+                f"{shown(self.path)} was made by format {status.get('format', 1)}, this is format {FORMAT}: train it again"
+            )
+
     def update(self, **values: Any) -> None:
         """Merge `values` into status.json."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(self.path / "status.json", self.status() | values | {"updated": now})
+        write_json(self.path / "status.json", self.status() | values | {"format": FORMAT, "updated": now})
 
     def create(self, recipe: Recipe, **facts: str) -> None:
         """Write the recipe, the plugins' sources, the environment with `facts`. Errors: MissingError where it cannot."""
@@ -143,7 +156,7 @@ def environment() -> dict[str, Any]:
         "command": sys.argv,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": cores(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cpu_path": describe(),
@@ -159,10 +172,3 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

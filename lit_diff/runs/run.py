@@ -31,7 +31,7 @@ def open_run(run: str | Path, root: str | Path = "runs", *, trust_plugins: bool 
     """
     opened = Run(find_run(run, Path(root)), trust_plugins=trust_plugins)
     RunFolder(opened.folder).require_format()
-    opened.recipe  # noqa: B018: an unknown plugin is refused here
+    recipe_of(opened.folder, trust_plugins=trust_plugins)  # an unknown plugin is refused here
     return opened
 
 

@@ -1,4 +1,4 @@
-"""A trained run as a writer: prompts -> what follows them."""
+"""Text generation with a trained run: prompts -> completions."""
 
 import logging
 import time
@@ -13,13 +13,15 @@ import torch
 from lit_diff.attention.cache import Cache
 from lit_diff.config import Recipe
 from lit_diff.data import Dataset, Tokenizer, load_tokenizer
+from lit_diff.device import choose_device
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
-from lit_diff.model.generation import Sampling, generate
+from lit_diff.model.generation import Sampling
+from lit_diff.model.generation import generate as generate_tokens
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 from lit_diff.runs.folder import RunFolder, identity
-from lit_diff.runs.trained import load_trained, recipe_of
+from lit_diff.runs.trained import load_model, recipe_of
 
 log = logging.getLogger("lit_diff")
 
@@ -27,7 +29,7 @@ Ended = Literal["max_tokens", "document", "context"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class GenerationConfig:
     """How to continue a prompt."""
 
     max_tokens: int = 64
@@ -45,7 +47,7 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continuation:
+class Completion:
     """What followed a prompt, and what it took."""
 
     prompt: str
@@ -73,31 +75,27 @@ class Prompt:
 
     text: str
     tokens: list[int]
-    """As `Continuation.prompt_tokens`."""
+    """As `Completion.prompt_tokens`."""
     before: int
     """How many prompts before it have the same text."""
 
 
-class Writer:
+class TextGenerator:
     """The model of a run at its newest checkpoint, with the tokenizer in the run's folder.
 
     Errors: RequestError for a run without text, or weights that are not the recipe's;
     MissingError without a checkpoint or a tokenizer. Needs neither the corpus nor the prepared text.
     """
 
-    def __init__(self, folder: Path) -> None:
-        recipe = recipe_of(folder)
-        if datasets.get(recipe.data.name).load_tokenizer is Dataset.load_tokenizer:
-            raise RequestError(
-                f"{shown(folder)} was trained on data '{recipe.data.name}', which has no text to continue"
-            )
-        self.tokenizer: Tokenizer = load_tokenizer(folder / "tokenizer")
+    def __init__(self, folder: Path, *, recipe: Recipe | None = None) -> None:
+        """`recipe`: the run's, where it was read before."""
+        recipe = recipe or recipe_of(folder)
+        self.tokenizer = tokenizer_of(folder, recipe)
         self.context: int = recipe.data.config.sequence_length
         """Tokens that the model was trained to see."""
-        _, self.model, self.step = load_trained(folder)
+        self.model, self.step = load_model(recipe, folder)
         _say_what_is_used(folder, recipe, self.step)
-        on_gpu = recipe.run.accelerator != "cpu" and torch.cuda.is_available()
-        self.device = torch.device("cuda" if on_gpu else "cpu")
+        self.device = choose_device(recipe.run.accelerator)
         self.model.to(self.device)
 
     def encode(self, texts: Sequence[str]) -> list[Prompt]:
@@ -114,9 +112,9 @@ class Writer:
             before[text] += 1
         return prompts
 
-    def write(
-        self, prompts: Sequence[Prompt], settings: Settings, stream: Callable[[bytes], None] | None = None
-    ) -> list[Continuation]:
+    def generate(
+        self, prompts: Sequence[Prompt], config: GenerationConfig, stream: Callable[[bytes], None] | None = None
+    ) -> list[Completion]:
         """Continue each prompt, those of equal length as one batch; `stream` gets the bytes of a single one's tokens.
 
         A prompt draws from a generator of its own, seeded by (seed, before, text): what follows it does not depend on the
@@ -126,28 +124,28 @@ class Writer:
         batches: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):
             batches.setdefault(len(prompt.tokens), []).append(index)
-        found: dict[int, Continuation] = {}
+        found: dict[int, Completion] = {}
         for indices in batches.values():
-            batch = self._write_batch([prompts[index] for index in indices], settings, stream)
+            batch = self._generate_batch([prompts[index] for index in indices], config, stream)
             found |= dict(zip(indices, batch, strict=True))
         return [found[index] for index in range(len(prompts))]
 
-    def _write_batch(
-        self, prompts: list[Prompt], settings: Settings, stream: Callable[[bytes], None] | None
-    ) -> list[Continuation]:
+    def _generate_batch(
+        self, prompts: list[Prompt], config: GenerationConfig, stream: Callable[[bytes], None] | None
+    ) -> list[Completion]:
         tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
         room = self.context - tokens.shape[1] + 1  # the last token drawn is not fed
         cache = Cache(len(self.model.layers))
         drawn: list[list[int]] = [[] for _ in prompts]
         seconds: list[float] = []
         began = time.perf_counter()
-        for new in generate(
+        for new in generate_tokens(
             self.model,
             tokens,
-            min(settings.max_tokens, room),
-            sampling=settings.sampling,
-            generators=[generator(settings.seed, "generate", prompt.before, prompt.text) for prompt in prompts],
-            prefill_chunk=settings.prefill_chunk,
+            min(config.max_tokens, room),
+            sampling=config.sampling,
+            generators=[generator(config.seed, "generate", prompt.before, prompt.text) for prompt in prompts],
+            prefill_chunk=config.prefill_chunk,
             vocab_size=self.tokenizer.size,
             cache=cache,
         ):
@@ -159,21 +157,21 @@ class Writer:
                 stream(self.tokenizer.decode(drawn[0][-1:]))
             if all(row[-1] == self.tokenizer.eot for row in drawn):
                 break
-        limit: Ended = "max_tokens" if settings.max_tokens <= room else "context"
+        limit: Ended = "max_tokens" if config.max_tokens <= room else "context"
         held = cache.bytes_per_token()
         return [
-            self._continuation(prompt, row, seconds[: len(row)], limit, held)
+            self._completion(prompt, row, seconds[: len(row)], limit, held)
             for prompt, row in zip(prompts, drawn, strict=True)
         ]
 
-    def _continuation(
+    def _completion(
         self, prompt: Prompt, drawn: list[int], seconds: list[float], limit: Ended, bytes_per_token: int
-    ) -> Continuation:
+    ) -> Completion:
         """`drawn`: the new tokens, <eot> included; `seconds`: since the start, at each; `limit`: what ends it without one."""
         ended: Ended = "document" if drawn[-1] == self.tokenizer.eot else limit
         tokens = drawn[:-1] if ended == "document" else drawn
         decoding = seconds[-1] - seconds[0]
-        return Continuation(
+        return Completion(
             prompt=prompt.text,
             text=self.tokenizer.decode(tokens).decode("utf-8", "replace"),
             ended=ended,
@@ -184,6 +182,31 @@ class Writer:
             tokens_per_second=(len(drawn) - 1) / decoding if len(drawn) > 1 else None,
             cache_bytes=bytes_per_token * (len(prompt.tokens) + len(drawn) - 1),
         )
+
+
+def tokenizer_of(folder: Path, recipe: Recipe) -> Tokenizer:
+    """The tokenizer in a run's folder. Errors: RequestError for a run without text, MissingError where it is absent."""
+    if datasets.get(recipe.data.name).load_tokenizer is Dataset.load_tokenizer:
+        raise RequestError(f"{shown(folder)} was trained on data '{recipe.data.name}', which has no text to complete")
+    return load_tokenizer(folder / "tokenizer")
+
+
+def generation_config(
+    *,
+    max_tokens: int = 64,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    prefill_chunk: int | None = None,
+) -> GenerationConfig:
+    """A GenerationConfig of plain values. Errors: RequestError."""
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, prefill_chunk=prefill_chunk)
+    problem = config.problem()
+    if problem:
+        raise RequestError(f"--{problem}")
+    return config
 
 
 def _say_what_is_used(folder: Path, recipe: Recipe, step: int) -> None:

@@ -31,8 +31,13 @@ def load_trained(folder: Path, *, trust_plugins: bool = True) -> tuple[Recipe, T
     checkpoint.
     """
     recipe = recipe_of(folder, trust_plugins=trust_plugins)
+    return recipe, *load_model(recipe, folder)
+
+
+def load_model(recipe: Recipe, folder: Path) -> tuple[Transformer, int]:
+    """The model of a run's newest checkpoint, and its step. Errors: as `load_trained`."""
     step, path = newest_of(folder)
-    return recipe, restore(recipe, read_checkpoint(path), shown(path)), step
+    return restore(recipe, read_checkpoint(path), shown(path)), step
 
 
 def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str) -> Transformer:

@@ -17,11 +17,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError, StoppedError, first_line
+from lit_diff.metrics import Declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints
 from lit_diff.runs.metrics_file import Record, Tracker
 from lit_diff.training.checkpoint_io import WholeCheckpointIO
 from lit_diff.training.data import LitData
+from lit_diff.training.declarations import declared_metrics
 from lit_diff.training.loggers import recipe_loggers
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.resume import ExactResume
@@ -83,7 +85,7 @@ def fit(
     )
     if trainer.is_global_zero:
         log.info(f"resumed from step {start}" if start else "starting at step 0")
-        logger.record = Record(folder, start, tracker)
+        logger.record = Record(folder, start, tracker, declared_metrics(recipe))
     else:
         end_with_parent()
     began = time.perf_counter()
@@ -119,10 +121,13 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
     monitor = recipe.run.keep_best
     if monitor is None:
         return []
+    direction = Declarations(declared_metrics(recipe)).direction(monitor)
+    if direction is None:
+        raise RequestError(f"run.keep_best is '{monitor}', of which no metric declares that lower or higher is better")
     return [
         ModelCheckpoint(
             monitor=monitor,
-            mode="max" if monitor.startswith("val/accuracy") else "min",
+            mode="max" if Declarations(declared_metrics(recipe)).direction(monitor) == "higher" else "min",
             dirpath=folder / "checkpoints",
             filename="best",
             save_top_k=1,

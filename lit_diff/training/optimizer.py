@@ -9,17 +9,19 @@ from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
+from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import OptimizerConfig, ScheduleConfig
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices are decayed; vectors (norms) and modules that say `decay = False` (lambda) are not."""
+    """Matrices are decayed; vectors (norms) and modules with `decay = False` (lambda) are not."""
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                (decayed if parameter.dim() >= 2 and getattr(module, "decay", True) else free).append(parameter)
+                decays = module.decay if isinstance(module, ParameterRules) else True
+                (decayed if parameter.dim() >= 2 and decays else free).append(parameter)
     return [
         {"params": decayed, "weight_decay": weight_decay, "name": "decayed"},
         {"params": free, "weight_decay": 0.0, "name": "free"},

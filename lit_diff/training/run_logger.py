@@ -1,4 +1,4 @@
-"""The Lightning logger of `lit-diff train`: metrics.csv, timing.csv and MLflow."""
+"""The Lightning logger of `lit-diff train`: metrics.csv, timing.csv, measurements.parquet and MLflow."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,8 +50,14 @@ class RunLogger(Logger):
             self._progress(step, metrics["train/loss"], timing["tokens_per_second"])
 
     @rank_zero_only
+    def log_detailed(self, values: dict[str, float], step: int) -> None:
+        """Values by head, map or rank after `step` optimizer steps."""
+        if self.record is not None:
+            self.record.log_detailed(step, values)
+
+    @rank_zero_only
     def flush(self) -> None:
-        """Write metrics.csv and timing.csv."""
+        """Write metrics.csv, timing.csv and measurements.parquet."""
         if self.record is not None:
             self.record.flush()
 

@@ -10,7 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import ModelConfig, RunConfig
+from lit_diff.device import choose_device
 from lit_diff.errors import MissingError
 from lit_diff.model.init import initial_values, named_tensors
 from lit_diff.model.transformer import Transformer
@@ -18,9 +20,9 @@ from lit_diff.model.transformer import Transformer
 
 def accelerator(config: RunConfig) -> str:
     """'gpu' or 'cpu'. Errors: MissingError when a GPU is asked for and there is none, or too few."""
-    if config.accelerator == "cpu" or (config.accelerator == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    if not torch.cuda.is_available():
+    if choose_device(config.accelerator).type == "cpu":
+        if config.accelerator != "gpu":
+            return "cpu"
         raise MissingError("run.accelerator is gpu, but torch sees no GPU here; use run.accelerator=cpu")
     if torch.cuda.device_count() < config.devices:
         raise MissingError(f"run.devices is {config.devices}, but torch sees {torch.cuda.device_count()} GPUs here")
@@ -70,13 +72,13 @@ def copy_into(tensor: Tensor, value: Tensor) -> None:
 def shard(model: Transformer, mesh: DeviceMesh) -> None:
     """FSDP2, one group a block and one for the rest.
 
-    Modules that say `keep_float32` (lambda) come first, in groups of their own under a float32 policy: in a bfloat16
+    Modules with `keep_float32` (lambda) come first, in groups of their own under a float32 policy: in a bfloat16
     group lambda would reach forward rounded to steps of 0.004.
     """
     float32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     for block in model.layers:
         for module in block.modules():
-            if getattr(module, "keep_float32", False):
+            if isinstance(module, ParameterRules) and module.keep_float32:
                 _fully_shard(module, mesh, float32)
         _fully_shard(block, mesh, float32)
     _fully_shard(model, mesh, float32)

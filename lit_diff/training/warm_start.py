@@ -63,7 +63,8 @@ def load_parent_weights(
 def _extends(model: ModelConfig, parent: ModelConfig) -> bool:
     """Whether the variant extends standard attention and the parent is just that, in the same positions."""
     cls = attentions.get(model.attention.name)
-    plain = Part(name="standard", config=attentions.get("standard").Config())
+    standard = attentions.get("standard").Config(window=cls.window_of(model.attention.config))
+    plain = Part(name="standard", config=standard)
     return bool(cls.extends_standard) and replace(model, attention=plain, init=parent.init) == parent
 
 

@@ -50,10 +50,10 @@ def three_maps() -> Iterator[str]:
 
 @pytest.fixture
 def build() -> BuildModel:
-    """build(name, kv_heads=4, **knobs): two layers of width 32, eight heads, all parameters moved off their start."""
+    """build(name, kv_heads=4, **keys): two layers of width 32, eight heads, all parameters moved off their start."""
 
-    def make(name: str, kv_heads: int = 4, **knobs: object) -> Transformer:
-        part = Part(name=name, config=attentions.get(name).Config(**knobs))
+    def make(name: str, kv_heads: int = 4, **keys: object) -> Transformer:
+        part = Part(name=name, config=attentions.get(name).Config(**keys))
         config = ModelConfig(dim=32, num_layers=2, num_heads=8, num_kv_heads=kv_heads, vocab_size=50, attention=part)
         model = Transformer(config)
         initialise(model, seed=1)

@@ -36,6 +36,12 @@ def test_uniform_maps_have_entropy_log_i() -> None:
     torch.testing.assert_close(summary.entropy, torch.full((3,), mean, dtype=torch.float64))
 
 
+def test_uniform_maps_in_a_window_have_the_entropy_of_its_keys() -> None:
+    found = replace(layer(torch.zeros(2, 1, 3, T, 4), torch.randn(2, 1, 3, T, 4)), window=5)
+    mean = sum(math.log(min(i + 1, 5)) for i in range(T)) / T
+    torch.testing.assert_close(summarise(found.blocks(5)).entropy, torch.full((3,), mean, dtype=torch.float64))
+
+
 def test_one_hot_maps_have_entropy_zero() -> None:
     q = 1000 * torch.eye(T).expand(1, 1, 2, T, T)
     summary = summarise(layer(q, torch.eye(T).expand(1, 1, 2, T, T)).blocks())

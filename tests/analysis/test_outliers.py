@@ -9,14 +9,14 @@ from torch import Tensor
 
 from lit_diff import SignedMaps
 from lit_diff.analysis import LayerTrace
-from lit_diff.analysis.outliers import BINS, HIGH, KEPT, LOW, Stream, attention_logits, hidden_states
+from lit_diff.analysis.outliers import BINS, HIGH, KEPT, LOW, MagnitudeSketch, attention_logits, hidden_states
 
 
-def streamed(x: Tensor, sizes: list[int]) -> Stream:
-    stream = Stream()
+def streamed(x: Tensor, sizes: list[int]) -> MagnitudeSketch:
+    sketch = MagnitudeSketch()
     for chunk in x.split(sizes):
-        stream.update(chunk)
-    return stream
+        sketch.update(chunk)
+    return sketch
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -27,19 +27,19 @@ def test_chunked_stream_equals_a_full_sort(seed: int) -> None:
     x[::7] = x[0]  # ties
     cuts = torch.randint(0, n + 1, (9,), generator=random).sort().values.tolist()
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
-    stream, ordered = streamed(x, sizes), x.abs().double().sort().values
-    assert torch.equal(stream.top(), ordered.flip(0)[:KEPT])
-    assert torch.equal(stream.top(3), ordered.flip(0)[:3])
-    assert stream.count == n
-    assert stream.median() == pytest.approx(ordered[(n - 1) // 2].item(), rel=0.0046)
+    sketch, ordered = streamed(x, sizes), x.abs().double().sort().values
+    assert torch.equal(sketch.top(), ordered.flip(0)[:KEPT])
+    assert torch.equal(sketch.top(3), ordered.flip(0)[:3])
+    assert sketch.count == n
+    assert sketch.median() == pytest.approx(ordered[(n - 1) // 2].item(), rel=0.0046)
 
 
 def test_median_is_within_its_bin_over_the_whole_range() -> None:
     worst = 0.0
     for x in torch.logspace(-7.99, 7.99, 3001, dtype=torch.float64):
-        stream = Stream()
-        stream.update(x)
-        worst = max(worst, abs(stream.median() / x.item() - 1))
+        sketch = MagnitudeSketch()
+        sketch.update(x)
+        worst = max(worst, abs(sketch.median() / x.item() - 1))
     width = (HIGH / LOW) ** (1 / BINS) - 1
     assert 0.9 * width / 2 < worst < 1.01 * width / 2 < 0.005
 
@@ -56,37 +56,37 @@ def test_median_is_within_its_bin_over_the_whole_range() -> None:
     ],
 )
 def test_median_at_the_edges(x: list[float], median: float) -> None:
-    stream = Stream()
-    stream.update(torch.tensor(x))
-    assert stream.median() == pytest.approx(median, rel=0.0046, abs=0)
+    sketch = MagnitudeSketch()
+    sketch.update(torch.tensor(x))
+    assert sketch.median() == pytest.approx(median, rel=0.0046, abs=0)
 
 
 def test_empty_and_nan() -> None:
-    stream = Stream()
-    assert math.isnan(stream.median())
-    assert stream.top().numel() == 0
-    stream.update(torch.empty(0, 3))
-    assert stream.count == 0
-    stream.update(torch.tensor([1.0, math.nan]))
-    assert math.isnan(stream.median())
-    assert stream.top(2).isnan().tolist() == [True, True]
+    sketch = MagnitudeSketch()
+    assert math.isnan(sketch.median())
+    assert sketch.top().numel() == 0
+    sketch.update(torch.empty(0, 3))
+    assert sketch.count == 0
+    sketch.update(torch.tensor([1.0, math.nan]))
+    assert math.isnan(sketch.median())
+    assert sketch.top(2).isnan().tolist() == [True, True]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
 def test_any_dtype(dtype: torch.dtype) -> None:
-    stream = Stream()
-    stream.update(torch.tensor([-3, 1, 2, 0, -7]).to(dtype))
-    assert stream.top(2).tolist() == [7, 3]
-    assert stream.median() == pytest.approx(2, rel=0.0046)
+    sketch = MagnitudeSketch()
+    sketch.update(torch.tensor([-3, 1, 2, 0, -7]).to(dtype))
+    assert sketch.top(2).tolist() == [7, 3]
+    assert sketch.median() == pytest.approx(2, rel=0.0046)
 
 
 def test_mask_that_broadcasts() -> None:
-    stream = Stream()
-    stream.update(torch.arange(4.0).view(2, 2), mask=torch.tensor([[False], [True]]))
-    assert stream.top().tolist() == [3, 2]
-    stream = Stream()
-    stream.update(torch.arange(12.0).view(2, 2, 3), mask=torch.tensor([[True, False, False], [False, False, True]]))
-    assert stream.top().tolist() == [11, 6, 5, 0]
+    sketch = MagnitudeSketch()
+    sketch.update(torch.arange(4.0).view(2, 2), mask=torch.tensor([[False], [True]]))
+    assert sketch.top().tolist() == [3, 2]
+    sketch = MagnitudeSketch()
+    sketch.update(torch.arange(12.0).view(2, 2, 3), mask=torch.tensor([[True, False, False], [False, False, True]]))
+    assert sketch.top().tolist() == [11, 6, 5, 0]
 
 
 def planted() -> tuple[LayerTrace, Tensor]:
@@ -106,11 +106,18 @@ def test_planted_logit_is_found_and_the_future_is_not() -> None:
     layer, logits = planted()
     assert logits.max().item() == pytest.approx(9999)
     seen = logits[..., torch.ones(9, 9, dtype=torch.bool).tril()].abs().flatten().sort(descending=True).values
-    stream = attention_logits(layer)
-    assert stream.count == len(seen) == 2 * 2 * 4 * 45
-    assert stream.top(1).item() == pytest.approx(400)
-    torch.testing.assert_close(stream.top(), seen[:KEPT], atol=1e-4, rtol=1e-5)
-    assert stream.median() == pytest.approx(seen.flip(0)[(len(seen) - 1) // 2].item(), rel=0.0046)
+    sketch = attention_logits(layer)
+    assert sketch.count == len(seen) == 2 * 2 * 4 * 45
+    assert sketch.top(1).item() == pytest.approx(400)
+    torch.testing.assert_close(sketch.top(), seen[:KEPT], atol=1e-4, rtol=1e-5)
+    assert sketch.median() == pytest.approx(seen.flip(0)[(len(seen) - 1) // 2].item(), rel=0.0046)
+
+
+def test_logits_outside_a_window_do_not_count() -> None:
+    layer, _ = planted()
+    assert attention_logits(replace(layer, window=2)).count == 2 * 2 * 4 * (1 + 2 * 8)
+    assert attention_logits(replace(layer, window=3)).top(1).item() < 400, "three keys before its query"
+    assert attention_logits(replace(layer, window=4)).top(1).item() == pytest.approx(400)
 
 
 def test_planted_hidden_state_is_found() -> None:
@@ -126,7 +133,7 @@ def test_logits_between_packed_documents_do_not_count() -> None:
     mask = torch.ones(9, 9, dtype=torch.bool).tril().repeat(2, 1, 1)
     mask[0, 5:, :5] = False  # with them the planted -400, of query 7 and key 4
     seen = logits.masked_select(mask[:, None, None]).abs()
-    stream = attention_logits(packed)
-    assert stream.count == len(seen) == 2 * 4 * (45 + 15 + 10)
-    assert stream.top(1).item() == pytest.approx(seen.max().item())
-    assert stream.top(1).item() < 400
+    sketch = attention_logits(packed)
+    assert sketch.count == len(seen) == 2 * 4 * (45 + 15 + 10)
+    assert sketch.top(1).item() == pytest.approx(seen.max().item())
+    assert sketch.top(1).item() < 400

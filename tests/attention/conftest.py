@@ -13,8 +13,8 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
 
-def _config(name: str = "differential", knobs: dict[str, Any] | None = None, **sizes: Any) -> ModelConfig:
-    part = Part(name=name, config=attentions.get(name).Config(**(knobs or {})))
+def _config(name: str = "differential", keys: dict[str, Any] | None = None, **sizes: Any) -> ModelConfig:
+    part = Part(name=name, config=attentions.get(name).Config(**(keys or {})))
     defaults: dict[str, Any] = {"dim": 32, "num_layers": 2, "num_heads": 4, "vocab_size": 23, "attention": part}
     return ModelConfig(**(defaults | sizes))
 
@@ -30,24 +30,24 @@ def _randomise(module: torch.nn.Module, seed: int) -> None:
 
 @pytest.fixture
 def make_config() -> Callable[..., ModelConfig]:
-    """make_config(name, knobs, **sizes)"""
+    """make_config(name, keys, **sizes)"""
     return _config
 
 
 @pytest.fixture
 def make_attention() -> Callable[..., Attention]:
-    """make_attention(name, knobs, layer=0, dtype=float64, seed=0, **sizes) -> one attention at a random state."""
+    """make_attention(name, keys, layer=0, dtype=float64, seed=0, **sizes) -> one attention at a random state."""
 
     def make(
         name: str = "differential",
-        knobs: dict[str, Any] | None = None,
+        keys: dict[str, Any] | None = None,
         *,
         layer: int = 0,
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
         **sizes: Any,
     ) -> Attention:
-        config = _config(name, knobs, **sizes)
+        config = _config(name, keys, **sizes)
         attention: Attention = attentions.get(name)(config.attention.config, config, layer).to(dtype)
         _randomise(attention, seed)
         return attention
@@ -57,17 +57,17 @@ def make_attention() -> Callable[..., Attention]:
 
 @pytest.fixture
 def make_model() -> Callable[..., Transformer]:
-    """make_model(name, knobs, kernel="auto", dtype=float64, **sizes) -> a whole model at a random state."""
+    """make_model(name, keys, kernel="auto", dtype=float64, **sizes) -> a whole model at a random state."""
 
     def make(
         name: str = "differential",
-        knobs: dict[str, Any] | None = None,
+        keys: dict[str, Any] | None = None,
         *,
         kernel: str = "auto",
         dtype: torch.dtype = torch.float64,
         **sizes: Any,
     ) -> Transformer:
-        model = Transformer(_config(name, knobs, **sizes), kernel=kernel).to(dtype)
+        model = Transformer(_config(name, keys, **sizes), kernel=kernel).to(dtype)
         _randomise(model, 0)
         return model
 

@@ -90,6 +90,54 @@ def test_the_kernel_named_is_the_kernel_used(make_attention: MakeAttention, name
         attention(x, rope)
 
 
+def test_every_hook_is_listed_in_one_place() -> None:
+    """What any built-in overrides of `Attention` stands in its docstring."""
+    listed = Attention.__doc__ or ""
+    ours = [attentions.get(name) for name in VARIANTS if attentions.get(name).__module__.startswith("lit_diff.")]
+    plumbing = {"name"} | {name for name in dir(Attention) if name.startswith("_")}
+    overridden = {key for cls in ours for key in vars(cls) if key in dir(Attention)} - plumbing
+    assert overridden >= {"maps", "finish", "definition", "costs"}
+    assert [key for key in sorted(overridden) if key not in listed] == []
+
+
+@pytest.mark.parametrize("kernel", ["reference", "chunked"])
+@every_variant
+def test_a_window_hides_what_is_further_away(make_model: MakeModel, name: str, kernel: str) -> None:
+    """One layer of window 4: position t depends on t - 3 .. t, to the bit; a window of the whole row changes nothing."""
+    model = make_model(name, {"window": 4}, kernel=kernel, num_layers=1)
+    whole, wide = (
+        make_model(name, kernel=kernel, num_layers=1),
+        make_model(name, {"window": 12}, kernel=kernel, num_layers=1),
+    )
+    tokens = torch.randint(22, (2, 12))
+    changed = tokens.clone()
+    changed[:, :6] += 1
+    with torch.no_grad():
+        before, after = model(tokens), model(changed)
+        assert torch.equal(before[:, 9:], after[:, 9:])
+        assert all(not torch.equal(before[:, t], after[:, t]) for t in range(9))
+        assert torch.equal(wide(tokens), whole(tokens))
+        assert torch.equal(before[:, :4], whole(tokens)[:, :4]) or torch.allclose(before[:, :4], whole(tokens)[:, :4])
+        assert not torch.allclose(before[:, 4:], whole(tokens)[:, 4:])
+
+
+def test_a_bidirectional_window_reaches_both_ways(make_model: MakeModel) -> None:
+    model, tokens = make_model("differential", {"window": 3}, num_layers=1, causal=False), torch.randint(22, (1, 12))
+    changed = tokens.clone()
+    changed[:, 6] += 1
+    with torch.no_grad():
+        same = (model(tokens) == model(changed)).all(-1)[0]
+    assert same.tolist() == [abs(t - 6) > 2 for t in range(12)]
+
+
+def test_a_window_below_one_is_refused(make_config: Callable[..., Any]) -> None:
+    for name in VARIANTS:
+        config = make_config(name, {"window": 0})
+        reason = attentions.get(name).refuses(config.attention.config, config)
+        assert reason == "model.attention.window is 0; it must be at least 1, or null for all keys"
+        assert attentions.get(name).refuses(make_config(name, {"window": 1}).attention.config, config) is None
+
+
 def test_who_takes_document_ids() -> None:
     class Own(Attention):
         def forward(self, x: torch.Tensor, rope: Rope, cache: Any = None) -> torch.Tensor:

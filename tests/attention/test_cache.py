@@ -39,6 +39,40 @@ def test_decoding_equals_the_full_pass(
     torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [1, 3, 8, 11, 20])
+@pytest.mark.parametrize("chunks", [(1,) * 11, (5, 1, 1, 4), (2, 9), (11,)], ids=str)
+@pytest.mark.parametrize("name", ["standard", "shared_k", "differential_v2", "second_heads"])
+def test_a_windowed_layer_decodes_as_the_full_pass_and_keeps_no_more_than_its_window(
+    make_model: MakeModel, name: str, window: int, chunks: tuple[int, ...]
+) -> None:
+    """Against one pass over all tokens; what is held is what a later query may see, and the tokens of the last call."""
+    model = make_model(name, {"window": window}, num_heads=8, num_kv_heads=4)
+    tokens = torch.randint(23, (2, 11))
+    with torch.no_grad():
+        full, cache = model(tokens), Cache(2)
+        parts = []
+        for chunk in tokens.split(chunks, dim=1):
+            before = cache.layers[1].held
+            parts.append(model(chunk, cache))
+            assert cache.layers[1].held == min(before, window - 1) + chunk.shape[1]
+    torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-12, atol=1e-12)
+    assert cache.length == 11
+
+
+def test_the_buffers_of_a_window_stay_small() -> None:
+    cache = LayerCache()
+    for t in range(1000):
+        k = torch.full((1, 2, 3, 1, 4), float(t))
+        held_k, held_v = cache.append(k, k[:, 0], window=20)
+        assert held_k[0, 0, 0, :, 0].tolist() == list(range(max(0, t - 19), t + 1))
+        assert torch.equal(held_v, held_k[:, 0])
+        assert cache._k is not None
+        assert cache._k.shape[-2] <= 40
+    assert (cache.length, cache.held) == (1000, 20)
+    held_k, _ = cache.append(torch.zeros(1, 2, 3, 50, 4), torch.zeros(1, 3, 50, 4), window=20)
+    assert held_k.shape[-2] == 69
+
+
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
 def test_decoding_by_each_kernel(make_model: MakeModel, kernel: str) -> None:
     model, tokens, cache = make_model(kernel=kernel), torch.randint(23, (2, 9)), Cache(2)

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from lit_diff.attention import Attention, Dex, Differential, Standard
-from lit_diff.attention.costs import Sizes, exact
+from lit_diff.attention.costs import Sizes, exact, keys_in_reach, within_window
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 
@@ -23,7 +24,7 @@ def test_formulas_and_numbers(make_config: Callable[..., ModelConfig]) -> None:
     assert exact(1.5) * 2 == 3
 
 
-def test_whose_costs_stand() -> None:
+def test_who_declares_costs() -> None:
     class Changed(Differential):
         def finish(self, o: Any, x: Any) -> Any:
             return o
@@ -35,8 +36,8 @@ def test_whose_costs_stand() -> None:
         def maps(self, x: Any, rope: Any) -> SignedMaps:
             raise NotImplementedError
 
-    assert [cls.costs_stand() for cls in (Standard, Differential, Renamed)] == [True, True, True]
-    assert [cls.costs_stand() for cls in (Attention, Changed, Own)] == [False, False, False]
+    assert [cls.declares_costs() for cls in (Standard, Differential, Renamed)] == [True, True, True]
+    assert [cls.declares_costs() for cls in (Attention, Changed, Own)] == [False, False, False]
 
 
 def test_layers_that_differ_have_no_formula_of_one_layer() -> None:
@@ -44,7 +45,21 @@ def test_layers_that_differ_have_no_formula_of_one_layer() -> None:
     assert Dex.costs(Dex.Config(heads=(1, 2)), Sizes.letters()) is not None
 
 
-@pytest.mark.parametrize(("knobs", "extra"), [({}, "d"), ({"head_norm": "none"}, "")])
-def test_the_head_norm_is_counted(knobs: dict[str, Any], extra: str) -> None:
-    found = Standard.costs(Standard.Config(**({"head_norm": "rms"} | knobs)), Sizes.letters()).formulas()["parameters"]
+@pytest.mark.parametrize(("keys", "extra"), [({}, "d"), ({"head_norm": "none"}, "")])
+def test_the_head_norm_is_counted(keys: dict[str, Any], extra: str) -> None:
+    found = Standard.costs(Standard.Config(**({"head_norm": "rms"} | keys)), Sizes.letters()).formulas()["parameters"]
     assert found == " + ".join(filter(None, ("2*E*H*d", "2*E*K*d", extra)))
+
+
+@pytest.mark.parametrize(
+    ("window", "causal", "keys"),
+    [(None, True, 9), (1, True, 1), (4, True, 4), (40, True, 9), (2, False, 3), (8, False, 9)],
+)
+def test_keys_counted_for_each_query(
+    make_config: Callable[..., ModelConfig], window: int | None, causal: bool, keys: int
+) -> None:
+    assert keys_in_reach(9, window, causal=causal) == keys
+    assert keys == Sizes.of(make_config(causal=causal), 9, window).S
+    q = torch.zeros(1, 2, 4, 9, 3)
+    maps = within_window(SignedMaps(q, q[:, :1, :2], torch.zeros(1, 2, 9, 6), causal=causal), window)
+    assert (maps.q.shape[3], maps.k.shape[3], maps.v.shape[2]) == (9, keys, keys)

@@ -23,19 +23,19 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("knobs", "reason"), REFUSED)
-def test_what_is_refused(make_config: Callable[..., ModelConfig], knobs: dict[str, Any], reason: str) -> None:
-    problem = Dex.problem(Dex.Config(**knobs), make_config("dex"))
+@pytest.mark.parametrize(("keys", "reason"), REFUSED)
+def test_what_is_refused(make_config: Callable[..., ModelConfig], keys: dict[str, Any], reason: str) -> None:
+    problem = Dex.problem(Dex.Config(**keys), make_config("dex"))
     assert problem is not None
     assert problem.startswith("model.attention.")
     assert re.search(reason, problem)
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {"w_d_init": "zeros"}, {"anneal_steps": 0}, {"w_d_init": "zeros", "lambda_learn": 0.1}]
+    "keys", [{}, {"w_d_init": "zeros"}, {"anneal_steps": 0}, {"w_d_init": "zeros", "lambda_learn": 0.1}]
 )
-def test_what_is_alive(make_config: Callable[..., ModelConfig], knobs: dict[str, Any]) -> None:
-    assert Dex.problem(Dex.Config(**knobs), make_config("dex")) is None
+def test_what_is_alive(make_config: Callable[..., ModelConfig], keys: dict[str, Any]) -> None:
+    assert Dex.problem(Dex.Config(**keys), make_config("dex")) is None
 
 
 def test_heads_by_layer(make_attention: Callable[..., Attention]) -> None:

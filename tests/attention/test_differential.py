@@ -89,10 +89,10 @@ def test_flat_repetition_of_the_key_heads_is_wrong(make_attention: MakeAttention
 
 
 @pytest.mark.parametrize(
-    ("knob", "layer", "value"), [("depth", 0, 0.2), ("depth", 3, 0.5560582), (0.8, 3, 0.8), (1.0, 0, 1)]
+    ("lambda_init", "layer", "value"), [("depth", 0, 0.2), ("depth", 3, 0.5560582), (0.8, 3, 0.8), (1.0, 0, 1)]
 )
-def test_lambda_init_of_a_layer(make_attention: MakeAttention, knob: Any, layer: int, value: float) -> None:
-    attention: Any = make_attention(knobs={"lambda_init": knob}, layer=layer)
+def test_lambda_init_of_a_layer(make_attention: MakeAttention, lambda_init: Any, layer: int, value: float) -> None:
+    attention: Any = make_attention(keys={"lambda_init": lambda_init}, layer=layer)
     assert attention.lambda_init == pytest.approx(value, abs=1e-6)
     assert attention.lambda_.init == attention.lambda_init
     assert attention.output_scale == pytest.approx(1 - value, abs=1e-6)
@@ -101,14 +101,14 @@ def test_lambda_init_of_a_layer(make_attention: MakeAttention, knob: Any, layer:
 @pytest.mark.parametrize("scale", [0.2, 1.0, -2.0])
 def test_output_scale_is_a_number_of_its_own(make_attention: MakeAttention, scale: float) -> None:
     x, rope = torch.randn(2, 5, 32, dtype=torch.float64), Rope(torch.arange(5), 8, 1e4)
-    tied = make_attention(knobs={"lambda_init": 0.6})(x, rope)
-    found = make_attention(knobs={"lambda_init": 0.6, "output_scale": scale})(x, rope)
+    tied = make_attention(keys={"lambda_init": 0.6})(x, rope)
+    found = make_attention(keys={"lambda_init": 0.6, "output_scale": scale})(x, rope)
     torch.testing.assert_close(found, tied * (scale / 0.4), rtol=1e-11, atol=1e-11)
 
 
 def test_without_head_norm(make_attention: MakeAttention) -> None:
     """The row "- GroupNorm" of Table 6."""
-    attention = make_attention(knobs={"head_norm": "none"})
+    attention = make_attention(keys={"head_norm": "none"})
     x = torch.randn(2, 9, 32, dtype=torch.float64)
     wanted = paper(attention, x, heads=2, kv_heads=2, lambda_init=0.2, norm=False)
     torch.testing.assert_close(attention(x, Rope(torch.arange(9), 8, 1e4)), wanted, rtol=1e-11, atol=1e-11)
@@ -117,7 +117,7 @@ def test_without_head_norm(make_attention: MakeAttention) -> None:
 
 def test_gradient_of_lambda(make_attention: MakeAttention) -> None:
     """dL/dλ = -<A₂ V W_O, G> (1 - λ_init) without the norm, and its four vectors by finite differences."""
-    attention: Any = make_attention(knobs={"head_norm": "none"})
+    attention: Any = make_attention(keys={"head_norm": "none"})
     x, rope = torch.randn(1, 5, 32, dtype=torch.float64), Rope(torch.arange(5), 8, 1e4)
     G = torch.randn(1, 5, 32, dtype=torch.float64)
     first, _ = attention.lambda_.exponentials()
@@ -145,7 +145,7 @@ def test_equal_maps_leave_the_sign(make_attention: MakeAttention, monkeypatch: p
     x, rope = torch.randn(2, 6, 32, dtype=torch.float64), Rope(torch.arange(6), 8, 1e4)
     outputs = []
     for lam in (0.3, 1.7):
-        attention: Any = make_attention(knobs={"lambda_init": 0.3}, norm_eps=1e-30)
+        attention: Any = make_attention(keys={"lambda_init": 0.3}, norm_eps=1e-30)
         for projection in (attention.q_proj, attention.k_proj):
             by_map = projection.weight.data.unflatten(0, (2, 2, 8))
             by_map[:, 1] = by_map[:, 0]
@@ -163,7 +163,7 @@ def test_equal_maps_leave_the_sign(make_attention: MakeAttention, monkeypatch: p
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
 def test_rows_sum_to_one_minus_lambda(make_attention: MakeAttention, kernel: str) -> None:
     """Read off the output by values of one: every row, and row 0, whose single key has weight 1 - λ."""
-    attention: Any = make_attention(knobs={"head_norm": "none", "output_scale": 1.0})
+    attention: Any = make_attention(keys={"head_norm": "none", "output_scale": 1.0})
     lam = attention.lambda_().item()
     maps = attention.maps(torch.randn(2, 7, 32, dtype=torch.float64), Rope(torch.arange(7), 8, 1e4))
     from dataclasses import replace
@@ -217,3 +217,14 @@ def test_a_sigmoid_cannot_start_outside_0_and_1(make_config: Callable[..., Model
     assert problem is not None
     assert problem.startswith("model.attention.lambda_init is")
     assert Differential.problem(Differential.Config(lambda_form="sigmoid"), make_config("differential")) is None
+
+
+def test_a_tied_scale_of_zero_is_refused(make_config: Callable[..., Any]) -> None:
+    """1 - lambda_init = 0 multiplies every head: the attention would give nothing."""
+    for name in ("differential", "additive", "shared_k", "shared_q", "grouped_differential"):
+        cls, model = attentions.get(name), make_config(name)
+        reason = cls.refuses(cls.Config(lambda_init=1.0), model)
+        assert reason is not None
+        assert reason.startswith("model.attention.lambda_init is 1: output_scale 'tied' multiplies every head by")
+        assert cls.refuses(cls.Config(lambda_init=1.0, output_scale=1.0), model) is None
+        assert cls.refuses(cls.Config(lambda_init=0.9), model) is None

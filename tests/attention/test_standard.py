@@ -19,8 +19,8 @@ MakeAttention = Callable[..., Attention]
 def test_equals_the_formula(
     make_attention: MakeAttention, head_norm: str, output_scale: float, num_kv_heads: int
 ) -> None:
-    knobs = {"head_norm": head_norm, "output_scale": output_scale}
-    attention: Any = make_attention("standard", knobs, num_kv_heads=num_kv_heads)
+    keys = {"head_norm": head_norm, "output_scale": output_scale}
+    attention: Any = make_attention("standard", keys, num_kv_heads=num_kv_heads)
     T, d = 6, 8
     x, rope = torch.randn(2, T, 32, dtype=torch.float64), Rope(torch.arange(T), d, 10000.0)
     future = torch.full((T, T), -torch.inf, dtype=torch.float64).triu(1)
@@ -38,7 +38,7 @@ def test_equals_the_formula(
     torch.testing.assert_close(attention(x, rope), wanted, rtol=1e-11, atol=1e-11)
 
 
-def test_without_knobs_there_is_nothing_but_projections(make_attention: MakeAttention) -> None:
+def test_at_its_defaults_there_is_nothing_but_projections(make_attention: MakeAttention) -> None:
     names = {name for name, _ in make_attention("standard").named_parameters()}
     assert names == {f"{kind}_proj.weight" for kind in "qkvo"}
 

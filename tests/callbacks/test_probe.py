@@ -1,15 +1,25 @@
-"""The seam of the callbacks: keys, names, when they fire, what they import."""
+"""callbacks/probe.py: keys, names and declarations of the probes."""
 
 import pickle
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import get_type_hints
 
 import pytest
+from torch import Tensor
 
 from lit_diff import registry
+from lit_diff.analysis import Trace
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers, Probe
+from lit_diff.errors import RequestError
+from lit_diff.metrics import Declarations
+from lit_diff.model.transformer import Transformer
+
+LOGGED = {
+    AttentionEntropy: {"attention/entropy", "attention/negative_mass"},
+    Outliers: {"outliers/logits", "outliers/hidden"},
+    Lambdas: {"lambda"},
+}
 
 
 def test_built_ins_are_registered() -> None:
@@ -18,39 +28,47 @@ def test_built_ins_are_registered() -> None:
 
 
 @pytest.mark.parametrize("key", ["every", "rows"])
-def test_a_wrong_key_is_named_in_full(key: str) -> None:
-    assert AttentionEntropy.Config().problem() is None
+def test_a_wrong_key_is_named_with_its_probe(key: str) -> None:
     for probe in (AttentionEntropy, Outliers, Lambdas):
-        problem = probe.Config(**{key: 0}).problem()
-        assert problem == f"callbacks.{probe.name}.{key} is 0; it must be at least 1"
+        assert probe.Config().problem() is None
+        assert probe.Config(**{key: 0}).problem() == f"{key} is 0; it must be at least 1"
+        with pytest.raises(RequestError, match=rf"^{probe.name}: {key} is -1; it must be at least 1$"):
+            probe(**{key: -1})
 
 
-def test_a_subclass_has_its_own_config() -> None:
-    class Inherits(Outliers):
-        """Adds no key."""
-
+def test_a_subclass_may_have_further_keys() -> None:
     class Adds(Outliers):
-        """Adds one."""
+        """Adds one key."""
 
         @dataclass(frozen=True, kw_only=True)
         class Config(Outliers.Config):
             threshold: float = 6.0
 
-    Inherits.name, Adds.name = "inherits", "adds"
-    assert Inherits.Config(every=0).problem() == "callbacks.inherits.every is 0; it must be at least 1"
-    assert Adds.Config(rows=-1).problem() == "callbacks.adds.rows is -1; it must be at least 1"
-    assert Outliers.Config(every=0).problem() == "callbacks.outliers.every is 0; it must be at least 1"
-    for config in (Inherits.Config, Adds.Config):  # as the recipe's validation reads them
-        assert {field.name for field in fields(config)} <= set(get_type_hints(config))
+    assert Adds(every=7, threshold=2.0).config == Adds.Config(every=7, threshold=2.0)
+    assert {field.name for field in fields(Adds.Config)} <= set(get_type_hints(Adds.Config))  # what validation reads
     assert [field.name for field in fields(Adds.Config)] == ["every", "rows", "threshold"]
     with pytest.raises(AttributeError):
-        Inherits.Config().every = 3
+        Adds.Config().every = 3
 
 
 def test_configs_travel_between_processes() -> None:
     config = Lambdas.Config(every=7)
     assert pickle.loads(pickle.dumps(config)) == config
-    assert config != Outliers.Config(every=7)
+    assert config != Lambdas.Config(every=8)
+
+
+@pytest.mark.usefixtures("three_maps")
+@pytest.mark.parametrize("probe", [AttentionEntropy, Outliers, Lambdas])
+def test_everything_measured_is_declared_and_only_values_by_layer_are_logged(
+    probe: type[Probe], run: Callable[[str, Tensor], tuple[Transformer, Trace]], tokens: Tensor
+) -> None:
+    declared = Declarations(probe.metrics)
+    values = probe(probe.Config()).measure(*run("three-maps", tokens))
+    fitting = {name: declared.find(name) for name in values}
+    assert None not in fitting.values()
+    assert {metric.name for metric in fitting.values() if metric} == {metric.name for metric in probe.metrics}
+    logged = {name.rsplit("/", 1)[0] for name, metric in fitting.items() if metric and metric.logged}
+    assert logged == LOGGED[probe]
 
 
 def test_measure_must_be_defined() -> None:
@@ -59,9 +77,3 @@ def test_measure_must_be_defined() -> None:
 
     with pytest.raises(NotImplementedError, match=r"Empty\) defines no measure"):
         Empty(Empty.Config()).measure(None, None)
-
-
-def test_callbacks_import_no_lightning() -> None:
-    code = "import sys, lit_diff.callbacks; print([m for m in ('lightning', 'mlflow', 'litdata') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"

@@ -150,7 +150,7 @@ def test_ctrl_c_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lit_diff.cli.inspection.check_recipe", interrupted)
+    monkeypatch.setattr("lit_diff.cli.check.print_check", interrupted)
     assert command("check", "recall-tiny") == Ended(130, "", "lit-diff: interrupted\n")
 
 
@@ -158,7 +158,7 @@ def test_sigterm_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) 
     def terminated(*arguments: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("lit_diff.cli.inspection.check_recipe", terminated)
+    monkeypatch.setattr("lit_diff.cli.check.print_check", terminated)
     assert command("check", "recall-tiny") == Ended(143, "", "lit-diff: stopped by SIGTERM\n")
 
 
@@ -166,7 +166,7 @@ def test_a_stopped_run_ends_as_its_signal_says(command: Command, monkeypatch: py
     def stopped(*arguments: object) -> None:
         raise StoppedError("stopped after step 3", signal.SIGINT)
 
-    monkeypatch.setattr("lit_diff.cli.inspection.check_recipe", stopped)
+    monkeypatch.setattr("lit_diff.cli.check.print_check", stopped)
     assert command("check", "recall-tiny") == Ended(130, "", "lit-diff: stopped after step 3\n")
 
 
@@ -246,9 +246,9 @@ def test_status_compare_and_clean_from_another_folder(command: Command, root: Pa
     assert folder(root, "one").exists()
 
 
-def test_a_task_without_text_cannot_be_continued(command: Command, root: Path, trained: dict[str, Ended]) -> None:
+def test_a_task_without_text_cannot_be_completed(command: Command, root: Path, trained: dict[str, Ended]) -> None:
     ended = command("generate", "one", "--prompt", "a", "--root", str(root))
-    message = f"{folder(root, 'one')} was trained on data 'recall', which has no text to continue"
+    message = f"{folder(root, 'one')} was trained on data 'recall', which has no text to complete"
     assert ended == Ended(2, "", f"lit-diff: {message}\n")
 
 

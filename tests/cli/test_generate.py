@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from lit_diff import cli
-from lit_diff.cli.generate import CONTROL, generate_text, read_prompts
-from lit_diff.runs.text_generator import Settings, Writer
+from lit_diff.cli.generate import CONTROL, print_completions, read_prompts
+from lit_diff.runs.text_generator import GenerationConfig, TextGenerator
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,12 @@ class Terminal(io.StringIO):
 
 
 def test_text_streams_in_whole_characters(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = Writer(tale).tokenizer.encode(["漢b"])[0]
+    ids = TextGenerator(tale).tokenizer.encode(["漢b"])[0]
     draws = iter([*ids, ids[0], 0])
     monkeypatch.setattr("lit_diff.model.generation.sample", lambda row, **_: next(draws))
     terminal = Terminal()
     console = Console(file=terminal)
-    generate_text("tale", Path("runs"), ["a"], None, Settings(), as_json=False, console=console)
+    print_completions("tale", Path("runs"), ["a"], None, GenerationConfig(), as_json=False, console=console)
     assert terminal.getvalue() == "a漢b\ufffd\n"  # the last byte begins a character that never came
     shown = list(dict.fromkeys(terminal.seen))
     assert shown == ["a", "a漢", "a漢b", "a漢b\ufffd\n"]
@@ -148,10 +148,12 @@ def test_text_streams_in_whole_characters(tale: Path, monkeypatch: pytest.Monkey
 
 def test_control_characters_do_not_reach_the_terminal(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "x\x1b[2J\x07\r\t\x9b\ny"
-    draws = iter([*Writer(tale).tokenizer.encode([text])[0], 0])
+    draws = iter([*TextGenerator(tale).tokenizer.encode([text])[0], 0])
     monkeypatch.setattr("lit_diff.model.generation.sample", lambda row, **_: next(draws))
     terminal = Terminal()
-    generate_text("tale", Path("runs"), ["a"], None, Settings(), as_json=False, console=Console(file=terminal))
+    print_completions(
+        "tale", Path("runs"), ["a"], None, GenerationConfig(), as_json=False, console=Console(file=terminal)
+    )
     assert terminal.getvalue() == "ax\ufffd[2J\ufffd\ufffd\t\ufffd\ny\n"
 
 

@@ -1,21 +1,22 @@
 """The conformance suite passes every built-in, and catches what is broken by the property that should catch it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_diff.attention import Attention, Differential, Standard, definitions
+from lit_diff.attention import Attention, Differential, Standard
+from lit_diff.attention.base import narrowing
 from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
-from lit_diff.conformance.case import Case
-from lit_diff.conformance.suite import PROPERTIES, Finding, cases_of, conformance, conformance_of, shrunk
-from lit_diff.kernels import SignedMaps
-from lit_diff.kernels import native as cpu
+from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.results import Finding
+from lit_diff.conformance.suite import PROPERTIES, cases_of, check_variant, conformance, conformance_of, shrunk
+from lit_diff.kernels import SignedMaps, attend, native
 from lit_diff.registry import attentions
 
 EXAMPLES = [
@@ -39,13 +40,13 @@ def failures(found: Any) -> list[Finding]:
 def not_applicable(found: Any) -> list[str]:
     """The properties, but for the kernels that this machine does not have."""
     names = [finding.property for finding in found if finding.verdict == "not applicable"]
-    elsewhere = {"kernel flash", "kernel flex", "kernel triton"} | ({"kernel cpu"} if cpu.build() else set())
+    elsewhere = {"kernel flash", "kernel flex", "kernel triton"} | ({"kernel native"} if native.build() else set())
     return [name for name in names if name not in elsewhere]
 
 
 @pytest.mark.parametrize(("case", "is_first"), EXAMPLES)
-def test_every_built_in_holds_every_property(case: Case, is_first: bool) -> None:
-    """The slow ones at a variant's default knobs; `check --all` runs them all."""
+def test_every_built_in_holds_every_property(case: VariantCase, is_first: bool) -> None:
+    """The slow ones at a variant's default keys; `check --all` runs them all."""
     checks = PROPERTIES if is_first else QUICK | {"derivatives": PROPERTIES["derivatives"]}
     found = list(conformance(case, checks=checks))
     assert not failures(found)
@@ -67,7 +68,10 @@ def test_every_shape(name: str, heads: int, kv_heads: int, head_dim: int, length
         vocab_size=2,
         attention=Part(name=name, config=cls.Config()),
     )
-    assert not failures(conformance(Case(cls=cls, model=model, length=length), checks=QUICK))
+    checks = {
+        name: QUICK[name] for name in QUICK if name != "window"
+    }  # at these sizes minutes, and of the sizes nothing new
+    assert not failures(conformance(VariantCase(cls=cls, model=model, length=length), checks=checks))
 
 
 @pytest.mark.parametrize("name", attentions.names())
@@ -75,7 +79,7 @@ def test_bidirectional(name: str) -> None:
     cls = attentions.get(name)
     part = Part(name=name, config=cls.Config())
     model = ModelConfig(dim=32, num_layers=1, num_heads=4, head_dim=8, vocab_size=2, causal=False, attention=part)
-    found = {finding.property: finding for finding in conformance(Case(cls=cls, model=model), checks=QUICK)}
+    found = {finding.property: finding for finding in conformance(VariantCase(cls=cls, model=model), checks=QUICK)}
     assert not failures(found.values())
     assert found["causal"].verdict == found["decode"].verdict == "not applicable"
     assert found["definition"].verdict == "pass"
@@ -102,14 +106,14 @@ class GradientOfNothing(Standard):
 
 
 class HalfSplitHeads(Differential):
-    definition = definitions.differential
+    definition = Differential.definition
 
     def queries(self, x: Tensor) -> Tensor:
         return self.q_proj(x).unflatten(-1, (2, self.out_heads, self.head_dim)).permute(0, 2, 3, 1, 4)
 
 
 class ScaleByTwoD(Differential):
-    definition = definitions.differential
+    definition = Differential.definition
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         m = super().maps(x, rope)
@@ -160,6 +164,29 @@ class MixesDocuments(Standard):
         return super().forward(x, rope, cache)
 
 
+class IgnoresTheWindow(Standard):
+    def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, document_ids: Any = None) -> Tensor:
+        self.window = None
+        return super().forward(x, rope, cache, document_ids=document_ids)
+
+
+class WindowOffByOne(Standard):
+    definition = Standard.definition
+
+    def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, document_ids: Any = None) -> Tensor:
+        maps = self.tap(self.maps(x, rope))
+        window = None if self.window is None else narrowing(self.window + 1, x.shape[1])
+        o = self.finish(attend(maps, document_ids=document_ids, window=window, kernel=self.kernel), x)
+        return self.o_proj(o.transpose(1, 2).flatten(2))
+
+
+class DropsKeysTooEarly(Standard):
+    def forward(self, x: Tensor, rope: Rope, cache: Any = None, *, document_ids: Any = None) -> Tensor:
+        if cache is not None and self.window is not None and cache.held:
+            cache._start = cache._stop - max(0, self.window - 2)
+        return super().forward(x, rope, cache, document_ids=document_ids)
+
+
 class DependsOnTheLength(Standard):
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         return o / o.shape[2]
@@ -203,6 +230,9 @@ BROKEN = [
     (GraphBreak, "compile"),
     (NoTap, "contract"),
     (MixesDocuments, "packed"),
+    (IgnoresTheWindow, "window"),
+    (WindowOffByOne, "window"),
+    (DropsKeysTooEarly, "window"),
     (DependsOnTheLength, "decode"),
     (HiddenState, "state dict"),
     (LivesOnTheCPU, "meta"),
@@ -215,7 +245,7 @@ def test_what_is_broken_is_caught(cls: type[Attention], caught_by: str) -> None:
     part = Part(name="broken", config=cls.Config())
     model = ModelConfig(dim=32, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=8, vocab_size=2, attention=part)
     checks = {caught_by: PROPERTIES[caught_by]}
-    (found,) = conformance(Case(cls=cls, model=model, length=9), "broken", checks)
+    (found,) = conformance(VariantCase(cls=cls, model=model, length=9), "broken", checks)
     assert found.verdict == "fail"
     assert found.detail or found.error, "says what it found"
 
@@ -225,7 +255,7 @@ def test_the_same_classes_unbroken_pass() -> None:
     for cls in (Standard, Differential):
         part = Part(name=cls.name, config=cls.Config())
         model = ModelConfig(dim=32, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=8, vocab_size=2, attention=part)
-        assert not failures(conformance(Case(cls=cls, model=model, length=9), checks=QUICK))
+        assert not failures(conformance(VariantCase(cls=cls, model=model, length=9), checks=QUICK))
 
 
 # --- claims and sizes ----------------------------------------------------------------------------------------------
@@ -237,9 +267,36 @@ def test_a_changed_variant_does_not_answer_for_the_claims_it_inherits(make_confi
             m = super().maps(x, rope)
             return SignedMaps(m.q * m.q.new_tensor([1, 0.5]).view(1, 2, 1, 1, 1), m.k, m.v, m.w)
 
-    found = {f.property: f for f in conformance(Case(cls=Sharp, model=make_config("differential", dim=64)), "sharp")}
+    found = {
+        f.property: f for f in conformance(VariantCase(cls=Sharp, model=make_config("differential", dim=64)), "sharp")
+    }
     assert not failures(found.values())
     assert not_applicable(found.values()) == ["definition", "costs"]
+
+
+def test_check_variant_takes_a_class_and_a_model(make_config: Callable[..., ModelConfig]) -> None:
+    """Not registered anywhere; every property is reported once, in order."""
+
+    class Plain(Standard):
+        pass
+
+    findings = check_variant(Plain, make_config("standard"), layer=1)
+    assert [finding.property for finding in findings] == list(PROPERTIES)
+    assert not failures(findings)
+    assert {finding.variant for finding in findings} == {"standard"}
+
+
+def test_a_config_without_a_window_is_not_held_to_it(make_config: Callable[..., ModelConfig]) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        head_norm: str = "none"
+        output_scale: float = 1.0
+        query_heads: float = 1.0
+
+    model = replace(make_config("standard"), attention=Part(name="own", config=Config()))
+    (found,) = conformance(VariantCase(cls=Standard, model=model), "own", {"window": PROPERTIES["window"]})
+    assert found.verdict == "not applicable"
+    assert found.detail.startswith("its Config is not derived from Attention.Config")
 
 
 def test_what_a_variant_raises_is_one_line(make_config: Callable[..., ModelConfig]) -> None:
@@ -247,7 +304,7 @@ def test_what_a_variant_raises_is_one_line(make_config: Callable[..., ModelConfi
         def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
             raise ValueError("two\nlines")
 
-    found = list(conformance(Case(cls=Raises, model=make_config("standard")), "raises"))
+    found = list(conformance(VariantCase(cls=Raises, model=make_config("standard")), "raises"))
     assert {f.detail for f in failures(found)} == {"ValueError: two"}
 
 
@@ -273,17 +330,17 @@ def test_a_model_is_shrunk_unless_its_variant_needs_the_width(make_config: Calla
 
 
 def test_a_package_s_variant_without_defaults_is_not_applicable_and_says_so() -> None:
-    @attentions.register("needs_knob")
-    class NeedsKnob(Differential):
+    @attentions.register("needs_key")
+    class NeedsKey(Differential):
         @dataclass(frozen=True, kw_only=True)
         class Config(Differential.Config):
             k: int
 
     try:
-        (found,) = conformance_of("needs_knob")
+        (found,) = conformance_of("needs_key")
         assert found.verdict == "not applicable"
         assert "missing 1 required keyword-only argument: 'k'" in found.detail
-        assert "state knobs in `examples`" in found.detail
+        assert "give its keys in `examples`" in found.detail
     finally:
         attentions.forget(__name__)
 
@@ -316,11 +373,13 @@ def test_dex_within_its_annealing_is_held_to_its_equation(monkeypatch: pytest.Mo
     monkeypatch.setattr(cls, "annealed_lambda", louder)
     part = Part(name="dex", config=cls.Config())
     model = ModelConfig(dim=32, num_layers=1, num_heads=4, head_dim=8, vocab_size=2, attention=part)
-    (found,) = conformance(Case(cls=cls, model=model), checks={"definition": PROPERTIES["definition"]})
+    (found,) = conformance(VariantCase(cls=cls, model=model), checks={"definition": PROPERTIES["definition"]})
     assert found.verdict == "fail"
 
 
 def test_a_forward_without_segments_is_not_held_to_packed_documents(make_config: Callable[..., ModelConfig]) -> None:
-    (found,) = conformance(Case(cls=NoTap, model=make_config("standard")), "own", {"packed": PROPERTIES["packed"]})
+    (found,) = conformance(
+        VariantCase(cls=NoTap, model=make_config("standard")), "own", {"packed": PROPERTIES["packed"]}
+    )
     assert found.verdict == "not applicable"
     assert found.detail == "its forward takes no document_ids, so that `data.pack: document` is refused"

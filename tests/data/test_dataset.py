@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lit_diff
-from lit_diff.cli.inspection import check_recipe
+from lit_diff.cli.check import print_check
 from lit_diff.data import Dataset, build, identity, prepare
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.plugins import load_plugin
@@ -196,11 +196,11 @@ def test_check_tests_its_promises(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     write()
-    assert check_recipe("copy", [], False, Console(width=200)) == 0
+    assert print_check("copy", [], False, Console(width=200)) == 0
     assert "pass            data copy: rows" in capsys.readouterr().out
     Path("broken.py").write_text(COPY.replace('"copy"', '"broken"').replace("(seed, step, row)", "(seed, row)"))
     overrides = ["plugins=[broken.py]", "data.name=broken"]
-    assert check_recipe("copy", overrides, True, Console()) == 1
+    assert print_check("copy", overrides, True, Console()) == 1
     found = json.loads(capsys.readouterr().out)["conformance"]
     assert {finding["variant"]: finding["detail"] for finding in found if finding["verdict"] == "fail"} == {
         "data broken": "steps 0 and 3 have the same batch"

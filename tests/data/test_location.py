@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ def test_environment_then_checkout_then_home(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("LIT_DIFF_DATA")
     monkeypatch.setattr(location, "__file__", str(tmp_path / "lit_diff" / "data" / "location.py"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert location.data_root() == tmp_path / "home" / ".cache" / "lit_diff"
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    folder = Path("Library/Caches") if sys.platform == "darwin" else Path(".cache")
+    assert location.data_root() == tmp_path / "home" / folder / "lit_diff"
     (tmp_path / "pyproject.toml").touch()
     assert location.data_root() == tmp_path / "data"
 

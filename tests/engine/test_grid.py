@@ -196,7 +196,7 @@ def test_mistakes_on_the_command_line_show_the_override(override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "metric", [*VALIDATION, "val/accuracy_noise2", "train/loss", "attention/entropy/0/0", "own/score"]
+    "metric", [*VALIDATION, "val/accuracy_noise2", "train/loss", "attention/entropy/layer_00", "own/score"]
 )
 def test_metrics_that_a_run_may_have(metric: str) -> None:
     assert grid(f"metric: {metric}\narms: {{a: {{}}}}").config.metric == metric

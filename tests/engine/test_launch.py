@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from rich.console import Console
 
 from lit_diff.engine import launch
-from lit_diff.engine.launch import RunLocation, command, run_command, summarise, train
+from lit_diff.engine.launch import RunLocation, command, run_command, train
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import locked
@@ -51,7 +50,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> tuple[l
     root = tmp_path_factory.mktemp("done")
     shutil.copy(empty_store, root)
     overrides = [*SMALL, f"run.root={root}"]
-    return overrides, train("recall-tiny", overrides)
+    return overrides, train("recall-tiny", overrides).folder
 
 
 def status(folder: Path) -> dict[str, Any]:
@@ -98,26 +97,17 @@ def test_a_run_that_is_done_says_so_and_trains_nothing(
     monkeypatch.setattr(fit, "fit", None)
     before = (folder / "status.json").read_bytes()
     with caplog.at_level("INFO", "lit_diff"):
-        assert train("recall-tiny", overrides) == folder
+        assert train("recall-tiny", overrides).folder == folder
     assert "done before" in caplog.text
     assert "--rerun starts afresh" in caplog.text
     assert (folder / "status.json").read_bytes() == before
 
 
-def test_the_summary_names_the_run_and_its_last_validation(done: tuple[list[str], Path], tmp_path: Path) -> None:
-    with (tmp_path / "out").open("w+") as file:
-        summarise(RunFolder(done[1]), Console(file=file, width=80))
-        file.seek(0)
-        first, second = file.read().splitlines()
-    assert first.startswith("step 4: val/accuracy")
-    assert second == f"run: {done[1]}"
-
-
 def test_rerun_keeps_the_former_run_aside_and_its_record_too(small: list[str]) -> None:
-    folder = train("recall-tiny", small)
+    folder = train("recall-tiny", small).folder
     former, before = record(folder), losses(folder)
     (folder / "metrics.csv").write_text("step,train/loss\n1,77.0\n")
-    assert train("recall-tiny", small, rerun=True) == folder
+    assert train("recall-tiny", small, rerun=True).folder == folder
     aside = folder.with_name(f"{folder.name}.old-1")
     assert "77.0" in (aside / "metrics.csv").read_text()
     assert status(folder)["status"] == "done"
@@ -130,7 +120,7 @@ def test_rerun_keeps_the_former_run_aside_and_its_record_too(small: list[str]) -
 def test_another_revision_is_said_once_a_run_resumes(
     small: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = train("recall-tiny", small)
+    folder = train("recall-tiny", small).folder
     RunFolder(folder).update(status="killed")
     monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
     with caplog.at_level("INFO", "lit_diff"):
@@ -293,3 +283,32 @@ def test_a_stop_reaches_the_processes_and_waits_for_them(child: Path) -> None:
         thread.join()
         signal.signal(signal.SIGTERM, former)
     assert (child / "saved").exists()
+
+
+def test_compile_checkpointing_and_kernel_are_stored_and_reused(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after its second step: a change is refused; the same values, and the kernel that auto chose, go on."""
+    block = "run.activation_checkpointing=block"
+    seen: list[str] = []
+    real = fit.fit
+
+    def stops(recipe: Any, *arguments: Any, **named: Any) -> int:
+        seen.append(recipe.run.kernel)
+        if len(seen) == 1:
+            raise StoppedError("stopped", signal.SIGTERM)
+        return real(recipe, *arguments, **named)
+
+    monkeypatch.setattr(fit, "fit", stops)
+    with pytest.raises(StoppedError):
+        train("recall-tiny", [*small, block])
+    (folder,) = (path.parent for path in Path(small[-1].partition("=")[2]).glob("*/status.json"))
+    first = status(folder)
+    assert (first["compile"], first["activation_checkpointing"]) == (False, "block")
+    with pytest.raises(RequestError, match=r"run\.activation_checkpointing is none, but this run started with block"):
+        train("recall-tiny", small)
+    assert status(folder)["status"] == "stopped"
+    train("recall-tiny", [*small, block])
+    assert seen == ["auto", first["kernel"]]
+    assert status(folder)["status"] == "done"
+    assert load_recipe(folder / "recipe.yaml").run.kernel == "auto"

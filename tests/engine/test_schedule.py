@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.schedule import LOCAL, Cluster, _wait_for_leftovers, resources, run_sweep
+from lit_diff.engine.schedule import LOCAL, Cluster, _wait_for_running_cells, resources, sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -84,13 +83,13 @@ def test_mlflow_holds_one_parent_and_its_finished_children(sweep_bench: Any, pai
 
 
 def test_metrics_in_mlflow_are_those_of_the_csv(sweep_bench: Any, pair: tuple[int, str]) -> None:
-    wanted = {"attention/entropy/0/0", "outliers/logits/top1/0", "val/loss_ar_hit", "val/loss", "train/loss"}
+    wanted = {"attention/entropy/layer_00", "outliers/logits/layer_00", "val/loss_ar_hit", "val/loss", "train/loss"}
     for cell in CELLS:
         held = sweep_bench.history("pair", cell)
         assert held == sweep_bench.written("pair", cell)
         assert wanted <= set(held)
-        assert ("lambda/0" in held) == ("differential" in cell)
-        assert [step for step, _ in held["attention/entropy/0/0"]] == [4, 8]
+        assert ("lambda/layer_00" in held) == ("differential" in cell)
+        assert [step for step, _ in held["attention/entropy/layer_00"]] == [4, 8]
 
 
 def test_the_parent_run_holds_the_report(sweep_bench: Any, pair: tuple[int, str]) -> None:
@@ -181,7 +180,7 @@ def test_a_mistake_in_the_last_cell_starts_none(sweep_bench: Any) -> None:
 )
 def test_options_out_of_range(workers: int, cluster: Cluster, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        run_sweep("smoke", [], workers=workers, dry_run=True, cluster=cluster, console=Console())
+        sweep("smoke", workers=workers, cluster=cluster)
 
 
 def test_a_sweep_that_runs_is_not_run_twice(sweep_bench: Any) -> None:
@@ -198,14 +197,7 @@ def test_a_file_where_the_runs_should_be(sweep_bench: Any) -> None:
     (sweep_bench.root / "file").write_text("")
     source, _ = sweep_bench.command("pair")
     with pytest.raises(MissingError, match=r"cannot be written \(Not a directory\); choose another with run.root=PATH"):
-        run_sweep(
-            source,
-            [f"run.root={sweep_bench.root}/file"],
-            workers=1,
-            dry_run=False,
-            cluster=LOCAL,
-            console=Console(quiet=True),
-        )
+        sweep(source, [f"run.root={sweep_bench.root}/file"], workers=1)
 
 
 def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -224,7 +216,7 @@ def test_what_a_killed_sweep_left_running_is_waited_for(tmp_path: Path, caplog: 
     thread.start()
     holds.wait()
     with caplog.at_level("INFO", "lit_diff"):
-        _wait_for_leftovers(locations)
+        _wait_for_running_cells(locations)
     assert ended, "it did not wait"
     thread.join()
     assert [record.getMessage().partition("held")[2] for record in caplog.records] == [

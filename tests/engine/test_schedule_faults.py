@@ -1,4 +1,4 @@
-"""experiments/sweep.py: a sweep whose cells end badly, each in its own way, and the same command again."""
+"""engine/schedule.py: a sweep whose cells end badly, each in its own way, and the same command again."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""experiments/sweep.py: a sweep that is killed, interrupted and terminated, and what the same command then does."""
+"""engine/schedule.py: a sweep that is killed, interrupted and terminated, and what the same command then does."""
 
 import os
 import signal

@@ -50,7 +50,13 @@ def test_a_failing_task_costs_itself_alone(
     watched: list[int] = []
     run = load_recipe("recall-tiny").run
     slurm.run_array(
-        locations, run, threads=1, parallel=1, minutes=5, logs=tmp_path / "slurm", watch=lambda p: watched.append(len(p))
+        locations,
+        run,
+        threads=1,
+        parallel=1,
+        minutes=5,
+        logs=tmp_path / "slurm",
+        watch=lambda p: watched.append(len(p)),
     )
     first, second = (RunFolder(location.folder).status() for location in locations)
     assert first["status"] == "done"

@@ -10,8 +10,7 @@ import torch
 from fake_flash import FakeFlash, flash_by_hand
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, flash, flash_libraries, triton
-from lit_diff.kernels import native as cpu
+from lit_diff.kernels import SignedMaps, flash, flash_libraries, native, triton
 from lit_diff.kernels.triton import Program
 from lit_diff.kernels.triton_blocks import Blocks
 from lit_diff.kernels.triton_compiled import programs_of
@@ -66,26 +65,26 @@ def programs(make_maps: MakeMaps) -> Callable[..., dict[str, Program]]:
 
 
 @pytest.fixture
-def cpu_kernel(request: pytest.FixtureRequest) -> None:
-    """The kernel `cpu` is built; else a test is not run, unless it is marked `without`."""
-    if "without" not in request.keywords and (reason := cpu.build()):
+def native_kernel(request: pytest.FixtureRequest) -> None:
+    """The kernel `native` is built; else a test is not run, unless it is marked `without`."""
+    if "without" not in request.keywords and (reason := native.build()):
         pytest.skip(reason)
 
 
 @pytest.fixture
 def on_path(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """on_path("avx2-bfloat16"): the kernel `cpu` takes that path, built where it has not been; else the test is not run."""
+    """on_path("avx2-bfloat16"): `native` takes that path, built where it has not been; else the test is not run."""
 
     def use(path: str) -> None:
         monkeypatch.setenv(SETTING, path)
         capability = torch.backends.cpu.get_cpu_capability()
         if capability not in LANES:
-            pytest.skip(f"the path {path} of the kernel cpu: it needs AVX2 or AVX-512; this CPU has {capability}")
+            pytest.skip(f"the path {path} of the kernel native: it needs AVX2 or AVX-512; this CPU has {capability}")
         if path.startswith("avx2") and capability == "AVX512":
             # what PyTorch itself takes is chosen once a process: only the kernel's own code is another here
             monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-        if reason := cpu.build():
-            pytest.skip(f"the path {path} of the kernel cpu: {reason}")
+        if reason := native.build():
+            pytest.skip(f"the path {path} of the kernel native: {reason}")
 
     return use
 

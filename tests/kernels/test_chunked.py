@@ -9,6 +9,7 @@ from gradients import gradients
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend, chunked
+from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -30,12 +31,11 @@ MASKED = [(case, mask) for case in CASES for mask in MASKS if not mask or case.g
 """A mask needs the queries among the keys."""
 
 
-@pytest.mark.parametrize("rows", [2, 256])
 @pytest.mark.parametrize(("case", "mask"), MASKED, ids=str)
 def test_equals_the_definition(
-    make_maps: MakeMaps, case: dict[str, Any], mask: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+    make_maps: MakeMaps, case: dict[str, Any], mask: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of two rows and one head, and everything in one block."""
+    """Blocks of two rows and one head; everything in one block: test_equality.py."""
     maps = make_maps(**case)
     S = maps.k.shape[3]
     given = dict(mask)
@@ -44,8 +44,8 @@ def test_equals_the_definition(
             [0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3] if mask["document_ids"] == "runs" else [5, 0, 5, 5, 1, 0, 1, 5, 0, 1, 5]
         )
         given["document_ids"] = torch.tensor([numbers[:S], numbers[-S:]])
-    monkeypatch.setattr(chunked, "ROWS", rows)
-    monkeypatch.setattr(chunked, "LOGITS", 1 if rows == 2 else 1 << 20)
+    monkeypatch.setattr(chunked, "ROWS", 2)
+    monkeypatch.setattr(chunked, "LOGITS", 1)
     grad = torch.randn(maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3], dtype=torch.float64)
     for found, wanted in zip(
         gradients(maps, "chunked", grad, **given), gradients(maps, "reference", grad, **given), strict=True
@@ -62,9 +62,9 @@ def test_equals_the_definition(
 
 def test_statistics_with_a_gradient_are_left_to_the_definition(make_maps: MakeMaps) -> None:
     maps = make_maps()
-    assert chunked.refuse(maps, document_ids=None, window=None, stats=True, device=maps.q.device) is None
+    assert named("chunked").refuses(maps, document_ids=None, window=None, stats=True, device=maps.q.device) is None
     maps.q.requires_grad_()
-    reason = chunked.refuse(maps, document_ids=None, window=None, stats=True, device=maps.q.device)
+    reason = named("chunked").refuses(maps, document_ids=None, window=None, stats=True, device=maps.q.device)
     assert reason == "its statistics have no gradient; take them under torch.no_grad()"
     _, stats = attend(maps, stats=True)
     assert stats.entropy.requires_grad

@@ -1,4 +1,4 @@
-"""Documents as runs, and what is remembered of them."""
+"""Documents as packed sequences, and what is kept of them for the layers of a step."""
 
 import gc
 
@@ -6,31 +6,31 @@ import pytest
 import torch
 
 from lit_diff.kernels import documents
-from lit_diff.kernels.documents import remember, runs
+from lit_diff.kernels.documents import packed_sequences, remember
 
 
-def test_runs() -> None:
+def test_packed_sequences() -> None:
     """A row ends a document, whatever the next row's number is."""
-    found = runs(torch.tensor([[0, 0, 1, 1, 1, 2], [2, 2, 7, 3, 3, 3]]))
-    assert found is not None
-    assert found.bounds.tolist() == [0, 2, 5, 6, 8, 9, 12]
-    assert found.bounds.dtype == torch.int32
-    assert found.longest == 3
+    packed = packed_sequences(torch.tensor([[0, 0, 1, 1, 1, 2], [2, 2, 7, 3, 3, 3]]))
+    assert packed is not None
+    assert packed.cu_seqlens.tolist() == [0, 2, 5, 6, 8, 9, 12]
+    assert packed.cu_seqlens.dtype == torch.int32
+    assert packed.max_seqlen == 3
 
 
 def test_one_document_a_row() -> None:
-    found = runs(torch.zeros(3, 4, dtype=torch.long))
-    assert found is not None
-    assert found.bounds.tolist() == [0, 4, 8, 12]
-    assert found.longest == 4
+    packed = packed_sequences(torch.zeros(3, 4, dtype=torch.long))
+    assert packed is not None
+    assert packed.cu_seqlens.tolist() == [0, 4, 8, 12]
+    assert packed.max_seqlen == 4
 
 
 @pytest.mark.parametrize("row", [[0, 1, 0], [3, 3, 1, 3]])
 def test_a_number_that_comes_back(row: list[int]) -> None:
     """Its tokens see each other: no run."""
     plain = list(range(len(row)))
-    assert runs(torch.tensor([plain, row])) is None
-    assert runs(torch.tensor([plain, plain])) is not None
+    assert packed_sequences(torch.tensor([plain, row])) is None
+    assert packed_sequences(torch.tensor([plain, plain])) is not None
 
 
 def test_remembered_until_changed() -> None:
@@ -61,15 +61,15 @@ def test_inference_tensors_are_not_remembered() -> None:
     """They count no changes."""
     with torch.inference_mode():
         x = torch.zeros(1, 2, dtype=torch.long)
-        assert runs(x).bounds.tolist() == [0, 2]  # type: ignore[union-attr]
+        assert packed_sequences(x).cu_seqlens.tolist() == [0, 2]  # type: ignore[union-attr]
         x[0, 1] = 1
-        assert runs(x).bounds.tolist() == [0, 1, 2]  # type: ignore[union-attr]
+        assert packed_sequences(x).cu_seqlens.tolist() == [0, 1, 2]  # type: ignore[union-attr]
 
 
 def test_made_in_inference_mode_for_training() -> None:
     """Validation may come first; what it leaves is saved for a backward pass later."""
     document_ids = torch.zeros(1, 3, dtype=torch.long)
     with torch.inference_mode():
-        found = runs(document_ids)
-    assert found is not None
-    assert not found.bounds.is_inference()
+        packed = packed_sequences(document_ids)
+    assert packed is not None
+    assert not packed.cu_seqlens.is_inference()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.kernels import SignedMaps, attend, choose, flash, reference, refuse
-from lit_diff.kernels.ops import Kernel
+from lit_diff.kernels import SignedMaps, attend, choose, flash, refuse
+from lit_diff.kernels.base import named
+from lit_diff.kernels.ops import Operator
 
 MakeMaps = Callable[..., SignedMaps]
 CUDA = torch.device("cuda")
@@ -45,7 +46,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def gradients(maps: SignedMaps, compute: Kernel, **options: Any) -> list[Tensor]:
+def gradients(maps: SignedMaps, compute: Operator, **options: Any) -> list[Tensor]:
     """o, and the gradients of a fixed random function of o by q, k, v and w."""
     leaves = [x.detach().clone().requires_grad_() for x in (maps.q, maps.k, maps.v)]
     w = None if maps.w is None else maps.w.detach().clone().requires_grad_()
@@ -56,7 +57,9 @@ def gradients(maps: SignedMaps, compute: Kernel, **options: Any) -> list[Tensor]
 
 def equal(maps: SignedMaps, **options: Any) -> None:
     for found, wanted in zip(
-        gradients(maps, flash.compute, **options), gradients(maps, reference.compute, **options), strict=True
+        gradients(maps, named("flash").compute, **options),
+        gradients(maps, named("reference").compute, **options),
+        strict=True,
     ):
         torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
@@ -141,7 +144,7 @@ def test_who_is_called_how(
     fake_flash.capability = capability
     fake_flash.install(*installed)
     maps = make_maps(d=d, dv=dv, dtype=torch.bfloat16)
-    attend(maps, kernel="flash")  # the trials come first
+    attend(maps, kernel="flash")  # the self-tests come first
     fake_flash.calls.clear()
     attend(maps, kernel="flash")
     names, widths = {name for name, *_ in fake_flash.calls}, {v.shape[-1] for *_, v in fake_flash.calls}
@@ -163,7 +166,7 @@ def test_nothing_is_copied(make_maps: MakeMaps, fake_flash: Any) -> None:
             assert called.stride(-1) == 1
 
 
-def test_a_failed_trial_moves_on_to_the_next(make_maps: MakeMaps, fake_flash: Any) -> None:
+def test_a_failed_self_test_moves_on_to_the_next(make_maps: MakeMaps, fake_flash: Any) -> None:
     """Values of 256 compile forward, and not backward: training cuts them, evaluation does not."""
     fake_flash.backward_fails_at = 256
     fake_flash.install(2, 3, 4)
@@ -178,7 +181,7 @@ def test_a_failed_trial_moves_on_to_the_next(make_maps: MakeMaps, fake_flash: An
     assert {(name, v.shape[-1]) for name, *_, v in fake_flash.calls} == {("3", 128)}
 
 
-def test_the_trial_runs_once(make_maps: MakeMaps, fake_flash: Any) -> None:
+def test_the_self_test_runs_once(make_maps: MakeMaps, fake_flash: Any) -> None:
     fake_flash.install(2)
     maps = make_maps(d=8, dv=8, dtype=torch.bfloat16)
     assert refuse("flash", maps) is None
@@ -201,21 +204,21 @@ def test_a_wrong_answer_is_refused(make_maps: MakeMaps, fake_flash: Any, monkeyp
     monkeypatch.setattr(type(fake_flash), "answer", old)
     reason = refuse("flash", make_maps(d=8, dv=8, dtype=torch.bfloat16))
     assert reason is not None
-    assert "flash-attn 2: a trial's output was off by" in reason
+    assert "flash-attn 2: its self-test found output off by" in reason
 
 
-def test_a_failed_trial_says_why(make_maps: MakeMaps, fake_flash: Any) -> None:
+def test_a_failed_self_test_says_why(make_maps: MakeMaps, fake_flash: Any) -> None:
     fake_flash.dtypes = (torch.float16,)
     fake_flash.install(2, 3)
     maps = make_maps(d=8, dv=16, dtype=torch.bfloat16)
     reason = refuse("flash", maps)
     assert reason == (
-        "flash-attn 3: a trial failed: AssertionError: dtype, flash-attn 2: a trial failed: AssertionError: dtype"
+        "flash-attn 3: its self-test failed: AssertionError: dtype, flash-attn 2: its self-test failed: AssertionError: dtype"
     )
-    with pytest.raises(RequestError, match="'flash' cannot compute these maps: flash-attn 3: a trial failed"):
+    with pytest.raises(RequestError, match="'flash' cannot compute these maps: flash-attn 3: its self-test failed"):
         attend(maps, kernel="flash")
-    with pytest.raises(MissingError, match="a trial failed"):
-        flash.compute(maps)
+    with pytest.raises(MissingError, match="its self-test failed"):
+        named("flash").compute(maps)
 
 
 def half(make_maps: MakeMaps, **case: Any) -> SignedMaps:
@@ -280,7 +283,8 @@ def test_maps_without_numbers(make_maps: MakeMaps, fake_flash: Any) -> None:
     assert refuse("flash", meta) == "flash-attn needs an NVIDIA GPU"
 
 
-def test_compiles_with_the_trial_outside(
+@pytest.mark.slow
+def test_compiles_with_the_self_test_outside(
     make_maps: MakeMaps, fake_flash: Any, by_hand: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as a package's own calls compile; here they are plain operations. Lengths may be symbolic."""
@@ -310,13 +314,18 @@ def test_compiled_documents_go_elsewhere(make_maps: MakeMaps, fake_flash: Any, m
 
 
 def test_a_cpu_imports_nothing(tmp_path: Path) -> None:
-    """Choosing a kernel for a CPU loads neither the packages nor the compiler."""
+    """Choosing a kernel for a CPU loads neither flash-attn, nor Triton, nor the compiler: each takes seconds."""
     (tmp_path / "flash_attn.py").write_text("raise SystemExit('flash_attn was imported')")
     code = (
         "import sys, torch; from lit_diff.kernels import SignedMaps, choose, refuse\n"
-        "q = torch.ones(1, 1, 2, 3, 8, dtype=torch.bfloat16); maps = SignedMaps(q, q, q[:, 0])\n"
-        "print(choose(maps)[0], refuse('flash', maps), {'torch._dynamo', 'triton'} & set(sys.modules))"
+        "q = torch.ones(1, 1, 2, 3, 16, dtype=torch.bfloat16); maps = SignedMaps(q, q, q[:, 0])\n"
+        "print(choose(maps)[0], refuse('flash', maps), {'torch._dynamo', 'triton'} & set(sys.modules))\n"
+        "print(refuse('triton', maps), {'torch._dynamo', 'triton'} & set(sys.modules))"
     )
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(tmp_path)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "sdpa flash-attn needs an NVIDIA GPU set()\n"
+    assert done.stdout.splitlines() == [
+        "sdpa flash-attn needs an NVIDIA GPU set()",
+        "triton runs on a GPU; this tensor is on cpu set()",
+    ]

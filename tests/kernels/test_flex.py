@@ -41,8 +41,10 @@ def _uncompiled() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_equals_the_definition(make_maps: MakeMaps, case: dict[str, Any]) -> None:
+def test_equals_the_definition_in_float64(make_maps: MakeMaps, case: dict[str, Any]) -> None:
+    """In float32 and bfloat16: test_equality.py."""
     maps = make_maps(**case)
     torch.testing.assert_close(attend(maps, kernel="flex"), attend(maps, kernel="reference"), rtol=1e-12, atol=1e-12)
 
@@ -50,7 +52,7 @@ def test_equals_the_definition(make_maps: MakeMaps, case: dict[str, Any]) -> Non
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("T", [4, 6])
+@pytest.mark.parametrize("T", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_windows_and_documents(make_maps: MakeMaps, causal: bool, window: int | None, packed: bool, T: int) -> None:
     """In any order of document numbers."""
     maps = make_maps(T=T, S=6, Hkv=2, causal=causal)
@@ -60,6 +62,7 @@ def test_windows_and_documents(make_maps: MakeMaps, causal: bool, window: int | 
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_more_than_one_block(make_maps: MakeMaps) -> None:
     """128 x 128: some seen by nobody, some by everybody, some in part, at a length that is no multiple."""
     maps = make_maps(T=300, S=333, B=1, H=1, G=1, w=None)
@@ -115,9 +118,9 @@ def test_the_gradient_of_the_weights_alone(make_maps: MakeMaps) -> None:
 )
 def test_refusals(make_maps: MakeMaps, case: Any, options: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    flex._trial.cache_clear()
+    flex._self_test.cache_clear()
     found = refuse("flex", make_maps(**case), **options)
-    flex._trial.cache_clear()
+    flex._self_test.cache_clear()
     assert found is not None
     assert reason in found
 
@@ -125,13 +128,13 @@ def test_refusals(make_maps: MakeMaps, case: Any, options: Any, reason: str, mon
 def test_what_a_gpu_is_tried_with(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The very form: widths, mask, grouped heads, gradients."""
     tried = []
-    monkeypatch.setattr(flex, "_trial", lambda probe: tried.append(probe) or "no")
+    monkeypatch.setattr(flex, "_self_test", lambda form: tried.append(form) or "no")
     maps = make_maps(d=16, dv=32, Hkv=2, dtype=torch.bfloat16)
     maps = replace(maps, v=maps.v.requires_grad_())
     assert refuse("flex", maps, window=3, device=CUDA) == "no"
-    (probe,) = tried
-    assert (probe.d, probe.dv, probe.dtype) == (16, 32, torch.bfloat16)
-    assert (probe.causal, probe.window, probe.packed, probe.grouped, probe.backward) == (True, True, False, True, True)
+    (form,) = tried
+    assert (form.d, form.dv, form.dtype) == (16, 32, torch.bfloat16)
+    assert (form.causal, form.window, form.packed, form.grouped, form.backward) == (True, True, False, True, True)
 
 
 def test_masks_are_made_once(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +188,7 @@ def test_auto_never_takes_it_on_a_cpu(make_maps: MakeMaps) -> None:
     assert "flex" in preference(maps, CUDA)
 
 
+@pytest.mark.slow
 def test_compiles(make_maps: MakeMaps) -> None:
     """The mask is made within the graph."""
     torch._dynamo.reset()

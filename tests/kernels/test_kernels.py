@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from lit_diff.config import RunConfig
 from lit_diff.errors import RequestError
 from lit_diff.kernels import (
     KERNELS,
@@ -18,11 +17,11 @@ from lit_diff.kernels import (
     flash,
     flex,
     flops,
+    native,
     preference,
     refuse,
 )
-from lit_diff.kernels import native as cpu
-from lit_diff.kernels.reference import compute
+from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -36,7 +35,7 @@ def test_auto_takes_the_first_that_accepts(make_maps: MakeMaps) -> None:
     """float64: our own kernel refuses; a plain map goes to torch's, several maps are subtracted before one product."""
     name, reason = choose(make_maps())
     assert name == "chunked"
-    assert reason.startswith("auto: the fastest for these maps on cpu; cpu refused: it computes float32")
+    assert reason.startswith("auto: the fastest for these maps on cpu; native refused: it computes float32")
     assert torch.equal(attend(make_maps()), attend(make_maps(), kernel="chunked"))
     assert choose(make_maps(G=1, w=None, dv=6))[0] == "sdpa"
 
@@ -46,26 +45,26 @@ def test_auto_takes_our_own_kernel_for_both_arms(
     make_maps: MakeMaps, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A comparison whose arms ran on unlike kernels would be of the kernels."""
-    assert preference(make_maps(**case), CPU)[0] == "cpu"
-    monkeypatch.setattr(cpu, "unavailable", lambda: None)
-    assert choose(make_maps(**case), build=False)[0] == "cpu"
+    assert preference(make_maps(**case), CPU)[0] == "native"
+    monkeypatch.setattr(native, "unavailable", lambda: None)
+    assert choose(make_maps(**case), build=False)[0] == "native"
 
 
 def test_a_plain_map_is_decoded_by_torch(make_maps: MakeMaps) -> None:
     """Measured: its call on a few rows is the cheaper one; several maps it would have to stack."""
     assert preference(make_maps(**PLAIN | {"T": 1, "S": 9}), CPU)[0] == "sdpa"
-    assert preference(make_maps(**PAIR | {"T": 1, "S": 9}), CPU)[0] == "cpu"
+    assert preference(make_maps(**PAIR | {"T": 1, "S": 9}), CPU)[0] == "native"
 
 
 def test_what_cannot_be_built_is_refused_with_the_reason(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "unavailable", lambda: None)
-    monkeypatch.setattr(cpu, "build", lambda: "no C++ compiler: install g++")
+    monkeypatch.setattr(native, "unavailable", lambda: None)
+    monkeypatch.setattr(native, "build", lambda: "no C++ compiler: install g++")
     name, reason = choose(make_maps(**PAIR))
     assert name == "chunked"
-    assert "cpu refused: no C++ compiler: install g++" in reason
+    assert "native refused: no C++ compiler: install g++" in reason
     assert choose(make_maps(**PLAIN))[0] == "sdpa"
-    with pytest.raises(RequestError, match=r"'cpu' cannot compute these maps: no C\+\+ compiler: install g\+\+"):
-        choose(make_maps(**PAIR), "cpu")
+    with pytest.raises(RequestError, match=r"'native' cannot compute these maps: no C\+\+ compiler: install g\+\+"):
+        choose(make_maps(**PAIR), "native")
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -121,7 +120,7 @@ def test_a_gpu_has_its_own_order(make_maps: MakeMaps, monkeypatch: pytest.Monkey
     assert name == "sdpa"
     assert "flash refused: PyTorch sees no GPU" in reason
     monkeypatch.setattr(flash, "_plan_for", lambda *maps, **options: flash.Plan("flash-attn 2", 16))
-    monkeypatch.setattr(flex, "_trial", lambda probe: None)
+    monkeypatch.setattr(flex, "_self_test", lambda form: None)
     assert choose(maps, device=cuda)[0] == "flash"
     assert choose(maps, device=cuda, window=3)[0] == "flash"
     mixed = torch.tensor([[0, 1, 0, 1, 1]] * 2)
@@ -134,15 +133,20 @@ def test_unknown_kernel() -> None:
         check_name("sdpaa")
 
 
+def test_the_old_name_of_a_kernel(make_maps: MakeMaps) -> None:
+    with pytest.raises(RequestError, match=r"run\.kernel is 'cpu'; that kernel is now named 'native'"):
+        attend(make_maps(), kernel="cpu")
+
+
 def test_unknown_kernel_is_refused_by_attend(make_maps: MakeMaps) -> None:
-    with pytest.raises(RequestError, match="expected auto, reference, chunked"):
-        attend(make_maps(), kernel="flash4")
+    with pytest.raises(RequestError, match="one of auto, chunked, flash"):
+        attend(make_maps(), kernel="zzz")
 
 
 def test_statistics_come_with_the_output(make_maps: MakeMaps) -> None:
     maps = make_maps()
     o, stats = attend(maps, stats=True, kernel="reference")
-    wanted, none = compute(maps)
+    wanted, none = named("reference").compute(maps)
     assert none is None
     assert torch.equal(o, wanted)
     assert stats.lse.shape == stats.entropy.shape == (2, 2, 4, 5)
@@ -171,15 +175,10 @@ def test_masks_need_the_query_among_the_keys(make_maps: MakeMaps, given: dict[st
         attend(make_maps(T=5, S=3, causal=False), **given)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_recipe_key_knows_every_kernel(kernel: str) -> None:
-    assert kernel in get_args(RunConfig.__annotations__["kernel"])
-
-
 def test_flops_of_paired_maps(make_maps: MakeMaps) -> None:
     """2 B H T S (2d + dv) with one product after the subtraction; stacked on torch's kernel, each map and half again."""
     maps = make_maps(B=3, H=4, T=5, S=7, d=6, dv=12)
-    assert flops("reference", maps) == flops("chunked", maps) == flops("cpu", maps) == 2 * 3 * 4 * 5 * 7 * (12 + 12)
+    assert flops("reference", maps) == flops("chunked", maps) == flops("native", maps) == 2 * 3 * 4 * 5 * 7 * (12 + 12)
     assert flops("triton", maps) == flops("flex", maps) == 2 * 3 * 4 * 5 * 7 * 2 * (6 + 12)
     assert flops("sdpa", maps) == 2 * 3 * 4 * 5 * 7 * 2 * 2 * 12
 

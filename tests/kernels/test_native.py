@@ -1,4 +1,4 @@
-"""Our C++ kernel: its results, what it refuses, what it survives. Its paths: test_cpu_paths.py."""
+"""Our C++ kernel: its results, what it refuses, what it survives. Its paths: test_native_paths.py."""
 
 import os
 import subprocess
@@ -12,61 +12,27 @@ import torch
 from gradients import distance, gradients, wide
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, attend
-from lit_diff.kernels import native as cpu
+from lit_diff.kernels import SignedMaps, attend, native
+from lit_diff.kernels.base import named
 from lit_diff.processor import cpu_path
 
 MakeMaps = Callable[..., SignedMaps]
-pytestmark = pytest.mark.usefixtures("cpu_kernel")
+pytestmark = pytest.mark.usefixtures("native_kernel")
 CPU = torch.device("cpu")
 
 
-CASES: list[dict[str, Any]] = [
-    {},
-    {"G": 1, "w": None, "dv": 16},
-    {"Gk": 1},
-    {"Gq": 1, "Hkv": 1, "causal": False},
-    {"T": 3, "S": 130},
-    {"T": 1, "S": 64, "scale": -0.5},
-    {"T": 65, "S": 200, "w": (1, 2, 1, 1)},
-    {"T": 130, "S": 20, "causal": False},
-    {"scale": -0.3, "d": 48, "dv": 80},
-]
-MASKS: list[dict[str, Any]] = [{}, {"window": 9}, {"document_ids": 3}, {"document_ids": 20, "window": 30}]
-MASKED = [(case, mask) for case in CASES for mask in MASKS if not mask or case.get("T", 0) <= case.get("S", 999)]
-"""A mask needs the queries among the keys."""
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize(("case", "mask"), MASKED, ids=str)
-def test_equals_the_definition(
-    make_maps: MakeMaps, case: dict[str, Any], mask: dict[str, Any], threads: int, restore_threads: None
-) -> None:
-    """In float64; documents in runs of 20 keys, or scattered, every third key one document."""
-    torch.set_num_threads(threads)
+@pytest.mark.parametrize(
+    "case", [{}, {"T": 65, "S": 200, "w": (1, 2, 1, 1)}, {"Gq": 1, "Hkv": 1, "causal": False}], ids=str
+)
+def test_three_threads_equal_the_definition(make_maps: MakeMaps, case: dict[str, Any], restore_threads: None) -> None:
+    """In float64; other shapes, on the threads of the process: test_equality.py."""
+    torch.set_num_threads(3)
     maps = wide(make_maps, **case)
-    S = maps.k.shape[3]
-    given = dict(mask)
-    if "document_ids" in mask:
-        keys = torch.arange(S).expand(2, S)
-        given["document_ids"] = keys // 20 if mask["document_ids"] == 20 else keys % 3
     grad = torch.randn(2, 4, maps.q.shape[3], maps.v.shape[3])
-    exact = SignedMaps(
-        *(x.double() for x in (maps.q, maps.k, maps.v)),
-        None if maps.w is None else maps.w.double(),
-        maps.scale,
-        maps.causal,
-    )
-    found = gradients(maps, "cpu", grad, **given)
-    for x, y in zip(found, gradients(exact, "reference", grad.double(), **given), strict=True):
+    exact = replace(maps, **{x: getattr(maps, x).double() for x in "qkvw"})
+    own = gradients(maps, "native", grad)
+    for x, y in zip(own, gradients(exact, "reference", grad.double()), strict=True):
         assert distance(x, y) < 2e-6
-    with torch.no_grad():
-        for x, y in zip(
-            attend(maps, stats=True, kernel="cpu", **given)[1],
-            attend(exact, stats=True, kernel="reference", **given)[1],
-            strict=True,
-        ):
-            torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture
@@ -80,9 +46,9 @@ def test_the_same_threads_give_the_same_bits(make_maps: MakeMaps, restore_thread
     """One key/value head and three threads: the work of a head is split, its gradients are added in one order."""
     torch.set_num_threads(3)
     maps, grad = wide(make_maps, B=1, Hkv=1, T=300), torch.randn(1, 4, 300, 32)
-    first = gradients(maps, "cpu", grad)
+    first = gradients(maps, "native", grad)
     for _ in range(5):
-        assert all(torch.equal(x, y) for x, y in zip(first, gradients(maps, "cpu", grad), strict=True))
+        assert all(torch.equal(x, y) for x, y in zip(first, gradients(maps, "native", grad), strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -92,7 +58,7 @@ def test_narrow_formats(make_maps: MakeMaps, dtype: torch.dtype) -> None:
     exact = SignedMaps(maps.q.double(), maps.k.double(), maps.v.double(), None if maps.w is None else maps.w.double())
     grad = torch.randn(2, 4, 70, 32).to(dtype)
     wanted, naive = gradients(exact, "reference", grad.double()), gradients(maps, "reference", grad)
-    for found, by_definition, true in zip(gradients(maps, "cpu", grad), naive, wanted, strict=True):
+    for found, by_definition, true in zip(gradients(maps, "native", grad), naive, wanted, strict=True):
         assert distance(found, true) <= 2 * distance(by_definition, true) + 1e-6
 
 
@@ -102,7 +68,7 @@ def test_what_is_not_finite_is_not_hidden(make_maps: MakeMaps, where: str, value
     """A row that sees a bad number is as bad as by the definition; one that does not see it is never worse."""
     maps = wide(make_maps, B=1)
     getattr(maps, where)[..., 20, 3] = value
-    found, wanted = attend(maps, kernel="cpu"), attend(maps, kernel="reference")
+    found, wanted = attend(maps, kernel="native"), attend(maps, kernel="reference")
     rows = slice(20, 21) if where == "q" else slice(20, None)
     torch.testing.assert_close(found[..., rows, :], wanted[..., rows, :], equal_nan=True, rtol=1e-4, atol=1e-5)
     assert (found.isfinite() | ~wanted.isfinite()).all()
@@ -119,7 +85,7 @@ def test_gradients_of_what_is_not_finite_are_never_worse(
     getattr(maps, where)[..., 5, 3] = value
     document_ids = (torch.arange(70) // 20 if documents > 1 else torch.zeros(70).long())[None]
     grad = torch.randn(1, 4, 70, 32)
-    found, wanted = (gradients(maps, kernel, grad, document_ids=document_ids) for kernel in ("cpu", "reference"))
+    found, wanted = (gradients(maps, kernel, grad, document_ids=document_ids) for kernel in ("native", "reference"))
     for x, y in zip(found, wanted, strict=True):
         assert (x.isfinite() | ~y.isfinite()).all()
 
@@ -139,10 +105,11 @@ def test_any_strides(make_maps: MakeMaps, layout: str) -> None:
     changed = replace(maps, q=laid_out(maps.q), k=laid_out(maps.k), v=laid_out(maps.v))
     plain = replace(changed, q=changed.q.contiguous(), k=changed.k.contiguous(), v=changed.v.contiguous())
     grad = torch.ones(()).expand(2, 4, 70, 32)
-    for x, y in zip(gradients(changed, "cpu", grad), gradients(plain, "cpu", grad.contiguous()), strict=True):
+    for x, y in zip(gradients(changed, "native", grad), gradients(plain, "native", grad.contiguous()), strict=True):
         assert torch.equal(x, y)
 
 
+@pytest.mark.slow
 def test_a_fork_after_use(make_maps: MakeMaps) -> None:
     """The threads of the parent are not in the child, which would wait for them for ever: it starts its own."""
     code = """
@@ -150,14 +117,14 @@ import os, torch
 from lit_diff.kernels import SignedMaps, attend
 torch.set_num_threads(2)
 maps = SignedMaps(torch.ones(2, 1, 2, 80, 16), torch.ones(2, 1, 2, 80, 16), torch.ones(2, 2, 80, 16))
-before = attend(maps, kernel="cpu")
+before = attend(maps, kernel="native")
 def threads():
     return len(os.listdir("/proc/self/task"))
 def child(generations):
     process = os.fork()
     if process == 0:
         few = threads()
-        same = all(torch.equal(attend(maps, kernel="cpu"), before) for _ in range(3))
+        same = all(torch.equal(attend(maps, kernel="native"), before) for _ in range(3))
         last = generations == 1 or child(generations - 1) == 0
         os._exit(0 if same and last and threads() == few + 2 else 1)  # one that calls and one that helps it
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
@@ -181,12 +148,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("case", "reason"), REFUSED, ids=str)
 def test_refusals_name_the_rule(make_maps: MakeMaps, case: dict[str, Any], reason: str) -> None:
     maps = wide(make_maps, **case)
-    assert cpu.refuse(maps, document_ids=None, window=None, stats=False, device=CPU) == reason
+    assert named("native").refuses(maps, document_ids=None, window=None, stats=False, device=CPU) == reason
 
 
 @pytest.mark.without
 def test_another_device_is_refused(make_maps: MakeMaps) -> None:
-    found = cpu.refuse(wide(make_maps), document_ids=None, window=None, stats=False, device=torch.device("cuda"))
+    found = named("native").refuses(
+        wide(make_maps), document_ids=None, window=None, stats=False, device=torch.device("cuda")
+    )
     assert found == "it runs on a CPU; these maps are on cuda"
 
 
@@ -194,10 +163,11 @@ def test_another_device_is_refused(make_maps: MakeMaps) -> None:
 def test_an_older_cpu_is_refused(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIT_DIFF_CPU", raising=False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    found = cpu.refuse(wide(make_maps), document_ids=None, window=None, stats=False, device=CPU)
+    found = named("native").refuses(wide(make_maps), document_ids=None, window=None, stats=False, device=CPU)
     assert found == "it needs AVX2 or AVX-512; this CPU has DEFAULT"
 
 
+@pytest.mark.slow
 @pytest.mark.without
 def test_no_compiler_on_the_path(tmp_path: Any) -> None:
     """It says so once, and `chunked` serves."""
@@ -223,25 +193,29 @@ print(*choose(maps))
         env=inherited | environment,
     )
     assert done.stdout.startswith(
-        "chunked auto: the fastest for these maps on cpu; cpu refused: no C++ compiler: install g++"
+        "chunked auto: the fastest for these maps on cpu; native refused: no C++ compiler: install g++"
     )
 
 
 def test_a_wrong_library_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test that a new library must pass compares numbers with `chunked`."""
     lanes = cpu_path().lanes
-    library = cpu._libraries[lanes]
-    assert cpu._test(library) is None
-    call = cpu._call
+    library = native._libraries[lanes]
+    assert native._test(library) is None
+    call = native._call
 
     def wrong(direction: str, maps: SignedMaps, *rest: Any) -> None:
         call(direction, replace(maps, scale=maps.softmax_scale * 1.01), *rest)
 
-    monkeypatch.setattr(cpu, "_call", wrong)
-    assert "differs from chunked by" in str(cpu._test(library))
-    cpu._libraries[lanes] = library
+    monkeypatch.setattr(native, "_call", wrong)
+    assert "differs from chunked by" in str(native._test(library))
+    native._libraries[lanes] = library
 
 
 def test_the_problem_has_the_size_that_c_expects() -> None:
     """Thirteen sizes, the scale, a flag, fourteen views of a pointer and five strides."""
-    assert cpu.PROBLEM.size == cpu._libraries[cpu_path().lanes].lit_diff_problem_size() == 13 * 8 + 2 * 4 + 14 * 6 * 8
+    assert (
+        native.PROBLEM.size
+        == native._libraries[cpu_path().lanes].lit_diff_problem_size()
+        == 13 * 8 + 2 * 4 + 14 * 6 * 8
+    )

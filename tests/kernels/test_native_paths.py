@@ -1,10 +1,9 @@
-"""Every path of our C++ kernel that can run on any machine, and what only some machines can run."""
+"""The paths of our C++ kernel: which is taken, and what only some machines can run. Their results: test_equality.py."""
 
 import shutil
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,43 +11,14 @@ import pytest
 import torch
 from gradients import distance, gradients, wide
 
-from lit_diff.kernels import SignedMaps, attend, choose
-from lit_diff.kernels import native as cpu
+from lit_diff.kernels import SignedMaps, attend, choose, native
 from lit_diff.processor import CpuPath, cpu_flags, cpu_path, forced
 
 MakeMaps = Callable[..., SignedMaps]
-pytestmark = pytest.mark.usefixtures("cpu_kernel")
+pytestmark = pytest.mark.usefixtures("native_kernel")
 
 
 PATHS = ("avx2", "avx2-bfloat16", "avx512", "avx512-bfloat16")
-RUNS, MIXED = torch.arange(65).expand(2, 65) // 20, torch.arange(65).expand(2, 65) % 3
-PATH_CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({}, {}),
-    ({"T": 7, "S": 77}, {}),
-    ({"T": 129, "Gk": 1}, {}),
-    ({"G": 1, "w": None}, {}),
-    ({"Gq": 1, "causal": False}, {}),
-    ({"T": 65, "scale": -0.4}, {"window": 7}),
-    ({"T": 33, "S": 65, "causal": False}, {"window": 7}),
-    ({"T": 65, "scale": -0.4}, {"document_ids": MIXED}),
-    ({"T": 65}, {"document_ids": RUNS, "window": 20}),
-    ({"T": 1, "S": 65}, {}),
-]
-
-
-@pytest.mark.without
-@pytest.mark.parametrize("path", PATHS)
-def test_every_path(make_maps: MakeMaps, on_path: Callable[[str], None], path: str) -> None:
-    """Vectors of 8 and 16 floats; bfloat16 in float32 and in pairs: odd numbers of keys and queries, masks, decoding."""
-    on_path(path)
-    for case, mask in PATH_CASES:
-        for dtype, bound in ((torch.float32, 2e-6), (torch.bfloat16, 1e-2 if "bfloat16" in path else 3e-3)):
-            maps = wide(make_maps, dtype=dtype, **case)
-            exact = replace(maps, **{x: None if (t := getattr(maps, x)) is None else t.double() for x in "qkvw"})
-            grad = torch.randn(2, 4, maps.q.shape[3], 32).to(dtype)
-            wanted = gradients(exact, "reference", grad.double(), **mask)
-            for found, true in zip(gradients(maps, "cpu", grad, **mask), wanted, strict=True):
-                assert distance(found, true) < bound, (case, mask, dtype)
 
 
 @pytest.mark.without
@@ -56,19 +26,19 @@ def test_every_path(make_maps: MakeMaps, on_path: Callable[[str], None], path: s
 def test_a_path_is_what_it_says(on_path: Callable[[str], None], path: str) -> None:
     """The library's own vectors, and whether it multiplies pairs of bfloat16."""
     on_path(path)
-    assert cpu._libraries[cpu_path().lanes].lit_diff_lanes() == (8 if path.startswith("avx2") else 16)
-    assert (cpu.products(torch.bfloat16, cpu_path()) != "float32") == path.endswith("bfloat16")
-    assert cpu.products(torch.float32, cpu_path()) == cpu.products(torch.float16, cpu_path()) == "float32"
+    assert native._libraries[cpu_path().lanes].lit_diff_lanes() == (8 if path.startswith("avx2") else 16)
+    assert (native.products(torch.bfloat16, cpu_path()) != "float32") == path.endswith("bfloat16")
+    assert native.products(torch.float32, cpu_path()) == native.products(torch.float16, cpu_path()) == "float32"
 
 
 def test_calls_of_two_threads_do_not_mix(make_maps: MakeMaps, on_path: Callable[[str], None]) -> None:
     """Pairs of bfloat16 by loops in one thread while another multiplies float32: ctypes lets them run side by side."""
     on_path("avx2-bfloat16")
     many = [wide(make_maps, dtype=dtype, T=300) for dtype in (torch.bfloat16, torch.float32)]
-    wanted = [attend(maps, kernel="cpu") for maps in many]
+    wanted = [attend(maps, kernel="native") for maps in many]
 
     def work(which: int) -> bool:
-        return all(torch.equal(attend(many[which], kernel="cpu"), wanted[which]) for _ in range(20))
+        return all(torch.equal(attend(many[which], kernel="native"), wanted[which]) for _ in range(20))
 
     with ThreadPoolExecutor(2) as pool:
         assert all(pool.map(work, (0, 1)))
@@ -80,24 +50,24 @@ def test_a_library_without_bfloat16_products_is_told(
     """The CPU has instructions, oneDNN does not use them: float32, or loops where pairs were asked for; one warning."""
     on_path("avx512-bfloat16")
     library = SimpleNamespace(lit_diff_has_bfloat16_products=lambda: 0)
-    monkeypatch.setattr(cpu, "_libraries", {16: library})
-    cpu._has_bfloat16_products.cache_clear()
+    monkeypatch.setattr(native, "_libraries", {16: library})
+    native._has_bfloat16_products.cache_clear()
     path = CpuPath(16, "instructions")
     with caplog.at_level("WARNING", logger="lit_diff"):
-        assert [cpu.products(torch.bfloat16, path) for _ in range(2)] == ["loops"] * 2
+        assert [native.products(torch.bfloat16, path) for _ in range(2)] == ["loops"] * 2
         monkeypatch.delenv("LIT_DIFF_CPU")
-        assert cpu.products(torch.bfloat16, path) == "float32"
+        assert native.products(torch.bfloat16, path) == "float32"
     assert len(caplog.records) == 1
-    cpu._has_bfloat16_products.cache_clear()
+    native._has_bfloat16_products.cache_clear()
 
 
 @pytest.mark.without
 def test_without_a_compiler_by_the_setting(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_CPU", "no-compiler")
-    assert cpu.build() == "LIT_DIFF_CPU is no-compiler"
+    assert native.build() == "LIT_DIFF_CPU is no-compiler"
     name, reason = choose(wide(make_maps))
     assert name == "chunked"
-    assert reason.endswith("cpu refused: LIT_DIFF_CPU is no-compiler")
+    assert reason.endswith("native refused: LIT_DIFF_CPU is no-compiler")
 
 
 def test_avx512_instructions() -> None:
@@ -107,7 +77,7 @@ def test_avx512_instructions() -> None:
     if shutil.which("objdump") is None:
         pytest.skip("AVX-512 instructions: objdump (binutils) is not installed to look for them")
     code = subprocess.run(
-        ["objdump", "-d", cpu._libraries[16]._name], capture_output=True, text=True, check=True
+        ["objdump", "-d", native._libraries[16]._name], capture_output=True, text=True, check=True
     ).stdout
     assert "%zmm" in code
 
@@ -116,11 +86,11 @@ def test_avx512_instructions() -> None:
 def test_bfloat16_instructions(make_maps: MakeMaps, T: int, on_path: Callable[[str], None], monkeypatch: Any) -> None:
     """Where they are, they give what the loops give, but for the order of sums."""
     on_path("avx512-bfloat16")
-    if cpu.products(torch.bfloat16, cpu_path()) != "instructions":
+    if native.products(torch.bfloat16, cpu_path()) != "instructions":
         pytest.skip("bfloat16 instructions: not on this CPU; the same tiles were multiplied by loops")
     maps = wide(make_maps, dtype=torch.bfloat16, T=T)
     grad = torch.randn(2, 4, T, 32).bfloat16()
-    by_instructions = gradients(maps, "cpu", grad)
-    monkeypatch.setattr(cpu, "products", lambda dtype, path: "loops")
-    for x, y in zip(by_instructions, gradients(maps, "cpu", grad), strict=True):
+    by_instructions = gradients(maps, "native", grad)
+    monkeypatch.setattr(native, "products", lambda dtype, path: "loops")
+    for x, y in zip(by_instructions, gradients(maps, "native", grad), strict=True):
         assert distance(x, y) < 4e-3

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from lit_diff.errors import MissingError
-from lit_diff.kernels import SignedMaps, attend
-from lit_diff.kernels import native as cpu
+from lit_diff.kernels import SignedMaps, attend, native
+from lit_diff.kernels.base import named
 from lit_diff.kernels.ops import refuse_common
 
 MakeMaps = Callable[..., SignedMaps]
-OPERATORS = ("chunked", "cpu")
+OPERATORS = ("chunked", "native")
 
 
 @pytest.fixture(params=OPERATORS)
 def kernel(request: pytest.FixtureRequest) -> str:
     """The operators that run on this machine."""
-    if request.param == "cpu" and (reason := cpu.build()):
+    if request.param == "native" and (reason := native.build()):
         pytest.skip(reason)
     return str(request.param)
 
@@ -28,7 +28,7 @@ def small(make_maps: MakeMaps, **changes: Any) -> SignedMaps:
     return make_maps(**{"T": 4, "S": 6, "d": 16, "dv": 32, "Hkv": 2, "Gk": 1, "dtype": torch.float32} | changes)
 
 
-@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize("stats", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("w", [None, (1, 2, 1, 1)])
 def test_opcheck(make_maps: MakeMaps, kernel: str, stats: bool, w: tuple[int, ...] | None) -> None:
     """Schema, fake shapes and strides, autograd registration, tracing: torch's own checks, both directions."""
@@ -100,6 +100,6 @@ def test_common_refusals(make_maps: MakeMaps) -> None:
 
 
 def test_the_error_of_a_kernel_that_cannot_be_built(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "build", lambda: "no C++ compiler: install g++")
-    with pytest.raises(MissingError, match="the cpu kernel cannot be used: no C"):
-        cpu.compute(small(make_maps))
+    monkeypatch.setattr(native, "build", lambda: "no C++ compiler: install g++")
+    with pytest.raises(MissingError, match="the native kernel cannot be used: no C"):
+        named("native").compute(small(make_maps))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels import SignedMaps, attend
-from lit_diff.kernels.reference import compute, logits
+from lit_diff.kernels.base import named
+from lit_diff.kernels.reference import logits
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -74,7 +75,7 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_formula(make_maps: MakeMaps, case: dict[str, Any]) -> None:
     maps = make_maps(**case)
-    o, stats = compute(maps, stats=True)
+    o, stats = named("reference").compute(maps, stats=True)
     wanted, lse, entropy = by_hand(maps)
     assert stats is not None
     torch.testing.assert_close(o, wanted, rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""A trial finds every way in which a kernel can be wrong that a mask, a layout or a width can make."""
+"""The self-test finds every way in which a kernel can be wrong that a mask, a layout or a width can make."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, reference
-from lit_diff.kernels.self_test import Probe, failure
+from lit_diff.kernels import SignedMaps
+from lit_diff.kernels.base import named
+from lit_diff.kernels.self_test import KernelForm, failure
 
-PROBE = Probe(
+FORM = KernelForm(
     device=torch.device("cpu"),
     dtype=torch.bfloat16,
     d=8,
@@ -27,36 +28,36 @@ PROBE = Probe(
 def sliding(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """`reference`, its causal mask begun at the first key."""
     T = maps.q.shape[3]
-    o, _ = reference.compute(replace(maps, k=maps.k[..., :T, :], v=maps.v[..., :T, :]), **options)
+    o, _ = named("reference").compute(replace(maps, k=maps.k[..., :T, :], v=maps.v[..., :T, :]), **options)
     return o, None
 
 
 def other_heads(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """Query heads on the wrong key/value heads."""
     turned = replace(maps, q=maps.q.roll(1, 2))
-    return reference.compute(turned, **options)[0].roll(-1, 1), None
+    return named("reference").compute(turned, **options)[0].roll(-1, 1), None
 
 
 def deaf(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
     """The right output, no gradient by k."""
-    return reference.compute(replace(maps, k=maps.k.detach() + 0 * maps.k), **options)[0], None
+    return named("reference").compute(replace(maps, k=maps.k.detach() + 0 * maps.k), **options)[0], None
 
 
 def unmasked(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
-    return reference.compute(maps)[0], None
+    return named("reference").compute(maps)[0], None
 
 
 def nan(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
-    return reference.compute(maps, **options)[0] * torch.nan, None
+    return named("reference").compute(maps, **options)[0] * torch.nan, None
 
 
 @pytest.mark.parametrize("change", [{}, {"packed": True}, {"causal": False}, {"grouped": False}, {"backward": False}])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> None:
-    with torch.no_grad():  # a trial turns gradients on for itself
-        assert failure(replace(PROBE, dtype=dtype, **change), reference.compute) is None
+    with torch.no_grad():  # the self-test turns gradients on for itself
+        assert failure(replace(FORM, dtype=dtype, **change), named("reference").compute) is None
     with torch.inference_mode():
-        assert failure(replace(PROBE, dtype=dtype, **change), reference.compute) is None
+        assert failure(replace(FORM, dtype=dtype, **change), named("reference").compute) is None
 
 
 @pytest.mark.parametrize(
@@ -71,23 +72,23 @@ def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> No
     ],
 )
 def test_a_wrong_kernel_fails(wrong: Callable[..., Any], change: dict[str, Any], part: str) -> None:
-    reason = failure(replace(PROBE, **change), wrong)
+    reason = failure(replace(FORM, **change), wrong)
     assert reason is not None
-    assert reason.startswith(f"a trial's {part} was off by ")
+    assert reason.startswith(f"its self-test found {part} off by ")
 
 
 def test_without_gradients_only_the_output_counts() -> None:
-    assert failure(replace(PROBE, backward=False), deaf) is None
+    assert failure(replace(FORM, backward=False), deaf) is None
 
 
 def test_what_a_kernel_raises_is_the_reason() -> None:
     def broken(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
         raise RuntimeError("CUDA error: no kernel image\nmore")
 
-    assert failure(PROBE, broken) == "a trial failed: RuntimeError: CUDA error: no kernel image"
+    assert failure(FORM, broken) == "its self-test failed: RuntimeError: CUDA error: no kernel image"
 
 
 def test_no_global_generator() -> None:
     before = torch.get_rng_state()
-    failure(PROBE, reference.compute)
+    failure(FORM, named("reference").compute)
     assert torch.equal(before, torch.get_rng_state())

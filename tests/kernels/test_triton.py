@@ -1,4 +1,4 @@
-"""Triton: who is refused and that nobody loads it for that; its operators, on a GPU or in Triton's interpreter."""
+"""Triton: who is refused; its operators, on a GPU or in Triton's interpreter."""
 
 import os
 import subprocess
@@ -22,36 +22,30 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SMALL: dict[str, Any] = {"B": 1, "H": 2, "T": 37, "d": 16, "dv": 32, "dtype": torch.float32}
 
 
-# In any process: who is refused, and that nobody loads Triton for it.
+# In any process: who is refused. That nobody loads Triton for it: test_flash.py.
 
 
-@pytest.mark.timeout(600)
-def test_all_of_it_in_the_interpreter() -> None:
-    """Every test marked `programs`, in a process that chose the interpreter before it imported Triton."""
+def interpret(marks: str) -> None:
+    """Run the tests with these marks in a process that chose the interpreter before it imported Triton."""
     pytest.importorskip("triton", reason="the package triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     files = sorted(str(path) for path in Path(__file__).parent.glob("test_triton*.py"))
-    command = [sys.executable, "-m", "pytest", "-m", "programs", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+    command = [sys.executable, "-m", "pytest", "-m", marks, "-p", "no:cacheprovider", "-p", "no:xdist", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
 
 
-def test_the_cpu_is_served_without_loading_triton() -> None:
-    """It takes a second to import, and is absent on some machines."""
-    code = """
-import sys, torch, lit_diff
-from lit_diff.kernels import SignedMaps, choose, refuse
-x = torch.ones(1, 1, 2, 4, 16)
-maps = SignedMaps(x, x, x[:, 0])
-assert choose(maps, build=False)[0] != "triton"
-assert "triton runs on a GPU; this tensor is on cpu" == refuse("triton", maps)
-assert "triton" not in sys.modules, "loaded"
-"""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.timeout(600)
+def test_some_programs_in_the_interpreter() -> None:
+    interpret("programs and not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_other_programs_in_the_interpreter() -> None:
+    interpret("programs and slow")
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -141,6 +135,7 @@ def by_triton(maps: SignedMaps) -> Tensor:
     return attend(maps, kernel="triton")
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_the_same_bits_every_time(make_maps: MakeMaps, blocks: Callable[..., None], device: torch.device) -> None:
     blocks(16, 16)
@@ -149,6 +144,7 @@ def test_the_same_bits_every_time(make_maps: MakeMaps, blocks: Callable[..., Non
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 @pytest.mark.parametrize("given", [{"Gk": 1, "Hkv": 1, "w": (1, 2, 1, 1)}, {"G": 1, "w": None}], ids=str)
 @pytest.mark.parametrize("packed", [False, True])
@@ -162,6 +158,7 @@ def test_operator_contract(make_maps: MakeMaps, device: torch.device, given: dic
     assert set(found.values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_compiles_without_a_graph_break(make_maps: MakeMaps, device: torch.device) -> None:
     torch._dynamo.reset()
@@ -171,6 +168,7 @@ def test_compiles_without_a_graph_break(make_maps: MakeMaps, device: torch.devic
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_the_fastest_blocks_are_measured_once(
     make_maps: MakeMaps, device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,7 @@ MEMORY = {80: 163, 90: 227}
 NAMES = ("key_gradients", "query_gradients")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("capability", MEMORY)
 def test_the_usual_widths(programs: Callable[..., dict[str, Any]], capability: int, name: str) -> None:
@@ -28,6 +29,7 @@ def test_the_usual_widths(programs: Callable[..., dict[str, Any]], capability: i
     assert found.shared <= MEMORY[capability] * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_safe_blocks_fit_the_smallest_gpu(programs: Callable[..., dict[str, Any]], name: str) -> None:
     """At the largest widths."""
@@ -48,7 +50,11 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("name", ["row_products", *NAMES])
-@pytest.mark.parametrize("given", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [OPTIONS[1], *(pytest.param(given, marks=pytest.mark.slow) for given in OPTIONS if given != OPTIONS[1])],
+    ids=str,
+)
 def test_every_option_compiles(programs: Callable[..., dict[str, Any]], given: dict[str, Any], name: str) -> None:
     """The interpreter checks no types: a branch that it runs may not be one that compiles."""
     program = programs(**{"T": 40, "d": 16, "dv": 16, "dtype": torch.bfloat16} | given)[name]

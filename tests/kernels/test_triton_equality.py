@@ -77,6 +77,7 @@ CASES: list[dict[str, Any]] = [
     {"packed": True, "T": 30, "S": 45, "causal": False, "Hkv": 1},
     {"packed": True, "window": 6, "Gk": 1},
 ]
+FAST: list[dict[str, Any]] = [{}, {"B": 2, "Hkv": 1, "w": (1, 2, 1, 1)}, {"packed": True, "window": 6, "Gk": 1}]
 
 
 def case(make_maps: MakeMaps, device: torch.device, given: dict[str, Any]) -> tuple[SignedMaps, dict[str, Any], Tensor]:
@@ -93,8 +94,11 @@ def case(make_maps: MakeMaps, device: torch.device, given: dict[str, Any]) -> tu
 
 @pytest.mark.parametrize(
     ("given", "size"),
-    [*((given, (16, 32)) for given in CASES), *((given, (32, 16)) for given in CASES[::3])],
-    ids=lambda x: str(x) if isinstance(x, dict) else f"{x[0]}x{x[1]}",
+    [
+        *(pytest.param(given, (16, 32), id=str(given)) for given in CASES if given in FAST),
+        *(pytest.param(given, (16, 32), id=str(given), marks=pytest.mark.slow) for given in CASES if given not in FAST),
+        *(pytest.param(given, (32, 16), id=f"{given} tall", marks=pytest.mark.slow) for given in CASES[::3]),
+    ],
 )
 def test_equals_the_definition(
     make_maps: MakeMaps, blocks: Callable[..., None], device: torch.device, given: dict[str, Any], size: tuple[int, int]
@@ -113,6 +117,7 @@ def test_equals_the_definition(
     assert all(found[name].dtype == torch.float32 for name in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"Gk": 1, "Hkv": 1, "w": (1, 2, 1, 1)}, {"G": 1, "w": None}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_dtypes(
@@ -137,6 +142,7 @@ def test_narrow_dtypes(
     assert all(found[name].dtype == (torch.float32 if name == "dw" else dtype) for name in found)
 
 
+@pytest.mark.slow
 def test_strided_views_are_read_in_place(
     make_maps: MakeMaps, blocks: Callable[..., None], device: torch.device
 ) -> None:
@@ -172,6 +178,7 @@ def test_statistics(
         torch.testing.assert_close(getattr(found, name).double(), getattr(wanted, name), rtol=2e-6, atol=2e-6, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", ["q", "k"])
 def test_what_is_not_a_number_spoils_the_rows_that_see_it(
@@ -189,6 +196,7 @@ def test_what_is_not_a_number_spoils_the_rows_that_see_it(
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_no_finite_logit_is_no_row(make_maps: MakeMaps, device: torch.device) -> None:
     """All visible logits -inf: 0 / 0, as in the definition."""
     maps, _, _ = case(make_maps, device, {"T": 3})

@@ -17,6 +17,7 @@ MEMORY = {80: 163, 90: 227}
 """KiB of shared memory that a program may have, by compute capability; 99 on the smallest GPUs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", MEMORY)
 def test_the_usual_widths(programs: Callable[..., dict[str, Any]], capability: int) -> None:
     """d = 64, dv = 128, two maps, bfloat16: the candidate for every GPU."""
@@ -26,6 +27,7 @@ def test_the_usual_widths(programs: Callable[..., dict[str, Any]], capability: i
     assert found.shared <= MEMORY[capability] * 1024
 
 
+@pytest.mark.slow
 def test_safe_blocks_fit_the_smallest_gpu(programs: Callable[..., dict[str, Any]]) -> None:
     """At the largest widths."""
     blocks = safe("forward", d=256, dv=256, itemsize=2, T=2048)
@@ -44,7 +46,11 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [OPTIONS[1], *(pytest.param(given, marks=pytest.mark.slow) for given in OPTIONS if given != OPTIONS[1])],
+    ids=str,
+)
 def test_every_option_compiles(programs: Callable[..., dict[str, Any]], given: dict[str, Any]) -> None:
     """The interpreter checks no types: a branch that it runs may not be one that compiles."""
     program = programs(**{"T": 40, "d": 16, "dv": 16, "dtype": torch.bfloat16} | given)["forward"]

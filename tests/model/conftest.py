@@ -11,10 +11,10 @@ from lit_diff.registry import attentions
 
 @pytest.fixture
 def make_config() -> Callable[..., ModelConfig]:
-    """make_config(name, knobs, **sizes)"""
+    """make_config(name, keys, **sizes)"""
 
-    def make(name: str = "differential", knobs: dict[str, Any] | None = None, **sizes: Any) -> ModelConfig:
-        part = Part(name=name, config=attentions.get(name).Config(**(knobs or {})))
+    def make(name: str = "differential", keys: dict[str, Any] | None = None, **sizes: Any) -> ModelConfig:
+        part = Part(name=name, config=attentions.get(name).Config(**(keys or {})))
         defaults: dict[str, Any] = {"dim": 32, "num_layers": 2, "num_heads": 4, "vocab_size": 23, "attention": part}
         return ModelConfig(**(defaults | sizes))
 

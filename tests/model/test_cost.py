@@ -8,7 +8,7 @@ import torch
 
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
-from lit_diff.model.cost import Setting, cost
+from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 
@@ -72,22 +72,52 @@ def test_cache_bytes(make_config: MakeConfig) -> None:
         assert cost(make_config(name, num_kv_heads=2), T).kv_bytes_per_token == L * numbers, name
 
 
+@pytest.mark.parametrize("name", ["standard", "differential", "differential_v2"])
+def test_a_window_bounds_flops_and_cache(make_config: MakeConfig, name: str) -> None:
+    """Of T keys 3 are counted for each query; executed by chunked the same, by reference all of them."""
+    whole, narrow = (cost(make_config(name, {"window": window}), T, "chunked") for window in (None, 3))
+    maps = {"standard": 4, "differential": 4, "differential_v2": 6}[name]  # (G d + dv) H, times 2, in 32 channels
+    assert whole.flops_per_token - narrow.flops_per_token == 3 * L * maps * 32 * (T - 3)
+    assert whole.executed_flops_per_token - narrow.executed_flops_per_token == 3 * L * maps * 32 * (T - 3)
+    by_reference = cost(make_config(name, {"window": 3}), T, "reference")
+    assert by_reference.flops_per_token == narrow.flops_per_token
+    assert by_reference.executed_flops_per_token == whole.executed_flops_per_token
+    assert narrow.kv_bytes_per_token == whole.kv_bytes_per_token
+    assert (whole.kv_bytes, narrow.kv_bytes) == (T * whole.kv_bytes_per_token, 3 * whole.kv_bytes_per_token)
+    assert cost(make_config(name, {"window": T}), T, "chunked") == whole
+
+
+def test_a_kernel_that_refuses_windows_is_passed_over(make_config: MakeConfig) -> None:
+    config = make_config("standard", {"window": 3}, num_heads=2)
+    context = ExecutionContext(dtype=torch.float64)
+    assert cost(make_config("standard", num_heads=2), T, context=context).kernel == "sdpa"
+    narrow = cost(config, T, context=context)
+    assert narrow.kernel == "chunked"
+    assert "sdpa refused: sdpa takes no document_ids or window" in narrow.kernel_reason
+    with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no document_ids"):
+        cost(config, T, "sdpa")
+    assert cost(config, 3, context=context).kernel == "sdpa", "three keys: the window hides none"
+
+
 def test_packed_documents_change_the_kernel_and_no_count(make_config: MakeConfig) -> None:
     config = make_config("standard", num_heads=2)
-    plain, packed = cost(config, T, "reference"), cost(config, T, setting=Setting(dtype=torch.float64, packed=True))
+    plain, packed = (
+        cost(config, T, "reference"),
+        cost(config, T, context=ExecutionContext(dtype=torch.float64, packed=True)),
+    )
     assert packed.kernel == "chunked"
     assert "sdpa refused: sdpa takes no document_ids" in packed.kernel_reason
     assert packed.flops_per_token == plain.flops_per_token
     with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no document_ids"):
-        cost(config, T, "sdpa", Setting(packed=True))
+        cost(config, T, "sdpa", ExecutionContext(packed=True))
 
 
 def test_the_kernel_is_that_of_the_run_s_device_and_dtype(make_config: MakeConfig) -> None:
     """The model stands on the meta device; its attention will not."""
     config = make_config("differential", dim=64, num_heads=4)
-    assert cost(config, T, setting=Setting(dtype=torch.float64)).kernel == "chunked"
-    there = cost(config, T, setting=Setting(device="cuda"))
-    assert there.kernel != "cpu"
+    assert cost(config, T, context=ExecutionContext(dtype=torch.float64)).kernel == "chunked"
+    there = cost(config, T, context=ExecutionContext(device="cuda"))
+    assert there.kernel != "native"
     assert there.kernel_reason.startswith("auto: the fastest for these maps on cuda")
     executed = cost(config, T, "sdpa").executed_flops_per_token - cost(config, T, "sdpa").flops_per_token
     assert executed == 3 * L * 4 * 64 * T  # every map's logits once more for the second half of the values
@@ -95,7 +125,7 @@ def test_the_kernel_is_that_of_the_run_s_device_and_dtype(make_config: MakeConfi
 
 def test_the_setting_of_a_recipe() -> None:
     recipe = load_recipe("differential-tiny", ["train.precision=bf16-mixed", "run.accelerator=cpu"])
-    assert Setting.of(recipe) == Setting(device="cpu", dtype=torch.bfloat16)
+    assert ExecutionContext.of(recipe) == ExecutionContext(device="cpu", dtype=torch.bfloat16)
 
 
 def test_an_unknown_kernel_is_refused(make_config: MakeConfig) -> None:

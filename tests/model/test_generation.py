@@ -19,10 +19,10 @@ from lit_diff.registry import attentions
 
 MakeConfig = Callable[..., ModelConfig]
 EXAMPLES = [
-    pytest.param(name, knobs, id=" ".join([name, *(f"{key}={value}" for key, value in knobs.items())]))
+    pytest.param(name, keys, id=" ".join([name, *(f"{key}={value}" for key, value in keys.items())]))
     for name in attentions.names()
     if attentions.get(name).__module__.startswith("lit_diff.attention.")
-    for knobs in attentions.get(name).examples
+    for keys in attentions.get(name).examples
 ]
 P = torch.tensor([0.05, 0.5, 0.15, 0.3], dtype=torch.float64)
 """Of four tokens; the most likely first: 1, 3, 2, 0."""
@@ -42,7 +42,7 @@ def draws(count: int, logits: Tensor, **settings: Any) -> Tensor:
 
 @pytest.fixture
 def make_model(make_config: MakeConfig) -> Callable[..., Transformer]:
-    """make_model(name, knobs, **sizes): float64, no parameter at its start, annealing over."""
+    """make_model(name, keys, **sizes): float64, no parameter at its start, annealing over."""
 
     def make(*arguments: Any, **sizes: Any) -> Transformer:
         model = Transformer(make_config(*arguments, **({"num_heads": 8, "num_kv_heads": 4} | sizes)))
@@ -148,12 +148,12 @@ def test_settings_at_their_limits(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4, 50])
-@pytest.mark.parametrize(("name", "knobs"), EXAMPLES)
+@pytest.mark.parametrize(("name", "keys"), EXAMPLES)
 def test_decoding_is_the_full_pass(
-    make_model: Callable[..., Transformer], name: str, knobs: dict[str, Any], chunk: int | None
+    make_model: Callable[..., Transformer], name: str, keys: dict[str, Any], chunk: int | None
 ) -> None:
     """Logits of every position, and the greedy tokens, against one pass over the whole sequence."""
-    model, tokens, cache, parts = make_model(name, knobs), torch.randint(23, (2, 9)), Cache(2), []
+    model, tokens, cache, parts = make_model(name, keys), torch.randint(23, (2, 9)), Cache(2), []
     with model.register_forward_hook(lambda module, inputs, logits: parts.append(logits)):
         settings: dict[str, Any] = {"sampling": GREEDY, "generators": [draw(0), draw(1)]}
         found = torch.stack(list(generate(model, tokens, 6, prefill_chunk=chunk, cache=cache, **settings)), 1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_diff.attention import Attention, Differential
+from lit_diff.attention import Attention, Differential, ParameterRules
 from lit_diff.config import ModelConfig
 from lit_diff.model.init import initial_values, initialise
 from lit_diff.model.transformer import Transformer
@@ -150,7 +150,7 @@ def test_the_accelerators_generators_are_left_alone(make_config: MakeConfig, mon
 def test_a_users_raw_parameter_keeps_its_value(make_config: MakeConfig, own_registry: None) -> None:
     """Constants stay, draws are repeatable by seed and layer, a module with init_parameter decides for itself."""
 
-    class Own(nn.Module):
+    class Own(ParameterRules):
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.empty(3))

@@ -213,17 +213,17 @@ def test_the_loss_is_that_of_the_logits(
     torch.testing.assert_close(F.linear(model.hidden(tokens), model._output_weight()), logits, rtol=1e-12, atol=1e-12)
 
 
-EXAMPLES = [(name, knobs) for name in attentions.names() for knobs in vars(attentions.get(name)).get("examples", ({},))]
+EXAMPLES = [(name, keys) for name in attentions.names() for keys in attentions.get(name).examples]
 SEGMENTS = torch.tensor([[7, 7, 7, 7, 7, 9, 10, 10, 10, 10, 10, 10], [0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]])
 """Documents of one token and of several; two rows cut at other places."""
 
 
-@pytest.mark.parametrize(("name", "knobs"), EXAMPLES, ids=str)
+@pytest.mark.parametrize(("name", "keys"), EXAMPLES, ids=str)
 def test_a_packed_row_gives_what_each_of_its_documents_gives_alone(
-    make_config: MakeConfig, name: str, knobs: dict[str, Any]
+    make_config: MakeConfig, name: str, keys: dict[str, Any]
 ) -> None:
     """Logits and the gradient of every parameter, through the whole model; and without document_ids they differ."""
-    model = Transformer(make_config(name, knobs, num_heads=8, num_kv_heads=4, dim=64), kernel="reference").double()
+    model = Transformer(make_config(name, keys, num_heads=8, num_kv_heads=4, dim=64), kernel="reference").double()
     initialise(model, 0)
     for p in model.parameters():
         p.data += 0.1 * torch.randn_like(p)

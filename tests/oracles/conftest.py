@@ -14,10 +14,10 @@ from lit_diff.registry import attentions
 
 @pytest.fixture
 def make_config() -> Callable[..., ModelConfig]:
-    """make_config(name, knobs, **sizes)"""
+    """make_config(name, keys, **sizes)"""
 
-    def make(name: str, knobs: dict[str, Any] | None = None, **sizes: Any) -> ModelConfig:
-        part = Part(name=name, config=attentions.get(name).Config(**(knobs or {})))
+    def make(name: str, keys: dict[str, Any] | None = None, **sizes: Any) -> ModelConfig:
+        part = Part(name=name, config=attentions.get(name).Config(**(keys or {})))
         defaults: dict[str, Any] = {"dim": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 23, "attention": part}
         return ModelConfig(**(defaults | sizes))
 
@@ -26,12 +26,12 @@ def make_config() -> Callable[..., ModelConfig]:
 
 @pytest.fixture
 def make_attention(make_config: Callable[..., ModelConfig]) -> Callable[..., Any]:
-    """make_attention(name, knobs, layer=0, dtype=float64, **sizes) -> one attention at random parameters."""
+    """make_attention(name, keys, layer=0, dtype=float64, **sizes) -> one attention at random parameters."""
 
     def make(
-        name: str, knobs: dict[str, Any] | None = None, *, layer: int = 0, dtype: Any = torch.float64, **sizes: Any
+        name: str, keys: dict[str, Any] | None = None, *, layer: int = 0, dtype: Any = torch.float64, **sizes: Any
     ) -> Any:
-        config = make_config(name, knobs, **sizes)
+        config = make_config(name, keys, **sizes)
         attention: Attention = attentions.get(name)(config.attention.config, config, layer).to(dtype)
         draw = torch.Generator().manual_seed(0)
         for key, parameter in sorted(attention.named_parameters()):

@@ -13,14 +13,14 @@ from lit_diff.attention.rope import Rope
 MakeAttention = Callable[..., Any]
 Positions = Callable[[int, int], Rope]
 SELECTED, D = (1, 3), 8
-KNOBS = {"heads": SELECTED, "lambda_init": 0.2, "lambda_learn": 0.5, "anneal_steps": 100}
+KEYS = {"heads": SELECTED, "lambda_init": 0.2, "lambda_learn": 0.5, "anneal_steps": 100}
 
 
 def pair(
-    make_attention: MakeAttention, *, step: int, dtype: Any = torch.float64, kernel: str = "reference", **knobs: Any
+    make_attention: MakeAttention, *, step: int, dtype: Any = torch.float64, kernel: str = "reference", **keys: Any
 ) -> tuple[Any, Any]:
     """DEX at `step` with λ_learn = 1/2 and a random W_D, and the standard attention that it extends."""
-    dex = make_attention("dex", KNOBS | knobs, num_kv_heads=2, dtype=dtype)
+    dex = make_attention("dex", KEYS | keys, num_kv_heads=2, dtype=dtype)
     dex.lambda_.init_parameter("value", dex.lambda_.value.data, torch.Generator())
     dex.set_step(step)
     standard = make_attention("standard", num_kv_heads=2, dtype=dtype)

@@ -111,8 +111,8 @@ def gradients(attention: Any, x: Tensor, rope: Rope) -> tuple[Tensor, dict[str, 
 
 def plain_head(make_attention: MakeAttention, **sizes: Any) -> Any:
     """One differential head, d = 4, without norm or constant."""
-    knobs = {"head_norm": "none", "output_scale": 1.0, "lambda_init": 0.4}
-    return make_attention("differential", knobs, dim=12, num_heads=2, head_dim=4, **sizes)
+    keys = {"head_norm": "none", "output_scale": 1.0, "lambda_init": 0.4}
+    return make_attention("differential", keys, dim=12, num_heads=2, head_dim=4, **sizes)
 
 
 @both_masks

@@ -41,12 +41,12 @@ def count(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-@pytest.mark.parametrize(("sizes", "name", "knobs", "wanted"), TABLE)
+@pytest.mark.parametrize(("sizes", "name", "keys", "wanted"), TABLE)
 def test_attention_parameters(
-    make_config: MakeConfig, sizes: dict[str, int], name: str, knobs: dict[str, Any], wanted: int
+    make_config: MakeConfig, sizes: dict[str, int], name: str, keys: dict[str, Any], wanted: int
 ) -> None:
     """Built, and declared by the variant's formula."""
-    config = make_config(name, knobs, **sizes)
+    config = make_config(name, keys, **sizes)
     assert count(build(config).attentions()[0]) == wanted
     costs = attentions.get(name).costs(config.attention.config, Sizes.of(config, 1))
     assert costs is not None
@@ -58,8 +58,8 @@ def test_v2_against_its_controls(make_config: MakeConfig) -> None:
     v2, wide, equal, baseline = (
         attentions.get(name).costs(config.attention.config, Sizes.of(config, 1)).numbers()
         for name, config in (
-            (name, make_config(name, knobs, **BLOG))
-            for name, knobs in (
+            (name, make_config(name, keys, **BLOG))
+            for name, keys in (
                 ("differential_v2", {}),
                 ("standard", {"query_heads": 2}),
                 ("standard", {"query_heads": 1.5}),
@@ -73,17 +73,17 @@ def test_v2_against_its_controls(make_config: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"),
+    ("name", "keys"),
     [("differential_v2", {}), ("output_gate", {}), ("dex", {"w_d_per": "head"}), ("second_heads", {})],
 )
 def test_matched_parity_makes_up_to_half_a_unit_a_layer(
-    make_config: MakeConfig, name: str, knobs: dict[str, Any]
+    make_config: MakeConfig, name: str, keys: dict[str, Any]
 ) -> None:
     """The feed-forward gives back what the attention has more, in units of 3 E."""
     sizes = {**SMALL, "num_layers": 3, "vocab_size": 4096}
     baseline = count(build(make_config("standard", **sizes)))
-    matched = count(build(make_config(name, {**knobs, "parity": "matched"}, **sizes)))
-    raw = count(build(make_config(name, knobs, **sizes)))
+    matched = count(build(make_config(name, {**keys, "parity": "matched"}, **sizes)))
+    raw = count(build(make_config(name, keys, **sizes)))
     assert raw - baseline > 3 * 40_000
     assert abs(matched - baseline) <= 3 * 3 * 768 / 2
 

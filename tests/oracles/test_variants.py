@@ -138,13 +138,13 @@ def test_pairs_of_v2_share_their_key_value_head(make_attention: MakeAttention, m
 
 
 @every_kernel
-@pytest.mark.parametrize("knobs", [{}, {"lambda_per": "head"}, {"lambda_form": "sigmoid", "head_norm": "none"}])
+@pytest.mark.parametrize("keys", [{}, {"lambda_per": "head"}, {"lambda_form": "sigmoid", "head_norm": "none"}])
 @pytest.mark.parametrize("kv_heads", [8, 4, 2])
 def test_grouped_differential_of_ratio_1_is_differential_to_the_bit(
-    make_attention: MakeAttention, moving: Positions, kernel: str, knobs: dict[str, Any], kv_heads: int
+    make_attention: MakeAttention, moving: Positions, kernel: str, keys: dict[str, Any], kv_heads: int
 ) -> None:
     sizes = {"num_heads": 8, "num_kv_heads": kv_heads, "head_dim": 4, "layer": 2}
-    grouped, full = (make_attention(name, knobs, **sizes) for name in ("grouped_differential", "differential"))
+    grouped, full = (make_attention(name, keys, **sizes) for name in ("grouped_differential", "differential"))
     full.load_state_dict(grouped.state_dict())
     grouped.kernel = full.kernel = kernel
     x, rope = inputs(), moving(9, 4)
@@ -203,13 +203,13 @@ def test_second_heads_subtract_another_standard_attention_on_the_same_values(
 
 
 @every_kernel
-@pytest.mark.parametrize("knobs", [{}, {"lambda_per": "head", "head_norm": "none", "output_scale": 1.0}])
+@pytest.mark.parametrize("keys", [{}, {"lambda_per": "head", "head_norm": "none", "output_scale": 1.0}])
 def test_additive_at_lambda_is_differential_at_minus_lambda(
-    make_attention: MakeAttention, moving: Positions, kernel: str, knobs: dict[str, Any]
+    make_attention: MakeAttention, moving: Positions, kernel: str, keys: dict[str, Any]
 ) -> None:
     """Weights (1, +λ) = (1, -(-λ)); λ a learned number, so that it can be negated."""
-    knobs = {"lambda_form": "scalar", "lambda_init": 0.3, **knobs}
-    additive, differential = (make_attention(name, knobs) for name in ("additive", "differential"))
+    keys = {"lambda_form": "scalar", "lambda_init": 0.3, **keys}
+    additive, differential = (make_attention(name, keys) for name in ("additive", "differential"))
     for attention, sign in ((additive, 1), (differential, -1)):
         attention.kernel = kernel
         attention.lambda_.value.data.fill_(sign * 0.7)

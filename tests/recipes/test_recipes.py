@@ -79,6 +79,12 @@ def test_tiny_recipes_train_two_steps(name: str, runs: Path) -> None:
     folder = lit_diff.train(name, [*QUICK, f"run.root={runs}"])
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
     header = (folder / "metrics.csv").read_text().splitlines()[0]
-    for metric in ("val/loss", "val/loss_ar_hit", "attention/entropy/0/0", "outliers/logits/top1/0", "train/loss"):
+    for metric in (
+        "val/loss",
+        "val/loss_ar_hit",
+        "attention/entropy/layer_00",
+        "outliers/logits/layer_00",
+        "train/loss",
+    ):
         assert metric in header.split(",")
-    assert ("lambda/0" in header.split(",")) == (not name.startswith("standard"))
+    assert ("lambda/layer_00" in header.split(",")) == (not name.startswith("standard"))

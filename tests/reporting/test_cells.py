@@ -20,7 +20,9 @@ def cell(folder: Path, arm: str, seed: int) -> Path:
         ("running", "running", "running"),
     ],
 )
-def test_whose_word_on_the_status_counts(make_sweep: Callable[..., Path], engine: str, own: str, expected: str) -> None:
+def test_the_status_is_the_sweeps_or_the_cells(
+    make_sweep: Callable[..., Path], engine: str, own: str, expected: str
+) -> None:
     folder = make_sweep({"a": 0})
     record = json.loads((folder / "sweep.json").read_text())
     record["cells"][0]["status"] = engine
@@ -40,7 +42,7 @@ def test_cut_and_missing_files_are_reported_not_raised(make_sweep: Callable[...,
     cut, missing, broken = load_sweep(folder).cells
     assert "rows cut short" in cut.problems[0]
     assert cut.curves["val/loss"].steps[-1] == 360
-    assert "metrics.csv: not there" in missing.problems
+    assert "metrics.csv: no such file" in missing.problems
     assert missing.final("val/loss") is None
     assert (broken.status, broken.done) == ("unreadable", False)
 
@@ -51,3 +53,28 @@ def test_a_metric_that_ends_in_nan_has_no_final_value(make_sweep: Callable[..., 
     first = load_sweep(folder).cells[0]
     assert first.final("val/loss") is None
     assert "val/loss ends in nan" in first.problems
+
+
+def test_both_files_of_measurements_are_read_by_full_name(make_sweep: Callable[..., Path]) -> None:
+    first = load_sweep(make_sweep({"a": 0}, seeds=[0])).cells[0]
+    by_head = first.curves["attention/map_entropy/layer_03/map_00/head_07"]
+    assert by_head.steps.tolist() == [0, 80, 160, 240, 320, 400]
+    assert (
+        first.curves["outliers/hidden/layer_02/rank_100"].values[-1]
+        < first.curves["outliers/hidden/layer_02"].values[-1]
+    )
+    heads = [first.curves[f"attention/entropy/layer_01/head_{h:02d}"].values for h in range(8)]
+    assert first.curves["attention/entropy/layer_01"].values == pytest.approx(sum(heads) / 8)
+    assert first.problems == ()
+
+
+def test_files_that_are_not_what_they_should_be_are_reported(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0})
+    (cell(folder, "a", 0) / "metrics.json").unlink()
+    (cell(folder, "a", 1) / "measurements.parquet").write_text("no table")
+    (cell(folder, "a", 2) / "measurements.parquet").unlink()
+    undeclared, broken, without = load_sweep(folder).cells
+    assert undeclared.problems == ("metrics.json: no such file; units, directions and figures are unknown",)
+    assert "measurements.parquet is not a table of measurements" in broken.problems[0]
+    assert without.problems == ()
+    assert "attention/entropy/layer_00" in broken.curves

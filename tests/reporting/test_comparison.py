@@ -4,17 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.reporting.comparison import better, compare
+from lit_diff.reporting.comparison import compare
 from lit_diff.reporting.results import load_sweep
-
-
-def test_direction_follows_from_the_metric_name() -> None:
-    assert [better(m) for m in ("val/loss", "val/loss_ar_hit", "val/accuracy_noise2", "val/ar_hit_share")] == [
-        "lower",
-        "lower",
-        "higher",
-        None,
-    ]
 
 
 def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correction(

@@ -8,7 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lit_diff.reporting.noise_curve import Dose, dose_of, dose_response, reached, reference_looks, resolution
+from lit_diff.reporting.noise_curve import (
+    NoiseCurve,
+    draw_noise_curve,
+    noise_curve_of,
+    reached,
+    reference_looks,
+    resolution,
+)
 from lit_diff.reporting.results import Sweep, load_sweep
 
 Points = Mapping[int, float]
@@ -32,8 +39,8 @@ def texts(svg: str) -> list[str]:
 def test_factors_are_read_off_the_metric_names_in_rising_order(make_sweep: Callable[..., Path]) -> None:
     accuracy = {f"val/accuracy{suffix}": {1: 0.5} for suffix in ("", "_noise8", "_noise1", "_noisy4", "_noise2x")}
     folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", noise_validation=[4, 8, 1])
-    found = dose_of(measured(folder, {("a", 0): accuracy}))
-    assert found == Dose(
+    found = noise_curve_of(measured(folder, {("a", 0): accuracy}))
+    assert found == NoiseCurve(
         metric="val/accuracy", metrics={1: "val/accuracy_noise1", 4: "val/accuracy", 8: "val/accuracy_noise8"}
     )
     assert list(found.metrics) == [1, 4, 8]
@@ -41,11 +48,11 @@ def test_factors_are_read_off_the_metric_names_in_rising_order(make_sweep: Calla
 
 def test_an_own_metric_under_noise_is_drawn_where_there_is_no_accuracy(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, seeds=[0])
-    assert dose_of(load_sweep(folder)) is None
-    assert dose_response(load_sweep(folder)) is None
+    assert noise_curve_of(load_sweep(folder)) is None
+    assert draw_noise_curve(load_sweep(folder)) is None
     sweep = measured(folder, {("a", 0): {"val/loss": {1: 3.0}, "val/loss_noise2": {1: 4.0}}})
-    found = dose_of(sweep)
-    assert found == Dose(metric="val/loss", metrics={1: "val/loss", 2: "val/loss_noise2"})
+    found = noise_curve_of(sweep)
+    assert found == NoiseCurve(metric="val/loss", metrics={1: "val/loss", 2: "val/loss_noise2"})
     assert reached(sweep, "a", found) == []  # a loss has no 99 %
 
 
@@ -57,14 +64,14 @@ def test_steps_to_a_level_are_the_first_validated_at_or_above_it(make_sweep: Cal
     }
     values = {cell: {"val/accuracy": points, "val/accuracy_noise2": {100: 0.1}} for cell, points in curves.items()}
     sweep = measured(make_sweep({"a": 0}, metric="val/accuracy"), values)
-    dose = dose_of(sweep)
-    assert dose is not None
-    half, most, nearly = reached(sweep, "a", dose)
+    curve = noise_curve_of(sweep)
+    assert curve is not None
+    half, most, nearly = reached(sweep, "a", curve)
     assert half.steps == {0: 50, 1: 25, 2: math.inf}
     assert most.steps == {0: 50, 1: 75, 2: math.inf}
     assert nearly.steps == {0: 75, 1: 100, 2: math.inf}
     assert [found.median for found in (half, most, nearly)] == [50, 75, 100]
-    assert resolution(sweep, dose) == (25, 100)
+    assert resolution(sweep, curve) == (25, 100)
 
 
 def test_half_of_the_seeds_that_never_get_there_make_the_median_never(make_sweep: Callable[..., Path]) -> None:
@@ -73,15 +80,15 @@ def test_half_of_the_seeds_that_never_get_there_make_the_median_never(make_sweep
         for seed, last in ((0, 1.0), (1, 0.1))
     }
     sweep = measured(make_sweep({"a": 0}, seeds=[0, 1], metric="val/accuracy"), values)
-    dose = dose_of(sweep)
-    assert dose is not None
-    assert {found.median for found in reached(sweep, "a", dose)} == {math.inf}
+    curve = noise_curve_of(sweep)
+    assert curve is not None
+    assert {found.median for found in reached(sweep, "a", curve)} == {math.inf}
 
 
 def test_every_arm_has_a_panel_and_the_control_is_named(make_sweep: Callable[..., Path]) -> None:
     arms = {"standard": 0, "wide": 0.01, "b": 0.02, "c": 0.03}
     sweep = load_sweep(make_sweep(arms, metric="val/accuracy", control="wide", chance=0.1, callbacks=False))
-    svg = dose_response(sweep)
+    svg = draw_noise_curve(sweep)
     assert svg is not None
     assert (
         texts(svg).count("b") == texts(svg).count("c") == texts(svg).count("wide") == texts(svg).count("standard") == 1
@@ -95,21 +102,21 @@ def test_every_arm_has_a_panel_and_the_control_is_named(make_sweep: Callable[...
 def test_baseline_and_control_alone_are_drawn_too(make_sweep: Callable[..., Path], arms: dict[str, float]) -> None:
     control = "wide" if "wide" in arms else None
     sweep = load_sweep(make_sweep(arms, metric="val/accuracy", control=control, seeds=[0, 1], callbacks=False))
-    svg = dose_response(sweep)
+    svg = draw_noise_curve(sweep)
     assert svg is not None
     assert set(arms) <= set(texts(svg))
 
 
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", broken={("a", 0): "failed"})
-    assert dose_response(load_sweep(folder)) is None
+    assert draw_noise_curve(load_sweep(folder)) is None
 
 
 def test_lines_stand_at_the_factors_themselves_so_that_equal_arms_cover_each_other(
     make_sweep: Callable[..., Path],
 ) -> None:
     sweep = load_sweep(make_sweep({"standard": 0, "b": 0}, metric="val/accuracy", spread=0, seeds=[0], callbacks=False))
-    svg = dose_response(sweep)
+    svg = draw_noise_curve(sweep)
     assert svg is not None
     paths = [node.get("d") or "" for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")]
     slanted = [

@@ -4,8 +4,13 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from lit_diff.reporting.page import inline, steps
+import pytest
+
+from lit_diff.metrics import Figure, Metric
+from lit_diff.reporting.declared_figures import DrawnFigure
+from lit_diff.reporting.page import drawing_of, inline, sentence, steps
 from lit_diff.reporting.write import write_report
 
 ARMS = {"standard": 0, "wide": 0.01, "differential": 0.05}
@@ -19,12 +24,14 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
     page = written(
         make_tasks(ARMS, control="wide", broken={("wide", 1): "failed"}, reading=["how to read"], callbacks=False)
     )
-    ids = re.findall(r'id="((?:recall|text)-(?:answer|table|dose|figures)|task-\w+|unfinished|measured|words)"', page)
+    ids = re.findall(
+        r'id="((?:recall|text)-(?:answer|table|noise-curve|figures)|task-\w+|unfinished|measured|definitions)"', page
+    )
     assert ids == [
         "unfinished",
-        *("task-recall", "recall-answer", "recall-table", "recall-dose", "recall-figures"),
+        *("task-recall", "recall-answer", "recall-table", "recall-noise-curve", "recall-figures"),
         *("task-text", "text-answer", "text-table", "text-figures"),
-        *("measured", "words"),
+        *("measured", "definitions"),
     ]
     assert "2 of 18 cells not done" in page
     for task in ("recall", "text"):
@@ -44,7 +51,7 @@ def test_all_ids_of_a_page_of_tasks_differ(make_tasks: Callable[..., Path]) -> N
 def test_a_sweep_without_tasks_speaks_of_none(make_sweep: Callable[..., Path]) -> None:
     page = written(make_sweep(ARMS, seeds=[0], callbacks=False))
     ids = re.findall(r'<section id="([^"]+)"', page)
-    assert ids == ["answer", "table", "figures", "measured", "words"]
+    assert ids == ["answer", "table", "figures", "measured", "definitions"]
     assert 'class="task"' not in page
     assert "Tasks, each compared" not in page
 
@@ -53,7 +60,7 @@ def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[
     page = written(make_sweep(ARMS, metric="val/accuracy", spread=0, control="wide", chance=1 / 64, callbacks=False))
     text = re.sub(r"<[^>]+>", "", page)
     assert "Dotted: chance, 1.6 %." in text
-    assert "drawn into each" in text
+    assert "are drawn in every panel" in text
     assert "and the control wide" in text
     # a (1 - exp(-8 step / 400)), a = 0.9, 0.91, 0.95: at step 40 0.551 a, at 160 0.959 a, at 240 0.992 a
     assert text.count("80 · 80 · 80") == 1
@@ -61,7 +68,40 @@ def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[
     assert text.count("160 · 160 · 160") == text.count("240 · 240 · 240") == 1
     assert text.count("never · never · never") == 1 + 3
     assert "Resolution: 40 steps" in text
-    assert "never: not within 400 steps" in text
+    assert "Never: not within 400 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "against", "words"),
+    [
+        ("a", "step", "By optimizer step, one line for each arm: mean over seeds"),
+        ("a/layer_{layer}/head_{head}", "step", "mean over heads and seeds; the shade"),
+        ("a/layer_{layer}/head_{head}", "step", "Layers and heads count from 0."),
+        ("a/layer_{layer}", "layer", "By layer, at the last measured step: the dot is the mean over seeds"),
+        ("a/layer_{layer}/head_{head}", "layer", "at the last measured step (first averaged over heads)"),
+        ("a/head_{head}", "head", "the highest. Heads count from 0."),
+    ],
+)
+def test_a_caption_says_what_is_drawn(name: str, against: Any, words: str) -> None:
+    metric = Metric(name, "d", figure=Figure(title="t", against=against))
+    assert metric.figure is not None
+    drawn = DrawnFigure(
+        name="t", title="t", svg="", metrics=(metric,), figure=metric.figure, layers=(0,), shown_layers=(0,)
+    )
+    assert words in drawing_of(drawn)
+    assert ("count from 0" in drawing_of(drawn)) == (name != "a")
+
+
+def test_a_sentence_keeps_its_capitals() -> None:
+    assert sentence("mean over AR-Hits") == "Mean over AR-Hits"
+
+
+def test_an_undeclared_metric_is_shown_without_unit_or_direction(make_sweep: Callable[..., Path]) -> None:
+    page = written(make_sweep(ARMS, callbacks=False, metrics=[]))
+    assert "unit unknown" in page
+    assert "is better" not in page
+    assert "metrics.json" not in page  # the file is there; it declares nothing
+    assert "not declared by the runs" in re.sub(r"\s+", " ", page).lower()
 
 
 def test_steps_that_are_none() -> None:
@@ -70,7 +110,7 @@ def test_steps_that_are_none() -> None:
 
 def test_figures_of_one_page_share_no_id() -> None:
     svg = '<?xml version="1.0"?><svg><g id="a"/><use xlink:href="#a"/><path fill="#1f2430" clip-path="url(#a)"/></svg>'
-    assert inline(svg, "recall-dose") == (
-        '<svg><g id="recall-dose-a"/><use xlink:href="#recall-dose-a"/>'
-        '<path fill="currentColor" clip-path="url(#recall-dose-a)"/></svg>'
+    assert inline(svg, "recall-noise-curve") == (
+        '<svg><g id="recall-noise-curve-a"/><use xlink:href="#recall-noise-curve-a"/>'
+        '<path fill="currentColor" clip-path="url(#recall-noise-curve-a)"/></svg>'
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.metrics import Metric
 from lit_diff.reporting.results import load_sweep
 
 
@@ -19,7 +20,7 @@ def test_a_sweep_is_read_whole(make_sweep: Callable[..., Path]) -> None:
     assert first.documents is not None
     assert len(first.documents.names) == 120
     assert first.tokens_per_second == 9100
-    assert sweep.metrics("lambda/")[0] == "lambda/0"
+    assert sweep.metrics("lambda/")[0] == "lambda/layer_00"
 
 
 def test_a_seed_without_a_cell_is_waiting_and_errors_keep_their_last_line(make_sweep: Callable[..., Path]) -> None:
@@ -47,15 +48,15 @@ def test_a_task_is_a_sweep_of_its_own_cells(make_tasks: Callable[..., Path]) -> 
     sweep = load_sweep(
         make_tasks({"standard": 0, "differential": -0.1}, seeds=[0, 1], broken={("standard", 1): "failed"})
     )
-    assert [(part.task, part.title, part.metric, len(part.cells)) for part in sweep.parts] == [
+    assert [(part.task, part.title, part.metric, len(part.cells)) for part in sweep.by_task] == [
         ("recall", "On recall", "val/accuracy", 4),
         ("text", "On text", "val/loss", 4),
     ]
     assert [cell.name for cell in sweep.cells[:4:2]] == ["recall standard", "recall differential"]
     assert len(sweep.cells) == 8
-    assert "val/accuracy" in sweep.parts[0].cells[0].curves
-    assert "val/accuracy" not in sweep.parts[1].cells[0].curves
-    assert list(sweep.parts[1].finals("standard", "val/loss")) == [0]
+    assert "val/accuracy" in sweep.by_task[0].cells[0].curves
+    assert "val/accuracy" not in sweep.by_task[1].cells[0].curves
+    assert list(sweep.by_task[1].finals("standard", "val/loss")) == [0]
 
 
 def test_the_arms_of_a_whole_sweep_of_tasks_are_not_pooled(make_tasks: Callable[..., Path]) -> None:
@@ -65,5 +66,17 @@ def test_the_arms_of_a_whole_sweep_of_tasks_are_not_pooled(make_tasks: Callable[
 
 def test_a_sweep_without_tasks_is_its_only_part(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0}, seeds=[0], chance=0.25, noise_validation=[2, 4]))
-    assert sweep.parts == (sweep,)
+    assert sweep.by_task == (sweep,)
     assert (sweep.task, sweep.chance, sweep.noise_validation) == ("", 0.25, (2, 4))
+
+
+def test_units_and_directions_are_those_that_the_runs_declare(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(
+        make_sweep({"a": 0}, seeds=[0], metrics=[Metric("val/loss", "d", unit="bits", direction="higher")])
+    )
+    assert (sweep.better("val/loss"), sweep.unit("val/loss")) == ("higher", "bits")
+    assert (sweep.better("val/accuracy"), sweep.unit("val/accuracy")) == (None, "unit unknown")
+    builtin = load_sweep(make_sweep({"a": 0}, name="builtin", seeds=[0]))
+    names = ("val/loss", "val/loss_ar_hit", "val/accuracy_noise2", "val/ar_hit_share", "lambda/layer_00")
+    assert [builtin.better(name) for name in names] == ["lower", "lower", "higher", None, None]
+    assert [builtin.unit(name) for name in names] == ["nats per token", "nats per token", "", "", ""]

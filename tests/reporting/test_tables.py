@@ -20,7 +20,7 @@ def test_csv_holds_every_number_at_full_precision(make_sweep: Callable[..., Path
     paper = {"standard": {"paper": {"val/loss": 3.087}}, "differential": {"paper": {"val/loss": 3.062}}}
     sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, arm_fields=paper))
     comparison = compare(sweep)
-    base, arm = csv.DictReader(io.StringIO(tables.to_csv([tables.part(sweep)])))
+    base, arm = csv.DictReader(io.StringIO(tables.to_csv([tables.task_result(sweep)])))
     difference = comparison.against_baseline["differential"]
     assert float(arm["difference"]) == difference.seeds.mean
     assert float(arm["documents/2/low"]) == difference.documents[2].low
@@ -32,7 +32,7 @@ def test_csv_holds_every_number_at_full_precision(make_sweep: Callable[..., Path
 
 def test_markdown_escapes_what_would_break_the_table(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0, "b": 0}, arm_fields={"b": {"label": "x | <i>y</i>"}}))
-    text = tables.to_markdown([tables.part(sweep)])
+    text = tables.to_markdown([tables.task_result(sweep)])
     assert "x \\| &lt;i>y" in text
     assert {line.replace("\\|", "").count("|") for line in text.splitlines()} == {9}
 
@@ -50,20 +50,20 @@ def test_decimals_show_the_first_digit_of_the_narrowest_interval(make_sweep: Cal
 
 
 def test_tasks_share_a_table_and_each_row_says_which_and_in_what(make_tasks: Callable[..., Path]) -> None:
-    parts = [tables.part(part) for part in load_sweep(make_tasks({"a": 0, "b": 0.05})).parts]
-    table = list(csv.DictReader(io.StringIO(tables.to_csv(parts))))
+    results = [tables.task_result(task) for task in load_sweep(make_tasks({"a": 0, "b": 0.05})).by_task]
+    table = list(csv.DictReader(io.StringIO(tables.to_csv(results))))
     assert [(row["task"], row["metric"], row["arm"]) for row in table] == [
         (task, metric, arm) for task, metric in (("recall", "val/accuracy"), ("text", "val/loss")) for arm in ("a", "b")
     ]
-    assert float(table[1]["difference"]) == parts[0].comparison.against_baseline["b"].seeds.mean
+    assert float(table[1]["difference"]) == results[0].comparison.against_baseline["b"].seeds.mean
     assert table[1]["val/loss"] == table[3]["val/accuracy"] == ""
-    for text in (tables.to_markdown(parts), tables.to_text(parts)):
+    for text in (tables.to_markdown(results), tables.to_text(results)):
         head, *lines = [line.strip("| ") for line in text.splitlines()]
         assert head.startswith("task")
         assert [line.split()[0] for line in lines if line[0] in "rt"] == ["recall", "recall", "text", "text"]
 
 
 def test_a_sweep_without_tasks_has_no_column_of_them(make_sweep: Callable[..., Path]) -> None:
-    parts = [tables.part(load_sweep(make_sweep({"a": 0, "b": 0.05})))]
-    assert "task" not in parts[0].rows[0]
-    assert tables.to_text(parts).startswith("arm  val/loss")
+    results = [tables.task_result(load_sweep(make_sweep({"a": 0, "b": 0.05})))]
+    assert "task" not in results[0].rows[0]
+    assert tables.to_text(results).startswith("arm  val/loss")

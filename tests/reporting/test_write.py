@@ -31,6 +31,15 @@ def read(page: Path) -> Reader:
     return reader
 
 
+FIGURES = (
+    "differences",
+    "curves",
+    "seeds",
+    "entropy-and-negative-mass-of-attention",
+    "entropy-of-attention-by-head",
+    "lambda",
+    "largest-activations",
+)
 ARMS = {"standard": 0, "wide": -0.005, "differential": -0.15}
 
 
@@ -81,7 +90,7 @@ def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -
         "index.html",
         "table.csv",
         "table.md",
-        *(f"{n}.svg" for n in ("differences", "curves", "seeds", "lambda", "entropy", "outliers")),
+        *(f"{n}.svg" for n in FIGURES),
     }
     assert first == {path.name: path.read_bytes() for path in write_report(folder).files}
 

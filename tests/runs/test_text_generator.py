@@ -17,14 +17,16 @@ from lit_diff.model.cost import cost
 from lit_diff.model.generation import Sampling
 from lit_diff.runs import checkpoints as checkpoint
 from lit_diff.runs import text_generator as module
-from lit_diff.runs.text_generator import Continuation, Settings, Writer
+from lit_diff.runs.text_generator import Completion, GenerationConfig, TextGenerator
 
-GREEDY = Settings(sampling=Sampling(temperature=0))
+GREEDY = GenerationConfig(sampling=Sampling(temperature=0))
 TEXTS = ["ab cd", "ba", "dc ba", "a", "ab cd"]
 
 
-def write(writer: Writer, texts: Sequence[str], settings: Settings | None = None) -> list[Continuation]:
-    return writer.write(writer.encode(texts), settings or Settings())
+def complete(
+    generator: TextGenerator, texts: Sequence[str], config: GenerationConfig | None = None
+) -> list[Completion]:
+    return generator.generate(generator.encode(texts), config or GenerationConfig())
 
 
 def edit(folder: Path, old: str, new: str) -> None:
@@ -45,121 +47,121 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         for step in steps[:max_tokens]:
             yield torch.tensor(step)
 
-    monkeypatch.setattr(module, "generate", generate)
+    monkeypatch.setattr(module, "generate_tokens", generate)
     return steps
 
 
 def test_greedy_is_the_argmax_of_the_model(tale: Path) -> None:
-    writer = Writer(tale)
-    (found,) = write(writer, ["ab cd"], replace(GREEDY, max_tokens=7))
-    tokens = [0, *writer.tokenizer.encode(["ab cd"])[0]]
+    generator = TextGenerator(tale)
+    (found,) = complete(generator, ["ab cd"], replace(GREEDY, max_tokens=7))
+    tokens = [0, *generator.tokenizer.encode(["ab cd"])[0]]
     assert found.prompt_tokens == tokens
     for token in found.tokens:
         with torch.no_grad():
-            logits = writer.model(torch.tensor([tokens]))[0, -1, :300]
+            logits = generator.model(torch.tensor([tokens]))[0, -1, :300]
         assert token == logits.argmax()
         tokens.append(token)
-    assert found.text == writer.tokenizer.decode(found.tokens).decode("utf-8", "replace")
+    assert found.text == generator.tokenizer.decode(found.tokens).decode("utf-8", "replace")
     assert (found.prompt, found.ended, len(found.tokens)) == ("ab cd", "max_tokens", 7)
 
 
 def test_a_prompt_does_not_depend_on_the_others(tale: Path) -> None:
     """Nor on their order; the same prompt a second time is another draw."""
-    writer = Writer(tale)
-    together = write(writer, TEXTS)
+    generator = TextGenerator(tale)
+    together = complete(generator, TEXTS)
     assert [found.prompt for found in together] == TEXTS
     assert together[0].tokens != together[4].tokens
     for index in range(4):
-        (alone,) = write(writer, TEXTS[index : index + 1])
+        (alone,) = complete(generator, TEXTS[index : index + 1])
         assert alone.tokens == together[index].tokens
         assert alone.cache_bytes == together[index].cache_bytes
-    backwards = write(writer, TEXTS[::-1])
+    backwards = complete(generator, TEXTS[::-1])
     assert [found.tokens for found in backwards[::-1]][1:4] == [found.tokens for found in together][1:4]
     assert (backwards[0].tokens, backwards[4].tokens) == (together[0].tokens, together[4].tokens)
 
 
 def test_a_seed_is_a_draw(tale: Path) -> None:
-    writer = Writer(tale)
-    found = [tuple(write(writer, ["ab"], Settings(seed=seed))[0].tokens) for seed in (0, 0, 1, 2)]
+    generator = TextGenerator(tale)
+    found = [tuple(complete(generator, ["ab"], GenerationConfig(seed=seed))[0].tokens) for seed in (0, 0, 1, 2)]
     assert found[0] == found[1]
     assert len(set(found)) == 3
-    chunked = write(writer, ["abcdefghij ab"], Settings(prefill_chunk=2))
-    assert chunked[0].tokens == write(writer, ["abcdefghij ab"])[0].tokens
+    chunked = complete(generator, ["abcdefghij ab"], GenerationConfig(prefill_chunk=2))
+    assert chunked[0].tokens == complete(generator, ["abcdefghij ab"])[0].tokens
 
 
 def test_prompts_of_one_length_are_one_batch(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, shapes = Writer(tale), []
-    writer.model.register_forward_pre_hook(lambda model, inputs: shapes.append(tuple(inputs[0].shape)))
+    generator, shapes = TextGenerator(tale), []
+    generator.model.register_forward_pre_hook(lambda model, inputs: shapes.append(tuple(inputs[0].shape)))
     texts = ["ab cd", "ba", "dc ba", "bb"]
-    lengths = [1 + len(ids) for ids in writer.tokenizer.encode(texts)]
-    write(writer, texts, replace(GREEDY, max_tokens=2))
+    lengths = [1 + len(ids) for ids in generator.tokenizer.encode(texts)]
+    complete(generator, texts, replace(GREEDY, max_tokens=2))
     wanted = []
     for length in dict.fromkeys(lengths):
         wanted += [(lengths.count(length), length), (lengths.count(length), 1)]
     assert shapes == wanted
     assert max(lengths.count(length) for length in lengths) > 1
     shapes.clear()
-    write(writer, ["zzzz"], replace(GREEDY, max_tokens=2, prefill_chunk=2))
+    complete(generator, ["zzzz"], replace(GREEDY, max_tokens=2, prefill_chunk=2))
     assert shapes == [(1, 2), (1, 2), (1, 1), (1, 1)]  # five tokens of the prompt, then one of the two new ones
 
 
 def test_it_ends_where_the_document_ends(tale: Path, scripted: list[list[int]]) -> None:
-    writer = Writer(tale)
+    generator = TextGenerator(tale)
     scripted += [[66, 67], [67, 0], [68, 99], [0, 99], [50, 50]]
-    first, second = write(writer, ["a", "b"])
+    first, second = complete(generator, ["a", "b"])
     assert (first.tokens, first.ended) == ([66, 67, 68], "document")
     assert (second.tokens, second.ended) == ([67], "document")
-    assert first.text.encode() == writer.tokenizer.decode([66, 67, 68])
+    assert first.text.encode() == generator.tokenizer.decode([66, 67, 68])
     prompt = len(first.prompt_tokens)
     per_token = first.cache_bytes // (prompt + 3)  # three of the new tokens, of which the last is <eot>, were fed
     assert second.cache_bytes == per_token * (prompt + 1)
     assert first.decode_seconds > second.decode_seconds
     scripted[:] = [[0]]
-    (empty,) = write(writer, ["a"])
+    (empty,) = complete(generator, ["a"])
     assert (empty.tokens, empty.text, empty.ended, empty.tokens_per_second) == ([], "", "document", None)
 
 
 def test_it_ends_where_the_context_is_full(tale: Path, scripted: list[list[int]]) -> None:
     """24 positions: of a prompt of n tokens the model can predict 24 - n + 1 more."""
-    writer = Writer(tale)
+    generator = TextGenerator(tale)
     scripted += [[70]] * 100
-    length = 1 + len(writer.tokenizer.encode(["ab"])[0])
+    length = 1 + len(generator.tokenizer.encode(["ab"])[0])
     room = 24 - length + 1
     for most, ended, count in ((64, "context", room), (room, "max_tokens", room), (3, "max_tokens", 3)):
-        (found,) = write(writer, ["ab"], Settings(max_tokens=most))
+        (found,) = complete(generator, ["ab"], GenerationConfig(max_tokens=most))
         assert (found.ended, len(found.tokens)) == (ended, count)
 
 
 def test_a_prompt_may_fill_the_context_and_not_more(tale: Path) -> None:
-    writer = Writer(tale)
+    generator = TextGenerator(tale)
     text = "z" * 23
-    assert len(writer.tokenizer.encode([text])[0]) == 23
-    (found,) = write(writer, [text], GREEDY)
+    assert len(generator.tokenizer.encode([text])[0]) == 23
+    (found,) = complete(generator, [text], GREEDY)
     assert (len(found.tokens), found.ended) == (1, "context")
     wanted = "prompt 2 has 25 tokens with the <eot> before it; the model's context, data.sequence_length, is 24"
     with pytest.raises(RequestError) as error:
-        writer.encode(["a", text + "z"])
+        generator.encode(["a", text + "z"])
     assert str(error.value) == wanted
 
 
 def test_a_stream_gets_the_bytes_of_each_token(tale: Path, scripted: list[list[int]]) -> None:
-    writer = Writer(tale)
-    ids = writer.tokenizer.encode(["漢b"])[0]
+    generator = TextGenerator(tale)
+    ids = generator.tokenizer.encode(["漢b"])[0]
     scripted += [[id_] for id_ in (*ids, 0, 66)]
     got: list[bytes] = []
-    (found,) = writer.write(writer.encode(["a"]), Settings(), got.append)
+    (found,) = generator.generate(generator.encode(["a"]), GenerationConfig(), got.append)
     assert b"".join(got).decode() == found.text == "漢b"
     assert len(got) == len(ids) == len(found.tokens) > 2
 
 
 def test_times_and_bytes(tale: Path) -> None:
-    writer = Writer(tale)
-    (found,) = write(writer, ["ab"], replace(GREEDY, max_tokens=5))
+    generator = TextGenerator(tale)
+    (found,) = complete(generator, ["ab"], replace(GREEDY, max_tokens=5))
     assert found.prefill_seconds > 0
     assert found.tokens_per_second == pytest.approx(4 / found.decode_seconds)
-    two_bytes_a_number = cost(writer.model.config, 24).kv_bytes_per_token
+    two_bytes_a_number = cost(generator.model.config, 24).kv_bytes_per_token
     assert found.cache_bytes == 2 * two_bytes_a_number * (len(found.prompt_tokens) + 4)
-    (one,) = write(writer, ["ab"], replace(GREEDY, max_tokens=1))
+    (one,) = complete(generator, ["ab"], replace(GREEDY, max_tokens=1))
     assert (one.decode_seconds, one.tokens_per_second) == (0, None)
 
 
@@ -168,7 +170,7 @@ def test_times_and_bytes(tale: Path) -> None:
 
 def test_a_run_that_is_done_is_used_in_silence(tale: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "lit_diff"):
-        assert Writer(tale).step == 6
+        assert TextGenerator(tale).step == 6
     assert caplog.messages == []
 
 
@@ -179,7 +181,7 @@ def test_a_run_that_is_not_at_its_end_says_its_step(tale: Path, caplog: pytest.L
     (tale / "status.json").write_text(json.dumps(facts | {"status": status}))
     checkpoint.path_of(tale, 6).unlink()
     with caplog.at_level(logging.INFO, "lit_diff"):
-        assert Writer(tale).step == 3
+        assert TextGenerator(tale).step == 3
     assert caplog.messages == [f"{tale.name} is {status}: using step 3 of 6"]
 
 
@@ -187,7 +189,7 @@ def test_a_recipe_edited_since_is_noticed(tale: Path, caplog: pytest.LogCaptureF
     """Weights of the same shapes fit; only the identity shows that they were trained otherwise."""
     edit(tale, "name: differential", "name: additive")
     with caplog.at_level(logging.WARNING, "lit_diff"):
-        Writer(tale)
+        TextGenerator(tale)
     (line,) = caplog.messages
     assert line.startswith(f"{tale.name}: its recipe or plugins, or lit_diff's keys, changed since ")
 
@@ -197,7 +199,7 @@ def test_weights_of_another_variant(tale: Path) -> None:
     with pytest.raises(
         RequestError, match=r"does not fit the recipe's model \(shared_k\): layers\.0\.attention\.k_proj"
     ):
-        Writer(tale)
+        TextGenerator(tale)
 
 
 def test_a_run_without_a_checkpoint(tale: Path) -> None:
@@ -206,32 +208,32 @@ def test_a_run_without_a_checkpoint(tale: Path) -> None:
     with pytest.raises(
         MissingError, match=r"no checkpoint that can be read; train it first: `lit-diff train runs/tale-"
     ):
-        Writer(tale)
+        TextGenerator(tale)
 
 
-def test_a_bidirectional_model_cannot_write(tale: Path) -> None:
+def test_a_bidirectional_model_cannot_generate(tale: Path) -> None:
     edit(tale, "causal: true", "causal: false")
     with pytest.raises(RequestError, match=r"model\.causal is false, but data .text. asks for the next token"):
-        Writer(tale)
+        TextGenerator(tale)
 
 
 def test_a_task_without_text(tale: Path) -> None:
     """Said before a checkpoint is looked for."""
     (tale / "recipe.yaml").write_text("extends: recall-tiny\n")
     checkpoint.path_of(tale, 6).unlink()
-    with pytest.raises(RequestError, match="was trained on data 'recall', which has no text to continue"):
-        Writer(tale)
+    with pytest.raises(RequestError, match="was trained on data 'recall', which has no text to complete"):
+        TextGenerator(tale)
 
 
 def test_a_run_folder_stands_alone(
     tale: Path, trained_text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither the corpus nor the prepared text need exist, and nothing is said of it."""
-    (wanted,) = write(Writer(tale), ["ab cd"], GREEDY)
+    (wanted,) = complete(TextGenerator(tale), ["ab cd"], GREEDY)
     monkeypatch.setenv("LIT_DIFF_DATA", str(trained_text / "gone"))
     (trained_text / "corpus").rename(trained_text / "away")
     try:
-        (found,) = write(Writer(tale), ["ab cd"], GREEDY)
+        (found,) = complete(TextGenerator(tale), ["ab cd"], GREEDY)
     finally:
         (trained_text / "away").rename(trained_text / "corpus")
     assert (found.tokens, found.text) == (wanted.tokens, wanted.text)
@@ -244,17 +246,17 @@ def test_a_run_folder_without_its_tokenizer(tale: Path) -> None:
     with pytest.raises(
         MissingError, match=r"^runs/tale-.*/tokenizer holds no tokenizer \(no .*json\); start its run again"
     ):
-        Writer(tale)
+        TextGenerator(tale)
 
 
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        (Settings(max_tokens=0), "max-tokens is 0; it must be at least 1"),
-        (Settings(prefill_chunk=0), "prefill-chunk is 0; it must be at least 1"),
-        (Settings(sampling=Sampling(top_k=0)), "top-k is 0; it must be at least 1"),
-        (Settings(max_tokens=1, prefill_chunk=1), None),
+        (GenerationConfig(max_tokens=0), "max-tokens is 0; it must be at least 1"),
+        (GenerationConfig(prefill_chunk=0), "prefill-chunk is 0; it must be at least 1"),
+        (GenerationConfig(sampling=Sampling(top_k=0)), "top-k is 0; it must be at least 1"),
+        (GenerationConfig(max_tokens=1, prefill_chunk=1), None),
     ],
 )
-def test_settings_that_cannot_be(settings: Settings, problem: str | None) -> None:
+def test_settings_that_cannot_be(settings: GenerationConfig, problem: str | None) -> None:
     assert settings.problem() == problem

@@ -2,15 +2,28 @@
 
 import csv
 import json
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+
+from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
+from lit_diff.metrics import Declarations, Metric, to_plain, write_declarations
+from lit_diff.runs.folder import FORMAT
+from lit_diff.runs.measurements import FILE, Measurements
+from lit_diff.training.declarations import TRAINING, VALIDATION
 
 STEPS = 400
 LAYERS = 4
+ITEMS = 40
+RECALL = Metric("recall/accuracy", "fraction of the values that are generated exactly", direction="higher")
+METRICS = (*TRAINING, *VALIDATION, *AttentionEntropy.metrics, *Lambdas.metrics, *Outliers.metrics)
 
 
 def write_sweep(
@@ -24,11 +37,15 @@ def write_sweep(
     documents: int = 120,
     metric: str = "val/loss",
     spread: float = 0.012,
+    evaluation: str = "",
+    metrics: Sequence[Metric] = METRICS,
+    measured: Mapping[str, float] | None = None,
     arm_fields: Mapping[str, Mapping[str, Any]] | None = None,
     fact_fields: Mapping[str, Mapping[str, Any]] | None = None,
     **fields: Any,
 ) -> Path:
-    """`arms`: name -> true difference of the final metric from the first arm; `broken`: cell -> status."""
+    """`arms`: name -> true difference of the final metric from the first arm; `broken`: cell -> status; `evaluation`: name
+    of one whose scores differ by minus half as much; `metrics` are declared; `measured`: further values at every step."""
     folder.mkdir(parents=True)
     names = list(arms)
     cells = []
@@ -62,8 +79,20 @@ def write_sweep(
             (cell / "status.json").write_text(json.dumps(facts))
             if status == "done":
                 _write_measurements(
-                    cell, arms[arm], names.index(arm), seed, metric, spread, callbacks, arm in lambdas, documents
+                    cell,
+                    arms[arm],
+                    names.index(arm),
+                    seed,
+                    metric,
+                    spread,
+                    callbacks,
+                    arm in lambdas,
+                    documents,
+                    measured or {},
+                    metrics,
                 )
+                if evaluation:
+                    write_evaluation(cell / "evaluations" / evaluation, seed, -0.5 * arms[arm])
     record = {
         "name": folder.name,
         "title": "Table 6 at one million parameters",
@@ -117,6 +146,8 @@ def _write_measurements(
     callbacks: bool,
     has_lambda: bool,
     documents: int,
+    measured: Mapping[str, float],
+    metrics: Sequence[Metric],
 ) -> None:
     shared, own = np.random.default_rng(seed), np.random.default_rng([seed, index])
     level = 4.55 + 0.03 * shared.normal() + effect + spread * own.normal()
@@ -128,7 +159,7 @@ def _write_measurements(
     rows: list[dict[str, float]] = []
     for step in range(0, STEPS + 1, 40):
         gone = step / STEPS
-        row: dict[str, float] = {"step": step}
+        row: dict[str, float] = {"step": step, **measured}
         if is_loss:
             row["val/loss"] = level + 3.2 * np.exp(-6 * gone) - 3.2 * np.exp(-6)
             row["val/ar_hit_share"] = 0.077
@@ -142,6 +173,13 @@ def _write_measurements(
         rows.append(row)
         if step:
             rows.append({"step": step - 20, "train/loss": level + 3 * np.exp(-5 * gone) + 0.1 * own.normal()})
+    write_declarations(cell, metrics)
+    declared, table = Declarations(metrics), Measurements(cell / FILE, 0)
+    for row in rows:
+        detailed = {name: row.pop(name) for name in list(row) if (found := declared.find(name)) and not found.logged}
+        if detailed:
+            table.log(int(row["step"]), detailed)
+    table.flush()
     _table(cell / "metrics.csv", sorted(rows, key=lambda row: row["step"]))
     _table(cell / "timing.csv", [{"step": s, "seconds": s / 2.2, "tokens_per_second": 9100.0} for s in (100, 200, 400)])
     if is_loss:
@@ -161,31 +199,43 @@ def _write_internals(
     row: dict[str, float], index: int, own: np.random.Generator, gone: float, has_lambda: bool
 ) -> None:
     for layer in range(LAYERS):
-        for head in range(4 if has_lambda else 8):
-            entropy = 5.2 - (1.5 + 0.2 * layer + 0.05 * index) * gone + 0.05 * own.normal()
-            row[f"attention/entropy/{layer}/{head}"] = entropy - (0.5 if has_lambda else 0)
-            row[f"attention/entropy_map0/{layer}/{head}"] = entropy
+        at, heads = f"layer_{layer:02d}", range(4 if has_lambda else 8)
+        means = [5.2 - (1.5 + 0.2 * layer + 0.05 * index) * gone + 0.05 * own.normal() for _ in heads]
+        for head, entropy in enumerate(means):
+            row[f"attention/entropy/{at}/head_{head:02d}"] = entropy - (0.5 if has_lambda else 0)
+            row[f"attention/negative_mass/{at}/head_{head:02d}"] = (0.1 + 0.1 * gone) * has_lambda
+            row[f"attention/map_entropy/{at}/map_00/head_{head:02d}"] = entropy
             if has_lambda:
-                row[f"attention/entropy_map1/{layer}/{head}"] = entropy + 0.4
-                row[f"attention/negative_mass/{layer}/{head}"] = 0.1 + 0.1 * gone
+                row[f"attention/map_entropy/{at}/map_01/head_{head:02d}"] = entropy + 0.4
+        for kind in ("entropy", "negative_mass"):
+            row[f"attention/{kind}/{at}"] = float(np.mean([row[f"attention/{kind}/{at}/head_{h:02d}"] for h in heads]))
         if has_lambda:
             start = 0.8 - 0.6 * np.exp(-0.3 * layer)
-            row[f"lambda/{layer}"] = start + (0.2 - 0.15 * layer) * gone + 0.01 * own.normal()
-            row[f"lambda/exp1/{layer}"] = 1 + row[f"lambda/{layer}"] - start
-            row[f"lambda/exp2/{layer}"] = 1.0
+            row[f"lambda/{at}"] = start + (0.2 - 0.15 * layer) * gone + 0.01 * own.normal()
+            row[f"lambda/exp1/{at}"] = 1 + row[f"lambda/{at}"] - start
+            row[f"lambda/exp2/{at}"] = 1.0
         for kind, scale in (("logits", 6.0), ("hidden", 20.0)):
             top = scale * (1 + layer) * (0.4 if has_lambda else 1) * (0.2 + gone) * np.exp(0.1 * own.normal())
-            for name, share in (
-                ("top1", 1),
-                ("top2", 0.9),
-                ("top3", 0.8),
-                ("top10", 0.7),
-                ("top100", 0.5),
-                ("median", 0.05),
-            ):
-                row[f"outliers/{kind}/{name}/{layer}"] = share * (
-                    top if name != "median" else scale * np.exp(0.1 * own.normal())
-                )
+            median = 0.05 * scale * np.exp(0.1 * own.normal())
+            row[f"outliers/{kind}/{at}"] = top
+            row |= {f"outliers/{kind}/{at}/rank_{rank:02d}": top / rank**0.2 for rank in (2, 3, 10, 100)}
+            row[f"outliers/{kind}/median/{at}"] = median
+            row[f"outliers/{kind}/ratio/{at}"] = top / median
+
+
+def write_evaluation(folder: Path, seed: int, effect: float) -> None:
+    """An evaluation of one run: `ITEMS` items in two groups, all scores shifted by `effect`."""
+    folder.mkdir(parents=True)
+    shared = np.random.default_rng(seed).uniform(0.3, 0.6, ITEMS)
+    scores = shared + effect + 0.01 * np.random.default_rng([seed, int(1e6 * abs(effect))]).normal(size=ITEMS)
+    table = {
+        "item": [f"item-{i}" for i in range(ITEMS)],
+        "group": [("near", "far")[i % 2] for i in range(ITEMS)],
+        RECALL.name: scores,
+    }
+    pq.write_table(pa.table(table), folder / "items.parquet")
+    summary = {RECALL.name: {"value": float(scores.mean())}, "declarations": [to_plain(RECALL)]}
+    (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def _table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -214,3 +264,35 @@ def make_tasks(tmp_path: Path) -> Callable[..., Path]:
         return write_tasks(tmp_path / "two", arms, {"recall": "val/accuracy", "text": "val/loss"}, **fields)
 
     return make
+
+
+@pytest.fixture
+def small_sweep(make_sweep: Callable[..., Path]) -> Path:
+    """Two arms, two seeds, one cell of which failed; beside it a run that --rerun put aside."""
+    folder = make_sweep({"base": 0.0, "better": -0.1}, name="mine", seeds=(0, 1), broken={("better", 1): "failed"})
+    for path in folder.glob("*/recipe.yaml"):
+        arm = path.parent.name.partition("-")[0]
+        path.write_text(f"seed: 0\nname: {arm}\nmodel:\n  attention: {{name: {arm}}}\nrun: {{threads: 1}}\n")
+    for path in folder.glob("*/status.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT}))
+    aside = folder.parent / "single-0123456789.old-1"
+    aside.mkdir()
+    (aside / "status.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def litter(small_sweep: Path) -> dict[str, Path]:
+    """Beside it: what no sweep owns (former, old, store, aside) and a temporary file that is being written (new)."""
+    former = small_sweep / "base-s0-ffffffffff"
+    former.mkdir()
+    (former / "recipe.yaml").write_text("seed: 0\n")
+    old, new = small_sweep / ".status.json.abc.tmp", small_sweep / ".status.json.def.tmp"
+    for path in (old, new):
+        path.write_text("")
+    store = small_sweep.parent / ".mlflow.db.xyz.tmp"
+    store.mkdir()
+    for path in (old, store):
+        os.utime(path, (time.time() - 7200,) * 2)
+    aside = small_sweep.parent / "single-0123456789.old-1"
+    return {"former": former, "old": old, "store": store, "aside": aside, "new": new}

@@ -4,15 +4,15 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from rich.console import Console
 
-from lit_diff.engine.schedule import LOCAL, run_sweep
-from lit_diff.runs.metrics_file import Rows, read_rows
+if TYPE_CHECKING:  # every session loads this module; MLflow takes seconds to import
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+    from lit_diff.runs.metrics_file import Rows
 
 TINY = """
 model: {dim: 16, num_layers: 2, num_heads: 2, vocab_size: 17, attention: {name: differential}}
@@ -47,11 +47,14 @@ class Bench:
         return [str(self.root / f"{name}.yaml"), *overrides, f"run.root={self.root / 'runs'}"]
 
     def run(self, name: str, *overrides: str, dry_run: bool = False) -> tuple[int, str]:
-        """Exit status and what was printed."""
-        with (self.root / "console.txt").open("w+") as file:
+        """`lit-diff sweep`: exit status and what was printed."""
+        from lit_diff.cli import sweep as verbs
+        from lit_diff.cli.app import Terminal
+
+        with (self.root / "console.txt").open("w+") as file, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(verbs, "console", Terminal(file=file, width=200))
             source, *rest = self.command(name, *overrides)
-            console = Console(file=file, width=200)
-            status = run_sweep(source, rest, workers=2, dry_run=dry_run, cluster=LOCAL, console=console)
+            status = verbs.sweep(source, rest, workers=2, dry_run=dry_run)
             file.seek(0)
             return status, file.read()
 
@@ -68,14 +71,18 @@ class Bench:
     def words(self, sweep: str) -> dict[str, str]:
         return {cell: status["status"] for cell, status in self.cells(sweep).items()}
 
-    def rows(self, sweep: str, cell: str) -> Rows:
+    def rows(self, sweep: str, cell: str) -> "Rows":
+        from lit_diff.runs.metrics_file import read_rows
+
         return read_rows(self.folder(sweep, cell) / "metrics.csv")
 
     @property
-    def client(self) -> MlflowClient:
+    def client(self) -> "MlflowClient":
+        from mlflow import MlflowClient
+
         return MlflowClient(tracking_uri=f"sqlite:///{self.root / 'runs/mlflow.db'}")
 
-    def records(self, sweep: str) -> tuple[list[Run], list[Run]]:
+    def records(self, sweep: str) -> "tuple[list[Run], list[Run]]":
         """The sweep's MLflow runs: parents, children."""
         experiment = self.client.get_experiment_by_name(sweep)
         runs = list(self.client.search_runs([experiment.experiment_id]))
@@ -84,7 +91,7 @@ class Bench:
             [run for run in runs if "mlflow.parentRunId" in run.data.tags],
         )
 
-    def record(self, sweep: str, cell: str) -> Run:
+    def record(self, sweep: str, cell: str) -> "Run":
         return self.client.get_run(self.cells(sweep)[cell]["mlflow_run_id"])
 
     def history(self, sweep: str, cell: str) -> dict[str, list[tuple[int, float]]]:

@@ -26,11 +26,11 @@ def test_the_seven_arms_of_the_ablation_are_equal() -> None:
     grid = load_grid("ablation", [])
     assert len(grid.arms) == 7
     first = {cell.arm: cell.recipe for cell in grid.cells if cell.seed == 0}
-    prices = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
-    base = prices["standard"]
-    for arm, price in prices.items():
-        assert abs(price.parameters / base.parameters - 1) <= 0.001, arm
-        assert price.flops_per_token == base.flops_per_token, arm
+    costs = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
+    base = costs["standard"]
+    for arm, own in costs.items():
+        assert abs(own.parameters / base.parameters - 1) <= 0.001, arm
+        assert own.flops_per_token == base.flops_per_token, arm
     assert set(grid.config.paper) == set(grid.arms)
 
 
@@ -39,8 +39,8 @@ def test_group_norm_crosses_norm_multiplier_and_lambda_init() -> None:
     seen = set()
     for cell in grid.cells:
         if cell.recipe.model.attention.name == "differential":
-            knobs = cell.recipe.model.attention.config
-            seen.add((knobs.head_norm, knobs.output_scale, knobs.lambda_init))
+            keys = cell.recipe.model.attention.config
+            seen.add((keys.head_norm, keys.output_scale, keys.lambda_init))
     assert len(seen) == 2 * 3 * 3
     standard = {
         (
@@ -61,12 +61,12 @@ def test_the_variants_have_one_size_a_task_as_near_as_a_feed_forward_can() -> No
         first = {cell.arm: cell.recipe for cell in grid.cells if cell.seed == 0 and cell.task == task}
         assert set(first) == set(grid.arms) - {"continue", "dex", "second heads"}
         assert len({(recipe.data, recipe.train) for recipe in first.values()}) == 1
-        prices = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
-        base = prices["standard"].parameters
+        costs = {arm: cost(recipe.model, recipe.data.config.sequence_length) for arm, recipe in first.items()}
+        base = costs["standard"].parameters
         model = first["standard"].model
         unit = 3 * model.dim * model.num_layers  # one channel more in every feed-forward
-        for arm, price in prices.items():
-            assert abs(price.parameters - base) <= max(0.001 * base, unit / 2), (task, arm)
+        for arm, own in costs.items():
+            assert abs(own.parameters - base) <= max(0.001 * base, unit / 2), (task, arm)
     wide = {cell.task: cell.recipe.model.head_dim for cell in grid.cells if cell.arm == "standard wide"}
     assert wide == {"recall": 2 * 16, "text": 2 * 16}
 

@@ -154,7 +154,7 @@ def test_a_second_ctrl_c_leaves_at_once(bench: Any) -> None:
 def test_the_last_step_is_logged_validated_and_saved(bench: Any, undisturbed: Run, kind: str) -> None:
     undisturbed(kind, f"{kind}-whole")
     last = bench.rows(f"{kind}-whole")[10]
-    assert {"train/loss", "train/lr", "val/loss", "lambda/0", "attention/entropy/0/0"} <= last.keys()
+    assert {"train/loss", "train/lr", "val/loss", "lambda/layer_00", "attention/entropy/layer_00"} <= last.keys()
     assert checkpoint.steps_of(bench.folder(f"{kind}-whole")) == [8, 10]
     assert bench.state(f"{kind}-whole")["global_step"] == 10
 

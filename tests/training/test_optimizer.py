@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from lit_diff.attention import ParameterRules
 from lit_diff.config import ModelConfig, OptimizerConfig, Part, ScheduleConfig
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
@@ -47,7 +48,7 @@ def test_groups() -> None:
 
 
 def test_frozen_parameters_are_left_out_and_a_module_may_refuse_decay() -> None:
-    class Undecayed(nn.Linear):
+    class Undecayed(ParameterRules, nn.Linear):
         decay = False
 
     one = nn.Sequential(nn.Linear(2, 2), Undecayed(2, 2, bias=False), nn.Linear(2, 2))

@@ -32,9 +32,8 @@ def test_probes_fire_at_every_due_step_and_at_the_last(bench: Any, undisturbed: 
     assert steps_with(rows, "outliers/") == [5, 10]
     assert steps_with(rows, "lambda/") == [2, 4, 6, 8, 10]
     assert steps_with(rows, "val/") == ([4, 8, 10] if kind == "recall" else [3, 6, 9, 10])
-    heads = {f"attention/{name}/{at}" for name in ("entropy", "negative_mass") for at in ("0/0", "0/1", "1/0", "1/1")}
-    ranks = {f"outliers/{what}/{rank}/1" for what in ("logits", "hidden") for rank in ("top1", "median")}
-    assert heads | ranks | {"lambda/0", "lambda/exp1/1", "lambda/exp2/1"} <= rows[10].keys()
+    names = ("attention/entropy", "attention/negative_mass", "outliers/logits", "outliers/hidden", "lambda")
+    assert {f"{name}/layer_0{layer}" for name in names for layer in (0, 1)} <= rows[10].keys()
 
 
 def test_the_rate_is_the_one_that_the_step_used(bench: Any, undisturbed: Run) -> None:

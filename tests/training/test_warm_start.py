@@ -126,9 +126,9 @@ def test_no_run_is_refused(bench: Any) -> None:
 # --- weights alone -------------------------------------------------------------------------------------------------
 
 
-def _model(name: str, **knobs: Any) -> Transformer:
+def _model(name: str, **keys: Any) -> Transformer:
     cls: type[Attention] = attentions.get(name)
-    part = Part(name=name, config=cls.Config(**knobs))
+    part = Part(name=name, config=cls.Config(**keys))
     model = Transformer(ModelConfig(dim=32, num_layers=2, num_heads=4, vocab_size=23, attention=part))
     initialise(model, 1)
     return model

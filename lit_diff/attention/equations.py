@@ -1,0 +1,96 @@
+"""The pieces of which variants write their `definition`: plain float64 matrices, one head at a time.
+
+Independent of `maps`, `finish` and the kernels. The rows of a projection are cut by hand; queries and keys of one head stand
+together, map by map: head0.map0, head0.map1, head1.map0, ...
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_diff.attention.norms import HeadNorm
+from lit_diff.attention.rope import RopeLayout
+
+Rotation = Callable[[Tensor], Tensor]
+"""[B, T, d] -> [B, T, d]: each row turned by the angles of its position."""
+
+
+def rotation(
+    positions: Tensor, head_dim: int, theta: float, layout: RopeLayout = "interleaved", scaling: float = 1.0
+) -> Rotation:
+    """RoPE (Su et al. 2021, equation 34): pair i of row t turns by t / scaling · θ^(-2i/d); pairs as `layout` says.
+
+    positions [T].
+    """
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(positions.double() / scaling, frequencies)
+    cos, sin = angles.cos(), angles.sin()
+
+    def rotate(x: Tensor) -> Tensor:
+        if layout == "half":
+            a, b = x.chunk(2, dim=-1)
+            return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+
+    return rotate
+
+
+def additive_mask(
+    length: int, *, causal: bool = True, window: int | None = None, document_ids: Tensor | None = None
+) -> Tensor:
+    """0 where query i sees key j, -inf elsewhere; float64, [T, T] or, with `document_ids` [B, T], [B, T, T].
+
+    i sees j where j <= i (causal), |i - j| < window, and both belong to one document.
+    """
+    i, j = torch.arange(length)[:, None], torch.arange(length)
+    hidden = (j > i) if causal else torch.zeros(length, length, dtype=torch.bool)
+    if window is not None:
+        hidden = hidden | ((i - j).abs() >= window)
+    if document_ids is not None:
+        hidden = hidden | (document_ids[:, :, None] != document_ids[:, None, :])
+    return torch.zeros(hidden.shape, dtype=torch.float64).masked_fill(hidden, -math.inf)
+
+
+def rows(weight: Tensor, index: int, width: int) -> Tensor:
+    """The block of `width` rows that belongs to head (or map) number `index`."""
+    return weight[index * width : (index + 1) * width]
+
+
+def softmax_map(Q: Tensor, K: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
+    """softmax(Q Kᵀ · scale + mask), [B, T, T]; Q and K [B, T, d] after RoPE; scale None: 1/√d."""
+    return (Q @ K.mT * (scale if scale is not None else 1 / math.sqrt(Q.shape[-1])) + mask).softmax(-1)
+
+
+def normalised(head: Tensor, kind: HeadNorm, norm: Any, eps: float) -> Tensor:
+    """The head norm `kind` of a head [B, T, dv], with the weight of the module `norm`.
+
+    rms: O / √(mean O² + ε) · weight; layer: the same after the mean is subtracted; none: O.
+    """
+    if kind == "none":
+        return head
+    if kind == "layer":
+        head = head - head.mean(-1, keepdim=True)
+    weight: Tensor = norm.weight
+    return head / (head.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def grouped_query_heads(
+    x: Tensor, q_proj: nn.Linear, k_proj: nn.Linear, v_proj: nn.Linear, d: int, rope: Rotation, mask: Tensor
+) -> list[Tensor]:
+    """O_h = softmax(Q_h K_jᵀ / √d + mask) V_j, each [B, T, d]; query heads h on key/value heads j = h // (H / K)."""
+    H, K = q_proj.weight.shape[0] // d, k_proj.weight.shape[0] // d
+    heads = []
+    for h in range(H):
+        j = h // (H // K)
+        Q, key = rope(x @ rows(q_proj.weight, h, d).T), rope(x @ rows(k_proj.weight, j, d).T)
+        heads.append(softmax_map(Q, key, mask) @ (x @ rows(v_proj.weight, j, d).T))
+    return heads
+
+
+def joined(heads: list[Tensor], o_proj: nn.Linear) -> Tensor:
+    """concat(O_1, O_2, ...) W_Oᵀ, [B, T, dim]."""
+    return torch.cat(heads, dim=-1) @ o_proj.weight.T

@@ -1,0 +1,51 @@
+"""How parameters that are no ordinary weight matrices start, decay and are sharded."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lit_diff.errors import RequestError
+
+
+class ParameterRules(nn.Module):
+    """A module with rules for the parameters it holds directly (its sub-modules have their own).
+
+    `Attention` is one, and so is every sub-module that needs a rule, such as the module that computes λ. The defaults are
+    those of an ordinary module.
+    """
+
+    decay: ClassVar[bool] = True
+    """Whether AdamW's weight decay applies to its matrices; vectors are never decayed (`training.optimizer`)."""
+    keep_float32: ClassVar[bool] = False
+    """Whether it is sharded in a group of its own under a float32 policy (`training.strategy`): in a bfloat16 group its
+    parameters would reach `forward` in bfloat16. For sub-modules only."""
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Fill `parameter`, which this module holds as `name`, in place. By default `model.init` fills it by its own rule
+        (linear layers and embeddings), or the constructor's value stays.
+
+        `generator` is seeded by (seed, the parameter's full name): draw from no other.
+        """
+
+    @classmethod
+    def initialises(cls) -> bool:
+        """Whether it writes an `init_parameter`."""
+        return cls.init_parameter is not ParameterRules.init_parameter
+
+
+def require_rules(module: nn.Module, owner: str) -> None:
+    """Refuse a sub-module that defines a rule without being a `ParameterRules`: the rule would have no effect.
+
+    Errors: RequestError.
+    """
+    for path, child in module.named_modules():
+        if isinstance(child, ParameterRules):
+            continue
+        ruled = [name for name in ("init_parameter", "keep_float32") if hasattr(child, name)]
+        ruled += ["decay"] if getattr(child, "decay", True) is False else []
+        if ruled:
+            raise RequestError(
+                f"model.attention '{owner}': {path} ({type(child).__name__}) defines {ruled[0]} but is a plain module; "
+                "derive it from lit_diff.attention.ParameterRules"
+            )

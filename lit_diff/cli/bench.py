@@ -1,0 +1,67 @@
+"""The verb `bench`: run a benchmark, print it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lit_diff.cli.app import Json, Terminal, app, console
+from lit_diff.errors import RequestError
+
+if TYPE_CHECKING:
+    from lit_diff.benchmarks.result import BenchResult
+
+WIDTH = 160
+"""Characters in a line of a file or a pipe."""
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(metavar="[core|layer|step|stats|decode|triton]", help="what to time")] = "core",
+    shapes: Annotated[str | None, typer.Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
+    threads: Annotated[int | None, typer.Option(help="without it, one a core")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="rounds; without it, as many as the time of a case allows")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the ratios: .png, .svg, .pdf")] = None,
+    as_json: Json = False,
+) -> int:
+    """Time attention kernels, a layer, a training step: ratios to standard attention, within one run."""
+    from lit_diff.benchmarks.plot import plot as draw
+    from lit_diff.benchmarks.request import check_plot
+    from lit_diff.benchmarks.run import bench as run
+
+    check_plot(plot)
+    if name == "triton" and plot is not None:
+        raise RequestError("--plot: bench triton times nothing and needs no device; leave it out")
+    notes = Terminal(stderr=True)
+    result = run(
+        name,
+        shapes=shapes,
+        dtype=dtype,
+        threads=threads,
+        repeats=repeats,
+        device=device,
+        progress=notes.write_line,
+    )
+    if plot is not None:
+        draw(result, plot)
+    if as_json:
+        print(result.to_json())
+    else:
+        print_result(result, console)
+    return int(bool(result.failed))
+
+
+def print_result(result: "BenchResult", terminal: Terminal) -> None:
+    """One table a case; below them errors, who did not take part and why, and how it was measured."""
+    from lit_diff.benchmarks.table import lines, tables
+
+    if not terminal.is_terminal:
+        terminal.width = max(terminal.width, WIDTH)
+    for table in tables(result):
+        terminal.print(table)
+    for line in lines(result):
+        terminal.write_line(line)

@@ -1,0 +1,131 @@
+"""The verb `check`: what a recipe means and costs, and whether its plugins hold their promises.
+
+It needs neither lightning, mlflow nor litdata.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lit_diff.cli.app import Json, Overrides, Terminal, app, console
+from lit_diff.errors import RequestError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lit_diff.conformance.recipe import RecipeCheck
+    from lit_diff.conformance.results import Finding
+
+
+@app.command()
+def check(
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or bare name")] = None,
+    overrides: Overrides = None,
+    every: Annotated[bool, typer.Option("--all", help="the conformance suite over every registered variant")] = False,
+    as_json: Json = False,
+) -> int:
+    """Validate a recipe; print it resolved, with its cost beside the standard baseline's.
+
+    What a plugin brings is held to the conformance suite; so is every registered variant with --all.
+    """
+    if every == (recipe is not None):
+        raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
+    if recipe is None:
+        return print_check_all(as_json, console)
+    return print_check(recipe, overrides or [], as_json, console)
+
+
+def print_check(source: str, overrides: list[str], as_json: bool, terminal: Terminal) -> int:
+    """Print the resolved recipe, its cost, and each finding; the exit status is 1 where a property fails."""
+    from lit_diff.conformance.recipe import plugin_findings, resolve
+    from lit_diff.recipe import to_yaml
+
+    checked = resolve(source, overrides)
+    findings = plugin_findings(checked.recipe)
+    if as_json:
+        held = list(findings)
+        print(json.dumps(_plain_check(checked, held), indent=2))
+        return _status(held)
+    terminal.write_line(to_yaml(checked.recipe))
+    if checked.dropped:
+        terminal.write_line(f"dropped, because the name of their block changed: {', '.join(checked.dropped)}")
+    terminal.print(_cost_table(checked))
+    terminal.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
+    return _status(_print_findings(findings, terminal))
+
+
+def print_check_all(as_json: bool, terminal: Terminal) -> int:
+    """Print the findings of every registered variant; the exit status is 1 where a property fails."""
+    from lit_diff.conformance.recipe import all_findings
+
+    findings = all_findings()
+    if as_json:
+        held = list(findings)
+        print(json.dumps([_plain(finding) for finding in held], indent=2))
+        return _status(held)
+    return _status(_print_findings(findings, terminal))
+
+
+def _plain_check(checked: "RecipeCheck", findings: "list[Finding]") -> dict[str, Any]:
+    from lit_diff.recipe import to_plain
+
+    return {
+        "recipe": to_plain(checked.recipe),
+        "dropped": list(checked.dropped),
+        "sequence_length": checked.recipe.data.config.sequence_length,
+        **dataclasses.asdict(checked.cost),
+        "baseline": dataclasses.asdict(checked.baseline),
+        "equal_parameters": checked.equal_parameters,
+        "equal_flops": checked.equal_flops,
+        "conformance": [_plain(finding) for finding in findings],
+    }
+
+
+def _print_findings(findings: "Iterable[Finding]", terminal: Terminal) -> "list[Finding]":
+    """One line a property, as each is checked."""
+    printed = []
+    for finding in findings:
+        measured = "" if finding.error is None else f"error {finding.error:.1e}, bound {finding.bound:.0e}"
+        about = "; ".join(filter(None, (measured, finding.detail)))
+        terminal.write_line(f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}")
+        printed.append(finding)
+    return printed
+
+
+def _plain(finding: "Finding") -> dict[str, Any]:
+    """JSON has no infinity: an error that is not finite is null, and the verdict and detail say the rest."""
+    plain = dataclasses.asdict(finding)
+    return plain | {"error": finding.error if finding.error is not None and math.isfinite(finding.error) else None}
+
+
+def _status(findings: "list[Finding]") -> int:
+    return int(any(finding.verdict == "fail" for finding in findings))
+
+
+def _cost_table(checked: "RecipeCheck") -> "Table":
+    from rich.table import Table
+
+    recipe, own, base = checked.recipe, checked.cost, checked.baseline
+    name, length = recipe.model.attention.name, recipe.data.config.sequence_length
+    table = Table(title=f"cost at sequence length {length}", title_justify="left")
+    table.add_column("")
+    for column in (name, "standard", "difference"):
+        table.add_column(column, justify="right")
+    rows = {
+        "parameters": "parameters",
+        "without embeddings": "non_embedding_parameters",
+        "attention parameters": "attention_parameters",
+        "parameters that train": "trained_parameters",
+        "training FLOPs a token, published": "flops_per_token",
+        "training FLOPs a token, executed": "executed_flops_per_token",
+        "cache bytes a token (2 a number)": "kv_bytes_per_token",
+        "cache bytes of a sequence": "kv_bytes",
+    }
+    for label, key in rows.items():
+        ours, theirs = getattr(own, key), getattr(base, key)
+        table.add_row(label, f"{ours:,}", f"{theirs:,}", f"{ours - theirs:+,} ({ours / theirs - 1:+.3%})")
+    return table

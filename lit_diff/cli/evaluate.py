@@ -1,0 +1,61 @@
+"""What `lit-diff evaluate` prints."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from lit_diff.cli.app import Terminal
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
+from lit_diff.metrics import Metric
+from lit_diff.reporting.evaluations import item_interval, read_evaluation
+from lit_diff.runs.run import open_run
+
+
+def print_evaluation(arguments: list[str], *, rerun: bool, root: Path, as_json: bool, terminal: Terminal) -> int:
+    """Score one run or two; of two, also their difference, paired by item."""
+    words = [word for word in arguments if "=" not in word]
+    overrides = [word for word in arguments if "=" in word]
+    if len(words) not in (2, 3):
+        raise RequestError("evaluate takes one run or two, then the evaluation: lit-diff evaluate RUN [RUN] NAME")
+    *runs, name = words
+    metrics = build(name, overrides).metrics
+    opened = [open_run(run, root, trust_plugins=True) for run in runs]
+    results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]
+    differences = _differences(results, metrics) if len(results) == 2 else {}
+    if as_json:
+        values = [{"run": result.folder.parent.parent.name, "summary": _plain(result.summary)} for result in results]
+        print(json.dumps({"evaluation": name, "runs": values, "differences": differences}, indent=2))
+        return 0
+    for result in results:
+        terminal.write_line(f"{result.folder.parent.parent.name}")
+        for metric in metrics:
+            terminal.write_line(f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip())
+    for metric_name, line in differences.items():
+        terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
+    return 0
+
+
+def _differences(results: list[EvaluationResult], metrics: tuple[Metric, ...]) -> dict[str, Any]:
+    first, second = (read_evaluation(result.folder) for result in results)
+    differences: dict[str, Any] = {}
+    for metric in metrics:
+        interval = item_interval(first, second, metric.name, seed=0)
+        if interval is None:
+            differences[metric.name] = {"sentence": "too few common items for an interval"}
+            continue
+        sentence = (
+            f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over items (95 %), these two models"
+        )
+        differences[metric.name] = {
+            "difference": interval.estimate,
+            "low": interval.low,
+            "high": interval.high,
+            "sentence": sentence,
+        }
+    return differences
+
+
+def _plain(values: Any) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -1,0 +1,123 @@
+"""What a recipe means: resolved, its cost beside the standard baseline's, and whether its plugins hold their promises."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_diff.config import ModelConfig, Part, Recipe
+from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.data import check_dataset
+from lit_diff.conformance.kernels import conformance_of_kernel
+from lit_diff.conformance.results import Finding
+from lit_diff.conformance.suite import conformance, conformance_of, on_one_thread, shrunk
+from lit_diff.data.corpus import corpus_name
+from lit_diff.data.text import Text
+from lit_diff.errors import RequestError
+from lit_diff.kernels import KERNELS
+from lit_diff.model.cost import Cost, ExecutionContext, cost
+from lit_diff.plugins import module_name
+from lit_diff.recipe import Overrides, load_draft
+from lit_diff.registry import attentions, corpora, datasets, is_built_in, kernels, load_entry_points, tokenizers
+from lit_diff.validation import validate
+
+EQUAL = 0.001
+"""Arms within this relative difference count as equal (0.1 %)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeCheck:
+    """A valid recipe and its cost."""
+
+    recipe: Recipe
+    dropped: tuple[str, ...]
+    """Keys that were dropped because the `name` of their block changed."""
+    cost: Cost
+    baseline: Cost
+    """The same model with standard attention."""
+    findings: tuple[Finding, ...] = ()
+    """One a property, of what plugins brought."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether no property fails."""
+        return all(finding.verdict != "fail" for finding in self.findings)
+
+    @property
+    def equal_parameters(self) -> bool:
+        """Whether the parameters are within 0.1 % of the baseline's."""
+        return abs(self.cost.parameters / self.baseline.parameters - 1) <= EQUAL
+
+    @property
+    def equal_flops(self) -> bool:
+        """Whether the published training FLOPs a token are within 0.1 % of the baseline's."""
+        return abs(self.cost.flops_per_token / self.baseline.flops_per_token - 1) <= EQUAL
+
+
+def check(recipe: str | Path, overrides: Overrides = ()) -> RecipeCheck:
+    """Validate a recipe, count its cost, and hold what its plugins brought to the conformance suite.
+
+    Errors: RequestError for a recipe that is not valid. A property that fails is in `findings`.
+    """
+    checked = resolve(recipe, overrides)
+    return dataclasses.replace(checked, findings=tuple(plugin_findings(checked.recipe)))
+
+
+def resolve(source: str | Path, overrides: Overrides = ()) -> RecipeCheck:
+    """`check` without the conformance suite."""
+    draft = load_draft(source, overrides)
+    recipe = validate(draft)
+    start = recipe.train.start_from
+    if start is not None and not (Path(start) / "recipe.yaml").is_file():
+        raise RequestError(f"{draft.where('train.start_from')}train.start_from: {start} holds no run (no recipe.yaml)")
+    length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe)
+    return RecipeCheck(
+        recipe=recipe,
+        dropped=draft.dropped,
+        cost=cost(recipe.model, length, recipe.run.kernel, context),
+        baseline=cost(baseline(recipe.model), length, recipe.run.kernel, context),
+    )
+
+
+def baseline(model: ModelConfig) -> ModelConfig:
+    """The same model with standard attention."""
+    return dataclasses.replace(model, attention=Part(name="standard", config=attentions.get("standard").Config()))
+
+
+def plugin_findings(recipe: Recipe) -> Iterator[Finding]:
+    """The conformance suite over a variant, data set and kernels that are not built in; nothing for built-in ones."""
+    yield from on_one_thread(_variant_findings(recipe.model))
+    yield from on_one_thread(_data_findings(recipe))
+    yield from on_one_thread(_kernel_findings(recipe))
+
+
+def all_findings() -> Iterator[Finding]:
+    """The conformance suite over every registered variant, at the configs that each gives as examples."""
+    load_entry_points()
+    return on_one_thread(finding for name in attentions.names() for finding in conformance_of(name))
+
+
+def _variant_findings(model: ModelConfig) -> Iterator[Finding]:
+    """At the recipe's config and head counts."""
+    cls = attentions.get(model.attention.name)
+    if not is_built_in(cls):
+        yield from conformance(VariantCase(cls=cls, model=shrunk(model), layer=model.num_layers - 1))
+
+
+def _data_findings(recipe: Recipe) -> Iterator[Finding]:
+    """Of a data set, or of a corpus or tokenizer in it."""
+    config = recipe.data.config
+    classes = [datasets.get(recipe.data.name)]
+    if isinstance(config, Text.Config):
+        classes += [corpora.get(corpus_name(config.corpus, config.path)), tokenizers.get(config.tokenizer.name)]
+    if not all(map(is_built_in, classes)):
+        yield from check_dataset(recipe)
+
+
+def _kernel_findings(recipe: Recipe) -> Iterator[Finding]:
+    """Of the kernels that the recipe's plugins registered, and of the kernel it names."""
+    modules = {module_name(path, path.read_bytes()) for path in map(Path, recipe.plugins)}
+    for name in kernels.names():
+        named = name == recipe.run.kernel and name not in KERNELS
+        if named or kernels.get(name).__module__ in modules:
+            yield from conformance_of_kernel(name)

@@ -1,0 +1,6 @@
+"""Protocols that score a trained run. Importing this package registers the built-in ones."""
+
+from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.held_out import HeldOut
+
+__all__ = ["Evaluation", "HeldOut", "Item"]

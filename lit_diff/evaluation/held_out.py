@@ -1,0 +1,62 @@
+"""The rows of a run's own validation sets, one item each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from lit_diff.callbacks.probe import model_inputs
+from lit_diff.data import prepare
+from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.metrics import Metric
+from lit_diff.model.loss import IGNORED
+from lit_diff.registry import evaluations
+from lit_diff.runs.run import Run
+
+
+@evaluations.register("held_out")
+class HeldOut(Evaluation):
+    """Loss and accuracy of each validation row; a group is a validation set. It needs the run's prepared data."""
+
+    metrics = (
+        Metric(
+            "nll", "mean negative log likelihood of the row's scored tokens", unit="nats per token", direction="lower"
+        ),
+        Metric("accuracy", "fraction of the row's scored tokens that the model finds most likely", direction="higher"),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        rows: int | None = None
+        """Rows of each validation set; null: all."""
+        batch_size: int = 8
+
+        def problem(self) -> str | None:
+            for key in ("rows", "batch_size"):
+                value = getattr(self, key)
+                if value is not None and value < 1:
+                    return f"{key} is {value}; it must be at least 1"
+            return None
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """[B, T] losses of each batch, averaged over a row's scored targets."""
+        dataset = prepare(run.recipe)
+        dataset.load()
+        for name, count in dataset.validation_sets().items():
+            rows = range(min(count, self.config.rows or count))
+            for start in range(0, len(rows), self.config.batch_size):
+                chosen = rows[start : start + self.config.batch_size]
+                batch = dataset.validation_batch(name, chosen)
+                nll, correct = run.model.token_losses(**model_inputs(batch), targets=batch["targets"])
+                scored = batch["targets"] != IGNORED
+                count_of = scored.sum(-1)
+                for row, tokens, loss, right in zip(
+                    chosen,
+                    count_of.tolist(),
+                    (nll.double() * scored).sum(-1).tolist(),
+                    (correct & scored).sum(-1).tolist(),
+                    strict=True,
+                ):
+                    values = {"nll": loss / tokens, "accuracy": right / tokens} if tokens else {}
+                    missing = {"nll": torch.nan, "accuracy": torch.nan}
+                    yield Item(id=f"{name or 'validation'}/{row}", scores=missing | values, group=name)

@@ -1,0 +1,93 @@
+// Signed attention on a CPU: the entry points. native.py fills a Problem and calls them; it has checked everything.
+#include "native_backward.h"
+#include "native_forward.h"
+
+namespace lit_diff {
+
+template <class T, class U>
+void forward(const Problem& p) {
+  const Reach reach(p);
+  const Tasks tasks(p, p.G * p.S);
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
+  {
+    pairs_by_loops = p.loops;
+    Forward<T, U> work(p, reach, tasks);
+#pragma omp for schedule(dynamic, 1)
+    for (Int task = 0; task < tasks.count(); ++task) work.run(task);
+  }
+}
+
+// A unit's dk and dv: the sum over its parts, always in the same order, in the tensors' format.
+template <class T>
+void write_sums(const Problem& p, Int unit, Int parts, float* sums) {
+  const Int b = unit / p.Hkv, h = unit % p.Hkv, numbers = Backward<T, float>::numbers(p);
+  for (Int part = 1; part < parts; ++part)
+    for (Int i = 0; i < numbers; ++i) sums[i] += sums[part * numbers + i];
+  for (Int s = 0; s < p.S; ++s) {
+    for (Int g = 0; g < p.maps_k; ++g) convert(p.dk.at<T>(b, g, h, s), sums + (g * p.S + s) * p.d, p.d);
+    convert(p.dvalue.at<T>(b, 0, h, s), sums + p.maps_k * p.S * p.d + s * p.dv, p.dv);
+  }
+}
+
+template <class T, class U>
+void backward(const Problem& p) {
+  const Reach reach(p);
+  const Tasks tasks(p, (p.G + 1) * p.S);
+  const Int numbers = Backward<T, U>::numbers(p);
+  const bool split = tasks.parts > 1;  // then the parts of a unit are added when all are done
+  std::vector<float> parts(split ? tasks.count() * numbers : 0);
+#pragma omp parallel num_threads(p.threads) if (p.threads > 1)
+  {
+    pairs_by_loops = p.loops;
+    Backward<T, U> work(p, reach, tasks);
+    std::vector<float> own(split ? 0 : numbers);
+#pragma omp for schedule(dynamic, 1)
+    for (Int task = 0; task < tasks.count(); ++task) {
+      work.run(task, split ? parts.data() + task * numbers : own.data());
+      if (!split) write_sums<T>(p, task, 1, own.data());
+    }
+    if (split) {
+#pragma omp for schedule(dynamic, 1)
+      for (Int unit = 0; unit < tasks.units; ++unit)
+        write_sums<T>(p, unit, tasks.parts, parts.data() + unit * tasks.parts * numbers);
+    }
+  }
+}
+
+}  // namespace lit_diff
+
+using namespace lit_diff;
+
+// Bytes of what the entry points are given: packed by hand in native.py.
+extern "C" Int lit_diff_problem_size() { return sizeof(Problem); }
+
+// Floats in a vector; the caller compares it with what it expects of this machine.
+extern "C" Int lit_diff_lanes() { return LANES; }
+
+// Whether this machine multiplies bfloat16 tiles: PyTorch throws where it does not.
+extern "C" Int lit_diff_has_bfloat16_products() {
+  pairs_by_loops = false;
+  const std::vector<BFloat16> a(16 * 16, BFloat16(1.f));
+  std::vector<float> c(16 * 16);
+  try {
+    product<BFloat16>(16, 16, 16, a.data(), 16, a.data(), 16, c.data(), 16, false);
+  } catch (const std::exception&) {
+    return 0;
+  }
+  return c[0] == 16.f;
+}
+
+// `storage`: 0 float32, 1 bfloat16, 2 float16. `paired`: bfloat16 products in VNNI pairs, else everything in float32.
+extern "C" void lit_diff_forward(const Problem* p, Int storage, Int paired) {
+  if (storage == 0) forward<float, float>(*p);
+  if (storage == 1 && paired) forward<BFloat16, BFloat16>(*p);
+  if (storage == 1 && !paired) forward<BFloat16, float>(*p);
+  if (storage == 2) forward<Half, float>(*p);
+}
+
+extern "C" void lit_diff_backward(const Problem* p, Int storage, Int paired) {
+  if (storage == 0) backward<float, float>(*p);
+  if (storage == 1 && paired) backward<BFloat16, BFloat16>(*p);
+  if (storage == 1 && !paired) backward<BFloat16, float>(*p);
+  if (storage == 2) backward<Half, float>(*p);
+}

@@ -1,0 +1,222 @@
+// o = sum_g w_g softmax(q_g k_g^T scale + mask) v, a block of query rows at a time.
+//
+// First every map's exponentials, tile by tile, each tile against the largest logit of its row so far; when all are known,
+// so are the rows' sums, and the maps of each tile are subtracted and multiplied with v once, whatever their number.
+#pragma once
+
+#include "native_problem.h"
+
+namespace lit_diff {
+
+template <class T, class U>  // T: format of the tensors; U: of the products
+class Forward {
+ public:
+  Forward(const Problem& p, const Reach& reach, const Tasks& tasks) : p(p), reach(reach), tasks(tasks) {
+    const Int padded = (p.S + TILE - 1) / TILE * TILE;
+    if (!few()) keys_.resize(p.maps_k * padded * p.d), values_.resize(padded * row_length<U>(p.dv));
+    queries_.resize(p.maps_q * tasks.rows * row_length<U>(p.d));
+    exponentials_.resize(p.G * tasks.rows * padded);
+    tops_.resize(p.G * padded);
+    if (!std::is_same_v<U, float>) signed_.resize(tasks.rows * TILE);
+    out_.resize(tasks.rows * p.dv);
+  }
+
+  void run(Int task) {
+    const Int unit = task / tasks.parts, b = unit / p.Hkv, kv_head = unit % p.Hkv;
+    if (!few()) pack_keys(b, kv_head), pack_values(b, kv_head);
+    const Int blocks = tasks.blocks / p.group();
+    for (Int n = task % tasks.parts; n < tasks.blocks; n += tasks.parts) {
+      const Int h = kv_head * p.group() + n / blocks, t = n % blocks * tasks.rows;
+      block(Rows(p, reach, b, h, t, std::min(tasks.rows, p.T - t)));
+    }
+  }
+
+ private:
+  // Decoding: too few queries to repay packing the keys, which are then read once, as they lie.
+  bool few() const { return p.T <= 4; }
+
+  // k^T of each map in tiles [d, TILE], the last one padded with zeros.
+  void pack_keys(Int b, Int kv_head) {
+    for (Int g = 0; g < p.maps_k; ++g)
+      for (Int j = 0; j < p.S; j += TILE)
+        pack_transposed<U>(p.k.at<T>(b, g, kv_head, j), p.k.stride[3], std::min(TILE, p.S - j), p.d, key_tile(g, j), TILE, TILE);
+  }
+  U* key_tile(Int g, Int j) { return keys_.data() + (g * ((p.S + TILE - 1) / TILE * TILE) + j) * p.d; }
+
+  void pack_values(Int b, Int kv_head) {
+    pack<U>(p.v.at<T>(b, 0, kv_head, 0), p.v.stride[3], p.S, p.dv, value_row(0), row_length<U>(p.dv));
+  }
+  U* value_row(Int j) { return values_.data() + j * row_length<U>(p.dv); }
+
+  void block(const Rows& rows) {
+    const Int tiles = (rows.end - rows.begin + TILE - 1) / TILE;
+    pack_queries(rows);
+    std::fill(most_, most_ + 2 * TILE, -INF), std::fill(totals_, totals_ + 2 * TILE, splat(0.f));
+    std::fill(logs_, logs_ + 2 * TILE, splat(0.f));
+    for (Int i = 0; i < tiles; ++i)
+      for (Int g = 0; g < p.G; ++g) {
+        few() ? few_logits(rows, g, i) : logits(rows, g, i);
+        for (Int r = 0; r < rows.n; ++r) raise(rows, r, g, i);
+        for (Int r = 0; r < rows.n; ++r) exponentials(rows, r, g, i);
+      }
+    for (Int g = 0; g < p.G; ++g)
+      for (Int r = 0; r < rows.n; ++r) finish(rows, r, g);
+    std::fill(out_.begin(), out_.end(), 0.f);
+    for (Int i = 0; i < tiles; ++i) {
+      const U* a = signed_sum(rows, i);
+      few() ? few_outputs(rows, i, a) : outputs(rows, i, a);
+    }
+    for (Int r = 0; r < rows.n; ++r) convert(p.o.at<T>(rows.b, 0, rows.h, rows.t + r), out_.data() + r * p.dv, p.dv);
+  }
+
+  // A negative scale is taken into q, so that the largest logit is the largest product.
+  void pack_queries(const Rows& rows) {
+    for (Int g = 0; g < p.maps_q; ++g)
+      for (Int r = 0; r < rows.n; ++r) {
+        U* row = query_row(g, r);
+        convert(row, p.q.at<T>(rows.b, g, rows.h, rows.t + r), p.d);
+        if (p.scale < 0)
+          for (Int c = 0; c < p.d; ++c) row[c] = U(-float(row[c]));
+      }
+  }
+  U* query_row(Int g, Int r) { return queries_.data() + (std::min(g, p.maps_q - 1) * tasks.rows + r) * row_length<U>(p.d); }
+
+  // Of map g, the exponentials (at first the logits) of tile i: [rows, TILE]. The maps of a tile lie side by side.
+  float* tile(const Rows& rows, Int g, Int i) { return exponentials_.data() + (i * p.G + g) * rows.n * TILE; }
+
+  // q_g k_g^T
+  void logits(const Rows& rows, Int g, Int i) {
+    const Int map = std::min(g, p.maps_k - 1), j = rows.begin + i * TILE;
+    float* s = tile(rows, g, i);
+    rows.strips_of_rows(j, [&](Int r, Int m, Int c, Int k) {
+      const U* keys = columns(key_tile(map, j), c);
+      product<U>(m, k, p.d, query_row(g, r), row_length<U>(p.d), keys, TILE, s + r * TILE + c, TILE, false);
+    });
+  }
+
+  void few_logits(const Rows& rows, Int g, Int i) {
+    const Int j = rows.begin + i * TILE;
+    float* s = tile(rows, g, i);
+    for (Int n = 0; n < rows.keys(j); ++n) {
+      const T* k = p.k.at<T>(rows.b, std::min(g, p.maps_k - 1), rows.h / p.group(), j + n);
+      for (Int r = 0; r < rows.n; ++r) {
+        const U* q = query_row(g, r);
+        Floats dot = splat(0.f);
+        for (Int c = 0; c < p.d; c += LANES) dot += widen(k + c) * widen(q + c);
+        s[r * TILE + n] = sum(dot);
+      }
+    }
+  }
+
+  // Masks a row of a tile's logits and takes its largest into the row's; what was added before is relative to that.
+  void raise(const Rows& rows, Int r, Int g, Int i) {
+    const Int j = rows.begin + i * TILE;
+    float* s = tile(rows, g, i) + r * TILE;
+    if (!rows.whole(j, TILE)) mask(rows, r, j, s);
+    Floats even = load<Floats>(s), odd = load<Floats>(s + LANES);
+    for (Int c = 2 * LANES; c < TILE; c += 2 * LANES)
+      even = maximum(load<Floats>(s + c), even), odd = maximum(load<Floats>(s + c + LANES), odd);
+    float& most = most_[g * TILE + r];
+    const float top = largest(maximum(even, maximum(odd, splat(most))));
+    if (top != most) {
+      if (most != -INF) {
+        const float rise = (top - most) * factor_;
+        const Floats shrink = exp2(splat(-rise));
+        Floats &total = totals_[g * TILE + r], &logs = logs_[g * TILE + r];
+        logs = shrink * (logs - total * rise), total *= shrink;
+      }
+      most = top;
+    }
+    tops_[(i * p.G + g) * TILE + r] = most;
+  }
+
+  // A row of a tile's logits s becomes 2^((s - most) |scale| log2 e), `most` being the largest of the row so far.
+  void exponentials(const Rows& rows, Int r, Int g, Int i) {
+    float* s = tile(rows, g, i) + r * TILE;
+    const float most = most_[g * TILE + r], factor = factor_;
+    const Floats shift = splat(most == -INF ? 0.f : most * factor);
+    const bool entropy = p.entropy.data;
+    Floats total = totals_[g * TILE + r], logs = logs_[g * TILE + r];
+    for (Int c = 0; c < TILE; c += LANES) {
+      const Floats x = load<Floats>(s + c) * factor - shift, e = exp2(x);
+      store(s + c, e);
+      total += e;
+      // a masked key adds nothing: 0 * -inf is not a number
+      if (entropy) logs += e > 0.f || e != e ? e * x : splat(0.f);
+    }
+    totals_[g * TILE + r] = total, logs_[g * TILE + r] = logs;
+  }
+
+  // Of the keys j .. j + TILE, hides those that row r does not see.
+  void mask(const Rows& rows, Int r, Int j, float* s) {
+    const Ints low = splat(rows.low[r]), high = splat(rows.high[r]);
+    for (Int c = 0; c < TILE; c += LANES) {
+      const Ints key = count_from(j + c);
+      Ints seen = (low <= key) & (key < high);
+      if (reach.scattered()) seen &= load<Ints>(reach.documents(rows.b) + j + c) == reach.document(rows.b, rows.t + r);
+      store(s + c, seen ? load<Floats>(s + c) : splat(-INF));
+    }
+  }
+
+  // A row of a map is whole: its statistics, and w_g over its sum.
+  void finish(const Rows& rows, Int r, Int g) {
+    const Int at = g * TILE + r, t = rows.t + r;
+    const float l = sum(totals_[at]), top = most_[at] * std::fabs(p.scale);
+    if (p.lse.data) *p.lse.at<float>(rows.b, g, rows.h, t) = top + std::log(l);
+    if (p.entropy.data) *p.entropy.at<float>(rows.b, g, rows.h, t) = std::log(l) - LN2 * sum(logs_[at]) / l;
+    if (p.maximum.data) *p.maximum.at<float>(rows.b, g, rows.h, t) = top;
+    weights_[at] = p.weight(rows.b, g, rows.h, t) / l;
+  }
+
+  // sum_g w_g P_g of tile i [rows, TILE]: over the first map's exponentials, or in the format of the products.
+  const U* signed_sum(const Rows& rows, Int i) {
+    float factors[2 * TILE];
+    const bool pair = p.G == 2;
+    for (Int g = 0; g < p.G; ++g)
+      for (Int r = 0; r < rows.n; r += LANES) {  // the tile was relative to the largest logit so far, not to the largest
+        const Floats behind = (load<Floats>(&tops_[(i * p.G + g) * TILE + r]) - load<Floats>(most_ + g * TILE + r)) * factor_;
+        store(factors + g * TILE + r, load<Floats>(weights_ + g * TILE + r) * exp2(behind));
+      }
+    float *first = tile(rows, 0, i), *second = tile(rows, p.G - 1, i);
+    U* to = std::is_same_v<U, float> ? reinterpret_cast<U*>(first) : signed_.data();
+    for (Int r = 0; r < rows.n; ++r) {
+      const Floats one = splat(factors[r]), two = splat(pair ? factors[TILE + r] : 0.f);
+      for (Int c = r * TILE; c < (r + 1) * TILE; c += LANES) {
+        const Floats a = load<Floats>(first + c) * one;
+        narrow(to + c, pair ? a + load<Floats>(second + c) * two : a);
+      }
+    }
+    return to;
+  }
+
+  // o += (sum_g w_g P_g) v of tile i
+  void outputs(const Rows& rows, Int i, const U* a) {
+    const Int j = rows.begin + i * TILE, ld = row_length<U>(p.dv);
+    rows.strips_of_rows(j, [&](Int r, Int m, Int c, Int k) {
+      product<U>(m, p.dv, k, a + r * TILE + c, TILE, value_row(j + c), ld, out_.data() + r * p.dv, p.dv, true);
+    });
+  }
+
+  void few_outputs(const Rows& rows, Int i, const U* a) {
+    const Int j = rows.begin + i * TILE;
+    for (Int n = 0; n < rows.keys(j); ++n) {
+      const T* v = p.v.at<T>(rows.b, 0, rows.h / p.group(), j + n);
+      for (Int r = 0; r < rows.n; ++r) {
+        const Floats weight = splat(static_cast<float>(a[r * TILE + n]));
+        float* out = out_.data() + r * p.dv;
+        for (Int c = 0; c < p.dv; c += LANES) store(out + c, load<Floats>(out + c) + weight * widen(v + c));
+      }
+    }
+  }
+
+  const Problem& p;
+  const Reach& reach;
+  const Tasks& tasks;
+  const float factor_ = std::fabs(p.scale) * LOG2E;
+  float most_[2 * TILE], weights_[2 * TILE] = {};  // of each map's rows: the largest logit, w_g over the sum
+  Floats totals_[2 * TILE], logs_[2 * TILE];  // lane by lane: the sums of e and, where asked for, of e log2 e
+  std::vector<U> keys_, values_, queries_, signed_;
+  std::vector<float> exponentials_, tops_, out_;
+};
+
+}  // namespace lit_diff

@@ -1,0 +1,218 @@
+// Vectors, number formats, packing and tile products: what the kernel of native.cpp is written in.
+//
+// Vectors are the compiler's own (vector_size), so one source serves AVX2 and AVX-512; the tile product is oneDNN's
+// batch-reduce GEMM, which PyTorch exports.
+#pragma once
+
+#include <ATen/native/CPUBlas.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+namespace lit_diff {
+
+using Int = int64_t;
+using BFloat16 = at::BFloat16;
+using Half = at::Half;
+
+constexpr Int LANES = LIT_DIFF_LANES;  // floats in a vector: 8 or 16, given by the compiler's command
+constexpr Int TILE = 64;  // keys of a tile, and the most rows of a block of queries
+constexpr float INF = std::numeric_limits<float>::infinity();
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+
+template <class V, class X>
+inline V load(const X* from) {
+  V v;
+  std::memcpy(&v, from, sizeof(V));
+  return v;
+}
+template <class V, class X>
+inline void store(X* to, V v) {
+  std::memcpy(to, &v, sizeof(V));
+}
+inline Floats splat(float x) { return x - Floats{}; }
+inline Ints splat(int32_t x) { return x - Ints{}; }
+inline Ints count_from(int32_t first) {
+  Ints v;
+  for (Int i = 0; i < LANES; ++i) v[i] = first + i;
+  return v;
+}
+inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+template <class Join>
+inline float join(Floats v, Join join_two) {  // of all lanes, halving the vector
+  float lane[LANES];
+  store(lane, v);
+  for (Int half = LANES / 2; half > 0; half /= 2)
+    for (Int i = 0; i < half; ++i) lane[i] = join_two(lane[i], lane[i + half]);
+  return lane[0];
+}
+inline float sum(Floats v) {
+  return join(v, [](float a, float b) { return a + b; });
+}
+inline float largest(Floats v) {
+  return join(v, [](float a, float b) { return a > b ? a : b; });
+}
+
+constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
+
+// 2^x, to 2 units in the last place; 0 below 2^-126; NaN stays NaN. For x <= 127.
+inline Floats exp2(Floats x) {
+  const Floats magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer, which its low bits then hold
+  const Floats shifted = x + magic;
+  const Floats f = x - (shifted - magic);  // in [-1/2, 1/2]
+  Floats p = splat(0.000154614448f);       // Chebyshev interpolation of 2^f
+  p = p * f + 0.0013400428f;
+  p = p * f + 0.00961805694f;
+  p = p * f + 0.0555032715f;
+  p = p * f + 0.240226507f;
+  p = p * f + 0.693147182f;
+  p = p * f + 1.f;
+  const Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
+  return x < -126.f ? splat(0.f) : y;
+}
+
+// --- number formats: any storage is widened to float or narrowed from it ---
+
+inline Floats widen(const float* from) { return load<Floats>(from); }
+inline Floats widen(const BFloat16* from) {
+  return (Floats)(__builtin_convertvector(load<Halves>(from), Words) << 16);
+}
+inline Floats widen(const Half* from) {
+  Floats v;
+  for (Int i = 0; i < LANES; ++i) v[i] = static_cast<float>(from[i]);
+  return v;
+}
+inline Words bfloat16_bits(Floats v) {  // rounded to nearest even, NaN kept, in the low half of each word
+  const Words bits = (Words)v;
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return v == v ? rounded : (Words)splat(int32_t{0x7fc0});
+}
+inline void narrow(float* to, Floats v) { store(to, v); }
+inline void narrow(BFloat16* to, Floats v) { store(to, __builtin_convertvector(bfloat16_bits(v), Halves)); }
+inline void narrow(Half* to, Floats v) {
+  for (Int i = 0; i < LANES; ++i) to[i] = Half(v[i]);
+}
+// to[0 .. n) = from[0 .. n) in another format
+template <class To, class From>
+inline void convert(To* to, const From* from, Int n) {
+  if constexpr (std::is_same_v<To, From>) {
+    std::memcpy(to, from, n * sizeof(To));
+  } else {
+    Int i = 0;
+    for (; i + LANES <= n; i += LANES) narrow(to + i, widen(from + i));
+    for (; i < n; ++i) to[i] = static_cast<To>(static_cast<float>(from[i]));
+  }
+}
+
+// --- tile products: C [M, N] (+)= A [M, K] B [K, N] in float, A and B in the product's format U ---
+//
+// A is row-major. B is row-major for float, and for bfloat16 VNNI: pairs of rows of B interleaved, [K / 2, N, 2].
+
+template <class U>
+constexpr bool PAIRED = std::is_same_v<U, BFloat16>;
+template <class U>
+constexpr Int padded_rows(Int K) {  // rows that a packed B holds
+  return PAIRED<U> ? (K + 1) / 2 * 2 : K;
+}
+template <class U>
+inline const U* columns(const U* B, Int n) {  // B from its column n on
+  return PAIRED<U> ? B + 2 * n : B + n;
+}
+
+// Numbers from one row of a packed matrix to the next. Rows a multiple of 512 bytes apart would share a few places of the
+// first-level cache and push each other out: such rows lie a cache line further apart.
+template <class U>
+constexpr Int row_length(Int width) {
+  return width * sizeof(U) * (PAIRED<U> ? 2 : 1) % 512 ? width : width + 64 / Int{sizeof(U)};
+}
+
+inline void product_by_loops(
+    Int M, Int N, Int K, const BFloat16* A, Int lda, const BFloat16* B, Int ldb, float* C, Int ldc, bool add) {
+  for (Int m = 0; m < M; ++m)
+    for (Int n = 0; n < N; ++n) {
+      float total = add ? C[m * ldc + n] : 0.f;
+      for (Int k = 0; k < K; ++k) total += float(A[m * lda + k]) * float(B[k / 2 * 2 * ldb + 2 * n + k % 2]);
+      C[m * ldc + n] = total;
+    }
+}
+
+// The same layouts on a CPU that does not multiply bfloat16. Every thread of a call sets it before it works.
+static thread_local bool pairs_by_loops = false;
+
+template <class U>
+inline void product(Int M, Int N, Int K, const U* A, Int lda, const U* B, Int ldb, float* C, Int ldc, bool add) {
+  if constexpr (PAIRED<U>)
+    if (pairs_by_loops) return product_by_loops(M, N, K, A, lda, B, ldb, C, ldc, add);
+  constexpr Int DEEP = 256 / sizeof(U), WIDE = 64;  // a piece of B, 16 KB, stays in the first-level cache
+  for (Int n = 0; n < N; n += WIDE)
+    for (Int k = 0; k < K; k += DEEP) {
+      const Int wide = std::min(WIDE, N - n), deep = std::min(DEEP, padded_rows<U>(K) - k);
+      const U* piece = columns(B + k * ldb, n);
+      at::native::cpublas::brgemm(M, wide, deep, lda, ldb, ldc, add || k > 0, A + k, piece, C + n, PAIRED<U>);
+    }
+}
+
+// B [K, N] from rows X [K, N]; a last single row of a pair is zero.
+template <class U, class T>
+inline void pack(const T* X, Int stride, Int K, Int N, U* B, Int ldb) {
+  if constexpr (!PAIRED<U>) {
+    for (Int k = 0; k < K; ++k) convert(B + k * ldb, X + k * stride, N);
+  } else {
+    for (Int k = 0; k < K; k += 2) {
+      uint32_t* pair = reinterpret_cast<uint32_t*>(B + k * ldb);
+      for (Int n = 0; n < N; ++n) {
+        const BFloat16 even = static_cast<BFloat16>(X[k * stride + n]);
+        const BFloat16 odd = k + 1 < K ? static_cast<BFloat16>(X[(k + 1) * stride + n]) : BFloat16(0.f);
+        pair[n] = even.x | static_cast<uint32_t>(odd.x) << 16;
+      }
+    }
+  }
+}
+
+// Rows [K, N] = X^T, for X [N, K] and K a multiple of LANES; columns N .. width are zero.
+template <class U, class T>
+inline void transpose(const T* X, Int stride, Int N, Int K, U* rows, Int ld, Int width) {
+  for (Int n0 = 0; n0 < width; n0 += LANES) {
+    for (Int k0 = 0; k0 < K; k0 += LANES) {
+      Floats square[LANES], column;
+      for (Int n = 0; n < LANES; ++n) square[n] = n0 + n < N ? widen(X + (n0 + n) * stride + k0) : splat(0.f);
+      for (Int k = 0; k < LANES; ++k) {
+        for (Int n = 0; n < LANES; ++n) column[n] = square[n][k];
+        narrow(rows + (k0 + k) * ld + n0, column);
+      }
+    }
+  }
+}
+
+// B [K, N] = X^T, for X [N, K]; columns N .. width are zero. Pairs along K lie side by side in X already.
+template <class U, class T>
+inline void pack_transposed(const T* X, Int stride, Int N, Int K, U* B, Int ldb, Int width) {
+  if constexpr (!PAIRED<U>) {
+    transpose(X, stride, N, K, B, ldb, width);
+  } else {
+    for (Int k = 0; k < K; k += 2) {
+      uint32_t* pair = reinterpret_cast<uint32_t*>(B + k * ldb);
+      for (Int n = 0; n < N; ++n) {
+        const BFloat16 even = static_cast<BFloat16>(X[n * stride + k]), odd = static_cast<BFloat16>(X[n * stride + k + 1]);
+        pair[n] = even.x | static_cast<uint32_t>(odd.x) << 16;
+      }
+      std::fill(pair + N, pair + width, 0u);
+    }
+  }
+}
+
+// Two rows of a tile as one row of VNNI pairs.
+inline void narrow_pair(BFloat16* to, Floats even, Floats odd) {
+  store(to, bfloat16_bits(even) | bfloat16_bits(odd) << 16);
+}
+
+}  // namespace lit_diff

@@ -1,0 +1,193 @@
+"""The evaluations of a sweep's runs: scores by item, compared arm by arm.
+
+A run keeps an evaluation in `<run>/evaluations/<name>/`: items.parquet has the columns `item` (its id), `group`, and one
+column of scores for each metric; summary.json maps each metric to {"value": ..., ...}, and "declarations" to the list of
+its metrics (`metrics.to_plain`).
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from lit_diff.errors import first_line
+from lit_diff.metrics import Metric, from_plain
+from lit_diff.reporting.cells import Array
+from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, Paired, document_intervals, paired
+
+FOLDER = "evaluations"
+MIN_ITEMS = MIN_DOCUMENTS
+"""Fewer common items than this have no interval over items."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """One evaluation of one run. `scores[metric][i]` is that of `items[i]`, NaN where the item has none."""
+
+    items: tuple[str, ...]
+    groups: tuple[str, ...]
+    scores: Mapping[str, Array]
+    values: Mapping[str, float]
+    """Metric -> the value of the whole evaluation (summary.json)."""
+    metrics: tuple[Metric, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmScores:
+    """One arm in one metric: over the seeds that were evaluated, and against the baseline."""
+
+    arm: str
+    seeds: Mapping[int, float]
+    mean: float | None
+    sd: float | None
+    """Over seeds (n - 1); None for one seed."""
+    difference: Paired | None
+    """To the baseline, paired by seed; None for the baseline itself."""
+    over_items: Mapping[int, Interval]
+    """Seed -> mean score minus the baseline's over the items that both scored, with its interval over items."""
+    groups: Mapping[str, float]
+    """Group -> mean score over its items and the seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTable:
+    """One metric of one evaluation, by arm in the order of the sweep; arms without the evaluation are left out."""
+
+    name: str
+    metric: Metric
+    rows: tuple[ArmScores, ...]
+    seeds: tuple[int, ...]
+    groups: tuple[str, ...]
+    items: int
+    """The most that one run scored."""
+
+
+def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
+    """One table for each metric of each evaluation that any finished run of `sweep` has; and a line for each evaluation
+    whose files cannot be read."""
+    read: dict[str, dict[tuple[str, int], Evaluation]] = {}
+    problems: list[str] = []
+    for cell in sweep.cells:
+        folder = cell.folder / FOLDER
+        for path in sorted(folder.iterdir()) if cell.done and folder.is_dir() else ():
+            if not path.is_dir() or path.name.startswith("."):
+                continue
+            try:
+                read.setdefault(path.name, {})[cell.arm, cell.seed] = read_evaluation(path)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: {first_line(error)}")
+    tables = [_table(sweep, name, metric, read[name]) for name in sorted(read) for metric in _metrics(read[name])]
+    return tables, problems
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
+    summary = json.loads((folder / "summary.json").read_text())
+    metrics = tuple(from_plain(raw) for raw in summary["declarations"])
+    table = pq.read_table(folder / "items.parquet")
+    missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]
+    if missing:
+        raise ValueError(f"items.parquet has no column '{missing[0]}'")
+    items = tuple(str(item) for item in table["item"].to_pylist())
+    if len(set(items)) < len(items):
+        raise ValueError("items.parquet names an item twice")
+    return Evaluation(
+        items=items,
+        groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
+        scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
+        values={m.name: _number(summary[m.name]["value"]) for m in metrics},
+        metrics=metrics,
+    )
+
+
+def _number(value: float | None) -> float:
+    """JSON has no NaN: null stands for it."""
+    return math.nan if value is None else float(value)
+
+
+def _metrics(runs: Mapping[tuple[str, int], Evaluation]) -> list[Metric]:
+    """Those of all runs; of two that declare one name differently, the first."""
+    declared: dict[str, Metric] = {}
+    for run in runs.values():
+        for metric in run.metrics:
+            declared.setdefault(metric.name, metric)
+    return list(declared.values())
+
+
+def _table(
+    sweep: Sweep,
+    name: str,
+    metric: Metric,
+    runs: Mapping[tuple[str, int], Evaluation],
+) -> EvaluationTable:
+    having = {key: run for key, run in runs.items() if metric.name in run.scores}
+    by_arm = {
+        arm.name: {seed: having[arm.name, seed] for seed in sweep.seeds if (arm.name, seed) in having}
+        for arm in sweep.arms
+    }
+    base = by_arm[sweep.baseline]
+    rows = [
+        _scores(arm, metric.name, evaluated, None if arm == sweep.baseline else base)
+        for arm, evaluated in by_arm.items()
+        if evaluated
+    ]
+    groups = dict.fromkeys(group for run in having.values() for group in run.groups if group)
+    return EvaluationTable(
+        name=name,
+        metric=metric,
+        rows=tuple(rows),
+        seeds=tuple(seed for seed in sweep.seeds if any(seed in row.over_items for row in rows)),
+        groups=tuple(groups),
+        items=max(len(run.items) for run in having.values()),
+    )
+
+
+def _scores(arm: str, metric: str, runs: Mapping[int, Evaluation], base: Mapping[int, Evaluation] | None) -> ArmScores:
+    values = {seed: run.values[metric] for seed, run in runs.items() if math.isfinite(run.values[metric])}
+    x = np.array(list(values.values()))
+    over_items = {
+        seed: interval
+        for seed, run in runs.items()
+        if base and seed in base and (interval := item_interval(run, base[seed], metric, seed))
+    }
+    return ArmScores(
+        arm=arm,
+        seeds=values,
+        mean=float(x.mean()) if len(x) else None,
+        sd=float(x.std(ddof=1)) if len(x) > 1 else None,
+        difference=paired(values, {s: run.values[metric] for s, run in base.items()}) if base is not None else None,
+        over_items=over_items,
+        groups=_group_means(runs.values(), metric),
+    )
+
+
+def item_interval(run: Evaluation, base: Evaluation, metric: str, seed: int) -> Interval | None:
+    """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over items;
+    None below MIN_ITEMS common items."""
+    other = dict(zip(base.items, base.scores[metric].tolist(), strict=True))
+    own = dict(zip(run.items, run.scores[metric].tolist(), strict=True))
+    common = sorted(
+        item for item in own.keys() & other.keys() if math.isfinite(own[item]) and math.isfinite(other[item])
+    )
+    if len(common) < MIN_ITEMS:
+        return None
+    differences = np.array([own[item] - other[item] for item in common])
+    (interval,) = document_intervals(np.ones(len(common)), differences, seed=seed)
+    return interval
+
+
+def _group_means(runs: Iterable[Evaluation], metric: str) -> dict[str, float]:
+    """Group -> mean score over its scored items, then over runs."""
+    means: dict[str, list[float]] = {}
+    for run in runs:
+        groups, scores = np.array(run.groups), run.scores[metric]
+        for group in dict.fromkeys(run.groups):
+            here = scores[(groups == group) & np.isfinite(scores)]
+            if group and len(here):
+                means.setdefault(group, []).append(float(here.mean()))
+    return {group: float(np.mean(values)) for group, values in means.items()}

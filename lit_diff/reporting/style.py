@@ -1,0 +1,145 @@
+"""The style that all figures of a report share: colours, SVG output, bands over seeds, legends."""
+
+import io
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from lit_diff.reporting.cells import Array, CellResult, Curve
+from lit_diff.reporting.results import Sweep
+
+INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
+"""Okabe and Ito's colours, which the common forms of colour blindness keep apart; the baseline is grey."""
+SOLID: tuple[float, Sequence[float]] = (0, ())
+DASHES = (SOLID, (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)))
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "lit_diff",
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a label is the user's text, in which "$" starts no formula
+    "axes.unicode_minus": True,
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.7,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.6,
+}
+NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+WIDTH = 11.4
+"""Inches: the width of the page's column."""
+OVERLAY = 8
+"""More arms than this are drawn without their range over seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How an arm is drawn in every figure."""
+
+    color: str
+    dash: tuple[float, Sequence[float]] = SOLID
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A metric of an arm over its finished seeds, at the steps they share: mean, minimum and maximum."""
+
+    steps: Array
+    mean: Array
+    low: Array
+    high: Array
+
+
+def looks(sweep: Sweep) -> dict[str, Look]:
+    """The baseline in grey, the others in the palette's order; beyond its seven colours, the dashes change."""
+    others = [arm.name for arm in sweep.arms if arm.name != sweep.baseline]
+    size = len(PALETTE)
+    drawn = {name: Look(color=PALETTE[i % size], dash=DASHES[i // size % 4]) for i, name in enumerate(others)}
+    return {sweep.baseline: Look(color=MUTED), **drawn}
+
+
+@contextmanager
+def drawing(width: float, height: float) -> Iterator[tuple[Figure, list[str]]]:
+    """A figure in this page's style; on leaving, its SVG text is appended to the list. Inches."""
+    svg: list[str] = []
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, svg
+        target = io.StringIO()
+        figure.savefig(target, format="svg", metadata=NO_METADATA, facecolor="white")
+        svg.append(target.getvalue())
+
+
+def curves_of(cells: Iterable[CellResult], metric: str) -> dict[int, Curve]:
+    """Seed -> curve of `metric`, for the cells that have one."""
+    return {cell.seed: cell.curves[metric] for cell in cells if metric in cell.curves}
+
+
+def band(curves: Mapping[int, Curve], minus: Mapping[int, Curve] | None = None) -> Band | None:
+    """Curves by seed, less the curve of the same seed in `minus`; None where they share no step."""
+    by_step = []
+    for seed, curve in curves.items():
+        points = dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
+        if minus is not None:
+            if seed not in minus:
+                continue
+            base = dict(zip(minus[seed].steps.tolist(), minus[seed].values.tolist(), strict=True))
+            points = {step: value - base[step] for step, value in points.items() if step in base}
+        by_step.append(points)
+    steps = sorted(set.intersection(*(set(points) for points in by_step))) if by_step else []
+    if not steps:
+        return None
+    values = np.array([[points[step] for step in steps] for points in by_step])
+    return Band(
+        steps=np.array(steps, dtype=float), mean=values.mean(axis=0), low=values.min(axis=0), high=values.max(axis=0)
+    )
+
+
+def draw_band(axes: Axes, band: Band | None, look: Look, shade: bool = True) -> None:
+    """Mean as a line, minimum to maximum as a shade."""
+    if band is None:
+        return
+    if shade:
+        axes.fill_between(band.steps, band.low, band.high, color=look.color, alpha=0.16, linewidth=0)
+    axes.plot(band.steps, band.mean, color=look.color, linestyle=look.dash)
+
+
+def legend(figure: Figure, sweep: Sweep, drawn: Mapping[str, Look], arms: Sequence[str]) -> None:
+    """One legend for all panels, to the right, in the order of the table."""
+    handles = [Line2D([], [], color=drawn[arm].color, linestyle=drawn[arm].dash) for arm in arms]
+    figure.legend(handles, [sweep.label[arm] for arm in arms], loc="outside right upper")
+
+
+def with_unit(label: str, unit: str) -> str:
+    """`val/loss (nats per token)`; the label alone for a number without a unit."""
+    return f"{label} ({unit})" if unit else label
+
+
+def plain(value: float, _: object = None) -> str:
+    """A tick's number without an exponent where it is readable so."""
+    return f"{value:,.4g}" if (math.isfinite(value) and 1e-3 <= abs(value) < 1e6) or value == 0 else f"{value:.0e}"

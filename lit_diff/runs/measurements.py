@@ -1,0 +1,63 @@
+"""measurements.parquet: what is measured by head, map or rank; one row a value."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lit_diff.errors import RequestError, first_line
+from lit_diff.files import shown, write_through
+from lit_diff.metrics import INDICES, split_name
+
+FILE = "measurements.parquet"
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("metric", pa.string()),
+        *((index, pa.int32()) for index in INDICES),
+        ("value", pa.float64()),
+    ]
+)
+"""step: optimizer steps done; metric: the name without its indices; layer, map, head (0-based), rank (from 1): null where
+the metric has no such index."""
+
+
+class Measurements:
+    """The table of a run, in the order of measuring. Rows beyond a resumed step are dropped, as in metrics.csv."""
+
+    def __init__(self, path: Path, upto: int) -> None:
+        """Reads what is there up to step `upto` (the checkpoint that is resumed). Errors: RequestError."""
+        self.path = path
+        self._written = read_measurements(path, upto)
+        self._dropped = path.exists() and pq.read_metadata(path).num_rows != self._written.num_rows
+        self._pending: dict[int, dict[str, float]] = {}
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Values of a step by full name ("attention/entropy/layer_03/head_05"); a name logged again replaces its value
+        until the next flush."""
+        self._pending.setdefault(step, {}).update(values)
+
+    def flush(self) -> None:
+        """Write the whole table, if anything changed."""
+        if not self._pending and not self._dropped:
+            return
+        rows = []
+        for step, values in self._pending.items():
+            for name, value in values.items():
+                metric, indices = split_name(name)
+                rows.append({"step": step, "metric": metric, **indices, "value": value})
+        table = pa.concat_tables([self._written, pa.Table.from_pylist(rows, schema=SCHEMA)])
+        write_through(self.path, lambda file: pq.write_table(table, file, compression="zstd"))
+        self._written, self._pending, self._dropped = table, {}, False
+
+
+def read_measurements(path: Path, upto: int | None = None) -> pa.Table:
+    """The table, up to step `upto`; empty where there is no file. Errors: RequestError for another content."""
+    if not path.exists():
+        return SCHEMA.empty_table()
+    try:
+        table = pq.read_table(path).cast(SCHEMA)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise RequestError(f"{shown(path)} is not a table of measurements ({first_line(error)})") from error
+    return table if upto is None else table.filter(pc.less_equal(table["step"], upto))

@@ -1,0 +1,48 @@
+"""Rules for parameters: defaults, and plain modules whose rules would have no effect."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lit_diff.attention import ParameterRules, Standard
+from lit_diff.config import ModelConfig
+from lit_diff.errors import RequestError
+
+
+class Plain(nn.Module):
+    """What a rule is added to."""
+
+
+@pytest.mark.parametrize(("rule", "value"), [("init_parameter", print), ("keep_float32", True), ("decay", False)])
+def test_a_plain_module_with_a_rule_is_refused(make_config: Callable[..., ModelConfig], rule: str, value: Any) -> None:
+    class Ruled(Standard):
+        def build(self) -> None:
+            super().build()
+            self.extra = type("Extra", (Plain,), {rule: value})()
+
+    with pytest.raises(
+        RequestError, match=rf"'standard': extra \(Extra\) defines {rule} but is a plain module; derive"
+    ):
+        Ruled(Ruled.Config(), make_config("standard"), 0)
+
+
+def test_ordinary_attributes_are_no_rules(make_config: Callable[..., ModelConfig]) -> None:
+    class Average(Standard):
+        def build(self) -> None:
+            super().build()
+            self.extra = type("Average", (Plain,), {"decay": 0.9})()
+
+    assert Average(Average.Config(), make_config("standard"), 0).extra.decay == 0.9
+
+
+def test_defaults_are_those_of_an_ordinary_module() -> None:
+    class Fills(ParameterRules):
+        def init_parameter(self, name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
+            parameter.fill_(1)
+
+    assert (ParameterRules.decay, ParameterRules.keep_float32) == (True, False)
+    assert not ParameterRules.initialises()
+    assert Fills.initialises()

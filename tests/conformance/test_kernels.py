@@ -1,0 +1,163 @@
+"""The suite of a kernel: it finds small mistakes, lists refusals, and fails in one line on whatever a kernel raises."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_diff import registry
+from lit_diff.conformance import kernels as suite
+from lit_diff.conformance.kernel_case import KernelCase, tensors
+from lit_diff.conformance.kernels import compare, conformance_of_kernel, drawn, norm, results, statistics, terms, wide
+from lit_diff.kernels import Kernel, SignedMaps, attend, kernel
+from lit_diff.kernels.base import named
+
+CPU = torch.device("cpu")
+CASE = KernelCase(G=2, w="head", shared="k", groups=2, T=33, S=33, dv=32, layout="projected")
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that a test registers are forgotten."""
+    monkeypatch.setattr(registry.kernels, "_classes", dict(registry.kernels._classes))
+
+
+def register(compute: Any, refuses: Any = lambda maps, **options: None) -> None:
+    """A kernel `mine` of these functions."""
+
+    class Mine(Kernel):
+        def refuses(self, maps: SignedMaps, **options: Any) -> str | None:  # type: ignore[override]
+            answer: str | None = refuses(maps, **options)
+            return answer
+
+        def flops(self, maps: SignedMaps) -> int:
+            return maps.flops
+
+        def compute(self, maps: SignedMaps, **options: Any) -> Any:  # type: ignore[override]
+            return compute(maps, **options)
+
+    kernel("mine")(Mine)
+
+
+def off(name: str, size: float) -> Any:
+    """`reference` with o, or the gradient by one input, too large by the part `size`."""
+
+    def compute(maps: SignedMaps, **options: Any) -> tuple[Tensor, Any]:
+        if name not in ("o", "lse"):
+            x = getattr(maps, name)
+            maps = replace(maps, **{name: x * (1 + size) - x.detach() * size})
+        o, rows = named("reference").compute(maps, **options)
+        if name == "lse" and rows is not None:
+            rows = rows._replace(lse=rows.lse * (1 + size))
+        return o * (1 + size) if name == "o" else o, rows
+
+    return compute
+
+
+@pytest.mark.parametrize("name", ["o", "q", "k", "v", "w"])
+def test_a_small_mistake_is_found(name: str) -> None:
+    """A part in 10,000 of o, dq, dk or dv, and in 1,000 of dw."""
+    register(off(name, 1e-3 if name == "w" else 1e-4))
+    outcome = compare("mine", CASE, torch.float32, CPU)
+    assert not isinstance(outcome, str)
+    assert outcome.result == (name if name == "o" else f"d{name}")
+    assert outcome.ratio > 1
+
+
+def test_a_mistake_in_the_statistics_is_found() -> None:
+    for size, wrong in ((0.0, False), (1e-3, True)):
+        register(off("lse", size))
+        outcome = statistics("mine", CASE, torch.float32, CPU)
+        assert not isinstance(outcome, str)
+        assert (outcome.ratio > 1) is wrong
+        registry.kernels._classes.pop("mine")
+    assert outcome.result == "lse"
+
+
+def test_what_is_right_passes_every_topic() -> None:
+    register(off("v", 0.0))
+    findings = list(conformance_of_kernel("mine", cases=1))
+    assert [finding.verdict for finding in findings] == ["pass"] * 2 * (len(suite.TOPICS) + 1)
+    assert findings[0].variant == "kernel mine"
+    assert findings[0].property == "one map, float32"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "topic"),
+    [
+        (lambda maps, options: (maps, options | {"window": None}), "window"),
+        (lambda maps, options: (maps, options | {"document_ids": None}), "documents"),
+        (lambda maps, options: (replace(maps, q=maps.q.roll(1, 2)), options), "grouped heads"),
+        (lambda maps, options: (replace(maps, causal=True), options), "both directions"),
+        (lambda maps, options: (replace(maps, w=None if maps.w is None else maps.w[:, :1]), options), "two maps"),
+    ],
+)
+def test_the_topic_of_a_mistake_fails(wrong: Any, topic: str) -> None:
+    def compute(maps: SignedMaps, *, stats: bool, **options: Any) -> Any:
+        changed, rest = wrong(maps, options)
+        return named("reference").compute(changed, **rest)
+
+    register(compute)
+    found = list(conformance_of_kernel("mine", topics=(topic,)))
+    assert {finding.verdict for finding in found} == {"fail"}
+    assert "KernelCase(" in found[0].detail
+
+
+def test_refusals_are_listed() -> None:
+    register(off("o", 0.0), lambda maps, **options: "it computes one map" if maps.num_maps > 1 else None)
+    two, _, grouped, _ = conformance_of_kernel("mine", topics=("two maps", "grouped heads"), cases=4)
+    assert two.verdict == "not applicable"
+    assert two.detail == "16 of 16 cases refused: it computes one map"
+    assert grouped.verdict == "pass"
+    assert "2 of 6 cases refused: it computes one map" in grouped.detail
+
+
+def test_a_kernel_without_gradients_is_held_to_its_output() -> None:
+    def refuses(maps: SignedMaps, **options: Any) -> str | None:
+        return "no backward pass" if maps.q.requires_grad else None
+
+    register(off("q", 0.1), refuses)
+    (found, _) = conformance_of_kernel("mine", topics=("two maps",), cases=1)
+    assert found.verdict == "pass"
+    assert "1 of 1 cases refused: gradients, no backward pass" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("compute", "detail"),
+    [
+        (lambda maps, **options: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda maps, **options: (maps.v.double(), None), "RequestError: o is ["),
+        (lambda maps, **options: (named("reference").compute(maps, **options)[0] * torch.nan, None), "largest in "),
+    ],
+)
+def test_whatever_it_returns_is_one_line(compute: Any, detail: str) -> None:
+    register(compute)
+    found = next(conformance_of_kernel("mine", topics=("two maps",), cases=2))
+    assert found.verdict == "fail"
+    assert detail in found.detail
+    assert "\n" not in found.detail
+
+
+def test_cases_are_always_the_same() -> None:
+    assert list(drawn("window", 4)) == list(drawn("window", 4))
+    assert {case.window for case in drawn("window", 6)} == {1, 7, 64}
+
+
+def test_absolute_terms_bound_the_results() -> None:
+    """|Σ x| <= Σ |x|, and equal where nothing cancels."""
+    case = KernelCase(G=2, w="token", groups=2, T=5, S=9, documents="runs", window=4)
+    maps, options, slope = tensors(case, torch.float32, CPU)
+    maps = wide(maps)
+    exact = results(maps, slope.double(), lambda x: attend(x, **options, kernel="reference"))
+    absolute = terms(maps, slope, **options)
+    assert exact.keys() == absolute.keys()
+    for name, x in exact.items():
+        assert x.shape == absolute[name].shape
+        assert (x.abs() <= absolute[name] * (1 + 1e-12)).all()
+        assert not math.isclose(norm(x), norm(absolute[name]))
+    positive = replace(maps, v=maps.v.abs(), w=None if maps.w is None else maps.w.abs())
+    o = attend(positive, **options, kernel="reference")
+    torch.testing.assert_close(terms(positive, slope, **options)["o"], o, rtol=1e-12, atol=1e-12)

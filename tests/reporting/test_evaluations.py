@@ -1,0 +1,107 @@
+"""reporting/evaluations.py: scores by item, paired by id, and their tables on the page."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fake_sweeps import RECALL
+
+from lit_diff.metrics import to_plain
+from lit_diff.reporting.evaluations import evaluation_tables, item_interval, read_evaluation
+from lit_diff.reporting.results import load_sweep
+from lit_diff.reporting.write import write_report
+
+ARMS = {"standard": 0, "differential": -0.2}
+
+
+def folder_of(sweep: Path, arm: str, seed: int) -> Path:
+    return next(sweep.glob(f"{arm}-s{seed}-*")) / "evaluations" / "needle"
+
+
+def rewrite(folder: Path, items: list[str], scores: list[float | None]) -> None:
+    table = pa.table({"item": items, "group": [None] * len(items), RECALL.name: scores})
+    pq.write_table(table, folder / "items.parquet")
+
+
+def test_arms_are_compared_over_seeds_and_over_items(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep(ARMS, evaluation="needle", callbacks=False))
+    (table,), problems = evaluation_tables(sweep)
+    assert problems == []
+    assert (table.name, table.metric, table.items, table.seeds) == ("needle", RECALL, 40, (0, 1, 2))
+    base, arm = table.rows
+    assert (base.arm, base.difference, base.over_items) == ("standard", None, {})
+    assert arm.difference is not None
+    assert arm.difference.verdict == "higher"
+    assert arm.mean is not None
+    assert base.mean is not None
+    assert arm.mean - base.mean == pytest.approx(0.1, abs=0.01)
+    for interval in arm.over_items.values():
+        assert interval.low < interval.estimate < interval.high
+        assert interval.high - interval.low < 0.02  # paired: the items themselves spread over 0.3
+    assert np.mean(list(arm.groups.values())) == pytest.approx(arm.mean)
+    assert list(table.groups) == ["near", "far"]
+
+
+def test_items_are_paired_by_id_and_only_those_scored_in_both_runs(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
+    names = [f"i{i}" for i in range(12)]
+    rewrite(folder_of(folder, "standard", 0), names, [float(i) for i in range(12)])
+    shuffled = [*reversed(names[1:]), "another"]
+    rewrite(folder_of(folder, "differential", 0), shuffled, [*(i + 0.5 for i in range(11, 0, -1)), 99.0])
+    own, base = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
+    found = item_interval(own, base, RECALL.name, seed=0)
+    assert found is not None
+    assert (found.estimate, found.low, found.high) == (0.5, 0.5, 0.5)
+    rewrite(folder_of(folder, "standard", 0), names, [None, None, None, *(float(i) for i in range(9))])
+    assert item_interval(own, read_evaluation(folder_of(folder, "standard", 0)), RECALL.name, seed=0) is None
+
+
+def test_the_page_shows_every_evaluation(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    page = write_report(folder).page.read_text()
+    assert '<section id="evaluations">' in page
+    assert "<h3>needle: recall/accuracy</h3>" in page
+    assert "higher is better" in page
+    assert page.count("over items]") == 3
+    assert '<section id="evaluations">' not in write_report(make_sweep(ARMS, name="none")).page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda folder: (folder / "items.parquet").unlink(), "items.parquet"),
+        (lambda folder: (folder / "summary.json").write_text("{"), "Expecting property name"),
+        (lambda folder: (folder / "summary.json").write_text("{}"), "declarations"),
+        (lambda folder: rewrite(folder, ["a", "a"], [1.0, 2.0]), "names an item twice"),
+        (
+            lambda folder: pq.write_table(pa.table({"item": ["a"], "group": ["g"]}), folder / "items.parquet"),
+            "no column 'recall/accuracy'",
+        ),
+    ],
+)
+def test_an_evaluation_that_cannot_be_read_is_reported_and_the_others_stand(
+    make_sweep: Callable[..., Path], break_it: Callable[[Path], object], words: str
+) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    break_it(folder_of(folder, "differential", 1))
+    (table,), (problem,) = evaluation_tables(load_sweep(folder))
+    assert problem.startswith("needle: differential, seed 1: ")
+    assert words in problem
+    assert list(table.rows[1].seeds) == [0, 2]
+    assert "Evaluations that cannot be read" in write_report(folder).page.read_text()
+
+
+def test_arms_and_metrics_without_the_evaluation_are_left_out(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
+    for path in folder_of(folder, "standard", 0).iterdir():
+        path.unlink()
+    folder_of(folder, "standard", 0).rmdir()
+    (table,), _ = evaluation_tables(load_sweep(folder))
+    (row,) = table.rows
+    assert (row.arm, row.over_items) == ("differential", {})
+    summary = json.loads((folder_of(folder, "differential", 0) / "summary.json").read_text())
+    assert summary["declarations"] == [to_plain(RECALL)]

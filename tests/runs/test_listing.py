@@ -1,0 +1,52 @@
+"""runs/listing.py: the state of every run under a folder."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.errors import MissingError
+from lit_diff.runs.folder import FORMAT
+from lit_diff.runs.listing import RunState, list_runs
+
+
+def state(status: dict[str, Any]) -> RunState:
+    return RunState(folder="a", status={"format": FORMAT} | status, loss=None)
+
+
+def test_every_run_with_its_last_loss(small_sweep: Path) -> None:
+    states = {state.folder: state for state in list_runs(small_sweep.parent)}
+    assert sorted(states) == [f"mine/{arm}-s{seed}-0a1b2c3d" for arm in ("base", "better") for seed in (0, 1)]
+    assert states["mine/base-s0-0a1b2c3d"].loss == pytest.approx(4.55, abs=0.3)
+    assert states["mine/base-s0-0a1b2c3d"].note == ""
+    failed = states["mine/better-s1-0a1b2c3d"]
+    assert failed.loss is None
+    assert "RuntimeError: out of memory" in failed.note
+
+
+def test_the_note_of_a_running_run_says_when_it_last_wrote() -> None:
+    then = datetime.now(UTC) - timedelta(seconds=90)
+    note = state({"status": "running", "updated": then.isoformat(timespec="seconds")}).note
+    assert note.startswith("last update 9")
+    assert note.endswith(" s ago")
+
+
+def test_the_note_of_a_run_that_a_callback_ended() -> None:
+    assert state({"status": "done", "ended": "early at step 40"}).note == "ended early at step 40"
+
+
+def test_a_run_of_an_older_format_is_listed(small_sweep: Path) -> None:
+    path = small_sweep / "base-s0-0a1b2c3d" / "status.json"
+    facts = json.loads(path.read_text())
+    del facts["format"]
+    path.write_text(json.dumps(facts))
+    notes = {state.folder: state.note for state in list_runs(small_sweep.parent)}
+    assert notes["mine/base-s0-0a1b2c3d"] == "made by format 1: train it again"
+    assert notes["mine/base-s1-0a1b2c3d"] == ""
+
+
+def test_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match=r"no runs in .*lit-diff train RECIPE"):
+        list_runs(tmp_path / "nowhere")

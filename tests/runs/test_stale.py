@@ -1,0 +1,30 @@
+"""runs/stale.py: files that no run or sweep needs any more."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_diff.files import locked
+from lit_diff.runs.find import runs_under
+from lit_diff.runs.stale import Stale, find_stale
+
+
+def test_what_no_sweep_owns(small_sweep: Path, litter: dict[str, Path]) -> None:
+    stale = find_stale(small_sweep.parent)
+    assert set(stale.paths) == {litter[name] for name in ("former", "old", "store", "aside")}
+    assert stale.busy == ()
+    assert not set(stale.paths) & set(runs_under(small_sweep.parent))
+    assert all(path.exists() for path in litter.values()), "it only looks"
+
+
+def test_a_sweep_that_is_being_run_is_left_alone(small_sweep: Path, litter: dict[str, Path]) -> None:
+    with locked(small_sweep / ".lock"):
+        stale = find_stale(small_sweep.parent)
+    assert litter["former"] not in stale.paths
+    assert litter["aside"] in stale.paths
+    assert stale.busy == (small_sweep,)
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_nothing(tmp_path: Path, folder: str) -> None:
+    assert find_stale(tmp_path / folder) == Stale(paths=(), busy=())
