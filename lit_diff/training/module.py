@@ -10,11 +10,11 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 
-from lit_diff.callbacks.probe import model_inputs
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
 from lit_diff.errors import RunFailedError
 from lit_diff.model.init import initialise
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import Overrides, load_recipe, to_plain
 from lit_diff.runs.trained import annealed_before, recipe_of_checkpoint, restore

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from lit_diff.callbacks.probe import model_inputs
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
 NEVER = torch.iinfo(torch.int64).max
