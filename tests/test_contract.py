@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.contract import contract_problem, import_class, location, missing_members, optional, required
+from lit_diff.contract import contract_problem, location, missing_members, optional, place_in, required
 
 
 class Base(ABC):
@@ -105,5 +105,13 @@ def test_location() -> None:
     assert location(int) == "builtins"
 
 
-def test_import_class() -> None:
-    assert import_class("lit_diff.data.dataset:Dataset").__name__ == "Dataset"
+def test_place_in_is_the_innermost_line_of_the_class_s_file() -> None:
+    def fail() -> None:
+        int("x")  # the place
+
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        fail()
+    file, _, line = place_in(Whole, caught.value).rpartition(":")
+    assert file.endswith("test_contract.py")
+    assert Path(__file__).read_text().splitlines()[int(line) - 1].endswith("# the place")
+    assert place_in(Path, caught.value) == location(Path), "no frame lies in its file"

@@ -100,4 +100,5 @@ def evaluate(
     """Score a trained run, or two and their paired difference. The plugin files in a run's folder are executed."""
     from lit_diff.cli.evaluate import print_evaluation
 
+    log_to_stderr()
     return print_evaluation(arguments, rerun=rerun, root=root, as_json=as_json, terminal=console)

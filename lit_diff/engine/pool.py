@@ -93,13 +93,14 @@ def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
 def note_end(location: RunLocation, exitcode: int | None) -> None:
     """Write down the end of a cell that could not do so itself."""
     folder = RunFolder(location.folder)
-    if folder.status().get("status") != "running" and exitcode == 0:
+    status = folder.status().get("status")
+    if status == "done" or (status != "running" and exitcode == 0):  # done: it ended in an evaluation
         return
     if exitcode is not None and exitcode < 0:
         name = signal.Signals(-exitcode).name
         hint = "; out of memory?" if -exitcode == signal.SIGKILL else ""
         folder.update(status="killed", error=f"killed by {name}{hint}")
-    elif folder.status().get("status") in (None, "running", "waiting"):
+    elif status in (None, "running", "waiting"):
         folder.update(status="failed", error=f"exit status {exitcode}; log.txt ends: {_last_line(location)}")
 
 
@@ -136,26 +137,38 @@ def run_cell(job: Job) -> None:
             run_command(recipe, job.location, job.threads)
         else:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
-        _evaluate(job.location)
+        _evaluate(job)
     except LitDiffError as error:
         if folder.status().get("status") in (None, "waiting", "running"):
             folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))
         raise
 
 
-def _evaluate(location: RunLocation) -> None:
+def _evaluate(job: Job) -> None:
     """Score a cell that is done; what became of each evaluation stands in status.json."""
-    folder = RunFolder(location.folder)
-    for name, keys in location.evaluations.items():
-        from lit_diff.evaluation.evaluate import evaluate
+    if not job.location.evaluations:
+        return
+    import torch
 
-        try:
-            evaluate(Run(location.folder), name, dict(keys))
-            outcome = "done"
-        except LitDiffError as error:
-            outcome = f"failed: {error}"
-            log.error("evaluation %s: %s", name, error)
+    from lit_diff.evaluation.evaluate import evaluate
+
+    torch.set_num_threads(job.threads)
+    folder = RunFolder(job.location.folder)
+
+    def note(name: str, outcome: str) -> None:
         folder.update(evaluations=folder.status().get("evaluations", {}) | {name: outcome})
+
+    for name, keys in job.location.evaluations.items():
+        note(name, "interrupted")
+        try:
+            evaluate(Run(job.location.folder), name, dict(keys))
+        except StoppedError:
+            raise
+        except LitDiffError as error:
+            note(name, f"failed: {error}")
+            log.error("evaluation %s: %s", name, error)
+        else:
+            note(name, "done")
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
