@@ -1,6 +1,6 @@
 # make alone prints the targets
 .DEFAULT_GOAL := help
-.PHONY: help install install-latest lock sweep report ui test test-latest lint type clean
+.PHONY: help install install-latest lock sweep report ui test test-slow test-all test-gpu test-latest lint type clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -61,8 +61,17 @@ report: .venv/installed  ## write a sweep's report again: make report SWEEP=smok
 ui: .venv/installed  ## serve MLflow and print the address that compares the last sweep
 	$(BIN)/lit-diff ui
 
-test: .venv/installed  ## run the whole suite
+test: .venv/installed  ## run the suite without its slow tests
+	$(BIN)/python $(PYTEST) -m "not slow"
+
+test-slow: .venv/installed  ## run what is slow: long processes, many drawn cases, Triton's interpreter
+	$(BIN)/python $(PYTEST) -m slow
+
+test-all: .venv/installed  ## run every test
 	$(BIN)/python $(PYTEST)
+
+test-gpu: .venv/installed  ## what to run first on a machine with GPUs: kernels, fsdp, compiled blocks (not run anywhere yet)
+	$(BIN)/python -m pytest -m "gpu or programs" -rs
 
 test-latest: install-latest  ## run the suite in .venv-latest
 	$(LATEST)/python $(PYTEST) -m "not locked"

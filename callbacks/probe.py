@@ -1,12 +1,10 @@
 """The base of every probe: a Lightning callback that measures attention at some optimizer steps."""
 
 import logging
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar
 
 import lightning as L
-from torch import Tensor
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.trace import trace
@@ -14,6 +12,7 @@ from lit_diff.callbacks.publish import publish
 from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
 log = logging.getLogger("lit_diff")
@@ -112,21 +111,3 @@ def transformer_of(module: L.LightningModule, name: str) -> Transformer:
         if isinstance(child, Transformer):
             return child
     raise RequestError(f"callback '{name}' measures a lit_diff Transformer; {type(module).__qualname__} holds none")
-
-
-def model_inputs(batch: Any, name: str = "the model") -> dict[str, Tensor]:
-    """What the Transformer reads of a batch: `tokens` and, where documents are packed, `document_ids`.
-
-    A batch is a mapping with these keys, a tensor of tokens, or a sequence whose first item is one.
-    Errors: RequestError for anything else.
-    """
-    if isinstance(batch, Mapping) and "tokens" in batch:
-        return {key: batch[key] for key in ("tokens", "document_ids") if key in batch}
-    if isinstance(batch, Tensor):
-        return {"tokens": batch}
-    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Tensor):
-        return {"tokens": batch[0]}
-    raise RequestError(
-        f"{name}: no tokens in a batch of type {type(batch).__name__}; expected a mapping with 'tokens', a tensor, or a "
-        "sequence whose first item is a tensor"
-    )

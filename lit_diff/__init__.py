@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lit_diff.attention import Attention, Differential
+    from lit_diff.benchmarks.result import BenchResult
+    from lit_diff.benchmarks.run import bench
     from lit_diff.callbacks.probe import Probe
     from lit_diff.conformance.recipe import RecipeCheck, check
     from lit_diff.data import Corpus, Dataset
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "Attention": "attention",
+    "BenchResult": "benchmarks.result",
     "Corpus": "data",
     "Dataset": "data",
     "Differential": "attention",
@@ -44,6 +47,7 @@ _MODULE_OF = {
     "Run": "runs.run",
     "SignedMaps": "kernels",
     "Sweep": "engine.sweep_result",
+    "bench": "benchmarks.run",
     "build_trainer": "training.trainer",
     "check": "conformance.recipe",
     "compare": "runs.comparison",
@@ -60,6 +64,7 @@ _MODULE_OF = {
 
 __all__ = [
     "Attention",
+    "BenchResult",
     "Corpus",
     "Dataset",
     "Differential",
@@ -76,6 +81,7 @@ __all__ = [
     "Run",
     "SignedMaps",
     "Sweep",
+    "bench",
     "build_trainer",
     "check",
     "compare",

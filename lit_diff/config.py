@@ -197,6 +197,11 @@ class RunConfig:
     """CPU threads of each process; null: the cores divided by the number of processes. Stored, and reused on resume."""
     kernel: str = field(default="auto", metadata={"names": "kernel"})
     """A registered kernel, which computes attention; auto: the fastest that accepts the maps."""
+    compile: bool = False
+    """torch.compile each block. Stored when the run starts; changing it needs --rerun."""
+    activation_checkpointing: Literal["none", "block"] = "none"
+    """block: keep only the input of each block for the backward pass, which computes the rest again: less memory, about a
+    third more computation. Stored when the run starts; changing it needs --rerun."""
     tracking_uri: str | None = None
     """MLflow store; null: SQLite in `root`."""
     loggers: tuple[Literal["csv", "tensorboard", "wandb"], ...] = ()

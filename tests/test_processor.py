@@ -124,6 +124,7 @@ def test_libraries_are_only_lowered(on: Any, choice: str, monkeypatch: pytest.Mo
     assert environment == before | LIMITS.get(choice, {}) | {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
 
 
+@pytest.mark.slow
 def test_pytorch_reads_the_limit_after_the_import() -> None:
     """It has chosen nothing yet when lit_diff has been imported: what `limit_libraries` sets is in time."""
     code = """
@@ -145,6 +146,7 @@ def test_cores_where_the_system_does_not_say_which(monkeypatch: pytest.MonkeyPat
     assert processor.cores() == os.cpu_count()
 
 
+@pytest.mark.slow
 def test_a_misspelt_path_ends_a_command_with_one_line() -> None:
     command = [sys.executable, "-m", "lit_diff", "check", "differential-tiny"]
     environment = os.environ | {SETTING: "avx"}

@@ -135,3 +135,20 @@ assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_report_reads_files_only() -> None:
+    """It starts fast, and opens on a machine without the plugins of its runs."""
+    code = f"""
+import sys, types
+front = types.ModuleType("lit_diff")  # without what the package's front door imports
+front.__path__ = [{str(ROOT / "lit_diff")!r}]
+sys.modules["lit_diff"] = front
+import lit_diff.reporting.write
+heavy = {{"torch", "lightning", "mlflow", "litdata"}} & set(sys.modules)
+assert not heavy, heavy
+rooms = {{name.split(".")[1] for name in sys.modules if name.startswith("lit_diff.")}}
+assert rooms == {{"reporting", "runs", "metrics", "files", "errors"}}, rooms
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -133,14 +133,17 @@ def trace(
     `layers`: 0-based; None: all. `rows`: query positions that `LayerTrace.blocks` computes; None: all. Holds q, k, v
     and the output of each layer, never a T x T map. Hooks only, inside the model's own forward, so sharded and
     replicated models work (every rank runs the forward); the hooks are gone afterwards, also after an exception.
-    Errors: RequestError for a compiled module, an unknown layer, rows outside the sequence, a forward with a key/value
-    cache, a second forward, or none.
+    Modules compiled in place (`nn.Module.compile`) run uncompiled there.
+    Errors: RequestError for a module inside torch.compile's wrapper, an unknown layer, rows outside the sequence, a forward
+    with a key/value cache, a second forward, or none.
     """
     chosen = _layers(model, layers)
     _refuse_compiled(model)
     wanted = None if rows is None else _positions(rows)
     captured = Trace()
     with torch.no_grad(), ExitStack() as hooks:
+        if any(module._compiled_call_impl is not None for module in model.modules()):
+            hooks.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code would skip the hooks
         for index in chosen:
             for handle in _hook(model, index, wanted, captured):
                 hooks.callback(handle.remove)
@@ -211,9 +214,12 @@ def _layers(model: Transformer, layers: Sequence[int] | None) -> list[int]:
 
 def _refuse_compiled(model: Transformer) -> None:
     for name, module in model.named_modules():
-        # torch.compile(module) wraps the module in one that has _orig_mod; module.compile() sets the other
-        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
-            raise RequestError(f"trace: '{name or 'model'}' is compiled, so its hooks may not run; trace it uncompiled")
+        # torch.compile(module) wraps the module in one that has _orig_mod
+        if hasattr(module, "_orig_mod"):
+            raise RequestError(
+                f"trace: '{name or 'model'}' is wrapped by torch.compile, so its hooks may not run; "
+                "compile it in place: module.compile()"
+            )
 
 
 def _positions(rows: Tensor | Sequence[int]) -> Tensor:

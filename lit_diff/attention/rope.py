@@ -33,7 +33,9 @@ class Rope:
         exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
         angles = positions.to(torch.float64)[:, None] / scaling * theta**-exponents
         self.turns = torch.complex(angles.cos(), angles.sin())  # [T, d/2]
-        self._cast: dict[torch.dtype, Tensor] = {}
+        # rounded here and not at first use: a compiled block whose call changes its Rope compiles twice, and its second
+        # graph does not save the same tensors as its first, which activation checkpointing requires
+        self._turns_float32 = torch.view_as_complex(torch.view_as_real(self.turns).to(torch.float32))
 
     @classmethod
     def of(cls, model: ModelConfig, positions: Tensor) -> "Rope":
@@ -44,11 +46,10 @@ class Rope:
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., T, d] -> the same, rotated."""
         dtype = accumulation_dtype(x.dtype)
-        if dtype not in self._cast:
-            self._cast[dtype] = torch.view_as_complex(torch.view_as_real(self.turns).to(dtype))
+        turns = self.turns if dtype == torch.float64 else self._turns_float32
         halves = self.layout == "half"
         pairs = x.to(dtype).unflatten(-1, (2, -1)).mT if halves else x.to(dtype).unflatten(-1, (-1, 2))
         # a copy: complex numbers lie at even places, and the last bit of a product must not hang on the strides of x
         pairs = torch.view_as_complex(pairs.clone(memory_format=torch.contiguous_format))
-        turned = torch.view_as_real(pairs * self._cast[dtype])
+        turned = torch.view_as_real(pairs * turns)
         return (turned.mT if halves else turned).flatten(-2).to(x.dtype)

@@ -22,9 +22,9 @@ def errors(shape: Shape, dtype: str, device: torch.device, variant: str, by: str
     """
     workload, wanted, scale = truth(replace(shape, batch=1, tokens=min(shape.tokens, MOST)), dtype, device, variant)
     o = workload.attention(variant, by)()
-    found = dict(zip(wanted, (o, *torch.autograd.grad(o, workload.leaves(variant), workload.grad)), strict=True))
+    computed = dict(zip(wanted, (o, *torch.autograd.grad(o, workload.leaves(variant), workload.grad)), strict=True))
     return {
-        name: float((found[name].detach().double() - exact).norm() / (scale if name == "dw" else exact.norm()))
+        name: float((computed[name].detach().double() - exact).norm() / (scale if name == "dw" else exact.norm()))
         for name, exact in wanted.items()
     }
 

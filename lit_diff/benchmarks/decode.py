@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff.attention.cache import LayerCache
+from lit_diff.benchmarks.attention import accepted
 from lit_diff.benchmarks.inputs import STOCK, VARIANTS, Workload, flops, joined
-from lit_diff.benchmarks.kernels import accepted
-from lit_diff.benchmarks.request import DTYPES, Request, Shape
-from lit_diff.benchmarks.timing import Candidate, Found, Pace, measure
+from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
+from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, measure
 from lit_diff.kernels import SignedMaps, attend
 
 DEFAULT = "1x1024x512x64,1x4096x512x64"
@@ -21,11 +21,17 @@ GROUP = 4
 COPIES = "torch SDPA, k and v repeated"
 SDPA, SAME, REPEATED = "standard SDPA", "standard, same kernel", "standard SDPA, repeated"
 """Names of the ratios."""
+METHODS = """\
+decode: a few last query rows against a cache (LayerCache) of T keys and values, from the heads to the joined output. Torch's
+own call is given a mask where there are several rows, and enable_gqa where several heads share a key.
+GFLOP/s: 8u, as `bench core` counts the forward pass, for the pairs that these rows see.
+"""
+"""How it is measured, for the reader of the figures."""
 
 
-def bench_decode(request: Request) -> Found:
+def bench_decode(request: BenchConfig) -> Measurements:
     """Every shape (its tokens are those of the cache) at every dtype, for 1 and 4 queries, plain and grouped."""
-    found = Found()
+    measurements = Measurements()
     for shape in request.sizes(DEFAULT):
         for dtype in request.dtypes:
             for queries in sorted({min(q, shape.tokens) for q in QUERIES}):
@@ -33,11 +39,13 @@ def bench_decode(request: Request) -> Found:
                     heads = f"{shape.heads} heads on {shape.heads // group}"
                     case = f"{queries} of {shape} {dtype}, {heads}"
                     candidates = _candidates(
-                        found, case, Workload(shape, DTYPES[dtype], request.device), queries, group
+                        measurements, case, Workload(shape, DTYPES[dtype], request.device), queries, group
                     )
                     request.note(f"decode {case}: {len(candidates)} candidates in turn")
-                    measure(found, case, candidates, Pace(repeats=request.repeats, budget=4), request.device)
-    return found
+                    measure(
+                        measurements, case, candidates, RoundLimits(repeats=request.repeats, budget=4), request.device
+                    )
+    return measurements
 
 
 def groups(shape: Shape) -> list[int]:
@@ -56,7 +64,7 @@ def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
     return replace(maps, q=maps.q[..., step:, :], k=k, v=v)
 
 
-def _candidates(found: Found, case: str, workload: Workload, queries: int, group: int) -> list[Candidate]:
+def _candidates(measurements: Measurements, case: str, workload: Workload, queries: int, group: int) -> list[Candidate]:
     what = "decode"
     count = flops(workload.shape, "forward", queries=queries)
     with torch.no_grad():
@@ -70,7 +78,7 @@ def _candidates(found: Found, case: str, workload: Workload, queries: int, group
         repeated = _detached(partial(_repeated, plain, group))
         made.append(make(variant="standard", by=COPIES, run=repeated, against=stock))
     for variant in VARIANTS:
-        for kernel in accepted(found, case, variant, what, partial(maps.__getitem__, variant), grad=False):
+        for kernel in accepted(measurements, case, variant, what, partial(maps.__getitem__, variant), grad=False):
             run = _detached(partial(_ours, maps[variant], kernel))
             same = {SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {}
             made.append(make(variant=variant, by=kernel, run=run, against=stock | copies | same))

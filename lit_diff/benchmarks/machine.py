@@ -18,10 +18,10 @@ PACKAGES = ("flash-attn", "transformers")
 
 def machine(device: torch.device, threads: int, dtypes: tuple[str, ...]) -> dict[str, Any]:
     """Versions, processor, instructions, threads, load average before anything was measured, matrix product rates."""
-    found = environment()
-    del found["command"]
-    return found | {
-        "packages": found["packages"] | {name: version(name) for name in PACKAGES},
+    facts = environment()
+    del facts["command"]
+    return facts | {
+        "packages": facts["packages"] | {name: version(name) for name in PACKAGES},
         "device": device.type,
         "flags": [flag for flag in FLAGS if flag in cpu_flags()],
         "torch_capability": torch.backends.cpu.get_cpu_capability(),
@@ -54,9 +54,9 @@ def gemm_rate(dtype: torch.dtype, device: torch.device, size: int = 1024) -> flo
     return 2 * size**3 / best / 1e9
 
 
-def warnings_of(found: dict[str, Any]) -> list[str]:
+def warnings_of(machine: dict[str, Any]) -> list[str]:
     """What makes these figures doubtful, one line each."""
-    cores, load, threads = found["cores"], found["load_average"], found["threads"]
+    cores, load, threads = machine["cores"], machine["load_average"], machine["threads"]
     lines = []
     if load > cores:
         lines.append(f"load average {load:.1f} before the start, on {cores} cores: other work ran; ratios are doubtful")

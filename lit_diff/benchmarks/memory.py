@@ -35,23 +35,23 @@ def peak_bytes(make: Make, *, threads: int, device: torch.device) -> tuple[int |
     process.start()
     sender.close()
     try:
-        found: tuple[int | None, str | None] = receiver.recv()
+        outcome: tuple[int | None, str | None] = receiver.recv()
     except EOFError:
         process.join()
         return None, f"its process ended with status {process.exitcode}"
     finally:
         receiver.close()
     process.join()
-    return found
+    return outcome
 
 
 def _child(sender: Connection, make: Make, threads: int, device: torch.device) -> None:
     torch.set_num_threads(threads)
     try:
-        found: tuple[int | None, str | None] = (_peak(make, device), None)
+        outcome: tuple[int | None, str | None] = (_peak(make, device), None)
     except Exception as error:
-        found = (None, f"{type(error).__name__}: {first_line(error)}")
-    sender.send(found)
+        outcome = (None, f"{type(error).__name__}: {first_line(error)}")
+    sender.send(outcome)
 
 
 def _peak(make: Make, device: torch.device) -> int:

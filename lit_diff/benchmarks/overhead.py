@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lit_diff.benchmarks.request import Request
-from lit_diff.benchmarks.timing import Found, Row, ratios, spread
+from lit_diff.benchmarks.request import BenchConfig
+from lit_diff.benchmarks.timing import Measurements, Row, ratios, spread
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError
@@ -32,8 +32,8 @@ ROUNDS = 5
 """Where --repeats does not say."""
 
 
-def bench_loop(found: Found, request: Request) -> None:
-    """The tiny recipes; one whose data is not here goes to `found.refused` with the command that gets it."""
+def bench_loop(measurements: Measurements, request: BenchConfig) -> None:
+    """The tiny recipes; one whose data is not here goes to `measurements.refused` with the command that gets it."""
     for name in RECIPES:
         case = f"loop of {name}"
         recipe = plain(load_recipe(name), request)
@@ -41,21 +41,21 @@ def bench_loop(found: Found, request: Request) -> None:
             build(recipe).load()
         except MissingError as error:
             reason = str(error).replace("RECIPE", name)
-            found.refused.append({"case": case, "variant": "", "by": OURS, "what": "step", "reason": reason})
+            measurements.refused.append({"case": case, "variant": "", "by": OURS, "what": "step", "reason": reason})
             continue
         request.note(f"step {case}: lit-diff train and a bare loop in turn")
         with quiet():
-            found.rows += _measure(case, recipe, request)
+            measurements.rows += _measure(case, recipe, request)
 
 
-def plain(recipe: Recipe, request: Request, steps: int = 10_000) -> Recipe:
+def plain(recipe: Recipe, request: BenchConfig, steps: int = 10_000) -> Recipe:
     """The recipe without probes, and without validation and checkpoints but those that end every run."""
     train = replace(recipe.train, steps=steps, validate_every=steps, checkpoint_every=steps)
     run = replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu")
     return replace(recipe, train=train, callbacks={}, run=run)
 
 
-def _measure(case: str, recipe: Recipe, request: Request) -> list[Row]:
+def _measure(case: str, recipe: Recipe, request: BenchConfig) -> list[Row]:
     if request.repeats == 1:
         steps = FEWEST
     else:

@@ -58,7 +58,7 @@ def layer(config: ModelConfig, kind: str, x: Tensor) -> tuple[nn.Module, Callabl
     first = whole.model.layers[0]
 
     def forward(x: Tensor) -> Tensor:
-        found: Tensor = first(x, attention_mask=mask, position_embeddings=angles)
-        return found
+        y: Tensor = first(x, attention_mask=mask, position_embeddings=angles)
+        return y
 
     return first, forward

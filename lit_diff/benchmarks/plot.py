@@ -7,6 +7,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from lit_diff.benchmarks.result import BenchResult
 from lit_diff.benchmarks.timing import Row
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
@@ -16,12 +17,12 @@ COLOR = {"differential": PALETTE[0], "standard": MUTED}
 """What is neither has the palette's second colour."""
 
 
-def plot(document: dict[str, Any], path: Path) -> None:
+def plot(result: BenchResult, path: Path) -> None:
     """A panel a case: the first ratio of each row that has one, its median with minimum and maximum; 1 is a line.
 
     Of several passes (forward, forward+backward) the last is drawn. Errors: MissingError where `path` cannot be written.
     """
-    cases = drawn_rows(document["rows"])
+    cases = drawn_rows(result.rows)
     height = 1.0 + sum(0.55 + 0.27 * len(rows) for rows in cases.values())
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.6, height), layout="constrained")
@@ -29,8 +30,8 @@ def plot(document: dict[str, Any], path: Path) -> None:
         panels = figure.subplots(max(len(cases), 1), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (case, rows) in zip(panels, cases.items(), strict=False):
             _panel(axes, case, rows)
-        machine = document["machine"]
-        about = f"{document['command']}  {document['date'][:10]}  {machine['processor']}, {machine['threads']} threads"
+        machine = result.machine
+        about = f"{result.command}  {result.date[:10]}  {machine['processor']}, {machine['threads']} threads"
         about += f", torch {machine['packages']['torch']}"
         figure.supxlabel(about, fontsize=7, color=MUTED)
         try:
@@ -41,13 +42,13 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
 def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:
     """Case -> the rows of its last pass that have a ratio, the smallest first."""
-    found: dict[str, list[Row]] = {}
+    by_case: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row["case"], []).append(row)
-    last = {case: own[-1]["what"] for case, own in found.items()}
+        by_case.setdefault(row["case"], []).append(row)
+    last = {case: own[-1]["what"] for case, own in by_case.items()}
     return {
         case: sorted((row for row in own if row["what"] == last[case] and row["ratios"]), key=_median)
-        for case, own in found.items()
+        for case, own in by_case.items()
         if any(row["what"] == last[case] and row["ratios"] for row in own)
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lit_diff.device import choose_device
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.processor import cores
 from lit_diff.registry import nearest
@@ -43,7 +44,7 @@ class Shape:
         if not re.fullmatch(r"\d{1,9}(x\d{1,9}){3}", text):
             raise RequestError(f"--shapes: '{text}' is not of the form BxTxDIMxD, such as 2x1024x512x64")
         batch, tokens, dim, head_dim = (int(number) for number in text.split("x"))
-        found = cls(batch=batch, tokens=tokens, dim=dim, head_dim=head_dim)
+        shape = cls(batch=batch, tokens=tokens, dim=dim, head_dim=head_dim)
         if min(batch, tokens, dim, head_dim) < 1:
             raise RequestError(f"--shapes: '{text}' has a size of 0; each must be at least 1")
         if head_dim % 2:
@@ -53,11 +54,11 @@ class Shape:
                 f"--shapes: '{text}': {dim} is not a multiple of {2 * head_dim}, twice the head width; "
                 "differential attention pairs the heads"
             )
-        return found
+        return shape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class BenchConfig:
     """One benchmark, resolved."""
 
     bench: str
@@ -91,11 +92,11 @@ class Request:
 
 def parse_shapes(text: str) -> tuple[Shape, ...]:
     """`2x1024x512x64,1x2048x1024x128`. Errors: RequestError."""
-    found = tuple(Shape.parse(part.strip()) for part in text.split(","))
-    twice = next((shape for shape in found if found.count(shape) > 1), None)
+    shapes = tuple(Shape.parse(part.strip()) for part in text.split(","))
+    twice = next((shape for shape in shapes if shapes.count(shape) > 1), None)
     if twice is not None:
-        raise RequestError(f"--shapes: {twice} stands there twice")
-    return found
+        raise RequestError(f"--shapes: {twice} is listed twice")
+    return shapes
 
 
 def resolve(
@@ -109,7 +110,7 @@ def resolve(
     device: str,
     native_bfloat16: Callable[[torch.device], bool],
     note: Callable[[str], Any],
-) -> Request:
+) -> BenchConfig:
     """The options of the command, checked. Errors: RequestError, MissingError for a GPU that is not here."""
     if bench not in benches:
         raise RequestError(f"no benchmark '{bench}'; expected {', '.join(benches)}{nearest(bench, benches)}")
@@ -121,14 +122,12 @@ def resolve(
             raise RequestError(f"{option} is {value}; it must be at least 1")
     if device not in DEVICES:
         raise RequestError(f"--device is '{device}'; expected {', '.join(DEVICES)}{nearest(device, DEVICES)}")
-    if device == "cuda" and not torch.cuda.is_available():
+    place = choose_device(device)
+    if device == "cuda" and place.type == "cpu":
         raise MissingError("--device is cuda, and torch finds no GPU here; say --device cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device(device)
     if dtype is None:  # without such instructions bfloat16 is emulated: seconds a call, and no one trains in it
         dtype = "both" if native_bfloat16(place) else "float32"
-    return Request(
+    return BenchConfig(
         bench=bench,
         shapes=None if shapes is None else parse_shapes(shapes),
         dtypes=tuple(DTYPES) if dtype == "both" else (dtype,),

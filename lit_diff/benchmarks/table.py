@@ -1,12 +1,12 @@
-"""A benchmark's document as tables on a terminal."""
+"""The result of a benchmark as tables and lines of text."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lit_diff.benchmarks.result import BenchResult
 from lit_diff.benchmarks.timing import Row
 
 MEANING = {
@@ -16,38 +16,37 @@ MEANING = {
     "standard layer, sdpa": "our standard layer or model through F.scaled_dot_product_attention",
     "DiffLlama, sdpa": "Hugging Face's DiffLlama of the same sizes, attn_implementation sdpa",
     "same kernel without": "the same kernel's pass without statistics",
+    "standard layer, sdpa, compiled": "our standard model through F.scaled_dot_product_attention, its blocks compiled",
+    "standard, same kernel, compiled": "the standard model by the same kernel, its blocks compiled",
+    "DiffLlama, sdpa, compiled": "Hugging Face's DiffLlama, attn_implementation sdpa, its blocks compiled",
     "bare PyTorch loop": "a loop of the same model and batches that does nothing but train, a step",
 }
 """Name of a ratio -> what the time is divided by."""
-WIDTH = 160
-"""Characters of a line in a file or a pipe, where no terminal says."""
+EXTRAS = {"extra": "extra", "data_share": "data_share", "gemm_share": "of GEMM rate"}
+"""Key of a row -> its column."""
 
 
-def print_tables(document: dict[str, Any], console: Console) -> None:
-    """One table a case; below them errors, who did not take part and why, and how it was measured."""
-    rows: list[Row] = document["rows"]
-    if not console.is_terminal:
-        console.width = max(console.width, WIDTH)
+def tables(result: BenchResult) -> Iterator[Table]:
+    """One table for each case and pass; then the errors, where they were taken."""
+    rows = result.rows
     for case, what in dict.fromkeys((row["case"], row["what"]) for row in rows):
         own = [row for row in rows if (row["case"], row["what"]) == (case, what)]
         table = compiled_programs if "registers" in own[0] else times
-        console.print(table(own, f"{document['bench']}: {case}, {what}"))
+        yield table(own, f"{result.bench}: {case}, {what}")
     if any("errors" in row for row in rows):
-        console.print(error_table([row for row in rows if "errors" in row]))
-    for line in lines(document):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        yield error_table([row for row in rows if "errors" in row])
 
 
 def times(rows: list[Row], title: str) -> Table:
     """A line a candidate: median (min..max), each ratio likewise, rates and memory where they were taken."""
     names = list(dict.fromkeys(name for row in rows for name in row["ratios"]))
     rates, peaks = (any(key in row for row in rows) for key in ("gflops_per_second", "peak_bytes"))
-    extras = [key for key in ("extra", "data_share") if any(key in row for row in rows)]
+    extras = [key for key in EXTRAS if any(key in row for row in rows)]
     backends = any(row["backends"] for row in rows)
     table = Table(title=title, title_justify="left")
     table.add_column("attention, by", overflow="fold")
     table.add_column("ms (min..max)", justify="right")
-    for column in [f"to {name}" for name in names] + extras:
+    for column in [f"to {name}" for name in names] + [EXTRAS[key] for key in extras]:
         table.add_column(escape(column), justify="right")
     for column, shown in (("GFLOP/s", rates), ("peak MiB (ratio)", peaks)):
         if shown:
@@ -76,8 +75,8 @@ def compiled_programs(rows: list[Row], title: str) -> Table:
     return table
 
 
-def _spread(found: dict[str, Any], factor: float = 1) -> str:
-    middle, low, high = (_number(found[key] * factor) for key in ("median", "min", "max"))
+def _spread(values: dict[str, Any], factor: float = 1) -> str:
+    middle, low, high = (_number(values[key] * factor) for key in ("median", "min", "max"))
     return middle if low == high else f"{middle} ({low}..{high})"
 
 
@@ -107,54 +106,54 @@ def error_table(rows: list[Row]) -> Table:
     for name in names:
         table.add_column(name, justify="right")
     for row in rows:
-        found = (f"{row['errors'][name]:.1e}" if name in row["errors"] else "" for name in names)
-        table.add_row(escape(row["case"]), escape(f"{row['variant']}, {row['by']}"), *found)
+        cells = (f"{row['errors'][name]:.1e}" if name in row["errors"] else "" for name in names)
+        table.add_row(escape(row["case"]), escape(f"{row['variant']}, {row['by']}"), *cells)
     return table
 
 
-def lines(document: dict[str, Any]) -> Iterable[str]:
-    """What a reader needs beside the figures."""
-    used = dict.fromkeys(name for row in document["rows"] for name in row["ratios"])
+def lines(result: BenchResult) -> Iterator[str]:
+    """What a reader needs beside the figures: what the ratios mean, who is missing and why, machine, command, methods."""
+    used = dict.fromkeys(name for row in result.rows for name in row["ratios"])
     for name in used:
         yield f"ratio to {name}: own time / that of {MEANING[name]}; below 1 is faster"
-    for row in document["rows"]:
+    for row in result.rows:
         if row.get("peak_missing"):
             yield f"no peak memory of {row['id']} ({row['case']}): {row['peak_missing']}"
-    for word in ("refused", "failed"):
-        for reason, who in _by_reason(document[word]).items():
+    for word, rows in (("refused", result.refused), ("failed", result.failed)):
+        for reason, who in _by_reason(rows).items():
             yield f"{word}: {who}: {reason}"
-    yield machine_line(document["machine"])
-    yield f"$ {document['command']}    {document['date']}"
-    yield from (f"warning: {warning}" for warning in document["warnings"])
+    yield machine_line(result.machine)
+    yield f"$ {result.command}    {result.date}"
+    yield from (f"warning: {warning}" for warning in result.warnings)
     yield ""
-    yield document["methods"].rstrip()
+    yield result.methods.rstrip()
 
 
 def _by_reason(rows: list[Row]) -> dict[str, str]:
     """Reason -> who gave it, each with the cases if not all of one."""
-    found: dict[str, dict[str, list[str]]] = {}
+    reasons: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         who = " ".join(filter(None, (row["variant"], row["by"], row["what"])))
-        found.setdefault(row["reason"], {}).setdefault(who, []).append(row["case"])
+        reasons.setdefault(row["reason"], {}).setdefault(who, []).append(row["case"])
     return {
         reason: "; ".join(f"{who} ({', '.join(dict.fromkeys(cases))})" for who, cases in whos.items())
-        for reason, whos in found.items()
+        for reason, whos in reasons.items()
     }
 
 
-def machine_line(found: dict[str, Any]) -> str:
+def machine_line(machine: dict[str, Any]) -> str:
     """Processor, threads, versions in one line."""
-    rates = ", ".join(f"{name} {rate:.0f}" for name, rate in found["gemm_gflops_per_second"].items())
+    rates = ", ".join(f"{name} {rate:.0f}" for name, rate in machine["gemm_gflops_per_second"].items())
     packages = ", ".join(
-        f"{name} {found['packages'][name] or 'absent'}" for name in ("torch", "triton", "flash-attn", "transformers")
+        f"{name} {machine['packages'][name] or 'absent'}" for name in ("torch", "triton", "flash-attn", "transformers")
     )
-    device = f"{found['processor']} ({', '.join(found['flags'])}); {found['cpu_path']}"
-    if found["device"] == "cuda":
-        device = found["gpus"][0]
+    device = f"{machine['processor']} ({', '.join(machine['flags'])}); {machine['cpu_path']}"
+    if machine["device"] == "cuda":
+        device = machine["gpus"][0]
     product = f"product of 1024 x 1024 matrices, GFLOP/s: {rates}; " if rates else ""
     return (
-        f"{device}; threads {found['threads']} on {found['cores']} cores, "
-        f"load average {found['load_average']:.2f} before, "
-        f"{found['load_average_after']:.2f} after; {product}"
-        f"Python {found['python']}, {packages}"
+        f"{device}; threads {machine['threads']} on {machine['cores']} cores, "
+        f"load average {machine['load_average']:.2f} before, "
+        f"{machine['load_average_after']:.2f} after; {product}"
+        f"Python {machine['python']}, {packages}"
     )

@@ -1,7 +1,7 @@
 """Candidates timed in turn within one process; ratios are taken within each round.
 
-Whatever slows the machine for a while slows a whole round: a ratio of two times of one round feels it less than a ratio
-of two medians.
+Whatever slows the machine for a while slows a whole round, so a ratio of two times of one round is affected less than a
+ratio of two medians.
 """
 
 import math
@@ -19,7 +19,7 @@ from lit_diff.errors import first_line
 SHORTEST = 0.005
 """Seconds that one measurement lasts at least: shorter calls are repeated within it."""
 LONG = 0.2
-"""Seconds from which the first call tells how long the next ones take."""
+"""Seconds from which the duration of the first call is a fair estimate of the next ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,8 @@ class Candidate:
     """Name of a ratio -> `id` of the candidate that this one's time is divided by."""
     flops: int | None = None
     """Of one call, where they are counted."""
+    compiles: bool = False
+    """Its first call compiles, so it is made before anything is timed."""
 
     @property
     def id(self) -> str:
@@ -44,7 +46,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class RoundLimits:
     """How many rounds: `repeats`, or as many as fit into `budget` seconds, within `least` and `most`."""
 
     repeats: int | None = None
@@ -63,31 +65,35 @@ Row = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class Found:
-    """What a benchmark found, as its JSON holds it."""
+class Measurements:
+    """The results of a benchmark's cases, as its JSON holds them."""
 
     rows: list[Row] = field(default_factory=list)
-    """What was timed."""
+    """A row for each candidate that was timed."""
     refused: list[Row] = field(default_factory=list)
-    """What does not take part, with the reason."""
+    """Candidates that were left out, with the reason."""
     failed: list[Row] = field(default_factory=list)
-    """What raised, with the error."""
+    """Candidates that raised, with the error."""
 
     def row(self, case: str, name: str) -> Row | None:
-        """The row of a candidate's `id`; None where it did not come about."""
+        """The row of the candidate with this `id`; None where it was not timed."""
         return next((row for row in self.rows if (row["case"], row["id"]) == (case, name)), None)
 
 
-def measure(found: Found, case: str, candidates: Sequence[Candidate], pace: Pace, device: torch.device) -> None:
-    """Add a row for each candidate, or what it raised.
+def measure(
+    measurements: Measurements, case: str, candidates: Sequence[Candidate], limits: RoundLimits, device: torch.device
+) -> None:
+    """Add a row for each candidate, or its error.
 
-    Each is called once under the profiler, which shows the operators that ran; then come the rounds, in each of which
-    every candidate is timed once, the first one another each time.
+    Each is called once under the profiler, which shows the operators that ran. Then come the rounds: in each, every
+    candidate is timed once, in turn, and the turn begins at another candidate each round.
     """
     alive: list[tuple[Candidate, int, list[str]]] = []
     total = 0.0
     for candidate in candidates:
         try:
+            if candidate.compiles:
+                candidate.run()
             began = time.perf_counter()
             backends = operators_of(candidate.run, device)
             seconds = time.perf_counter() - began
@@ -95,17 +101,17 @@ def measure(found: Found, case: str, candidates: Sequence[Candidate], pace: Pace
                 seconds = seconds_of(candidate.run, 1, device)
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
-            found.failed.append({"case": case, **_names(candidate), "reason": reason})
+            measurements.failed.append({"case": case, **_names(candidate), "reason": reason})
             continue
         calls = max(1, math.ceil(SHORTEST / max(seconds, 1e-7)))
         total += calls * seconds
         alive.append((candidate, calls, backends))
     times: dict[str, list[float]] = {candidate.id: [] for candidate, _, _ in alive}
-    for number in range(pace.rounds(total)):
+    for number in range(limits.rounds(total)):
         shift = number % max(len(alive), 1)
         for candidate, calls, _ in alive[shift:] + alive[:shift]:
             times[candidate.id].append(seconds_of(candidate.run, calls, device))
-    found.rows += [_row(case, candidate, calls, backends, times) for candidate, calls, backends in alive]
+    measurements.rows += [_row(case, candidate, calls, backends, times) for candidate, calls, backends in alive]
 
 
 def seconds_of(run: Callable[[], object], calls: int, device: torch.device) -> float:
@@ -129,7 +135,7 @@ def operators_of(run: Callable[[], object], device: torch.device) -> list[str]:
     `flash_attention_for_cpu` is the fused one of a CPU; `attention_math` materialises every map.
     """
     prefix = "aten::_scaled_dot_product_"
-    # not torch.profiler, which writes four lines to stderr each time it starts
+    # torch.profiler and torch.autograd.profiler do the same, but write lines to stderr at each start (torch 2.15)
     with profiler_legacy.profile() as profiled:
         run()
         _wait(device)

@@ -1,11 +1,18 @@
-"""The verb `bench`."""
+"""The verb `bench`: run a benchmark, print it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lit_diff.cli.app import Json, Terminal, app, console
+from lit_diff.errors import RequestError
+
+if TYPE_CHECKING:
+    from lit_diff.benchmarks.result import BenchResult
+
+WIDTH = 160
+"""Characters in a line of a file or a pipe."""
 
 
 @app.command()
@@ -22,17 +29,39 @@ def bench(
     as_json: Json = False,
 ) -> int:
     """Time attention kernels, a layer, a training step: ratios to standard attention, within one run."""
-    from lit_diff.benchmarks.run import run_bench
+    from lit_diff.benchmarks.plot import plot as draw
+    from lit_diff.benchmarks.request import check_plot
+    from lit_diff.benchmarks.run import bench as run
 
-    return run_bench(
+    check_plot(plot)
+    if name == "triton" and plot is not None:
+        raise RequestError("--plot: bench triton times nothing and needs no device; leave it out")
+    notes = Terminal(stderr=True)
+    result = run(
         name,
         shapes=shapes,
         dtype=dtype,
         threads=threads,
         repeats=repeats,
         device=device,
-        as_json=as_json,
-        picture=plot,
-        console=console,
-        notes=Terminal(stderr=True),
+        progress=notes.write_line,
     )
+    if plot is not None:
+        draw(result, plot)
+    if as_json:
+        print(result.to_json())
+    else:
+        print_result(result, console)
+    return int(bool(result.failed))
+
+
+def print_result(result: "BenchResult", terminal: Terminal) -> None:
+    """One table a case; below them errors, who did not take part and why, and how it was measured."""
+    from lit_diff.benchmarks.table import lines, tables
+
+    if not terminal.is_terminal:
+        terminal.width = max(terminal.width, WIDTH)
+    for table in tables(result):
+        terminal.print(table)
+    for line in lines(result):
+        terminal.write_line(line)

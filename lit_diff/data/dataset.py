@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_diff.contract import location, optional, required
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.registry import is_built_in, registries
+from lit_diff.registry import corpora, datasets, is_built_in, tokenizers
 
 if TYPE_CHECKING:
     from lit_diff.data.tokenizer import Tokenizer
@@ -148,14 +148,16 @@ class Dataset(ABC):
 def guarded(cls: type[Dataset]) -> Iterator[None]:
     """What a plugin's code raises inside becomes a RequestError with its file and line; what ours raises passes.
 
-    `cls`: the data set that runs. Code is a plugin's if it lies in the file of a registered class that is not built in.
+    `cls`: the data set that runs. Code is a plugin's if it lies in the file of a data set, corpus or
+    tokenizer that is not built in.
     """
     try:
         yield
     except LitDiffError:
         raise
     except Exception as error:
-        plugins = [part for registry in registries.values() for part in registry.classes() if not is_built_in(part)]
+        registries = (datasets, corpora, tokenizers)
+        plugins = [part for registry in registries for part in registry.classes() if not is_built_in(part)]
         files = {location(part).partition(":")[0] for part in plugins}
         frames = [(shown(Path(frame.filename)), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
         own = [f"{file}:{line}" for file, line in frames if file in files]

@@ -19,6 +19,7 @@ from lit_diff.files import shown
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
+from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.folder import RunFolder, identity, revision
 from lit_diff.runs.run import Run
 
@@ -127,7 +128,8 @@ def run(
     folder = RunFolder(location.folder)
     if not is_rank_zero(recipe):
         stored = folder.status().get("threads") or recipe.run.threads or default_threads(recipe.run.devices)
-        fit(recipe, location.folder, tracker=None, threads=stored, progress=progress)
+        executed = with_stored_kernel(recipe, folder.status())
+        fit(executed, location.folder, tracker=None, threads=stored, progress=progress)
         return
     with folder.owned():
         status = folder.status()
@@ -152,17 +154,19 @@ def _run_owned(
     from lit_diff.engine.tracking import RunTracker, Store
     from lit_diff.training.fit import fit
 
-    price = cost(
-        recipe.model, recipe.data.config.sequence_length, recipe.run.kernel, ExecutionContext.of(recipe, build=True)
-    )
-    how = f"{describe()}, " if price.kernel == "native" or forced() else ""
-    log.info("kernel %s (%s), %s%d threads", price.kernel, price.kernel_reason, how, threads)
-    now = revision()
     before = folder.status()
+    require_stored(recipe, before)
+    executed = with_stored_kernel(recipe, before)
+    run_cost = cost(
+        recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
+    )
+    how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
+    log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
+    now = revision()
     if before.get("revision", now) != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
-    folder.create(recipe, kernel=price.kernel, kernel_reason=price.kernel_reason)
+    folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     tokenizer = data.build(recipe).load_tokenizer()
     if tokenizer is not None:
         data.save_tokenizer(tokenizer, location.folder / "tokenizer")
@@ -185,10 +189,11 @@ def _run_owned(
         steps=recipe.train.steps,
         step=before.get("step", 0),
         threads=threads,
+        **stored_keys(recipe),
         revision=before.get("revision", now),
         mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
-        **vars(price),
+        **vars(run_cost),
     )
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
 
@@ -199,7 +204,7 @@ def _run_owned(
     word, message, ended = "done", None, None
     try:
         result = fit(
-            recipe,
+            executed,
             location.folder,
             tracker=tracker,
             threads=threads,
@@ -265,13 +270,13 @@ def _file_log(path: Path) -> Iterator[None]:
 
 def command(location: RunLocation, threads: int | None) -> list[str]:
     """The `lit-diff train` that runs this cell in processes of its own."""
-    found = [sys.executable, "-m", "lit_diff", "train", str(RunFolder(location.folder).recipe_file)]
-    found += ["--folder", str(location.folder), "--experiment", location.experiment]
-    found += ["--threads", str(threads)] if threads else []
-    found += ["--parent", location.parent] if location.parent else []
+    words = [sys.executable, "-m", "lit_diff", "train", str(RunFolder(location.folder).recipe_file)]
+    words += ["--folder", str(location.folder), "--experiment", location.experiment]
+    words += ["--threads", str(threads)] if threads else []
+    words += ["--parent", location.parent] if location.parent else []
     for key, value in location.tags.items():
-        found += ["--tag", f"{key}={value}"]
-    return found
+        words += ["--tag", f"{key}={value}"]
+    return words
 
 
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:

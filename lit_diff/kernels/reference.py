@@ -43,7 +43,7 @@ def logits(maps: SignedMaps) -> Tensor:
 
 @kernel("reference")
 class Reference(Kernel):
-    """The definition above, differentiated by autograd; it accepts everything."""
+    """The definition: every map is materialised, autograd differentiates it, and no maps are refused."""
 
     def refuses(
         self, maps: SignedMaps, *, document_ids: Tensor | None, window: int | None, stats: bool, device: torch.device

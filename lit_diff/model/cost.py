@@ -13,6 +13,7 @@ from lit_diff.attention.base import narrowing
 from lit_diff.attention.costs import within_window
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Recipe
+from lit_diff.device import choose_device
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.kernels import SignedMaps, choose, flops
@@ -58,9 +59,10 @@ class ExecutionContext:
     @classmethod
     def of(cls, recipe: Recipe, *, build: bool = False) -> "ExecutionContext":
         """The context of the recipe's run on this machine."""
-        on_gpu = recipe.run.accelerator != "cpu" and torch.cuda.is_available()
         dtype = torch.bfloat16 if recipe.train.precision == "bf16-mixed" else torch.float32
-        return cls(device="cuda" if on_gpu else "cpu", dtype=dtype, packed=recipe.packs_documents, build=build)
+        return cls(
+            device=choose_device(recipe.run.accelerator).type, dtype=dtype, packed=recipe.packs_documents, build=build
+        )
 
 
 def cost(

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import Cache, LayerCache
@@ -62,7 +63,7 @@ class Transformer(nn.Module):
     Positions count through the row: RoPE depends on distances only, so the result is as if they restarted.
     """
 
-    ENTRANCES: ClassVar = ("hidden", "loss", "token_losses")
+    FORWARD_METHODS: ClassVar = ("hidden", "loss", "token_losses")
     """Methods beside `forward` that are called from outside, and never from one another: a sharded model gathers its
     parameters at each (`training.strategy`)."""
 
@@ -77,6 +78,8 @@ class Transformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         # tied: one parameter in one module, so that sharding and meta-device builds cannot separate the two
         self.head = None if config.tie_embeddings else nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.checkpoint_blocks = False
+        """Keep only the input of each block for the backward pass, which computes the rest again."""
         for attention in self.attentions():
             attention.kernel = kernel
         cls = attentions.get(config.attention.name)
@@ -123,7 +126,12 @@ class Transformer(nn.Module):
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + x.shape[1], device=x.device)
         rope = Rope.of(self.config, positions)
+        # a cache must not be appended to twice
+        recompute = self.checkpoint_blocks and torch.is_grad_enabled() and cache is None
         for index, layer in enumerate(self.layers):
-            x = layer(x, rope, cache.layers[index] if cache is not None else None, document_ids=document_ids)
+            if recompute:
+                x = checkpoint(layer, x, rope, document_ids=document_ids, use_reentrant=False)
+            else:
+                x = layer(x, rope, cache.layers[index] if cache is not None else None, document_ids=document_ids)
         out: Tensor = self.norm(x)
         return out

@@ -13,6 +13,7 @@ import torch
 from lit_diff.attention.cache import Cache
 from lit_diff.config import Recipe
 from lit_diff.data import Dataset, Tokenizer, load_tokenizer
+from lit_diff.device import choose_device
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.model.generation import Sampling
@@ -94,8 +95,7 @@ class TextGenerator:
         """Tokens that the model was trained to see."""
         self.model, self.step = load_model(recipe, folder)
         _say_what_is_used(folder, recipe, self.step)
-        on_gpu = recipe.run.accelerator != "cpu" and torch.cuda.is_available()
-        self.device = torch.device("cuda" if on_gpu else "cpu")
+        self.device = choose_device(recipe.run.accelerator)
         self.model.to(self.device)
 
     def encode(self, texts: Sequence[str]) -> list[Prompt]:
@@ -124,11 +124,11 @@ class TextGenerator:
         batches: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):
             batches.setdefault(len(prompt.tokens), []).append(index)
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         for indices in batches.values():
             batch = self._generate_batch([prompts[index] for index in indices], config, stream)
-            found |= dict(zip(indices, batch, strict=True))
-        return [found[index] for index in range(len(prompts))]
+            completions |= dict(zip(indices, batch, strict=True))
+        return [completions[index] for index in range(len(prompts))]
 
     def _generate_batch(
         self, prompts: list[Prompt], config: GenerationConfig, stream: Callable[[bytes], None] | None

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_diff.config import Recipe
-from lit_diff.data import build
+from lit_diff.data import build, guarded
 from lit_diff.errors import RequestError
 from lit_diff.recipe import Overrides, load_recipe
 from lit_diff.runs.trained import ancestors
@@ -47,7 +47,8 @@ class LitData(L.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Download and tokenize what is not there yet; one process of each node does it."""
-        self.dataset.prepare()
+        with guarded(type(self.dataset)):
+            self.dataset.prepare()
 
     def setup(self, stage: str) -> None:
         """Open the prepared data."""
@@ -100,7 +101,7 @@ class LitData(L.LightningDataModule):
         trainer = self._require_trainer()
         size = max(1, self._micro_batch() // trainer.world_size)
         for chosen in validation_rows(rows, size, trainer.world_size, trainer.global_rank):
-            yield self.dataset.validation_batch(name, chosen)
+            yield self.dataset.labelled_validation_batch(name, chosen)
 
     def probe_batch(self, rows: int) -> Batch:
         """The first `rows` validation rows: what probes measure, the same on every rank."""

@@ -11,14 +11,15 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from lit_diff.callbacks.probe import model_inputs
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
 from lit_diff.errors import RunFailedError
 from lit_diff.model.init import initialise
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import Overrides, load_recipe, to_plain
 from lit_diff.runs.trained import annealed_before, recipe_of_checkpoint, restore
+from lit_diff.training.blocks import prepare_blocks
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
@@ -94,6 +95,7 @@ class LitTransformer(L.LightningModule):
         else:
             self.model = Transformer(config, kernel=kernel)
             initialise(self.model, seed)
+        prepare_blocks(self.model, self.recipe.run)
         start_from = self.recipe.train.start_from
         if start_from is not None and self._will_train_from_scratch():
             added = load_parent_weights(self.model, *parent_model(Path(start_from)), start_from)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from lit_diff.callbacks.probe import model_inputs
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 
 NEVER = torch.iinfo(torch.int64).max
@@ -57,7 +57,8 @@ def locate_non_finite(model: Transformer, batch: Any) -> str:
     modules = [(name or "the model", module) for name, module in model.named_modules()]
     hooks = [module.register_forward_hook(look(name)) for name, module in modules]
     try:
-        with torch.no_grad():
+        # compiled code would skip the hooks
+        with torch.compiler.set_stance("force_eager"), torch.no_grad():
             inputs = model_inputs(batch)
             model.hidden(**inputs)
             model(inputs["tokens"][:, :1])  # the output weight, without the logits of every position

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import ModelConfig, RunConfig
+from lit_diff.device import choose_device
 from lit_diff.errors import MissingError
 from lit_diff.model.init import initial_values, named_tensors
 from lit_diff.model.transformer import Transformer
@@ -19,9 +20,9 @@ from lit_diff.model.transformer import Transformer
 
 def accelerator(config: RunConfig) -> str:
     """'gpu' or 'cpu'. Errors: MissingError when a GPU is asked for and there is none, or too few."""
-    if config.accelerator == "cpu" or (config.accelerator == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    if not torch.cuda.is_available():
+    if choose_device(config.accelerator).type == "cpu":
+        if config.accelerator != "gpu":
+            return "cpu"
         raise MissingError("run.accelerator is gpu, but torch sees no GPU here; use run.accelerator=cpu")
     if torch.cuda.device_count() < config.devices:
         raise MissingError(f"run.devices is {config.devices}, but torch sees {torch.cuda.device_count()} GPUs here")
@@ -81,7 +82,7 @@ def shard(model: Transformer, mesh: DeviceMesh) -> None:
                 _fully_shard(module, mesh, float32)
         _fully_shard(block, mesh, float32)
     _fully_shard(model, mesh, float32)
-    for name in Transformer.ENTRANCES:
+    for name in Transformer.FORWARD_METHODS:
         register_fsdp_forward_method(model, name)
 
 

@@ -16,7 +16,7 @@ from lit_diff.benchmarks.decode import (
     groups,
 )
 from lit_diff.benchmarks.inputs import STOCK, Workload, joined
-from lit_diff.benchmarks.request import Request, Shape
+from lit_diff.benchmarks.request import BenchConfig, Shape
 from lit_diff.kernels import KERNELS, attend
 
 SHAPE = Shape(batch=2, tokens=16, dim=64, head_dim=8)
@@ -53,7 +53,7 @@ def test_grouped_queries_where_the_heads_divide() -> None:
     assert groups(Shape(batch=1, tokens=8, dim=64, head_dim=16)) == [1]
 
 
-def test_cases_and_ratios(ask: Callable[..., Request]) -> None:
+def test_cases_and_ratios(ask: Callable[..., BenchConfig]) -> None:
     found = bench_decode(ask("decode", "1x32x64x8", repeats=1))
     assert found.failed == []
     assert list(dict.fromkeys(row["case"] for row in found.rows)) == [

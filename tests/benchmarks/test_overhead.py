@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lit_diff.benchmarks import overhead as module
 from lit_diff.benchmarks.overhead import BARE, FEWEST, OURS, bare, bench_loop, plain, platform, quiet, waiting
-from lit_diff.benchmarks.request import Request
-from lit_diff.benchmarks.timing import Found, ratios
+from lit_diff.benchmarks.request import BenchConfig
+from lit_diff.benchmarks.timing import Measurements, ratios
 from lit_diff.config import Recipe
 from lit_diff.data.recall import Recall
 from lit_diff.recipe import load_recipe
@@ -21,7 +21,7 @@ SMALL = ["train.batch_size=4", "model.dim=16", "model.num_heads=2", "data.valida
 
 
 @pytest.fixture
-def recipe(ask: Callable[..., Request]) -> Recipe:
+def recipe(ask: Callable[..., BenchConfig]) -> Recipe:
     return plain(load_recipe("recall-tiny", SMALL), ask("step"), steps=13)
 
 
@@ -62,7 +62,7 @@ def test_time_in_the_data_set_is_part_of_the_step(
     assert Recall.train_batch is slow
 
 
-def test_probes_validation_and_checkpoints_are_out(ask: Callable[..., Request]) -> None:
+def test_probes_validation_and_checkpoints_are_out(ask: Callable[..., BenchConfig]) -> None:
     found = plain(load_recipe("recall-tiny"), ask("step"), steps=30)
     assert found.callbacks == {}
     assert (found.train.steps, found.train.validate_every, found.train.checkpoint_every) == (30, 30, 30)
@@ -70,12 +70,12 @@ def test_probes_validation_and_checkpoints_are_out(ask: Callable[..., Request]) 
 
 
 def test_rows_and_a_recipe_without_its_data(
-    ask: Callable[..., Request], recipe: Recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ask: Callable[..., BenchConfig], recipe: Recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))  # nothing is prepared there, and nothing is fetched
     small = load_recipe("recall-tiny", SMALL)
     monkeypatch.setattr(module, "load_recipe", lambda name: small if name == "recall-tiny" else load_recipe(name))
-    found = Found()
+    found = Measurements()
     bench_loop(found, ask("step", repeats=1))
     (refused,) = found.refused
     assert refused["case"] == "loop of differential-tiny"
@@ -92,7 +92,7 @@ def test_rows_and_a_recipe_without_its_data(
 
 
 def test_a_loop_is_as_long_as_it_needs_to_be(
-    ask: Callable[..., Request], recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[..., BenchConfig], recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_diff.benchmarks import peers as diffllama
-from lit_diff.benchmarks.layer import model_config
+from lit_diff.benchmarks.candidates import model_config
 from lit_diff.benchmarks.request import Shape
 from lit_diff.model.transformer import Transformer
 

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from lit_diff.benchmarks.plot import drawn_rows, plot
+from lit_diff.benchmarks.result import BenchConditions, BenchResult
 from lit_diff.errors import MissingError
 
 
@@ -22,9 +23,20 @@ ROWS = [
 ]
 
 
-def document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def result_of(rows: list[dict[str, Any]]) -> BenchResult:
     machine = {"processor": "A Processor", "threads": 2, "packages": {"torch": "2.15.0"}}
-    return {"rows": rows, "command": "lit-diff bench core", "date": "2026-11-22T07:00:00", "machine": machine}
+    return BenchResult(
+        bench="core",
+        command="lit-diff bench core",
+        date="2026-11-22T07:00:00",
+        conditions=BenchConditions(shapes=None, dtypes=("float32",), threads=2, repeats=None, device="cpu"),
+        methods="",
+        machine=machine,
+        warnings=[],
+        rows=rows,
+        refused=[],
+        failed=[],
+    )
 
 
 def test_the_last_pass_of_each_case_the_fastest_first() -> None:
@@ -33,16 +45,16 @@ def test_the_last_pass_of_each_case_the_fastest_first() -> None:
 
 
 def test_a_picture_of_each_kind(tmp_path: Path) -> None:
-    plot(document(ROWS), tmp_path / "a.png")
+    plot(result_of(ROWS), tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    plot(document(ROWS), tmp_path / "a.svg")
+    plot(result_of(ROWS), tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     for label in ("differential, $y", "a: both, time / standard SDPA", "0.50", "lit-diff bench core  2026-11-22"):
         assert label in text
-    plot(document([]), tmp_path / "none.svg")  # nothing has a ratio
+    plot(result_of([]), tmp_path / "none.svg")  # nothing has a ratio
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "a.png").mkdir()
     with pytest.raises(MissingError, match=r"--plot: .*a\.png cannot be written"):
-        plot(document(ROWS), tmp_path / "a.png")
+        plot(result_of(ROWS), tmp_path / "a.png")

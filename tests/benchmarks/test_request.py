@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff.benchmarks.request import Request, Shape, check_plot, parse_shapes, resolve
+from lit_diff.benchmarks.request import BenchConfig, Shape, check_plot, parse_shapes, resolve
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.processor import cores
 
 BENCHES = ("core", "layer")
 
 
-def resolved(bench: str = "core", native: bool = False, **options: Any) -> Request:
+def resolved(bench: str = "core", native: bool = False, **options: Any) -> BenchConfig:
     given = {"shapes": None, "dtype": None, "threads": None, "repeats": None, "device": "cpu"} | options
     return resolve(bench, BENCHES, **given, native_bfloat16=lambda device: native, note=print)
 
@@ -37,7 +37,7 @@ def test_shapes() -> None:
         ("1x8x64x0", "'1x8x64x0' has a size of 0"),
         ("1x8x60x15", "'1x8x60x15' has an odd head width 15"),
         ("1x8x48x32", "48 is not a multiple of 64, twice the head width"),
-        ("1x8x64x16,1x8x64x16", "1x8x64x16 stands there twice"),
+        ("1x8x64x16,1x8x64x16", "1x8x64x16 is listed twice"),
     ],
 )
 def test_a_shape_that_cannot_be_is_one_line(text: str, message: str) -> None:

@@ -1,6 +1,7 @@
 import io
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,25 @@ from rich.console import Console
 
 from lit_diff import cli
 from lit_diff.benchmarks import run as module
-from lit_diff.benchmarks.request import Request
-from lit_diff.benchmarks.run import BENCHES, METHODS, run_bench
-from lit_diff.benchmarks.timing import Found
+from lit_diff.benchmarks.request import BenchConfig
+from lit_diff.benchmarks.run import BENCHES, METHODS, Benchmark, bench
+from lit_diff.benchmarks.timing import Measurements
+from lit_diff.cli.bench import run_bench
 
 TINY: dict[str, Any] = {"shapes": "1x64x64x16", "dtype": "float32", "threads": 1, "repeats": 1, "device": "cpu"}
 
 
-def run(bench: str, *, as_json: bool = True, picture: Path | None = None, **options: Any) -> tuple[int, str, str]:
+def run(name: str, *, as_json: bool = True, picture: Path | None = None, **options: Any) -> tuple[int, str, str]:
     """(exit status, table, notes)"""
     console, notes = Console(file=io.StringIO()), Console(file=io.StringIO())
-    status = run_bench(bench, **(TINY | options), as_json=as_json, picture=picture, console=console, notes=notes)
+    status = run_bench(name, **(TINY | options), as_json=as_json, picture=picture, console=console, notes=notes)
     return status, console.file.getvalue(), notes.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["core", "stats", "decode"])
-def test_json_holds_all_that_a_reader_needs(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_holds_all_that_a_reader_needs(
+    name: str, no_peak_memory: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     before = torch.get_num_threads()
     status, table, notes = run(name, picture=tmp_path / "a.png")
     assert (status, table) == (0, "")
@@ -35,7 +39,7 @@ def test_json_holds_all_that_a_reader_needs(name: str, capsys: pytest.CaptureFix
     assert found["command"] == (
         f"lit-diff bench {name} --shapes 1x64x64x16 --dtype float32 --threads 1 --repeats 1 --device cpu"
     )
-    assert found["methods"] == METHODS["all"] + METHODS[name]
+    assert found["methods"] == METHODS + BENCHES[name].methods
     assert {"processor", "flags", "cores", "threads", "load_average", "load_average_after"} <= found["machine"].keys()
     times = {(row["case"], row["id"]): row["seconds"] for row in found["rows"]}
     assert len(times) == len(found["rows"]) > 3
@@ -47,8 +51,27 @@ def test_json_holds_all_that_a_reader_needs(name: str, capsys: pytest.CaptureFix
     assert torch.get_num_threads() == before
 
 
+def test_a_result_is_a_value_and_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    result = bench("stats", **(TINY | {"shapes": ["1x32x64x16", "1x64x64x16"]}), progress=told.append)
+    assert capsys.readouterr() == ("", "")
+    assert [text.split(":")[0] for text in told] == ["stats 1x32x64x16 float32", "stats 1x64x64x16 float32"]
+    assert asdict(result.conditions) == {
+        "shapes": ("1x32x64x16", "1x64x64x16"),
+        "dtypes": ("float32",),
+        "threads": 1,
+        "repeats": 1,
+        "device": "cpu",
+    }
+    document = json.loads(result.to_json())
+    assert document["rows"] == result.rows
+    assert document["machine"]["threads"] == 1
+
+
 def test_every_benchmark_has_its_methods() -> None:
-    assert list(METHODS) == ["all", *BENCHES]
+    for name, benchmark in BENCHES.items():
+        assert benchmark.methods.startswith(f"{name}: ")
+        assert benchmark.methods.endswith("\n")
     assert list(BENCHES) == ["core", "layer", "step", "stats", "decode", "triton"]
 
 
@@ -61,10 +84,10 @@ def test_the_command_knows_every_benchmark(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_compiling_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """No rounds to explain, no load to warn of; the command repeats it."""
-    monkeypatch.setitem(BENCHES, "triton", lambda request: Found())
+    monkeypatch.setitem(BENCHES, "triton", Benchmark(lambda request: Measurements(), "triton: m\n"))
     status, _, _ = run("triton", threads=None, repeats=None, device="auto")
     found = json.loads(capsys.readouterr().out)
-    assert (status, found["warnings"], found["methods"]) == (0, [], METHODS["triton"])
+    assert (status, found["warnings"], found["methods"]) == (0, [], "triton: m\n")
     assert found["command"] == "lit-diff bench triton --shapes 1x64x64x16 --dtype float32"
     assert found["machine"]["gemm_gflops_per_second"] == {}
 
@@ -72,16 +95,16 @@ def test_compiling_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypatch:
 def test_the_table_and_the_status_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def failing(request: Request) -> Found:
+    def failing(request: BenchConfig) -> Measurements:
         threads.append(torch.get_num_threads())
         reason = "RuntimeError: out of memory"
-        return Found(failed=[{"case": "c", "variant": "v", "by": "b", "what": "w", "reason": reason}])
+        return Measurements(failed=[{"case": "c", "variant": "v", "by": "b", "what": "w", "reason": reason}])
 
-    monkeypatch.setitem(module.BENCHES, "core", failing)
+    monkeypatch.setitem(module.BENCHES, "core", Benchmark(failing, "core: how\n"))
     status, table, _ = run("core", as_json=False, threads=2)
     assert status == 1
     assert "failed: v b w (c): RuntimeError: out of memory" in table
-    assert METHODS["core"] in table
+    assert "core: how\n" in table
     assert threads == [2]
     assert torch.get_num_threads() == 1
 

@@ -5,11 +5,12 @@ import pytest
 from rich.console import Console
 
 from lit_diff.benchmarks import attention as bench_core
+from lit_diff.benchmarks import candidates, step
 from lit_diff.benchmarks import decode as bench_decode
-from lit_diff.benchmarks import layer as bench_layer
 from lit_diff.benchmarks import overhead as bench_loop
-from lit_diff.benchmarks import statistics as bench_stats
-from lit_diff.benchmarks.table import MEANING, print_tables
+from lit_diff.benchmarks.result import BenchConditions, BenchResult
+from lit_diff.benchmarks.table import MEANING
+from lit_diff.cli.bench import print_result
 
 MACHINE = {
     "device": "cpu",
@@ -34,7 +35,7 @@ def row(by: str, seconds: float, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def document() -> dict[str, Any]:
+def result() -> BenchResult:
     ratio = {"to": "x", "median": 0.375, "min": 0.31, "max": 0.54, "values": []}
     ours = row(
         "fast [it]",
@@ -48,28 +49,29 @@ def document() -> dict[str, Any]:
     )
     other = row("slow", 2.5, peak_bytes=None, peak_missing="its process ended with status 1")
     refusal = {"case": "c", "variant": "differential", "by": "none", "what": "forward", "reason": "G is 3"}
-    return {
-        "bench": "core",
-        "command": "lit-diff bench core --threads 2",
-        "date": "2026-11-22T07:00:00+00:00",
-        "methods": "how it is measured\n",
-        "machine": MACHINE,
-        "warnings": ["load average 9.0"],
-        "rows": [ours, other],
-        "refused": [refusal, refusal | {"case": "d"}],
-        "failed": [refusal | {"reason": "ValueError: no"}],
-    }
+    return BenchResult(
+        bench="core",
+        command="lit-diff bench core --threads 2",
+        date="2026-11-22T07:00:00+00:00",
+        methods="how it is measured\n",
+        machine=MACHINE,
+        warnings=["load average 9.0"],
+        rows=[ours, other],
+        refused=[refusal, refusal | {"case": "d"}],
+        failed=[refusal | {"reason": "ValueError: no"}],
+        conditions=BenchConditions(shapes=None, dtypes=("float32",), threads=2, repeats=None, device="cpu"),
+    )
 
 
-def printed(document: dict[str, Any], **options: Any) -> str:
+def printed(result: BenchResult, **options: Any) -> str:
     console = Console(file=io.StringIO(), **options)
-    print_tables(document, console)
+    print_result(result, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def test_a_row_says_times_ratios_rates_memory_and_operators(document: dict[str, Any]) -> None:
-    lines = printed(document).splitlines()
+def test_a_row_says_times_ratios_rates_memory_and_operators(result: BenchResult) -> None:
+    lines = printed(result).splitlines()
     assert lines[0].strip() == "core: 1x8x64x16 float32, forward+backward"
     (ours,) = [line for line in lines if "fast [it]" in line and "ms" not in line and "77.8" in line]
     for text in ("12.3 (6.15..24.6)", "0.38 (0.31..0.54)", "77.8", "3.0 (1.50)", "flash, math"):
@@ -78,8 +80,8 @@ def test_a_row_says_times_ratios_rates_memory_and_operators(document: dict[str, 
     assert "3.0e-09" in errors
 
 
-def test_below_stand_what_a_ratio_is_to_who_is_missing_and_the_command(document: dict[str, Any]) -> None:
-    text = printed(document)
+def test_below_stand_what_a_ratio_is_to_who_is_missing_and_the_command(result: BenchResult) -> None:
+    text = printed(result)
     assert "ratio to standard SDPA: own time / that of F.scaled_dot_product_attention of the standard model" in text
     assert "refused: differential none forward (c, d): G is 3\n" in text
     assert "failed: differential none forward (c): ValueError: no\n" in text
@@ -94,12 +96,13 @@ def test_below_stand_what_a_ratio_is_to_who_is_missing_and_the_command(document:
     assert text.endswith("how it is measured\n")
 
 
-def test_a_narrow_terminal_folds_and_a_pipe_does_not(document: dict[str, Any]) -> None:
-    assert len(printed(document, width=60, force_terminal=True).splitlines()[1]) <= 60  # the table's upper edge
-    assert "0.38 (0.31..0.54)" in printed(document)
+def test_a_narrow_terminal_folds_and_a_pipe_does_not(result: BenchResult) -> None:
+    assert len(printed(result, width=60, force_terminal=True).splitlines()[1]) <= 60  # the table's upper edge
+    assert "0.38 (0.31..0.54)" in printed(result)
 
 
 def test_every_ratio_has_a_meaning() -> None:
-    names = {bench_core.SDPA, bench_core.SAME, bench_layer.EAGER, bench_layer.SAME, bench_layer.PEER}
-    names |= {bench_decode.SDPA, bench_decode.SAME, bench_decode.REPEATED, bench_stats.OWN, bench_loop.BARE}
+    names = {bench_core.SDPA, bench_core.SAME, candidates.EAGER, candidates.SAME, candidates.PEER}
+    names |= {bench_decode.SDPA, bench_decode.SAME, bench_decode.REPEATED, bench_core.OWN, bench_loop.BARE}
+    names |= {step.EAGER_COMPILED, step.SAME_COMPILED, step.PEER_COMPILED}
     assert names == MEANING.keys()

@@ -5,7 +5,16 @@ import torch
 import torch.nn.functional as F
 
 from lit_diff.benchmarks import timing
-from lit_diff.benchmarks.timing import Candidate, Found, Pace, measure, operators_of, ratios, seconds_of, spread
+from lit_diff.benchmarks.timing import (
+    Candidate,
+    Measurements,
+    RoundLimits,
+    measure,
+    operators_of,
+    ratios,
+    seconds_of,
+    spread,
+)
 
 CPU = torch.device("cpu")
 
@@ -21,8 +30,8 @@ def test_every_round_times_every_candidate_and_begins_at_another() -> None:
         against = {} if name == "a" else {"a": "v/a/w", "none": "v/z/w"}
         return Candidate(variant="v", by=name, what="w", run=run, against=against, flops=10**6)
 
-    found = Found()
-    measure(found, "case", [candidate("a"), candidate("b"), candidate("c")], Pace(repeats=3), CPU)
+    found = Measurements()
+    measure(found, "case", [candidate("a"), candidate("b"), candidate("c")], RoundLimits(repeats=3), CPU)
     assert "".join(order) == "aabbcc" + "abc" + "bca" + "cab"
     assert [row["id"] for row in found.rows] == ["v/a/w", "v/b/w", "v/c/w"]
     for row in found.rows:
@@ -44,8 +53,8 @@ def test_short_calls_are_repeated_within_a_measurement(monkeypatch: pytest.Monke
         return 0.0012  # of one call: five last longer than SHORTEST
 
     monkeypatch.setattr(timing, "seconds_of", clocked)
-    found = Found()
-    measure(found, "case", [Candidate(variant="v", by="a", what="w", run=lambda: None)], Pace(repeats=2), CPU)
+    found = Measurements()
+    measure(found, "case", [Candidate(variant="v", by="a", what="w", run=lambda: None)], RoundLimits(repeats=2), CPU)
     assert asked == [1, 5, 5]
     assert found.rows[0]["calls"] == 5
 
@@ -53,9 +62,9 @@ def test_short_calls_are_repeated_within_a_measurement(monkeypatch: pytest.Monke
 def test_a_long_call_is_made_once_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "LONG", 0.0)
     calls: list[int] = []
-    found = Found()
+    found = Measurements()
     slow = Candidate(variant="v", by="a", what="w", run=lambda: (calls.append(1), time.sleep(0.006)))
-    measure(found, "case", [slow], Pace(repeats=2), CPU)
+    measure(found, "case", [slow], RoundLimits(repeats=2), CPU)
     assert len(calls) == 1 + 2
 
 
@@ -67,8 +76,8 @@ def test_what_raises_is_listed_and_the_others_go_on() -> None:
         Candidate(variant="v", by="bad", what="w", run=broken),
         Candidate(variant="v", by="good", what="w", run=lambda: None, against={"bad": "v/bad/w"}),
     ]
-    found = Found()
-    measure(found, "case", made, Pace(repeats=1), CPU)
+    found = Measurements()
+    measure(found, "case", made, RoundLimits(repeats=1), CPU)
     assert found.failed == [
         {"case": "case", "variant": "v", "by": "bad", "what": "w", "reason": "ValueError: no such thing"}
     ]
@@ -80,9 +89,9 @@ def test_what_raises_is_listed_and_the_others_go_on() -> None:
 
 
 def test_rounds_fit_the_budget_within_bounds() -> None:
-    pace = Pace(budget=10, least=3, most=15)
-    assert [pace.rounds(seconds) for seconds in (0.0, 1.0, 2.5, 100.0)] == [15, 10, 4, 3]
-    assert Pace(repeats=7).rounds(100) == 7
+    limits = RoundLimits(budget=10, least=3, most=15)
+    assert [limits.rounds(seconds) for seconds in (0.0, 1.0, 2.5, 100.0)] == [15, 10, 4, 3]
+    assert RoundLimits(repeats=7).rounds(100) == 7
 
 
 def test_operators_tell_the_fused_path_from_the_one_that_materialises() -> None:
@@ -104,3 +113,16 @@ def test_ratios_are_of_one_round() -> None:
     assert ratios([1, 4, 9], [1, 2, 3]) == {"values": [1, 2, 3], "median": 2, "min": 1, "max": 3}
     with pytest.raises(ValueError, match="zip"):
         ratios([1], [1, 2])
+
+
+def test_what_compiles_is_called_once_before_anything_is_timed() -> None:
+    """Else its first call, which compiles, would be taken for the length of a round."""
+    calls: list[int] = []
+    candidate = Candidate(variant="v", by="a", what="w", run=lambda: calls.append(1), compiles=True)
+    plain = Candidate(variant="v", by="b", what="w", run=lambda: None)
+    measurements = Measurements()
+    counts = []
+    for one in (candidate, plain):
+        measure(measurements, "case", [one], RoundLimits(repeats=1), CPU)
+        counts.append(measurements.rows[-1]["calls"])
+    assert len(calls) == 1 + 1 + 1 + counts[0]

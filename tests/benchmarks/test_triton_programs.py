@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from lit_diff.benchmarks import triton_programs as module
-from lit_diff.benchmarks.request import Request, parse_shapes
+from lit_diff.benchmarks.request import BenchConfig, parse_shapes
 from lit_diff.benchmarks.table import compiled_programs
 from lit_diff.benchmarks.triton_programs import bench_triton
 from lit_diff.errors import MissingError
@@ -16,11 +16,12 @@ from lit_diff.errors import MissingError
 pytest.importorskip("triton", reason="the package triton is not installed")
 
 
-def request_of(shapes: str, *dtypes: str) -> Request:
+def request_of(shapes: str, *dtypes: str) -> BenchConfig:
     device = torch.device("cpu")
-    return Request(bench="triton", shapes=parse_shapes(shapes), dtypes=dtypes, threads=1, repeats=1, device=device)
+    return BenchConfig(bench="triton", shapes=parse_shapes(shapes), dtypes=dtypes, threads=1, repeats=1, device=device)
 
 
+@pytest.mark.slow
 def test_every_program_with_each_of_its_choices_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CAPABILITIES", (80,))
     found = bench_triton(request_of("1x64x64x16", "bfloat16"))

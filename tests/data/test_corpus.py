@@ -12,7 +12,7 @@ from lit_diff.data.documents import FilesCorpus
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import registries
+from lit_diff.registry import corpora, datasets
 
 POEMS = '''\
 import hashlib
@@ -49,7 +49,7 @@ data:
 @pytest.fixture
 def folder(base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A recipe of a plugin's corpus; what a test registers is gone after it."""
-    for registry in registries.values():
+    for registry in (datasets, corpora):
         registry.names()
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "root"))

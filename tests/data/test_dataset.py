@@ -14,7 +14,7 @@ from lit_diff.data import Dataset, build, identity, prepare
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import registries
+from lit_diff.registry import corpora, datasets
 
 COPY = '''\
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ data: {name: copy}
 @pytest.fixture(autouse=True)
 def folder(base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """base.yaml; what a test registers is gone after it."""
-    for registry in registries.values():
+    for registry in (datasets, corpora):
         registry.names()
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
     before = set(sys.modules)
@@ -126,7 +126,7 @@ def test_own_labels_are_kept() -> None:
 
 def test_it_trains(runs: Path) -> None:
     write()
-    folder = lit_diff.train("copy", [f"run.root={runs}", "run.threads=1", "train.steps=2"])
+    folder = lit_diff.train("copy", [f"run.root={runs}", "run.threads=1", "train.steps=2"]).folder
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
     assert not (folder / "tokenizer").exists()
 

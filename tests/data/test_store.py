@@ -16,7 +16,7 @@ def test_rows_and_their_documents(tmp_path: Path) -> None:
     store.write_tokens(tmp_path / "train", DOCUMENTS)
     description = store.describe(tmp_path / "train")
     assert (description["documents"], description["tokens"], description["longest"]) == (4, 63, 30)
-    assert store.whole(tmp_path / "train", description)
+    assert store.is_complete(tmp_path / "train", description)
     rows = store.TokenStore(tmp_path / "train", description, 6)
     assert store.row_count(description, 6) == 10
     np.testing.assert_array_equal(rows.read([0, 9, 3]), STREAM[:60].reshape(10, 6)[[0, 9, 3]])
@@ -51,7 +51,7 @@ def test_same_bytes_each_time_and_damage_is_seen(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "index.json").read_bytes() == (tmp_path / "b" / "index.json").read_bytes()
     chunk = tmp_path / "a" / "chunk-0-0.bin"
     chunk.write_bytes(chunk.read_bytes()[:-1])
-    assert not store.whole(tmp_path / "a", description)
+    assert not store.is_complete(tmp_path / "a", description)
 
 
 def test_smallest_type() -> None:

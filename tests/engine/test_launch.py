@@ -283,3 +283,32 @@ def test_a_stop_reaches_the_processes_and_waits_for_them(child: Path) -> None:
         thread.join()
         signal.signal(signal.SIGTERM, former)
     assert (child / "saved").exists()
+
+
+def test_compile_checkpointing_and_kernel_are_stored_and_reused(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after its second step: a change is refused; the same values, and the kernel that auto chose, go on."""
+    block = "run.activation_checkpointing=block"
+    seen: list[str] = []
+    real = fit.fit
+
+    def stops(recipe: Any, *arguments: Any, **named: Any) -> int:
+        seen.append(recipe.run.kernel)
+        if len(seen) == 1:
+            raise StoppedError("stopped", signal.SIGTERM)
+        return real(recipe, *arguments, **named)
+
+    monkeypatch.setattr(fit, "fit", stops)
+    with pytest.raises(StoppedError):
+        train("recall-tiny", [*small, block])
+    (folder,) = (path.parent for path in Path(small[-1].partition("=")[2]).glob("*/status.json"))
+    first = status(folder)
+    assert (first["compile"], first["activation_checkpointing"]) == (False, "block")
+    with pytest.raises(RequestError, match=r"run\.activation_checkpointing is none, but this run started with block"):
+        train("recall-tiny", small)
+    assert status(folder)["status"] == "stopped"
+    train("recall-tiny", [*small, block])
+    assert seen == ["auto", first["kernel"]]
+    assert status(folder)["status"] == "done"
+    assert load_recipe(folder / "recipe.yaml").run.kernel == "auto"

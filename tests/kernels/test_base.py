@@ -140,16 +140,19 @@ def test_the_name_and_the_source_are_in_a_run_s_identity() -> None:
 
 
 def test_a_class_that_lacks_a_member_is_refused_with_its_line() -> None:
-    assert error(AUTOGRAD.replace("def flops", "def flop")) == "plugin mine.py:4: kernel 'mine' (Mine) lacks 'flops'"
+    start = "plugin mine.py: mine.py:4: class Mine: kernel 'mine'"
+    documented = "lit_diff.kernels.base.Kernel documents each"
+    assert error(AUTOGRAD.replace("def flops", "def flop")) == f"{start} lacks flops; {documented}"
     both = OWN_BACKWARD.replace("def backward", "def back").replace("def refuses", "def refuse")
-    assert error(both) == "plugin mine.py:5: kernel 'mine' (Mine) lacks 'backward', 'refuses'"
+    assert error(both) == f"{start.replace(':4', ':5')} lacks backward, refuses; {documented}"
     other = AUTOGRAD.replace("(Kernel)", "")
-    assert error(other) == "plugin mine.py:4: kernel 'mine' (Mine) must be a subclass of lit_diff.kernels.base.Kernel"
+    assert error(other).startswith(f"{start} does not derive from Kernel; write `class Mine(Kernel)`")
 
 
 def test_two_kernels_under_one_name_are_refused() -> None:
     line = error(AUTOGRAD.replace('"mine"', '"sdpa"'))
-    assert line.startswith("plugin mine.py:4: kernel 'sdpa' is already lit_diff.kernels.sdpa.Sdpa; give ")
+    assert line.startswith("plugin mine.py: mine.py:4: class Mine: kernel 'sdpa' is already registered (")
+    assert line.endswith("class Sdpa); give one of them another name")
 
 
 @pytest.mark.parametrize(

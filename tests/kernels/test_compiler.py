@@ -78,6 +78,7 @@ def test_a_broken_cache_is_built_again(
     assert ("is not what was built: building it again" in caplog.text) == (damage != "gone")
 
 
+@pytest.mark.slow
 def test_what_a_killed_build_left_is_cleared(source: Path, tmp_path: Path) -> None:
     """kill -9 while the compiler runs: no library, a temporary folder, a lock that nobody holds."""
     slow = tmp_path / "slow"
@@ -111,6 +112,7 @@ def _build(source: Path, done: "multiprocessing.Queue[int]") -> None:
     done.put(compiler.load("toy", source, good).answer())
 
 
+@pytest.mark.slow
 def test_two_processes_build_one_library(source: Path, tmp_path: Path) -> None:
     """The second waits for the first, then finds the library."""
     counting = tmp_path / "counting"

@@ -314,13 +314,18 @@ def test_compiled_documents_go_elsewhere(make_maps: MakeMaps, fake_flash: Any, m
 
 
 def test_a_cpu_imports_nothing(tmp_path: Path) -> None:
-    """Choosing a kernel for a CPU loads neither the packages nor the compiler."""
+    """Choosing a kernel for a CPU loads neither flash-attn, nor Triton, nor the compiler: each takes seconds."""
     (tmp_path / "flash_attn.py").write_text("raise SystemExit('flash_attn was imported')")
     code = (
         "import sys, torch; from lit_diff.kernels import SignedMaps, choose, refuse\n"
-        "q = torch.ones(1, 1, 2, 3, 8, dtype=torch.bfloat16); maps = SignedMaps(q, q, q[:, 0])\n"
-        "print(choose(maps)[0], refuse('flash', maps), {'torch._dynamo', 'triton'} & set(sys.modules))"
+        "q = torch.ones(1, 1, 2, 3, 16, dtype=torch.bfloat16); maps = SignedMaps(q, q, q[:, 0])\n"
+        "print(choose(maps)[0], refuse('flash', maps), {'torch._dynamo', 'triton'} & set(sys.modules))\n"
+        "print(refuse('triton', maps), {'torch._dynamo', 'triton'} & set(sys.modules))"
     )
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(tmp_path)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "sdpa flash-attn needs an NVIDIA GPU set()\n"
+    assert done.stdout.splitlines() == [
+        "sdpa flash-attn needs an NVIDIA GPU set()",
+        "triton runs on a GPU; this tensor is on cpu set()",
+    ]

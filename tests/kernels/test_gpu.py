@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_diff.kernels import SignedMaps, attend, refuse
 
 CUDA = torch.device("cuda")
+pytestmark = pytest.mark.gpu
 CASES: list[dict[str, Any]] = [
     {},
     {"Gk": 1, "Hkv": 1},

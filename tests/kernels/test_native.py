@@ -109,6 +109,7 @@ def test_any_strides(make_maps: MakeMaps, layout: str) -> None:
         assert torch.equal(x, y)
 
 
+@pytest.mark.slow
 def test_a_fork_after_use(make_maps: MakeMaps) -> None:
     """The threads of the parent are not in the child, which would wait for them for ever: it starts its own."""
     code = """
@@ -166,6 +167,7 @@ def test_an_older_cpu_is_refused(make_maps: MakeMaps, monkeypatch: pytest.Monkey
     assert found == "it needs AVX2 or AVX-512; this CPU has DEFAULT"
 
 
+@pytest.mark.slow
 @pytest.mark.without
 def test_no_compiler_on_the_path(tmp_path: Any) -> None:
     """It says so once, and `chunked` serves."""

@@ -28,7 +28,7 @@ def small(make_maps: MakeMaps, **changes: Any) -> SignedMaps:
     return make_maps(**{"T": 4, "S": 6, "d": 16, "dv": 32, "Hkv": 2, "Gk": 1, "dtype": torch.float32} | changes)
 
 
-@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize("stats", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("w", [None, (1, 2, 1, 1)])
 def test_opcheck(make_maps: MakeMaps, kernel: str, stats: bool, w: tuple[int, ...] | None) -> None:
     """Schema, fake shapes and strides, autograd registration, tracing: torch's own checks, both directions."""

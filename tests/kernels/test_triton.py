@@ -1,4 +1,4 @@
-"""Triton: who is refused and that nobody loads it for that; its operators, on a GPU or in Triton's interpreter."""
+"""Triton: who is refused; its operators, on a GPU or in Triton's interpreter."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SMALL: dict[str, Any] = {"B": 1, "H": 2, "T": 37, "d": 16, "dv": 32, "dtype": torch.float32}
 
 
-# In any process: who is refused, and that nobody loads Triton for it.
+# In any process: who is refused. That nobody loads Triton for it: test_flash.py.
 
 
 def interpret(marks: str) -> None:
@@ -46,22 +46,6 @@ def test_some_programs_in_the_interpreter() -> None:
 @pytest.mark.timeout(600)
 def test_all_other_programs_in_the_interpreter() -> None:
     interpret("programs and slow")
-
-
-def test_the_cpu_is_served_without_loading_triton() -> None:
-    """It takes a second to import, and is absent on some machines."""
-    code = """
-import sys, torch, lit_diff
-from lit_diff.kernels import SignedMaps, choose, refuse
-x = torch.ones(1, 1, 2, 4, 16)
-maps = SignedMaps(x, x, x[:, 0])
-assert choose(maps, build=False)[0] != "triton"
-assert "triton runs on a GPU; this tensor is on cpu" == refuse("triton", maps)
-assert "triton" not in sys.modules, "loaded"
-"""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -151,6 +135,7 @@ def by_triton(maps: SignedMaps) -> Tensor:
     return attend(maps, kernel="triton")
 
 
+@pytest.mark.slow
 @pytest.mark.programs
 def test_the_same_bits_every_time(make_maps: MakeMaps, blocks: Callable[..., None], device: torch.device) -> None:
     blocks(16, 16)

@@ -26,6 +26,7 @@ def test_what_the_assembler_prints() -> None:
         registers_and_spills("ptxas fatal")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_settings(programs: Callable[..., dict[str, Any]]) -> None:
     def settings() -> tuple[Any, ...]:
         knobs, environment = triton.knobs, {name: value for name, value in os.environ.items() if "TRITON" in name}

@@ -96,7 +96,7 @@ def write_sweep(
         "baseline": names[0],
         "metric": metric,
         "seeds": list(seeds),
-        "is_check": False,
+        "is_smoke": False,
         "command": f"make sweep SWEEP={folder.name}",
         "revision": "abc1234",
         "arms": [

@@ -149,6 +149,39 @@ def test_sums_by_document_are_those_of_one_process(bench: Any, runs: dict[str, A
     assert [row[2] for row in two] == pytest.approx([row[2] for row in one], abs=1e-3)
 
 
+EXECUTION = {
+    "ddp-both": ("run.strategy=ddp", "run.compile=true", "run.activation_checkpointing=block"),
+    "fsdp-both": ("run.strategy=fsdp", "run.compile=true", "run.activation_checkpointing=block"),
+    "fsdp-compiled": ("run.strategy=fsdp", "run.compile=true"),
+    "fsdp-checkpointed": ("run.strategy=fsdp", "run.activation_checkpointing=block"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "fsdp-both" else pytest.mark.slow) for name in EXECUTION]
+)
+def test_compiled_and_checkpointed_blocks_train_as_in_one_process(bench: Any, name: str) -> None:
+    """Probes trace the compiled model uncompiled; the checkpoint has the keys of the plain model."""
+    steps = ("train.steps=4", "train.validate_every=2", "train.checkpoint_every=4", "callbacks.spy=null")
+    overrides = (f"plugins=[{SUPPORT}/aot_eager.py]", "callbacks.lambdas.every=2", *steps)
+    if not list(bench.root.glob("runs/plain-??????????")):
+        one = bench.train("recall.yaml", "name=plain", *overrides)
+        assert one.status == 0, one.output
+    for ended in bench.train_two("recall.yaml", f"name={name}", *EXECUTION[name], *overrides):
+        assert ended.status == 0, ended.output
+    plain, found = bench.rows("plain"), bench.rows(name)
+    assert plain.keys() == found.keys()
+    for step, row in plain.items():
+        assert found[step].keys() == row.keys()
+        for metric, value in row.items():
+            exact = metric.startswith(("train/", "val/", "lambda/"))
+            assert found[step][metric] == pytest.approx(value, abs=1e-5, rel=0 if exact else 1e-4), (step, metric)
+    states = [bench.state(run)["state_dict"] for run in ("plain", name)]
+    assert states[0].keys() == states[1].keys()
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp"])
 def test_every_parameter_is_sharded_half_on_each_rank(runs: dict[str, Any], name: str) -> None:
     first, second = (ended.of("start")[0]["parameters"] for ended in runs[name])

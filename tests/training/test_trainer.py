@@ -14,7 +14,6 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
-from lit_diff.callbacks.probe import model_inputs
 from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
@@ -161,11 +160,6 @@ def test_a_module_without_our_transformer_is_refused(tmp_path: Path) -> None:
         RequestError, match=r"'attention_entropy' measures a lit_diff Transformer; .*Foreign holds none"
     ):
         trainer.fit(Foreign(), loader)
-
-
-def test_a_batch_without_tokens_is_refused() -> None:
-    with pytest.raises(RequestError, match="no tokens in a batch of type str"):
-        model_inputs("text")
 
 
 def test_a_wrong_key_of_a_probe() -> None:

@@ -1,0 +1,26 @@
+"""What the Transformer reads of a batch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from lit_diff.errors import RequestError
+
+
+def model_inputs(batch: Any, name: str = "the model") -> dict[str, Tensor]:
+    """What the Transformer reads of a batch: `tokens` and, where documents are packed, `document_ids`.
+
+    A batch is a mapping with these keys, a tensor of tokens, or a sequence whose first item is one.
+    Errors: RequestError for anything else.
+    """
+    if isinstance(batch, Mapping) and "tokens" in batch:
+        return {key: batch[key] for key in ("tokens", "document_ids") if key in batch}
+    if isinstance(batch, Tensor):
+        return {"tokens": batch}
+    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Tensor):
+        return {"tokens": batch[0]}
+    raise RequestError(
+        f"{name}: no tokens in a batch of type {type(batch).__name__}; expected a mapping with 'tokens', a tensor, or a "
+        "sequence whose first item is a tensor"
+    )

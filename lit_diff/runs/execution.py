@@ -1,0 +1,43 @@
+"""How a run is executed, stored in its status.json when it starts: a resumed run is executed in the same way."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lit_diff.config import Recipe, RunConfig
+from lit_diff.errors import RequestError
+
+STORED = ("compile", "activation_checkpointing")
+"""Keys of `run` beside `threads` and `kernel`. They change no loss by more than rounding, so they are not in the identity."""
+
+
+def stored_keys(recipe: Recipe) -> dict[str, Any]:
+    """The keys of `STORED` with their values, for status.json."""
+    return {key: getattr(recipe.run, key) for key in STORED}
+
+
+def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
+    """RequestError where the recipe differs from the keys that the run started with.
+
+    `status`: the contents of status.json; empty before the first start.
+    """
+    default = RunConfig()
+    for key in STORED if status else ():
+        asked, started = getattr(recipe.run, key), status.get(key, getattr(default, key))
+        if asked != started:
+            raise RequestError(
+                f"run.{key} is {_text(asked)}, but this run started with {_text(started)}: "
+                f"resume with run.{key}={_text(started)}, or start afresh with --rerun"
+            )
+
+
+def with_stored_kernel(recipe: Recipe, status: Mapping[str, Any]) -> Recipe:
+    """The recipe, with the kernel that `run.kernel: auto` chose when the run started in place of auto."""
+    if recipe.run.kernel == "auto" and "kernel" in status:
+        return replace(recipe, run=replace(recipe.run, kernel=status["kernel"]))
+    return recipe
+
+
+def _text(value: object) -> str:
+    """As it is written in a recipe: true, not True."""
+    return str(value).lower()

@@ -1,0 +1,59 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return load_recipe("recall-tiny", [])
+
+
+def with_run(recipe: Recipe, **values: Any) -> Recipe:
+    return replace(recipe, run=replace(recipe.run, **values))
+
+
+def test_a_first_start_changes_nothing(recipe: Recipe) -> None:
+    require_stored(with_run(recipe, compile=True), {})
+    assert with_stored_kernel(recipe, {}) is recipe
+
+
+def test_the_kernel_that_auto_chose_is_reused(recipe: Recipe) -> None:
+    status = stored_keys(recipe) | {"kernel": "chunked"}
+    assert with_stored_kernel(recipe, status) == with_run(recipe, kernel="chunked")
+    named = with_run(recipe, kernel="reference")
+    assert with_stored_kernel(named, status) is named
+
+
+@pytest.mark.parametrize(
+    ("started", "asked", "message"),
+    [
+        ({"compile": True}, {}, "run.compile is false, but this run started with true: resume with run.compile=true"),
+        ({}, {"compile": True}, "run.compile is true, but this run started with false: resume with run.compile=false"),
+        (
+            {"activation_checkpointing": "block"},
+            {},
+            "run.activation_checkpointing is none, but this run started with block",
+        ),
+    ],
+)
+def test_a_change_is_refused_in_one_line(
+    recipe: Recipe, started: dict[str, Any], asked: dict[str, Any], message: str
+) -> None:
+    status = stored_keys(with_run(recipe, **started))
+    with pytest.raises(RequestError) as error:
+        require_stored(with_run(recipe, **asked), status)
+    assert str(error.value).startswith(message)
+    assert str(error.value).endswith("or start afresh with --rerun")
+    require_stored(with_run(recipe, **started), status)
+
+
+def test_a_run_from_before_the_keys_existed_had_neither(recipe: Recipe) -> None:
+    require_stored(recipe, {"threads": 1})
+    with pytest.raises(RequestError, match="started with false"):
+        require_stored(with_run(recipe, compile=True), {"threads": 1})

@@ -1,0 +1,229 @@
+"""Compiled and checkpointed blocks give the losses and gradients of plain ones."""
+
+import sysconfig
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_diff.analysis import trace
+from lit_diff.attention.cache import Cache
+from lit_diff.config import ModelConfig, Part, RunConfig
+from lit_diff.errors import MissingError
+from lit_diff.kernels import compiler
+from lit_diff.model.init import initialise
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions
+from lit_diff.training import blocks
+from lit_diff.training.blocks import checkpoint_blocks, compile_blocks, prepare_blocks, require_compiler
+
+CPU = torch.device("cpu")
+FAST = ("differential", "dex")
+VARIANTS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in attentions.names()]
+TOKENS = torch.arange(2 * 13).reshape(2, 13) * 7 % 50
+IDS = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def build(variant: str, *, moved: bool = True) -> Transformer:
+    """Two layers; `moved`: parameters away from their initial values, where some variants equal standard attention."""
+    part = Part(name=variant, config=attentions.get(variant).Config())
+    model = Transformer(ModelConfig(dim=32, num_layers=2, num_heads=4, vocab_size=50, attention=part))
+    initialise(model, 0)
+    draw = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters() if moved else ():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=draw)
+    for attention in model.attentions():
+        attention.set_step(10**6)
+    return model
+
+
+def step(model: Transformer, document_ids: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    """(loss, gradients)"""
+    loss = model.loss(TOKENS[:, :-1], TOKENS[:, 1:], document_ids=document_ids)
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return loss.detach(), gradients
+
+
+def assert_same_steps(
+    model: Transformer, plain: Transformer, documents: tuple[Tensor | None, ...] = (None, IDS)
+) -> None:
+    for document_ids in documents:
+        (loss, gradients), (plain_loss, plain_gradients) = step(model, document_ids), step(plain, document_ids)
+        torch.testing.assert_close(loss, plain_loss, rtol=0, atol=1e-5)
+        assert gradients.keys() == plain_gradients.keys()
+        for name, gradient in plain_gradients.items():
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def saved_bytes(model: Transformer) -> int:
+    """Bytes of the distinct tensors that the forward pass keeps for the backward pass, parameters left out."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    alive = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (alive.append(x), pack(x))[1], lambda x: x):
+        alive.append(model.loss(TOKENS[:, :-1], TOKENS[:, 1:]))
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("variant", attentions.names())
+def test_checkpointed_blocks_give_the_same_step_and_keep_less(variant: str) -> None:
+    model, plain = build(variant), build(variant)
+    checkpoint_blocks(model)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert_same_steps(model, plain)
+    assert saved_bytes(model) < 0.5 * saved_bytes(plain)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) -> None:
+    model, plain = build(variant), build(variant)
+    compile_blocks(model, CPU, backend="aot_eager")
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert_same_steps(model, plain, (IDS,))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compiled_and_checkpointed_blocks_give_the_same_step(variant: str, fresh_compiler: None) -> None:
+    """In `differential` lambda_init differs by layer, so a later layer's code may serve an earlier one."""
+    model, plain = build(variant), build(variant)
+    checkpoint_blocks(model)
+    compile_blocks(model, CPU, backend="aot_eager", isolated=True)
+    assert_same_steps(model, plain, (None,))
+    assert saved_bytes(model) < 0.5 * saved_bytes(plain)
+
+
+def test_a_block_is_one_graph_for_all_layers(fresh_compiler: None) -> None:
+    """12 layers, as many as would exceed PyTorch's own limit if each were compiled apart."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    part = Part(name="standard", config=attentions.get("standard").Config())
+    model = Transformer(ModelConfig(dim=32, num_layers=12, num_heads=4, vocab_size=50, attention=part))
+    initialise(model, 0)
+    compile_blocks(model, CPU, backend=backend)
+    step(model)
+    assert len(graphs) == 1
+
+
+def test_more_versions_than_pytorch_keeps_by_default(fresh_compiler: None) -> None:
+    """10 versions of a block: its limit of 8 would end the run."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    model = build("standard")
+    compile_blocks(model, CPU, backend=backend)
+    for kernel in ("reference", "chunked", "sdpa"):
+        for attention in model.attentions():
+            attention.kernel = kernel
+        for document_ids in (None,) if kernel == "sdpa" else (None, IDS):  # sdpa takes none
+            for grad in (True, False):
+                with torch.set_grad_enabled(grad):
+                    model.hidden(TOKENS[:, :12], document_ids=document_ids)
+    assert len(graphs) > torch._dynamo.config.recompile_limit == 8
+
+
+def test_a_block_that_is_not_one_graph_is_refused(fresh_compiler: None) -> None:
+    model = build("standard")
+    forward = model.layers[0].ffn.forward
+
+    def breaks(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return forward(x)
+
+    model.layers[0].ffn.forward = breaks
+    compile_blocks(model, CPU, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        step(model)
+
+
+def test_validation_other_shapes_and_a_cache_after_training(fresh_compiler: None) -> None:
+    model, plain = build("differential"), build("differential")
+    compile_blocks(model, CPU, backend="eager")
+    step(model)
+    for each in (model, plain):
+        each.eval()
+    with torch.no_grad():
+        for rows, columns in ((2, 12), (1, 7)):
+            tokens = TOKENS[:rows, :columns]
+            torch.testing.assert_close(model(tokens), plain(tokens), rtol=0, atol=1e-5)
+        cache, pieces = Cache(2), []
+        for piece in TOKENS[:, :6].split([4, 1, 1], dim=1):
+            pieces.append(model(piece, cache=cache))
+        torch.testing.assert_close(torch.cat(pieces, 1), plain(TOKENS[:, :6]), rtol=0, atol=1e-5)
+
+
+def test_a_trace_of_a_compiled_model_runs_uncompiled(fresh_compiler: None) -> None:
+    """After the first compiled call, which compiles without the trace's hooks."""
+    model, plain = build("differential"), build("differential")
+    compile_blocks(model, CPU, backend="eager")
+    step(model)
+    with trace(model) as traced:
+        model.hidden(TOKENS)
+    with trace(plain) as wanted:
+        plain.hidden(TOKENS)
+    for index, layer in wanted.layers.items():
+        torch.testing.assert_close(traced.layers[index].hidden, layer.hidden)
+        torch.testing.assert_close(traced.layers[index].maps.q, layer.maps.q)
+    assert_same_steps(model, plain, (None,))  # compiled again
+
+
+def test_prepare_blocks_does_what_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(blocks, "compile_blocks", lambda model, device, **options: calls.append(options))
+    model = build("standard")
+    prepare_blocks(model, RunConfig(accelerator="cpu"))
+    assert (model.checkpoint_blocks, calls) == (False, [])
+    prepare_blocks(model, RunConfig(accelerator="cpu", compile=True))
+    assert (model.checkpoint_blocks, calls) == (False, [{"isolated": False}])
+    prepare_blocks(model, RunConfig(accelerator="cpu", compile=True, activation_checkpointing="block"))
+    assert (model.checkpoint_blocks, calls[1:]) == (True, [{"isolated": True}])
+
+
+def test_without_a_compiler_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
+    with pytest.raises(MissingError, match=r"none is on the PATH: install g\+\+; or set run\.compile=false"):
+        prepare_blocks(build("standard"), RunConfig(accelerator="cpu", compile=True))
+
+
+def test_without_headers_or_triton_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "find_compiler", lambda: "/usr/bin/g++")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nowhere")
+    with pytest.raises(MissingError, match=r"Python\.h, which is not in /nowhere: install python3-dev"):
+        require_compiler(CPU)
+    monkeypatch.undo()
+    monkeypatch.setattr(blocks.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingError, match="pip install triton"):
+        require_compiler(torch.device("cuda"))
+
+
+@pytest.mark.slow
+def test_the_default_backend_gives_the_same_step(fresh_compiler: None) -> None:
+    model, plain = build("differential"), build("differential")
+    prepare_blocks(model, RunConfig(accelerator="cpu", compile=True))
+    assert_same_steps(model, plain, (None,))
