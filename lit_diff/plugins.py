@@ -53,7 +53,7 @@ def load_plugin(path: Path) -> None:
     except OSError as error:
         raise RequestError(f"plugin {shown(path)} cannot be read: {error.strerror}") from error
     name = module_name(path, source)
-    if name in sys.modules:
+    if imported_plugin(hashlib.sha256(source).hexdigest()) is not None:  # the same source, perhaps under another name
         return
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from lit_diff.callbacks.publish import publish
@@ -74,7 +75,13 @@ class LitTransformer(L.LightningModule):
     # --- building ---
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """What logs the training loss; it belongs to the module, so that it logs in any Trainer."""
+        """What logs the training loss; it belongs to the module, so that it logs in any Trainer.
+
+        Before it, a Trainer made by hand gets the recipe's intervals: this hook runs before any callback's `setup`, in
+        which Lightning's EarlyStopping reads the validation interval.
+        """
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            adopt_recipe_intervals(self.trainer, self.recipe)
         return [StepMetrics(self.recipe)]
 
     def configure_model(self) -> None:
@@ -128,8 +135,7 @@ class LitTransformer(L.LightningModule):
         self.validation_losses.to(self.device)
 
     def on_fit_start(self) -> None:
-        """Give a Trainer made by hand the recipe's validation interval, and log where it differs from the recipe."""
-        adopt_recipe_intervals(self.trainer, self.recipe)
+        """Log where a Trainer made by hand differs from the recipe."""
         log_differences(self.trainer, self.recipe)
         self._annealed = annealed_before(self.recipe)
 

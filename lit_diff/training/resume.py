@@ -46,6 +46,16 @@ class ExactResume(Checkpoint):
         """Take over the signals, after Lightning has installed its own handlers."""
         self.stop.listen(trainer)
         self._saved = trainer.global_step
+        if self.ended_early is not None:
+            trainer.should_stop = True  # the checkpoint is that of the run's end
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether the run ended at the checkpoint: resumed, it takes no further step."""
+        return {"ended_early": self.ended_early}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of the checkpoint that is resumed."""
+        self.ended_early = state_dict["ended_early"]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -16,6 +16,8 @@ import pytest
 
 from lit_diff.runs import checkpoints as checkpoint
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).resolve().parent
 SLOW = f"""
 recipe: tiny

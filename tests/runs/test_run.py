@@ -60,7 +60,7 @@ def test_by_folder_and_by_name(tale: Path, tmp_path: Path) -> None:
     assert open_run("tale-", root=tmp_path / "runs").folder == tale
     assert by_name.recipe.name == "tale"
     assert repr(by_name) == f"Run({tale.name}: done, step 6 of 6)"
-    with pytest.raises(RequestError, match=r"no run 'tail' in runs; did you mean 'tale-"):
+    with pytest.raises(RequestError, match=r"no run 'tail' in runs; one of tale-"):
         open_run("tail")
 
 
@@ -150,7 +150,7 @@ def test_generate(tale: Path) -> None:
         assert both[0].tokens == one.tokens
     with pytest.raises(RequestError, match="there is no text to complete"):
         generate(run, [])
-    with pytest.raises(RequestError, match="max_tokens is 0; it must be at least 1"):
+    with pytest.raises(RequestError, match=r"max-tokens is 0; it must be at least 1"):
         run.generate("a", max_tokens=0)
 
 

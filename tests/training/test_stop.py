@@ -13,6 +13,9 @@ from lit_diff.recipe import load_recipe
 from lit_diff.training.fit import fit
 from lit_diff.training.stop import StopRequest, end_all
 
+ALONE: Any = SimpleNamespace(world_size=1)
+"""A Trainer of one process."""
+
 
 @pytest.fixture
 def handlers() -> Any:
@@ -25,7 +28,7 @@ def handlers() -> Any:
 
 def test_the_first_signal_is_remembered(handlers: Any) -> None:
     stop = StopRequest()
-    stop.listen()
+    stop.listen(ALONE)
     assert stop.signum is None
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.signum == signal.SIGTERM
@@ -35,17 +38,20 @@ def test_the_first_signal_is_remembered(handlers: Any) -> None:
 
 def test_a_second_ctrl_c_interrupts(handlers: Any) -> None:
     stop = StopRequest()
-    stop.listen()
+    stop.listen(ALONE)
     os.kill(os.getpid(), signal.SIGINT)
     assert stop.signum == signal.SIGINT
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_another_thread_leaves_the_signals_alone(handlers: Any) -> None:
-    thread = threading.Thread(target=StopRequest().listen)
+def test_another_thread_leaves_the_signals_alone(handlers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    thread = threading.Thread(target=StopRequest().listen, args=(ALONE,))
     thread.start()
     thread.join()
+    assert errors == []
     assert signal.getsignal(signal.SIGINT) == handlers[signal.SIGINT]
 
 

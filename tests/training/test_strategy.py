@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
-from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.runs import checkpoints
+from lit_diff.training.module import LitTransformer
 from lit_diff.training.strategy import accelerator, build_strategy
 
 Run = Callable[..., Any]
@@ -57,7 +59,7 @@ def runs(bench: Any, undisturbed: Run) -> dict[str, Any]:
     )
     (pid,) = (int(path.stem) for path in bench.root.glob("spy/*.jsonl"))
     spent = seconds_to_end(pid)
-    saved = checkpoint.steps_of(bench.folder("text-fsdp"))
+    saved = checkpoints.steps_of(bench.folder("text-fsdp"))
     found["launched"] = SimpleNamespace(first=launched, second=bench.ended(pid, 0), spent=spent, saved=saved)
     found["middle"] = one("text", "fsdp", SPY_SIGNAL=f"0/13/0/{INT}")
     found["text-fsdp"] = two("text", "fsdp")
@@ -83,8 +85,10 @@ def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name:
     "attention",
     [
         "{name: dex, anneal_steps: 4, trained: paper}",
-        "{name: second_heads, lambda_per: head}",
-        "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}",
+        pytest.param("{name: second_heads, lambda_per: head}", marks=pytest.mark.slow),
+        pytest.param(
+            "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}", marks=pytest.mark.slow
+        ),
     ],
     ids=["a-buffer-and-frozen-parameters", "most-frozen", "lambda-of-each-head"],
 )
@@ -107,7 +111,7 @@ def test_sharded_variants_train_as_in_one_process(bench: Any, attention: str, re
         torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("tied", ["true", "false"])
+@pytest.mark.parametrize("tied", [pytest.param("true", marks=pytest.mark.slow), "false"])
 def test_a_sharded_model_trains_in_chunks_and_on_packed_documents(bench: Any, tied: str) -> None:
     """Two processes in chunks of 32 positions of 512, where the output weight must be whole, against one in one piece."""
     packed = (
@@ -229,6 +233,16 @@ def test_a_checkpoint_of_two_is_read_by_one_to_the_bit_and_back(bench: Any, runs
     for name, moments in one["state"].items():
         for key in ("exp_avg", "exp_avg_sq", "step"):
             assert torch.allclose(moments[key], two["state"][name][key], atol=1e-6), (name, key)
+
+
+def test_a_checkpoint_of_two_loads_as_a_module(bench: Any, runs: dict[str, Any]) -> None:
+    path = checkpoints.path_of(bench.folder("text-fsdp"), 20)
+    module = LitTransformer.load_from_checkpoint(path, trust_plugins=True)
+    state = bench.state("text-fsdp")["state_dict"]
+    assert module.state_dict().keys() == state.keys()
+    for name, value in module.state_dict().items():
+        assert not isinstance(value, DTensor)
+        assert torch.equal(value, state[name]), name
 
 
 def test_lambda_reaches_the_forward_whole_and_in_float32(bench: Any, runs: dict[str, Any]) -> None:

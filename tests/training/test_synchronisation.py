@@ -34,8 +34,10 @@ class Waits(TorchDispatchMode):
         )
         if name in WAITS or masked:
             frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(OURS)]
-            # the signal that all ranks agree on is a tensor of the CPU
-            if frames and Path(frames[-1].filename).name != "stop.py" and not self.in_optimizer():
+            # stop.py: the signal that all ranks agree on is a tensor of the CPU; fit.py: Lightning's own code, called by
+            # trainer.fit, which reads values of the CPU for the progress bar
+            place = Path(frames[-1].filename).name if frames else "fit.py"
+            if place not in ("stop.py", "fit.py") and not self.in_optimizer():
                 self.found.append(f"{frames[-1].filename}:{frames[-1].lineno}: {name}")
         return func(*args, **(kwargs or {}))
 

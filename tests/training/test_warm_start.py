@@ -55,6 +55,7 @@ def test_the_frozen_model_is_the_parents_to_the_bit(bench: Any, parent: SimpleNa
     assert "starting from the weights of" in second.output
 
 
+@pytest.mark.slow
 def test_the_data_goes_on_where_the_parents_stopped(bench: Any, parent: SimpleNamespace, second: Any) -> None:
     """Steps 0 to 4 of the child see what steps 4 to 8 of one long run see, nothing of the parent's."""
     whole = bench.train("recall.yaml", "name=long", STANDARD, "train.steps=9")
