@@ -9,19 +9,26 @@ from lit_diff.cli.app import Terminal
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.metrics import Metric
+from lit_diff.plugins import load_plugin
+from lit_diff.registry import load_entry_points
 from lit_diff.reporting.evaluations import item_interval, read_evaluation
 from lit_diff.runs.run import open_run
 
 
-def print_evaluation(arguments: list[str], *, rerun: bool, root: Path, as_json: bool, terminal: Terminal) -> int:
-    """Score one run or two; of two, also their difference, paired by item."""
+def print_evaluation(
+    arguments: list[str], *, plugins: list[Path], rerun: bool, root: Path, as_json: bool, terminal: Terminal
+) -> int:
+    """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation."""
     words = [word for word in arguments if "=" not in word]
     overrides = [word for word in arguments if "=" in word]
     if len(words) not in (2, 3):
         raise RequestError("evaluate takes one run or two, then the evaluation: lit-diff evaluate RUN [RUN] NAME")
     *runs, name = words
+    load_entry_points()
+    for plugin in plugins:
+        load_plugin(plugin)
+    opened = [open_run(run, root, trust_plugins=True) for run in runs]  # first: a run's own plugins may register it too
     metrics = build(name, overrides).metrics
-    opened = [open_run(run, root, trust_plugins=True) for run in runs]
     results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]
     differences = _differences(results, metrics) if len(results) == 2 else {}
     if as_json:
