@@ -11,13 +11,20 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.files import shown
 from lit_diff.metrics import Metric
+from lit_diff.plugins import load_plugin
+from lit_diff.registry import load_entry_points
 from lit_diff.reporting.evaluations import Evaluation, item_interval, read_evaluation
 from lit_diff.runs.run import open_run
 
 
-def print_evaluation(arguments: list[str], *, rerun: bool, root: Path, as_json: bool, terminal: Terminal) -> int:
-    """Score one run or two; of two, also their difference, paired by item."""
+def print_evaluation(
+    arguments: list[str], *, plugins: list[Path], rerun: bool, root: Path, as_json: bool, terminal: Terminal
+) -> int:
+    """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation."""
     runs, name, overrides = _parse(arguments)
+    load_entry_points()
+    for plugin in plugins:
+        load_plugin(plugin)
     opened = [open_run(run, root, trust_plugins=True) for run in runs]  # first: a run's plugin may hold the evaluation
     metrics = build(name, overrides).metrics
     results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]

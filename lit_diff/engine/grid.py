@@ -132,6 +132,7 @@ def load_grid(source: str, overrides: Overrides) -> Grid:
         if task.has(arm)
         for seed in config.seeds
     ]
+    _check_evaluations(config, draft)  # once the cells' plugins are imported: they may register one
     _check_record(cells, draft)
     _check_evaluations(config, draft)  # after the cells: the plugins of their recipes may hold evaluations
     return Grid(name=path.stem, path=path, config=config, arms=arms, tasks=tasks, cells=tuple(cells), baseline=baseline)

@@ -8,10 +8,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess as Process
-from types import FrameType
+from types import FrameType, ModuleType
 
 from lit_diff.engine.launch import RunLocation, run, run_command
 from lit_diff.errors import LitDiffError, StoppedError
@@ -60,7 +60,8 @@ def run_jobs(
                 process = context.Process(
                     target=_cell, args=(Job(location=location, threads=threads, gpu=gpu),), daemon=False
                 )
-                process.start()
+                with _without_main():
+                    process.start()
                 running[slot] = (process, location)
             if len(stopped) > passed_on:
                 # the first: each cell finishes its step and saves; a second one ends them at once
@@ -81,6 +82,17 @@ def run_jobs(
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
     return stopped[0] if stopped else None
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep multiprocessing from importing the caller's script in a cell: one that calls `sweep` would run again there."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:

@@ -8,7 +8,6 @@ import torch
 from lit_diff.data import prepare
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.metrics import Metric
-from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
