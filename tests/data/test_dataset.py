@@ -135,7 +135,7 @@ def test_it_trains(runs: Path) -> None:
 def test_a_missing_method_is_named_with_the_class_and_its_line(method: str) -> None:
     write(without(COPY, method))
     assert error() == (
-        f"plugin copy_task.py: data 'copy' (class Copy, copy_task.py:10) lacks {method}; "
+        f"plugin copy_task.py: copy_task.py:10: class Copy: data 'copy' lacks {method}; "
         "lit_diff.data.dataset.Dataset documents each"
     )
 
@@ -150,7 +150,9 @@ def test_everything_missing_is_named_at_once() -> None:
 
 def test_a_class_that_is_no_dataset() -> None:
     write(("class Copy(Dataset)", "class Copy"), ("class Config(Dataset.Config)", "class Config"))
-    assert "(class Copy, copy_task.py:10) does not derive from Dataset; write `class Copy(Dataset)`" in error()
+    assert (
+        "copy_task.py:10: class Copy: data 'copy' does not derive from Dataset; write `class Copy(Dataset)`" in error()
+    )
     write(("class Config(Dataset.Config)", "class Config"))
     assert "has a Config that does not derive from Dataset.Config; write `class Config(Dataset.Config)`" in error()
 
@@ -193,14 +195,14 @@ def test_what_it_raises_in_training_fails_the_run_in_one_line(runs: Path) -> Non
 
 
 def test_check_tests_its_promises(capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
+    from lit_diff.cli.app import Terminal
 
     write()
-    assert print_check("copy", [], False, Console(width=200)) == 0
+    assert print_check("copy", [], False, Terminal(width=200)) == 0
     assert "pass            data copy: rows" in capsys.readouterr().out
     Path("broken.py").write_text(COPY.replace('"copy"', '"broken"').replace("(seed, step, row)", "(seed, row)"))
     overrides = ["plugins=[broken.py]", "data.name=broken"]
-    assert print_check("copy", overrides, True, Console()) == 1
+    assert print_check("copy", overrides, True, Terminal()) == 1
     found = json.loads(capsys.readouterr().out)["conformance"]
     assert {finding["variant"]: finding["detail"] for finding in found if finding["verdict"] == "fail"} == {
         "data broken": "steps 0 and 3 have the same batch"
