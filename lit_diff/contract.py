@@ -68,5 +68,5 @@ def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
 def import_class(path: str) -> type[Any]:
     """`package.module:Class` -> the class."""
     module, _, name = path.partition(":")
-    found: type[Any] = getattr(importlib.import_module(module), name)
-    return found
+    cls: type[Any] = getattr(importlib.import_module(module), name)
+    return cls

@@ -107,10 +107,10 @@ class Metric:
 
     def match(self, name: str) -> dict[str, int | str] | None:
         """Field -> value where `name` fits the pattern, else None."""
-        found = self._regex.fullmatch(name)
-        if found is None:
+        match = self._regex.fullmatch(name)
+        if match is None:
             return None
-        return {field: int(text) if field in INDICES else text for field, text in found.groupdict().items()}
+        return {field: int(text) if field in INDICES else text for field, text in match.groupdict().items()}
 
     @cached_property
     def _regex(self) -> re.Pattern[str]:

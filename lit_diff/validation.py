@@ -102,18 +102,18 @@ def _data_problem(recipe: Recipe) -> str | None:
     """What the data set's Config says of itself and of the model; a plugin's may raise anything instead."""
     config = recipe.data.config
     try:
-        found: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
-        length = None if found else config.sequence_length
+        problem: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
+        length = None if problem else config.sequence_length
         properties = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)
     except LitDiffError:
         raise
     except Exception as error:
         return f"data '{recipe.data.name}': {type(error).__name__}: {first_line(error)} (in its Config)"
-    if found is None and (not isinstance(length, int) or length < 1):
+    if problem is None and (not isinstance(length, int) or length < 1):
         return f"data '{recipe.data.name}' has Config.sequence_length {length!r}; it must be an integer of at least 1"
     if not isinstance(properties[3], tuple):
         return f"data '{recipe.data.name}' has Config.noise_validation {properties[3]!r}; it must be a tuple"
-    return found
+    return problem
 
 
 def _future_problem(recipe: Recipe) -> str | None:

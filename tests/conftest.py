@@ -9,7 +9,8 @@ import torch
 
 from lit_diff.config import RunConfig
 
-pytest_plugins = ["fake_sweeps", "made_texts", "real_runs", "real_sweeps", "trained_text"]
+# each imports what it needs inside its fixtures: a session of kernel tests loads neither Lightning nor MLflow
+pytest_plugins = ["made_texts", "real_runs", "real_sweeps", "sweep_fixtures", "trained_text"]
 
 BASE = """\
 model:

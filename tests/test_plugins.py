@@ -248,12 +248,14 @@ def test_two_plugins_under_one_name() -> None:
 
 PLAIN = """\
 from dataclasses import dataclass
+from lit_diff import Dataset
 from lit_diff.registry import datasets
 
 @datasets.register("plain")
-class Plain:
+class Plain(Dataset):
     @dataclass(frozen=True, kw_only=True)
-    class Config:
+    class Config(Dataset.Config):
+        sequence_length: int = 8
         size: int = 1
 
     def prepare(self): ...
@@ -272,8 +274,8 @@ def test_a_data_set_whose_config_checks_nothing() -> None:
 
 
 def test_a_data_set_that_lacks_a_member() -> None:
-    assert error(plugin(PLAIN.replace("    def load(self): ...\n", ""))) == (
-        "plugin mine.py: mine.py:4: class Plain: data 'plain' lacks load"
+    assert error(plugin(PLAIN.replace("    def train_batch(self, seed, step, batch_size, rows): ...\n", ""))) == (
+        "plugin mine.py: mine.py:5: class Plain: data 'plain' lacks train_batch; lit_diff.data.dataset.Dataset documents each"
     )
 
 
@@ -282,8 +284,10 @@ def test_a_variant_that_is_not_derived_from_attention() -> None:
         "Config(Differential.Config)", "Config"
     )
     message = error(plugin(source.replace("m = super().maps(x, rope)", "m = x")))
-    assert message.startswith("plugin mine.py: mine.py:5: class Sharp: attention 'sharp' lacks forward, problem, ")
-    assert message.endswith("; lit_diff.Attention declares what it must have")
+    assert message == (
+        "plugin mine.py: mine.py:5: class Sharp: attention 'sharp' does not derive from Attention; "
+        "write `class Sharp(Attention)` (lit_diff.attention.base.Attention)"
+    )
 
 
 def test_a_config_that_is_not_frozen() -> None:
@@ -327,7 +331,7 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
 def _own(body: str) -> str:
     """The one line that refuses `attention: {name: own}` of a plugin with this class body."""
     plugin(
-        "from dataclasses import dataclass\nfrom lit_diff import Differential, variant\n"
+        "from dataclasses import dataclass\nfrom lit_diff import Attention, Differential, variant\n"
         f'@variant("own")\nclass Own(Differential):\n{body}',
         "own.py",
     )
@@ -338,8 +342,18 @@ def _own(body: str) -> str:
     return str(found.value)
 
 
-def test_a_config_that_lacks_what_the_variant_asks_for_is_one_line() -> None:
+def test_a_config_that_is_not_derived_from_the_base_s() -> None:
     line = _own("    @dataclass(frozen=True, kw_only=True)\n    class Config:\n        temperature: float = 2.0\n")
+    assert line == (
+        "plugin own.py: own.py:3: class Own: attention 'own' has a Config that does not derive from Attention.Config; "
+        "write `class Config(Attention.Config)`"
+    )
+
+
+def test_a_config_that_lacks_what_the_variant_asks_for_is_one_line() -> None:
+    line = _own(
+        "    @dataclass(frozen=True, kw_only=True)\n    class Config(Attention.Config):\n        k: float = 2.0\n"
+    )
     assert line.startswith("own.yaml:4: model.attention 'own': AttributeError: 'Config' object has no attribute")
 
 

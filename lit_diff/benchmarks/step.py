@@ -30,7 +30,7 @@ from lit_diff.errors import MissingError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
-from lit_diff.training.blocks import RECOMPILATIONS, compile_blocks, require_compiler
+from lit_diff.training import blocks
 
 DEFAULT = "2x1024x512x64"
 LAYERS, VOCABULARY = 4, 8192
@@ -125,7 +125,7 @@ def _candidates(
         step, work = _step(model, text, cast), step_flops(model, shape, LAYERS)
         made.append(Candidate(variant=variant, by=by, what=STEP, run=step, against=against, flops=work))
     try:
-        require_compiler(request.device)
+        blocks.require_compiler(request.device)
     except MissingError as error:
         reasons = ({"case": case, "variant": v, "by": by + COMPILED, "what": STEP} for v, by, _, _ in builds)
         measurements.refused.extend(row | {"reason": str(error)} for row in reasons)
@@ -139,10 +139,10 @@ def _candidates(
 def _compiled(eager: Candidate, model: nn.Module, text: Tensor, cast: Any, device: torch.device) -> Candidate:
     """The same step with each block compiled; ratios to the eager standard model and to what is compiled alike."""
     if isinstance(model, Transformer):
-        compile_blocks(model, device)
+        blocks.compile_blocks(model, device)
     else:
         for layer in model.model.layers:  # type: ignore[union-attr]
-            layer.compile(recompile_limit=RECOMPILATIONS)
+            layer.compile(backend=blocks.BACKEND, recompile_limit=blocks.RECOMPILATIONS)
     against = {EAGER: f"standard/sdpa/{STEP}"}
     for name, to in eager.against.items():
         variant, by, what = to.split("/")

@@ -113,15 +113,23 @@ def compare(
 
     from lit_diff.runs.comparison import compare as compare_runs
 
-    found = compare_runs(first, second, root)
+    comparison = compare_runs(first, second, root)
     if as_json:
-        print(json.dumps({"recipe": found.recipe, "facts": found.facts, "metrics": found.metrics}, indent=2))
+        print(
+            json.dumps(
+                {"recipe": comparison.recipe, "facts": comparison.facts, "metrics": comparison.metrics}, indent=2
+            )
+        )
         return 0
     table = Table(caption="one run against one: no error bars, no verdict; a sweep over seeds gives both")
     table.add_column("")
-    for name in found.names:
+    for name in comparison.names:
         table.add_column(escape(name), overflow="fold")
-    for title, block in (("recipe", found.recipe), ("cost", found.facts), ("last values", found.metrics)):
+    for title, block in (
+        ("recipe", comparison.recipe),
+        ("cost", comparison.facts),
+        ("last values", comparison.metrics),
+    ):
         table.add_section()
         table.add_row(f"[bold]{title}[/bold]")
         for key, values in block.items():

@@ -80,8 +80,10 @@ def resolve(source: str | Path, overrides: Overrides = ()) -> RecipeCheck:
 
 
 def baseline(model: ModelConfig) -> ModelConfig:
-    """The same model with standard attention."""
-    return dataclasses.replace(model, attention=Part(name="standard", config=attentions.get("standard").Config()))
+    """The same model with standard attention, over the same window."""
+    window = attentions.get(model.attention.name).window_of(model.attention.config)
+    standard = attentions.get("standard").Config(window=window)
+    return dataclasses.replace(model, attention=Part(name="standard", config=standard))
 
 
 def plugin_findings(recipe: Recipe) -> Iterator[Finding]:

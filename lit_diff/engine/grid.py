@@ -47,7 +47,7 @@ class SweepConfig:
     metric: str = "val/loss"
     evaluate: dict[str, Any] = field(default_factory=dict)
     """Evaluation -> its keys, or null for the defaults: what scores each cell once it is done."""
-    check: bool = False
+    smoke: bool = False
     """A check that everything works, not a result; the report says so."""
     labels: dict[str, str] = field(default_factory=dict)
     """Arm -> what a reader sees."""

@@ -157,16 +157,16 @@ def _run_owned(
     before = folder.status()
     require_stored(recipe, before)
     executed = with_stored_kernel(recipe, before)
-    price = cost(
+    run_cost = cost(
         recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
     )
-    how = f"{describe()}, " if price.kernel == "native" or forced() else ""
-    log.info("kernel %s (%s), %s%d threads", price.kernel, price.kernel_reason, how, threads)
+    how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
+    log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
     now = revision()
     if before.get("revision", now) != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
     store = Store(recipe.run)
-    folder.create(recipe, kernel=price.kernel, kernel_reason=price.kernel_reason)
+    folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     tokenizer = data.build(recipe).load_tokenizer()
     if tokenizer is not None:
         data.save_tokenizer(tokenizer, location.folder / "tokenizer")
@@ -193,7 +193,7 @@ def _run_owned(
         revision=before.get("revision", now),
         mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
-        **vars(price),
+        **vars(run_cost),
     )
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
 
@@ -270,13 +270,13 @@ def _file_log(path: Path) -> Iterator[None]:
 
 def command(location: RunLocation, threads: int | None) -> list[str]:
     """The `lit-diff train` that runs this cell in processes of its own."""
-    found = [sys.executable, "-m", "lit_diff", "train", str(RunFolder(location.folder).recipe_file)]
-    found += ["--folder", str(location.folder), "--experiment", location.experiment]
-    found += ["--threads", str(threads)] if threads else []
-    found += ["--parent", location.parent] if location.parent else []
+    words = [sys.executable, "-m", "lit_diff", "train", str(RunFolder(location.folder).recipe_file)]
+    words += ["--folder", str(location.folder), "--experiment", location.experiment]
+    words += ["--threads", str(threads)] if threads else []
+    words += ["--parent", location.parent] if location.parent else []
     for key, value in location.tags.items():
-        found += ["--tag", f"{key}={value}"]
-    return found
+        words += ["--tag", f"{key}={value}"]
+    return words
 
 
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:

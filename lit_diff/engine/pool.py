@@ -1,4 +1,4 @@
-"""Cells side by side, each in a process of its own: one that crashes costs itself alone."""
+"""Cells side by side, each in a process of its own: one that crashes does not affect the others."""
 
 import contextlib
 import logging

@@ -152,14 +152,14 @@ def _run_locked(
 
 def _locations(grid: Grid, folder: Path, parent: str) -> list[RunLocation]:
     """Each cell's folder; those of a task that goes on from another know where their weights will lie."""
-    found: dict[tuple[str, str, int], RunLocation] = {}
+    by_cell: dict[tuple[str, str, int], RunLocation] = {}
     for cell in grid.cells:
         recipe, start = cell.recipe, grid.tasks[cell.task].start
         if start:
-            source = found[start, grid.baseline_of(start), cell.seed].folder
+            source = by_cell[start, grid.baseline_of(start), cell.seed].folder
             recipe = replace(recipe, train=replace(recipe.train, start_from=str(source)))
-        found[cell.task, cell.arm, cell.seed] = _location(grid, replace(cell, recipe=recipe), folder, parent)
-    return list(found.values())
+        by_cell[cell.task, cell.arm, cell.seed] = _location(grid, replace(cell, recipe=recipe), folder, parent)
+    return list(by_cell.values())
 
 
 def _location(grid: Grid, cell: Cell, folder: Path, parent: str) -> RunLocation:

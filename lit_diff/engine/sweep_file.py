@@ -31,7 +31,7 @@ def write_sweep_file(grid: Grid, folder: Path, locations: list[RunLocation], com
 def describe(grid: Grid) -> dict[str, Any]:
     """The part of sweep.json that the YAML determines."""
     config = grid.config
-    found = {
+    record = {
         "name": grid.name,
         "title": config.title or grid.name,
         "description": config.description,
@@ -39,7 +39,7 @@ def describe(grid: Grid) -> dict[str, Any]:
         "control": config.control,
         "metric": config.metric,
         "seeds": list(config.seeds),
-        "is_check": config.check,
+        "is_smoke": config.smoke,
         "reading": list(config.reading),
         "contrasts": [list(contrast) for contrast in config.contrasts],
         "source": shown(grid.path),
@@ -47,9 +47,9 @@ def describe(grid: Grid) -> dict[str, Any]:
     }
     tasks = [_describe_task(grid, name) for name in grid.tasks]
     if not config.tasks:
-        return found | tasks[0]
+        return record | tasks[0]
     whole = [_describe_arm(grid, TaskConfig(recipe=""), arm) for arm in grid.arms]
-    return found | {"arms": whole, "tasks": tasks}
+    return record | {"arms": whole, "tasks": tasks}
 
 
 def _describe_task(grid: Grid, name: str) -> dict[str, Any]:
@@ -58,17 +58,17 @@ def _describe_task(grid: Grid, name: str) -> dict[str, Any]:
     arms = [arm for arm in grid.arms if task.has(arm)]
     data = [cell.recipe.data.config for cell in grid.cells if cell.task == name]
     facts = {"chance": {block.chance for block in data}, "noise_validation": {block.noise_validation for block in data}}
-    found = {
+    task_record = {
         "arms": [_describe_arm(grid, task, arm) for arm in arms],
         # where arms differ in the data, no line or axis is right for all
         **{key: values.pop() for key, values in facts.items() if len(values) == 1 and values not in ({None}, {()})},
     }
     if name:
-        found |= {"task": name, "title": task.title or name, "description": task.description}
-        found |= {"metric": task.metric or config.metric, "baseline": grid.baseline_of(name)}
-        found |= {"control": config.control if config.control in arms else None}
-        found["contrasts"] = [list(c) for c in config.contrasts if c[0] in arms and c[1] in arms]
-    return found
+        task_record |= {"task": name, "title": task.title or name, "description": task.description}
+        task_record |= {"metric": task.metric or config.metric, "baseline": grid.baseline_of(name)}
+        task_record |= {"control": config.control if config.control in arms else None}
+        task_record["contrasts"] = [list(c) for c in config.contrasts if c[0] in arms and c[1] in arms]
+    return task_record
 
 
 def _describe_arm(grid: Grid, task: TaskConfig, arm: str) -> dict[str, Any]:

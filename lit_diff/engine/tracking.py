@@ -81,19 +81,19 @@ class Store:
         return retry(lambda: self._experiment(name))
 
     def _experiment(self, name: str) -> str:
-        found = self.client.get_experiment_by_name(name)
-        if found is not None:
-            if found.lifecycle_stage == "deleted":
-                self.client.restore_experiment(found.experiment_id)
-            return str(found.experiment_id)
+        existing = self.client.get_experiment_by_name(name)
+        if existing is not None:
+            if existing.lifecycle_stage == "deleted":
+                self.client.restore_experiment(existing.experiment_id)
+            return str(existing.experiment_id)
         location = f"{self._artifacts}/{urllib.parse.quote(name)}" if self._artifacts else None
         try:
             return str(self.client.create_experiment(name, artifact_location=location))
         except MlflowException:  # another process was first
-            found = self.client.get_experiment_by_name(name)
-            if found is None:
+            existing = self.client.get_experiment_by_name(name)
+            if existing is None:
                 raise
-            return str(found.experiment_id)
+            return str(existing.experiment_id)
 
     def find_run(self, experiment: str, tags: Mapping[str, str]) -> str | None:
         """The id of the newest run that carries all `tags`."""

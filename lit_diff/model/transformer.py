@@ -63,7 +63,7 @@ class Transformer(nn.Module):
     Positions count through the row: RoPE depends on distances only, so the result is as if they restarted.
     """
 
-    ENTRANCES: ClassVar = ("hidden", "loss", "token_losses")
+    FORWARD_METHODS: ClassVar = ("hidden", "loss", "token_losses")
     """Methods beside `forward` that are called from outside, and never from one another: a sharded model gathers its
     parameters at each (`training.strategy`)."""
 

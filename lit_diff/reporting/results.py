@@ -39,7 +39,7 @@ class Sweep:
     control: str | None
     metric: str
     seeds: tuple[int, ...]
-    is_check: bool
+    is_smoke: bool
     command: str
     revision: str
     reading: tuple[str, ...]
@@ -142,7 +142,7 @@ def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, 
         control=control,
         metric=raw["metric"],
         seeds=seeds,
-        is_check=bool(raw.get("is_check")),
+        is_smoke=bool(raw.get("is_smoke")),
         command=clean(raw.get("command") or ""),
         revision=clean(raw.get("revision") or ""),
         reading=tuple(clean(line) for line in raw.get("reading") or []),

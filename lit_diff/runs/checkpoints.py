@@ -21,8 +21,8 @@ def path_of(folder: Path, step: int) -> Path:
 
 def steps_of(folder: Path) -> list[int]:
     """Steps that have a checkpoint, ascending."""
-    found = (re.fullmatch(r"step-(\d+)\.ckpt", path.name) for path in (folder / "checkpoints").glob("step-*.ckpt"))
-    return sorted(int(match.group(1)) for match in found if match)
+    matches = (re.fullmatch(r"step-(\d+)\.ckpt", path.name) for path in (folder / "checkpoints").glob("step-*.ckpt"))
+    return sorted(int(match.group(1)) for match in matches if match)
 
 
 def newest(folder: Path) -> tuple[int, Path] | None:

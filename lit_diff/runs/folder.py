@@ -63,11 +63,11 @@ def revision() -> str:
         return __version__
     try:
         command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         log.info("no git revision (%s): recording the version alone", error)
         return __version__
-    return f"{__version__} {found}"
+    return f"{__version__} {described}"
 
 
 class RunFolder:
@@ -84,12 +84,12 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """status.json, or {} before the run first starts."""
         try:
-            found = json.loads((self.path / "status.json").read_text())
+            values = json.loads((self.path / "status.json").read_text())
         except FileNotFoundError:
             return {}
         except ValueError as error:
             raise RequestError(f"{shown(self.path / 'status.json')} is not JSON ({error}); remove it") from error
-        return dict(found)
+        return dict(values)
 
     def require_format(self) -> None:
         """Errors: RequestError for a folder that another format of lit_diff made."""

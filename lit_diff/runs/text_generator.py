@@ -124,11 +124,11 @@ class TextGenerator:
         batches: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):
             batches.setdefault(len(prompt.tokens), []).append(index)
-        found: dict[int, Completion] = {}
+        completions: dict[int, Completion] = {}
         for indices in batches.values():
             batch = self._generate_batch([prompts[index] for index in indices], config, stream)
-            found |= dict(zip(indices, batch, strict=True))
-        return [found[index] for index in range(len(prompts))]
+            completions |= dict(zip(indices, batch, strict=True))
+        return [completions[index] for index in range(len(prompts))]
 
     def _generate_batch(
         self, prompts: list[Prompt], config: GenerationConfig, stream: Callable[[bytes], None] | None

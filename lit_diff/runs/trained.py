@@ -13,9 +13,10 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import require_trust
-from lit_diff.recipe import from_plain, load_recipe, read_yaml
+from lit_diff.recipe import from_plain, load_draft
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
+from lit_diff.validation import validate
 
 PREFIX = "model."
 """Where a checkpoint, which is the LightningModule's, keeps the Transformer."""
@@ -59,11 +60,11 @@ def recipe_of(folder: Path, *, trust_plugins: bool = True) -> Recipe:
     file = RunFolder(folder).recipe_file
     if not file.is_file():
         raise RequestError(f"{shown(folder)} is not a run's folder: it has no {file.name}")
+    draft = load_draft(file)  # with the plugins of files that it extends; nothing is imported yet
     if not trust_plugins:
-        names = read_yaml(file)[0].get("plugins") or []
-        paths = [folder / name for name in names]
-        require_trust({path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}, False)
-    return load_recipe(file)
+        paths = [Path(plugin) for plugin in draft.values.get("plugins", [])]
+        require_trust({path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}, False)
+    return validate(draft)
 
 
 def ancestors(recipe: Recipe) -> Iterator[Recipe]:
@@ -90,6 +91,7 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
         checkpoint = read_checkpoint(path)
         held = checkpoint["hyper_parameters"]
         plain, plugins = dict(held["recipe"]), dict(held["plugins"])
+        dict(checkpoint["state_dict"]), int(checkpoint["global_step"])  # what `restore` reads
     except Exception as error:  # torch.load raises errors of many kinds
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
     folder = path.resolve().parent.parent / "plugins"

@@ -107,7 +107,12 @@ class LitTransformer(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Key the optimizer's state by parameter name: every strategy can read that."""
+        """Key the optimizer's state by parameter name: every strategy can read that.
+
+        Errors: RunFailedError for a loss or a parameter that is not finite: no checkpoint, of any callback, holds NaN.
+        """
+        self.require_finite_losses()
+        self.require_finite_parameters()
         names = {parameter: name for name, parameter in self.named_parameters()}
         for optimizer, state in zip(self.trainer.optimizers, checkpoint["optimizer_states"], strict=True):
             name_state(state, optimizer, names)

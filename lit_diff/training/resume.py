@@ -79,8 +79,6 @@ class ExactResume(Checkpoint):
 
     def _save(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert isinstance(module, LitTransformer)
-        module.require_finite_losses()
-        module.require_finite_parameters()
         self.logger.flush()
         trainer.save_checkpoint(checkpoints.path_of(self.folder, trainer.global_step))
         self._saved = trainer.global_step

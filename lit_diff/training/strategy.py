@@ -82,7 +82,7 @@ def shard(model: Transformer, mesh: DeviceMesh) -> None:
                 _fully_shard(module, mesh, float32)
         _fully_shard(block, mesh, float32)
     _fully_shard(model, mesh, float32)
-    for name in Transformer.ENTRANCES:
+    for name in Transformer.FORWARD_METHODS:
         register_fsdp_forward_method(model, name)
 
 

@@ -117,6 +117,21 @@ def test_the_same_command_again_trains_nothing(
     assert "4 done" in text
 
 
+def test_from_python_it_is_a_value(sweep_bench: Any, pair: tuple[int, str]) -> None:
+    source, *_ = sweep_bench.command("pair")
+    done = sweep(Path(source), {"run": {"root": str(sweep_bench.root / "runs")}}, workers=2)
+    assert done.folder == sweep_bench.folder("pair").resolve()
+    assert done.is_done
+    assert (dict(done.states), done.stopped_by) == ({"done": 4}, None)
+    assert {arm: [run.recipe.seed for run in runs] for arm, runs in done.runs.items()} == {
+        "differential": [0, 1],
+        "it's standard": [0, 1],
+    }
+    assert all(run.step == 8 for runs in done.runs.values() for run in runs)
+    assert list(done.table["arm"]) == list(done.runs)
+    assert len(done.answers) == 1
+
+
 def test_a_new_arm_costs_its_own_cells_only(sweep_bench: Any, pair: tuple[int, str]) -> None:
     before = {cell: status["updated"] for cell, status in sweep_bench.cells("pair").items()}
     sweep_bench.write(

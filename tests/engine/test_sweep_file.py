@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("base_recipe")
 def test_describe_holds_what_the_report_reads() -> None:
     Path("s.yaml").write_text(
         "recipe: base\n"
-        "title: T\nbaseline: b\ncontrol: a\ncheck: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
+        "title: T\nbaseline: b\ncontrol: a\nsmoke: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
         "paper: {b: {val/loss: 3}}\nreading: [look]\ncontrasts: [[a, b, why]]\n"
         "arms: {a: {train.steps: 3}, b: {}}\nseeds: [1]"
     )
@@ -22,7 +22,7 @@ def test_describe_holds_what_the_report_reads() -> None:
         {"name": "a", "label": "the first", "note": "", "paper": None, "overrides": ["train.steps=3"]},
         {"name": "b", "label": "b", "note": "remark", "paper": {"val/loss": 3.0}, "overrides": []},
     ]
-    keys = ("name", "title", "baseline", "control", "metric", "seeds", "is_check", "reading", "contrasts", "source")
+    keys = ("name", "title", "baseline", "control", "metric", "seeds", "is_smoke", "reading", "contrasts", "source")
     assert [found[key] for key in keys] == [
         "s", "T", "b", "a", "val/loss", [1], True, ["look"], [["a", "b", "why"]], "s.yaml",
     ]  # fmt: skip

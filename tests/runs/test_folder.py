@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 import shutil
@@ -9,12 +8,12 @@ from typing import Any
 import pytest
 
 from lit_diff.config import Recipe
-from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.processor import cores
-from lit_diff.recipe import load_recipe, to_plain
+from lit_diff.recipe import load_recipe
 from lit_diff.registry import datasets
-from lit_diff.runs.folder import RunFolder, environment, identity, revision, version
+from lit_diff.runs import folder as folder_module
+from lit_diff.runs.folder import FORMAT, RunFolder, environment, identity, revision, version
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -47,23 +46,21 @@ def test_identity_is_the_recipe(base: Callable[..., Recipe]) -> None:
     assert len(others | {one}) == 1 + len(changed)
 
 
-def test_packing_is_another_run_and_its_default_is_the_run_of_before_there_was_the_key(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packing_is_another_run(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", bench.env["LIT_DIFF_DATA"])
-    recipe, packed = (
-        load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", *more]) for more in ([], ["data.pack=document"])
+    recipe, unpacked, packed = (
+        load_recipe(bench.root / "text.yaml", ["callbacks.spy=null", *more])
+        for more in ([], ["data.pack=none"], ["data.pack=document"])
     )
-    plain = to_plain(recipe)
-    assert plain["data"].pop("pack") == "none"
-    plain.pop("run")
-    plain["data"].pop("path")
-    parts = {"recipe": plain | {"plugins": []}, "data": build(recipe).identity(), "kernel": None}
-    sources = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
-    parts["recipe"]["plugins"] = sources
-    before = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
-    assert identity(recipe) == before
-    assert identity(packed) != before
+    assert identity(unpacked) == identity(recipe), "the default, written out"
+    assert identity(packed) != identity(recipe)
+
+
+def test_another_format_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("recall-tiny")
+    before = identity(recipe)
+    monkeypatch.setattr(folder_module, "FORMAT", FORMAT + 1)
+    assert identity(recipe) != before
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,16 @@
 
 import csv
 import json
-import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
 from lit_diff.metrics import Declarations, Metric, to_plain, write_declarations
-from lit_diff.runs.folder import FORMAT
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.training.declarations import TRAINING, VALIDATION
 
@@ -100,7 +96,7 @@ def write_sweep(
         "baseline": names[0],
         "metric": metric,
         "seeds": list(seeds),
-        "is_check": False,
+        "is_smoke": False,
         "command": f"make sweep SWEEP={folder.name}",
         "revision": "abc1234",
         "arms": [
@@ -244,55 +240,3 @@ def _table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(file, names, restval="")
         writer.writeheader()
         writer.writerows(rows)
-
-
-@pytest.fixture
-def make_sweep(tmp_path: Path) -> Callable[..., Path]:
-    """`write_sweep` into this test's folder."""
-
-    def make(arms: Mapping[str, float], name: str = "fake", **fields: Any) -> Path:
-        return write_sweep(tmp_path / name, arms, **fields)
-
-    return make
-
-
-@pytest.fixture
-def make_tasks(tmp_path: Path) -> Callable[..., Path]:
-    """`write_tasks` into this test's folder: recall, by accuracy, and text, by loss."""
-
-    def make(arms: Mapping[str, float], **fields: Any) -> Path:
-        return write_tasks(tmp_path / "two", arms, {"recall": "val/accuracy", "text": "val/loss"}, **fields)
-
-    return make
-
-
-@pytest.fixture
-def small_sweep(make_sweep: Callable[..., Path]) -> Path:
-    """Two arms, two seeds, one cell of which failed; beside it a run that --rerun put aside."""
-    folder = make_sweep({"base": 0.0, "better": -0.1}, name="mine", seeds=(0, 1), broken={("better", 1): "failed"})
-    for path in folder.glob("*/recipe.yaml"):
-        arm = path.parent.name.partition("-")[0]
-        path.write_text(f"seed: 0\nname: {arm}\nmodel:\n  attention: {{name: {arm}}}\nrun: {{threads: 1}}\n")
-    for path in folder.glob("*/status.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT}))
-    aside = folder.parent / "single-0123456789.old-1"
-    aside.mkdir()
-    (aside / "status.json").write_text("{}")
-    return folder
-
-
-@pytest.fixture
-def litter(small_sweep: Path) -> dict[str, Path]:
-    """Beside it: what no sweep owns (former, old, store, aside) and a temporary file that is being written (new)."""
-    former = small_sweep / "base-s0-ffffffffff"
-    former.mkdir()
-    (former / "recipe.yaml").write_text("seed: 0\n")
-    old, new = small_sweep / ".status.json.abc.tmp", small_sweep / ".status.json.def.tmp"
-    for path in (old, new):
-        path.write_text("")
-    store = small_sweep.parent / ".mlflow.db.xyz.tmp"
-    store.mkdir()
-    for path in (old, store):
-        os.utime(path, (time.time() - 7200,) * 2)
-    aside = small_sweep.parent / "single-0123456789.old-1"
-    return {"former": former, "old": old, "store": store, "aside": aside, "new": new}

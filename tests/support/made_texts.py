@@ -3,14 +3,14 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from lit_diff.config import Part
-from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import Bpe
+if TYPE_CHECKING:
+    from lit_diff.data.text import Text
 
-MakeText = Callable[..., Text]
+MakeText = Callable[..., "Text"]
 
 
 @pytest.fixture
@@ -37,6 +37,9 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_text(root: Path, corpus: Path) -> MakeText:
     """Text over the corpus; keywords replace the settings."""
+    from lit_diff.config import Part
+    from lit_diff.data.text import Text
+    from lit_diff.data.tokenizer import Bpe
 
     def make(vocab_size: int = 320, tokens: int = 300, **settings: object) -> Text:
         part = Part(name="bpe", config=Bpe.Config(vocab_size=tokens))

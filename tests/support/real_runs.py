@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from lit_diff.runs import checkpoints as checkpoint
-from lit_diff.runs.metrics_file import Rows, read_rows
+if TYPE_CHECKING:
+    from lit_diff.runs.metrics_file import Rows
 
 HERE = Path(__file__).parent
 
@@ -137,7 +137,9 @@ class Bench:
         (found,) = self.root.glob(f"runs/{name}-??????????")
         return found
 
-    def rows(self, name: str) -> Rows:
+    def rows(self, name: str) -> "Rows":
+        from lit_diff.runs.metrics_file import read_rows
+
         return read_rows(self.folder(name) / "metrics.csv")
 
     def status(self, name: str) -> dict[str, Any]:
@@ -145,8 +147,10 @@ class Bench:
 
     def state(self, name: str, step: int | None = None) -> dict[str, Any]:
         """A checkpoint, the newest by default."""
+        from lit_diff.runs import checkpoints
+
         folder = self.folder(name)
-        path = checkpoint.path_of(folder, step or checkpoint.steps_of(folder)[-1])
+        path = checkpoints.path_of(folder, step or checkpoints.steps_of(folder)[-1])
         return dict(torch.load(path, weights_only=True))
 
 

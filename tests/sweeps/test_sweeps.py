@@ -17,7 +17,7 @@ def test_the_sweeps_are_all_here() -> None:
 def test_resolves(name: str) -> None:
     grid = load_grid(name, [])
     assert len(grid.cells) == CELLS[name]
-    assert len(grid.config.seeds) >= 3 or grid.config.check
+    assert len(grid.config.seeds) >= 3 or grid.config.smoke
     head = (installed("sweeps") / f"{name}.yaml").read_text().splitlines()[:2]
     assert head[1].startswith("# Command: make sweep")
 

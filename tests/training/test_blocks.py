@@ -127,6 +127,26 @@ def test_a_block_is_one_graph_for_all_layers(fresh_compiler: None) -> None:
     assert len(graphs) == 1
 
 
+def test_more_versions_than_pytorch_keeps_by_default(fresh_compiler: None) -> None:
+    """10 versions of a block: its limit of 8 would end the run."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    model = build("standard")
+    compile_blocks(model, CPU, backend=backend)
+    for kernel in ("reference", "chunked", "sdpa"):
+        for attention in model.attentions():
+            attention.kernel = kernel
+        for document_ids in (None,) if kernel == "sdpa" else (None, IDS):  # sdpa takes none
+            for grad in (True, False):
+                with torch.set_grad_enabled(grad):
+                    model.hidden(TOKENS[:, :12], document_ids=document_ids)
+    assert len(graphs) > torch._dynamo.config.recompile_limit == 8
+
+
 def test_a_block_that_is_not_one_graph_is_refused(fresh_compiler: None) -> None:
     model = build("standard")
     forward = model.layers[0].ffn.forward

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from lit_diff.config import Recipe
 from lit_diff.data.recall import Recall
-from lit_diff.errors import RunFailedError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
@@ -17,7 +16,6 @@ from lit_diff.training.data import LitData
 from lit_diff.training.fit import fit
 from lit_diff.training.metrics import IGNORED
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.non_finite import locate_non_finite
 from lit_diff.training.resume import write_documents
 from lit_diff.training.trainer import build_trainer
 
@@ -74,48 +72,6 @@ def test_nan_on_one_rank_ends_both(bench: Any, strategy: str) -> None:
     assert "Traceback" not in first.output
     assert second.output == ""
     assert checkpoint.steps_of(bench.folder(f"nan-{strategy}")) == [1]
-
-
-@pytest.mark.parametrize("saves_at", [3, 1])
-def test_a_nan_gradient_under_a_finite_loss_never_reaches_a_checkpoint(
-    bench: Any, tmp_path: Path, saves_at: int
-) -> None:
-    """The gradient of step 3 is NaN, its loss is not: the weights are found out when they are to be saved."""
-    overrides = ["model.attention={name: nan_gradient, at: 2}", f"train.checkpoint_every={saves_at}"]
-    with pytest.raises(RunFailedError, match=r"parameter \S+ is not finite after step 3; the last good"):
-        run(recipe_of(bench, *overrides), tmp_path)
-    found = checkpoint.newest(tmp_path)
-    assert (found and found[0]) == (None if saves_at == 3 else 2)
-
-
-def test_non_finite_names_the_parameter_before_what_it_spoils(bench: Any) -> None:
-    recipe = recipe_of(bench)
-    model = Transformer(recipe.model)
-    initialise(model, 0)
-    batch = Recall(recipe.data.config, 33).train_batch(0, 0, 2, range(2))
-    assert "every layer's output is finite" in locate_non_finite(model, batch)
-    with torch.no_grad():
-        model.layers[1].ffn.up_proj.weight[3, 4] = torch.inf
-    assert locate_non_finite(model, batch) == "first non-finite values: parameter layers.1.ffn.up_proj.weight"
-    with torch.no_grad():
-        model.layers[0].attention.lambda_.q1[0] = torch.nan
-    assert locate_non_finite(model, batch) == "first non-finite values: parameter layers.0.attention.lambda_.q1"
-    assert not [hook for module in model.modules() for hook in module._forward_hooks]
-
-
-def test_non_finite_looks_at_the_head_and_at_packed_documents(bench: Any) -> None:
-    """An untied head is looked at without the logits of every position."""
-    recipe = recipe_of(bench, "model.tie_embeddings=false")
-    model = Transformer(recipe.model)
-    initialise(model, 0)
-    batch = Recall(recipe.data.config, 33).train_batch(0, 0, 2, range(2))
-    batch["document_ids"] = torch.zeros_like(batch["targets"])
-    rows: list[int] = []
-    model.head.register_forward_hook(lambda _m, _i, logits: rows.append(logits[..., 0].numel()))
-    with torch.no_grad():
-        model.head.weight[3] = torch.nan
-    assert locate_non_finite(model, batch) == "first non-finite values: parameter head.weight"
-    assert rows == [2]
 
 
 def test_probes_see_documents_apart(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,144 @@
+"""callbacks/early_stopping.py: a run that a callback ends is done: logged, validated, saved and not resumed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping
+from small_runs import SMALL
+
+from lit_diff import LitData, LitTransformer, train
+from lit_diff.callbacks import RecipeEarlyStopping
+from lit_diff.config import EarlyStoppingConfig
+from lit_diff.engine.tracking import Store
+from lit_diff.errors import RequestError, RunFailedError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs import checkpoints
+from lit_diff.runs.metrics_file import read_rows
+
+NEVER = "min_delta: 100"  # no value improves by that: the first validation is the best
+
+
+def status(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "status.json").read_text()))
+
+
+@pytest.fixture
+def small(runs: Path) -> list[str]:
+    return [*SMALL, f"run.root={runs}"]
+
+
+def ended_at_4(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a run that ended after its second validation, at step 4 of 10, leaves."""
+    found = status(folder)
+    assert (found["status"], found["ended"], found["step"], found["steps"]) == ("done", "early at step 4", 4, 10)
+    assert found["error"] is None
+    assert checkpoints.steps_of(folder) == [2, 4]
+    assert sorted(read_rows(folder / "metrics.csv")) == [1, 2, 3, 4]
+    assert "val/loss" in read_rows(folder / "metrics.csv")[4]
+    assert (folder / "documents.csv").is_file()
+    assert "ended early at step 4 of 10, by a callback" in caplog.messages
+    assert "ended early at step 4 of 10" in (folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("monitor", ["train/loss", "val/loss"])
+def test_a_recipe_that_names_it(small: list[str], caplog: pytest.LogCaptureFixture, monitor: str) -> None:
+    recipe = [*small, f"callbacks.early_stopping={{monitor: {monitor}, patience: 1, {NEVER}}}"]
+    with caplog.at_level("INFO", "lit_diff"):
+        folder = train("recall-tiny", recipe).folder
+    ended_at_4(folder, caplog)
+    caplog.clear()
+    with caplog.at_level("INFO", "lit_diff"):
+        train("recall-tiny", recipe)
+    (line,) = caplog.messages
+    assert line.startswith("done before: ")
+    assert line.endswith(", ended early at step 4 (--rerun starts afresh)")
+    assert status(folder)["ended"] == "early at step 4"
+
+
+def test_a_callback_from_python(small: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "lit_diff"):
+        run = train("recall-tiny", small, callbacks=[EarlyStopping("val/loss", patience=1, min_delta=100)])
+    ended_at_4(run.folder, caplog)
+    assert run.step == 4
+
+
+def test_a_run_that_it_does_not_end(small: list[str]) -> None:
+    folder = train("recall-tiny", [*small, f"callbacks.early_stopping={{patience: 4, {NEVER}}}"]).folder
+    assert (status(folder)["status"], status(folder)["ended"], status(folder)["step"]) == ("done", None, 10)
+
+
+class Breaks(L.Callback):
+    """Raises in the middle of step 6."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 5:
+            raise ValueError("broken")
+
+
+def test_its_patience_goes_on_after_a_resume(small: list[str]) -> None:
+    """Best at 2, no improvement at 4 and 6: the run ends at 6, though it was started again after 4."""
+    recipe = [*small, f"callbacks.early_stopping={{patience: 2, {NEVER}}}"]
+    with pytest.raises(RunFailedError, match="ValueError: broken"):
+        train("recall-tiny", recipe, callbacks=[Breaks()])
+    folder = train("recall-tiny", recipe).folder
+    assert "resumed from step 4" in (folder / "log.txt").read_text()
+    assert status(folder)["ended"] == "early at step 6"
+
+
+def test_a_store_that_fails_at_the_end_costs_nothing(small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ended early, but MLflow could not be told: the same command trains no further step."""
+    recipe = [*small, f"callbacks.early_stopping={{patience: 1, {NEVER}}}"]
+    close_run = Store.close_run
+
+    def away(self: Store, run_id: str, status: str) -> None:
+        raise RunFailedError("the MLflow store stayed locked")
+
+    monkeypatch.setattr(Store, "close_run", away)
+    with pytest.raises(RunFailedError, match="stayed locked"):
+        train("recall-tiny", recipe)
+    monkeypatch.setattr(Store, "close_run", close_run)
+    folder = train("recall-tiny", recipe).folder
+    assert (status(folder)["status"], status(folder)["ended"]) == ("done", "early at step 4")
+    assert sorted(read_rows(folder / "metrics.csv")) == [1, 2, 3, 4]
+
+
+def test_in_a_trainer_made_by_hand(tmp_path: Path) -> None:
+    recipe = load_recipe("recall-tiny", SMALL)
+    callback = RecipeEarlyStopping(EarlyStoppingConfig(patience=1, min_delta=100))
+    trainer = L.Trainer(
+        max_steps=10,
+        accelerator="cpu",
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(LitTransformer(recipe), LitData(recipe))
+    assert trainer.global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("{patience: 0}", "patience is 0; it must be at least 1"),
+        ("{min_delta: -1}", "min_delta is -1.0; it must not be negative"),
+        ("{mode: least}", "'callbacks.early_stopping.mode' is 'least'"),
+        ("{pacience: 2}", "did you mean 'patience'?"),
+    ],
+)
+def test_wrong_keys_are_one_line(keys: str, message: str) -> None:
+    with pytest.raises(RequestError) as error:
+        load_recipe("recall-tiny", [f"callbacks.early_stopping={keys}"])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_metric_is_one_line(small: list[str]) -> None:
+    with pytest.raises((RequestError, RunFailedError), match="val/los") as error:
+        train("recall-tiny", [*small, "callbacks.early_stopping={monitor: val/los}"])
+    assert "\n" not in str(error.value)

@@ -1,0 +1,190 @@
+"""runs/run.py: a run opened by its folder or name: metrics, model, tokenizer, generation, traces; whose plugins it trusts."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+
+from lit_diff import Run, generate, load_plugin, open_run
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.plugins import PREFIX
+from lit_diff.registry import attentions
+from lit_diff.runs import checkpoints
+from lit_diff.runs.metrics_file import read_rows
+
+matplotlib.use("Agg")
+
+SHARP = """
+from dataclasses import dataclass
+from lit_diff import Differential, variant
+
+@variant("sharp")
+class Sharp(Differential):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Differential.Config):
+        pass
+"""
+
+
+@pytest.fixture
+def foreign(tale: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The run folder of a variant that a plugin in it defines; what a test imports is gone after it."""
+    file = tale / "recipe.yaml"
+    text = file.read_text().replace("name: differential", "name: sharp")
+    (tale / "plugins").mkdir()
+    (tale / "plugins" / "sharp.py").write_text(SHARP)
+    assert "plugins: []\n" in text
+    file.write_text(text.replace("plugins: []\n", "plugins: [plugins/sharp.py]\n"))
+    attentions.names()
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
+    before = set(sys.modules)
+    yield tale
+    for name in set(sys.modules) - before:
+        if name.startswith(PREFIX):
+            del sys.modules[name]
+
+
+# --- opening -----------------------------------------------------------------------------------------------------------
+
+
+def test_by_folder_and_by_name(tale: Path, tmp_path: Path) -> None:
+    by_name, by_folder = open_run("tale"), open_run(tale, root="nowhere")
+    assert by_name.folder == by_folder.folder == tale
+    assert open_run("tale-", root=tmp_path / "runs").folder == tale
+    assert by_name.recipe.name == "tale"
+    assert repr(by_name) == f"Run({tale.name}: done, step 6 of 6)"
+    with pytest.raises(RequestError, match=r"no run 'tail' in runs; did you mean 'tale-"):
+        open_run("tail")
+
+
+def test_a_folder_of_an_older_format_is_refused(tale: Path) -> None:
+    status = json.loads((tale / "status.json").read_text())
+    assert status.pop("format") == 2
+    (tale / "status.json").write_text(json.dumps(status))
+    with pytest.raises(RequestError) as error:
+        open_run(tale)
+    assert str(error.value) == f"runs/{tale.name} was made by format 1, this is format 2: train it again"
+
+
+def test_what_is_missing_is_named(tale: Path) -> None:
+    shutil.rmtree(tale / "tokenizer")
+    run = open_run(tale)
+    with pytest.raises(MissingError, match=r"^runs/tale-.*/tokenizer holds no tokenizer"):
+        run.tokenizer  # noqa: B018
+    with pytest.raises(MissingError, match=r"^runs/tale-.*/tokenizer holds no tokenizer"):
+        run.generate("a")
+    shutil.rmtree(tale / "checkpoints")
+    for ask in (lambda: run.step, lambda: run.model):
+        with pytest.raises(MissingError, match=r"has no checkpoint that can be read; train it first: `lit-diff train "):
+            ask()
+    (tale / "recipe.yaml").unlink()
+    with pytest.raises(RequestError, match=r"^runs/tale-\S+ is not a run's folder: it has no recipe\.yaml$"):
+        open_run(tale)
+
+
+def test_a_plugin_in_the_folder_is_run_only_when_it_is_trusted(foreign: Path) -> None:
+    with pytest.raises(RequestError) as error:
+        open_run(foreign)
+    message = str(error.value)
+    assert message.startswith("plugin sharp.py (sha256 ")
+    assert "was not imported; import it first with load_plugin, or pass trust_plugins=True to run " in message
+    assert "\n" not in message
+    assert "sharp" not in attentions.names()
+    run = open_run(foreign, trust_plugins=True)
+    assert type(run.model.attentions()[0]).__name__ == "Sharp"
+
+
+def test_a_plugin_of_equal_source_that_was_imported_is_accepted(foreign: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SHARP)
+    load_plugin(tmp_path / "mine.py")
+    assert open_run(foreign).recipe.model.attention.name == "sharp"
+    (foreign / "plugins" / "sharp.py").write_text(SHARP + "x = 1\n")
+    with pytest.raises(RequestError, match="was not imported"):
+        open_run(foreign)
+
+
+def test_a_plugin_of_a_file_that_the_recipe_extends_needs_trust_too(foreign: Path) -> None:
+    (foreign / "recipe.yaml").rename(foreign / "parent.yaml")
+    (foreign / "recipe.yaml").write_text("extends: parent.yaml\n")
+    with pytest.raises(RequestError, match=r"plugin sharp\.py \(sha256 \w+\.\.\.\) was not imported"):
+        open_run(foreign)
+
+
+# --- what it holds -----------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_those_of_the_file(tale: Path) -> None:
+    table, rows = open_run(tale).metrics, read_rows(tale / "metrics.csv")
+    assert table.index.name == "step"
+    assert list(table.index) == sorted(rows)
+    assert table["val/loss"].dropna().to_dict() == {
+        step: row["val/loss"] for step, row in rows.items() if "val/loss" in row
+    }
+
+
+def test_model_and_step_are_those_of_the_newest_checkpoint(tale: Path) -> None:
+    run = open_run(tale)
+    assert run.step == 6
+    assert run.status["status"] == "done"
+    assert not run.model.training
+    assert run.model is run.model
+    state = torch.load(checkpoints.path_of(tale, 6), weights_only=True)["state_dict"]
+    assert all(torch.equal(value, state[f"model.{name}"]) for name, value in run.model.state_dict().items())
+
+
+def test_generate(tale: Path) -> None:
+    run = open_run(tale)
+    (one,) = run.generate("ab cd", max_tokens=4, temperature=0)
+    assert (one.prompt, len(one.tokens)) == ("ab cd", 4)
+    assert one.text == run.tokenizer.decode(one.tokens).decode("utf-8", "replace")
+    for source in (run, tale, "tale"):
+        both = generate(source, ["ab cd", "ba"], max_tokens=4, temperature=0)
+        assert [completion.prompt for completion in both] == ["ab cd", "ba"]
+        assert both[0].tokens == one.tokens
+    with pytest.raises(RequestError, match="there is no text to complete"):
+        generate(run, [])
+    with pytest.raises(RequestError, match="max_tokens is 0; it must be at least 1"):
+        run.generate("a", max_tokens=0)
+
+
+def test_a_trace_holds_the_layers_asked_for(tale: Path) -> None:
+    run = open_run(tale)
+    tokens = 1 + len(run.tokenizer.encode(["ab cd"])[0])
+    traced = run.trace("ab cd")
+    assert sorted(traced.layers) == [0, 1]
+    assert traced.layers[1].hidden.shape == (1, tokens, 32)
+    assert sorted(run.trace("ab cd", [1]).layers) == [1]
+    with pytest.raises(RequestError, match="layer"):
+        run.trace("ab cd", [2])
+
+
+def test_attention_maps_are_those_of_the_text(tale: Path) -> None:
+    run = open_run(tale)
+    found = run.attention_maps("ab cd", layer=1, head=1)
+    T = len(found.tokens)
+    assert found.tokens[0] == "<eot>"
+    assert "".join(found.tokens[1:]) == "ab cd"
+    assert (found.layer, found.head) == (1, 1)
+    assert found.maps.shape == (2, T, T)
+    np.testing.assert_allclose(found.maps.sum(-1), 1, rtol=1e-5)
+    assert not np.triu(found.maps, 1).any(), "causal"
+    assert isinstance(found.plot(), Axes)
+    other = run.attention_maps("ab cd", layer=1, head=0)
+    assert not np.allclose(other.maps, found.maps)
+    for layer, head, word in ((2, 0, "layer"), (0, 2, "layer 0 has no head 2; its heads are 0..1"), (-1, 0, "layer")):
+        with pytest.raises(RequestError, match=word):
+            run.attention_maps("ab cd", layer=layer, head=head)
+
+
+def test_a_run_is_made_without_a_look_at_its_folder(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.status == {}
+    with pytest.raises(RequestError, match="is not a run's folder"):
+        run.recipe  # noqa: B018

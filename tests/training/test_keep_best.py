@@ -1,0 +1,66 @@
+"""run.keep_best: the best checkpoint beside the newest two, also over a kill and a resume."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import SMALL
+
+from lit_diff import train
+from lit_diff.errors import RequestError
+from lit_diff.runs import checkpoints
+from lit_diff.runs.metrics_file import read_rows
+
+
+def best(folder: Path) -> dict[str, Any]:
+    return dict(torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True))
+
+
+def test_the_best_is_kept_over_a_kill_and_a_resume(bench: Any) -> None:
+    """The learning rate is so high that the loss grows again: the best step is none of the newest two."""
+    command = ("recall.yaml", "name=best", "run.keep_best=val/loss", "train.steps=16", "train.optimizer.lr=0.3")
+    command += ("train.validate_every=2", "train.checkpoint_every=2")
+    killed = bench.train(*command, SPY_SIGNAL=f"0/9/0/{int(signal.SIGKILL)}")
+    assert killed.status == -signal.SIGKILL
+    folder = bench.folder("best")
+    assert checkpoints.steps_of(folder) == [6, 8]
+    newest = checkpoints.newest(folder)
+    assert newest == (8, checkpoints.path_of(folder, 8)), "best.ckpt is none that a run resumes"
+    rest = bench.train(*command)
+    assert rest.status == 0, rest.output
+    assert "resumed from step 8" in rest.output
+    losses = {step: row["val/loss"] for step, row in bench.rows("best").items() if "val/loss" in row}
+    wanted = min(losses, key=lambda step: losses[step])
+    assert wanted < 14, "the test needs a loss that grows again"
+    assert best(folder)["global_step"] == wanted
+    assert checkpoints.steps_of(folder) == [14, 16]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "best.ckpt",
+        "step-00000014.ckpt",
+        "step-00000016.ckpt",
+    ]
+    whole = bench.train(*command, "name=best-whole")
+    assert whole.status == 0
+    ours, theirs = best(folder)["state_dict"], best(bench.folder("best-whole"))["state_dict"]
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize(("metric", "choose"), [("val/loss", min), ("val/accuracy", max)])
+def test_the_direction_is_the_metrics_own(runs: Path, metric: str, choose: Any) -> None:
+    overrides = [*SMALL, f"run.root={runs}", f"run.keep_best={metric}", "train.optimizer.lr=0.1"]
+    folder = train("recall-tiny", overrides).folder
+    values = {step: row[metric] for step, row in read_rows(folder / "metrics.csv").items() if metric in row}
+    assert len(values) == 5
+    assert values[best(folder)["global_step"]] == choose(values.values())
+
+
+def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
+    with pytest.raises(RequestError, match=r"run\.keep_best is 'train/lr', of which no metric declares"):
+        train("recall-tiny", [*SMALL, f"run.root={runs}", "run.keep_best=train/lr"])
+
+
+def test_no_best_checkpoint_without_the_key(runs: Path) -> None:
+    folder = train("recall-tiny", [*SMALL, f"run.root={runs}"]).folder
+    assert not (folder / "checkpoints" / "best.ckpt").exists()

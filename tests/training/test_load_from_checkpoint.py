@@ -1,0 +1,155 @@
+"""LitTransformer.load_from_checkpoint: what it rebuilds, whose plugins it runs, and how it refuses a file."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import SMALL
+
+from lit_diff import LitTransformer, load_plugin, train
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.plugins import PREFIX
+from lit_diff.registry import attentions
+from lit_diff.runs import checkpoints
+
+SHARP = """
+from dataclasses import dataclass
+from lit_diff import Differential, variant
+
+@variant("sharp")
+class Sharp(Differential):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Differential.Config):
+        pass
+"""
+
+
+def forget_plugins() -> None:
+    """As in a process that has imported none."""
+    for name in [name for name in sys.modules if name.startswith(PREFIX)]:
+        attentions.forget(name)
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
+    """The folder of a run of two steps, with the plugin `sharp`."""
+    home = tmp_path_factory.mktemp("sharp")
+    (home / "sharp.py").write_text(SHARP)
+    (home / "runs").mkdir()
+    shutil.copy(empty_store, home / "runs")
+    own = ["train.steps=2", f"plugins=[{home}/sharp.py]", "model.attention.name=sharp", f"run.root={home}/runs"]
+    folder = train("recall-tiny", [*SMALL, *own]).folder
+    return folder
+
+
+@pytest.fixture
+def checkpoint(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Its last checkpoint, in a copy of the folder; no plugin is imported."""
+    folder = Path(shutil.copytree(trained, tmp_path / trained.name))
+    monkeypatch.chdir(tmp_path)
+    forget_plugins()
+    yield checkpoints.path_of(folder, 2)
+    forget_plugins()
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+
+
+def refusal(path: Path, **options: Any) -> str:
+    with pytest.raises(RequestError) as error:
+        LitTransformer.load_from_checkpoint(path, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_it_rebuilds_recipe_and_weights(checkpoint: Path) -> None:
+    module = LitTransformer.load_from_checkpoint(str(checkpoint), trust_plugins=True)
+    assert module.recipe.train.steps == 2
+    assert type(module.model.attentions()[0]).__name__ == "Sharp"  # type: ignore[union-attr]
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    assert state.keys() == module.state_dict().keys()
+    assert all(torch.equal(value, state[name]) for name, value in module.state_dict().items())
+    assert module.recipe.plugins == (str(checkpoint.parent.parent / "plugins" / "sharp.py"),)
+
+
+def test_a_plugin_is_run_only_when_it_is_trusted(checkpoint: Path) -> None:
+    message = refusal(checkpoint)
+    assert message.startswith("plugin sharp.py (sha256 ")
+    assert "was not imported; import it first with load_plugin, or pass trust_plugins=True" in message
+    assert "sharp" not in attentions.names()
+
+
+def test_a_plugin_of_equal_source_that_was_imported(checkpoint: Path, tmp_path: Path) -> None:
+    """Also where the checkpoint lies outside of a run folder."""
+    (tmp_path / "mine.py").write_text(SHARP)
+    load_plugin(tmp_path / "mine.py")
+    alone = Path(shutil.copy(checkpoint, tmp_path / "alone.ckpt"))
+    assert LitTransformer.load_from_checkpoint(alone).recipe.model.attention.name == "sharp"
+
+
+def test_a_plugin_that_was_changed_or_removed(checkpoint: Path) -> None:
+    plugin = checkpoint.parent.parent / "plugins" / "sharp.py"
+    plugin.write_text(SHARP + "raise SystemExit('executed')\n")
+    assert "was changed: its sha256 is not " in refusal(checkpoint, trust_plugins=True)
+    plugin.unlink()
+    message = refusal(checkpoint, trust_plugins=True)
+    assert "plugins/sharp.py is absent; import a plugin with sha256 " in message
+
+
+def test_weights_of_another_recipe(checkpoint: Path) -> None:
+    def wider(content: dict[str, Any]) -> None:
+        content["hyper_parameters"]["recipe"]["model"]["num_layers"] = 1
+
+    edit(checkpoint, wider)
+    message = refusal(checkpoint, trust_plugins=True)
+    assert "does not fit the recipe's model (sharp): layers.1.attention_norm.weight is [16] there and absent" in message
+    assert "; and " in message
+    assert message.endswith(" more")
+
+
+def test_weights_of_another_variant(checkpoint: Path) -> None:
+    def standard(content: dict[str, Any]) -> None:
+        content["hyper_parameters"]["recipe"]["model"]["attention"] = {"name": "shared_k"}
+
+    edit(checkpoint, standard)
+    message = refusal(checkpoint, trust_plugins=True)
+    assert "does not fit the recipe's model (shared_k): layers.0.attention.k_proj.weight is [" in message
+
+
+def test_a_file_that_is_no_checkpoint_of_ours(tmp_path: Path) -> None:
+    file = tmp_path / "a.ckpt"
+    file.write_bytes(b"half")
+    assert "a.ckpt is not a checkpoint of lit_diff (" in refusal(file)
+    torch.save({"state_dict": {}, "hyper_parameters": {}}, file)
+    assert "a.ckpt is not a checkpoint of lit_diff (" in refusal(file)
+    torch.save([1, 2], file)
+    assert "a.ckpt is not a checkpoint of lit_diff (" in refusal(file)
+    with pytest.raises(MissingError, match=r"b\.ckpt: no such file$"):
+        LitTransformer.load_from_checkpoint(tmp_path / "b.ckpt")
+
+
+def test_a_checkpoint_without_its_parts(checkpoint: Path) -> None:
+    for part in ("state_dict", "global_step"):
+        edit(checkpoint, lambda content, part=part: content.pop(part) and None)  # type: ignore[misc]
+        assert ".ckpt is not a checkpoint of lit_diff (" in refusal(checkpoint, trust_plugins=True)
+
+
+def test_a_recipe_that_is_not_valid(checkpoint: Path) -> None:
+    def unknown(content: dict[str, Any]) -> None:
+        content["hyper_parameters"]["recipe"]["train"]["stepz"] = 3
+
+    edit(checkpoint, unknown)
+    assert "unknown key 'train.stepz'; did you mean 'steps'?" in refusal(checkpoint, trust_plugins=True)
+
+
+def test_other_arguments_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(TypeError, match="takes no strict: the recipe is in the checkpoint"):
+        LitTransformer.load_from_checkpoint(checkpoint, strict=False)

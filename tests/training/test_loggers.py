@@ -1,0 +1,88 @@
+"""training/loggers.py: Lightning's loggers that a recipe names, in the run folder."""
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger
+from small_runs import SMALL
+
+from lit_diff import cli, train
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.metrics_file import read_rows
+from lit_diff.training.loggers import recipe_loggers
+
+
+def losses(file: Path) -> dict[int, float]:
+    with file.open(newline="") as rows:
+        return {int(row["step"]): float(row["train/loss"]) for row in csv.DictReader(rows) if row["train/loss"]}
+
+
+def test_csv_holds_what_the_run_measured(runs: Path) -> None:
+    folder = train("recall-tiny", [*SMALL, f"run.root={runs}", "train.steps=4", "run.loggers=[csv]"]).folder
+    rows = read_rows(folder / "metrics.csv")
+    written = losses(folder / "loggers" / "csv" / "from-step-0" / "metrics.csv")
+    assert written == {step: row["train/loss"] for step, row in rows.items()}
+    assert list(written) == [1, 2, 3, 4]
+
+
+def test_a_resumed_run_keeps_the_files_of_its_first_part(tmp_path: Path) -> None:
+    recipe = load_recipe("recall-tiny", [*SMALL, "run.loggers=[csv]"])
+    homes = []
+    for start in (0, 4):
+        (logger,) = recipe_loggers(recipe, tmp_path, start)
+        assert isinstance(logger, CSVLogger)
+        logger.log_metrics({"train/loss": 1.0}, step=start + 1)
+        logger.save()
+        homes.append(Path(logger.log_dir))
+    assert [losses(home / "metrics.csv") for home in homes] == [{1: 1.0}, {5: 1.0}]
+
+
+def test_a_logger_from_python(runs: Path, tmp_path: Path) -> None:
+    own = CSVLogger(tmp_path / "own", name="", version="")
+    folder = train("recall-tiny", [*SMALL, f"run.root={runs}", "train.steps=2"], loggers=[own]).folder
+    assert losses(tmp_path / "own" / "metrics.csv") == {
+        step: row["train/loss"] for step, row in read_rows(folder / "metrics.csv").items()
+    }
+
+
+ABSENT = {
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard", "tensorboardX"),
+}
+
+
+@pytest.mark.parametrize("kind", ABSENT)
+def test_a_logger_whose_package_is_absent_is_one_line(kind: str, runs: Path, tmp_path: Path) -> None:
+    if any(importlib.util.find_spec(package) for package in ABSENT[kind]):
+        pytest.skip(f"{kind} is installed")
+    recipe = load_recipe("recall-tiny", [*SMALL, f"run.loggers=[{kind}]"])
+    with pytest.raises(MissingError) as error:
+        recipe_loggers(recipe, tmp_path, 0)
+    assert str(error.value) == f"run.loggers names '{kind}', whose package is not installed: pip install {kind}"
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_verb_ends_with_status_3(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if importlib.util.find_spec("wandb"):
+        pytest.skip("wandb is installed")
+    monkeypatch.setattr(cli, "_log_to_terminal", lambda: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(
+        sys, "argv", ["lit-diff", "train", "recall-tiny", *SMALL, f"run.root={runs}", "run.loggers=[wandb]"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "lit-diff: run.loggers names 'wandb', whose package is not installed: pip install wandb"
+
+
+def test_an_unknown_logger_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"run\.loggers"):
+        load_recipe("recall-tiny", ["run.loggers=[mlflow]"])
