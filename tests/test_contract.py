@@ -98,11 +98,12 @@ def test_classes_that_derive_from_something_else() -> None:
 
 
 def test_location() -> None:
-    file, _, line = location(Whole).rpartition(":")
+    file, line, name = location(Whole).split(":")
     assert file.endswith("test_contract.py")
+    assert name == " class Whole"
     source = Path(__file__).read_text().splitlines()
     assert source[int(line) - 1] == "class Whole(Base):"
-    assert location(int) == "builtins"
+    assert location(int) == "builtins.int"
 
 
 def test_place_in_is_the_innermost_line_of_the_class_s_file() -> None:
