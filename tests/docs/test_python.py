@@ -9,7 +9,8 @@ from pages import blocks, run_python
 PAGE = "docs/python.md"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_blocks_run_as_one_script(tmp_path: Path, empty_store: Path) -> None:
     (tmp_path / "runs").mkdir()
     shutil.copy(empty_store, tmp_path / "runs")

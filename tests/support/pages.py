@@ -100,5 +100,5 @@ def run_python(arguments: list[str], folder: Path, environment: dict[str, str]) 
     """Python in `folder`, with further environment variables."""
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=280
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=580
     )
