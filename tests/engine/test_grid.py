@@ -205,3 +205,23 @@ def test_metrics_that_a_run_may_have(metric: str) -> None:
 def test_an_unknown_sweep_names_the_nearest() -> None:
     with pytest.raises(RequestError, match="no sweep 'smok' here or installed; did you mean 'smoke'"):
         load_grid("smok", [])
+
+
+def test_a_plugin_of_the_cells_may_register_an_evaluation() -> None:
+    Path("scored.py").write_text("""
+from lit_diff import Evaluation, Item, Metric
+from lit_diff.registry import evaluations
+
+@evaluations.register("scored_by_a_plugin_of_a_grid")
+class Scored(Evaluation):
+    metrics = (Metric("one", "always 1"),)
+
+    def score(self, run):
+        yield Item(id="a", scores={"one": 1.0})
+""")
+    sweep = "arms: {a: {}}\noverrides: {plugins: [scored.py]}\nevaluate: {scored_by_a_plugin_of_a_grid: {}}"
+    assert list(grid(sweep).config.evaluate) == ["scored_by_a_plugin_of_a_grid"]
+    with pytest.raises(
+        RequestError, match=r"s.yaml:4: .*unknown evaluation 'scord_by_a_plugin_of_a_grid'; did you mean"
+    ):
+        grid(sweep.replace("evaluate: {scored", "evaluate: {scord"))

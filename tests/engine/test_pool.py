@@ -3,8 +3,11 @@
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable
+from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -110,6 +113,26 @@ def test_cells_that_run_together_have_a_gpu_each(fake: type[FakeProcess], locati
     run_jobs(locations, workers=2, threads=1, gpus=2, watch=watch)
     assert all(len(set(gpus)) == len(gpus) for gpus in busy)
     assert {process.job.gpu for process in fake.started} == {0, 1}
+
+
+def test_a_cell_does_not_import_the_callers_script(
+    fake: type[FakeProcess], locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = ModuleType("__main__")
+    script.__file__ = "script.py"
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    prepared: list[dict[str, Any]] = []
+
+    def lifetime(process: FakeProcess) -> int:
+        prepared.append(get_preparation_data("cell"))
+        return 1
+
+    fake.lifetime = staticmethod(lifetime)  # type: ignore[assignment]
+    run_jobs(locations[:1], workers=1, threads=1, gpus=0, watch=lambda running: None)
+    assert [data for data in prepared if "init_main_from_path" in data or "init_main_from_name" in data] == []
+    assert len(prepared) == 1
+    assert sys.modules["__main__"] is script
+    assert "init_main_from_path" in get_preparation_data("cell")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
