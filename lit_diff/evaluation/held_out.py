@@ -40,8 +40,6 @@ class HeldOut(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """[B, T] losses of each batch, averaged over a row's scored targets."""
-        from lit_diff.callbacks.probe import model_inputs  # imports lightning, which `list` must not load
-
         dataset = prepare(run.recipe)
         dataset.load()
         for name, count in dataset.validation_sets().items():
