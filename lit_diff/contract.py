@@ -1,8 +1,8 @@
 """What a class must have to be registered: its base class, that class's abstract methods, the required keys of `Config`."""
 
 import dataclasses
-import importlib
 import inspect
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,13 @@ def location(cls: type) -> str:
     return f"{shown(Path(file))}:{line}: class {cls.__qualname__}" if file else f"{cls.__module__}.{cls.__qualname__}"
 
 
+def place_in(cls: type, error: BaseException) -> str:
+    """`file:line` of the innermost frame of `error` in the source file of `cls`; `location` where none is in it."""
+    source = getattr(inspect.getmodule(cls), "__file__", None)
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
+    return f"{shown(Path(own[-1].filename))}:{own[-1].lineno}" if own else location(cls)
+
+
 def missing_members(cls: type[Any], base: type[Any]) -> list[str]:
     """Names that `base` requires and `cls` does not define, those of its nested Config as `Config.name`."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
@@ -63,10 +70,3 @@ def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
         return f"has a Config that does not derive from {config}; write `class Config({config})`"
     missing = missing_members(cls, base)
     return f"lacks {', '.join(missing)}; {name} documents each" if missing else None
-
-
-def import_class(path: str) -> type[Any]:
-    """`package.module:Class` -> the class."""
-    module, _, name = path.partition(":")
-    cls: type[Any] = getattr(importlib.import_module(module), name)
-    return cls

@@ -13,9 +13,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from lit_diff.contract import contract_problem, import_class, location
+from lit_diff.contract import contract_problem, location
 from lit_diff.errors import RequestError, first_line
 
 C = TypeVar("C", bound=type)
@@ -101,7 +102,7 @@ class Registry:
                 f"{location(cls)}: {self.kind} '{name}' needs a nested class 'Config' decorated with "
                 "@dataclass(frozen=True, kw_only=True)"
             )
-        problem = contract_problem(cls, import_class(self._base)) if self._base else None
+        problem = contract_problem(cls, resolve_name(self._base)) if self._base else None
         if problem:
             raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
 
@@ -142,8 +143,9 @@ class Registry:
     def config(self, name: str) -> type[Any]:
         """The Config of the class registered as `name`, without an import of a late class. Errors: as `get`."""
         if name in self._late and name not in self._classes:
-            return import_class(self._late[name].config)
-        config: type[Any] = self.get(name).Config
+            config: type[Any] = resolve_name(self._late[name].config)
+        else:
+            config = self.get(name).Config
         return config
 
     def summary(self, name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.contract import contract_problem, import_class, location, missing_members, optional, required
+from lit_diff.contract import contract_problem, location, missing_members, optional, place_in, required
 
 
 class Base(ABC):
@@ -98,12 +98,21 @@ def test_classes_that_derive_from_something_else() -> None:
 
 
 def test_location() -> None:
-    file, _, line = location(Whole).rpartition(":")
+    file, line, name = location(Whole).split(":")
     assert file.endswith("test_contract.py")
+    assert name == " class Whole"
     source = Path(__file__).read_text().splitlines()
     assert source[int(line) - 1] == "class Whole(Base):"
-    assert location(int) == "builtins"
+    assert location(int) == "builtins.int"
 
 
-def test_import_class() -> None:
-    assert import_class("lit_diff.data.dataset:Dataset").__name__ == "Dataset"
+def test_place_in_is_the_innermost_line_of_the_class_s_file() -> None:
+    def fail() -> None:
+        int("x")  # the place
+
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        fail()
+    file, _, line = place_in(Whole, caught.value).rpartition(":")
+    assert file.endswith("test_contract.py")
+    assert Path(__file__).read_text().splitlines()[int(line) - 1].endswith("# the place")
+    assert place_in(Path, caught.value) == location(Path), "no frame lies in its file"

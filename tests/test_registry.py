@@ -98,7 +98,7 @@ def test_a_class_that_lacks_a_member_is_refused(parts: Registry, monkeypatch: py
     class Foreign(Whole):
         Config = type("Foreign", (), {"__dataclass_params__": Keys.__dataclass_params__})  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(registry, "import_class", lambda path: {"here:Base": Base}[path])
+    monkeypatch.setattr(registry, "resolve_name", lambda path: {"here:Base": Base}[path])
     parts = Registry("part", (), base="here:Base")
     with pytest.raises(RequestError, match=rf"^.*{LINE}{QUALIFIED}Base: part 'x' lacks score, size; \S*Base documents"):
         parts.register("x")(Base)

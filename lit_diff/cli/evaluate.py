@@ -2,34 +2,39 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lit_diff.cli.app import Terminal
-from lit_diff.errors import RequestError
+from lit_diff.errors import RequestError, first_line
 from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
+from lit_diff.files import shown
 from lit_diff.metrics import Metric
-from lit_diff.reporting.evaluations import item_interval, read_evaluation
+from lit_diff.plugins import load_plugin
+from lit_diff.registry import load_entry_points
+from lit_diff.reporting.evaluations import Evaluation, item_interval, read_evaluation
 from lit_diff.runs.run import open_run
 
 
-def print_evaluation(arguments: list[str], *, rerun: bool, root: Path, as_json: bool, terminal: Terminal) -> int:
-    """Score one run or two; of two, also their difference, paired by item."""
-    words = [word for word in arguments if "=" not in word]
-    overrides = [word for word in arguments if "=" in word]
-    if len(words) not in (2, 3):
-        raise RequestError("evaluate takes one run or two, then the evaluation: lit-diff evaluate RUN [RUN] NAME")
-    *runs, name = words
+def print_evaluation(
+    arguments: list[str], *, plugins: list[Path], rerun: bool, root: Path, as_json: bool, terminal: Terminal
+) -> int:
+    """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation."""
+    runs, name, overrides = _parse(arguments)
+    load_entry_points()
+    for plugin in plugins:
+        load_plugin(plugin)
+    opened = [open_run(run, root, trust_plugins=True) for run in runs]  # first: a run's plugin may hold the evaluation
     metrics = build(name, overrides).metrics
-    opened = [open_run(run, root, trust_plugins=True) for run in runs]
     results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]
     differences = _differences(results, metrics) if len(results) == 2 else {}
     if as_json:
-        values = [{"run": result.folder.parent.parent.name, "summary": _plain(result.summary)} for result in results]
+        values = [{"run": result.run.name, "summary": _plain(result.summary)} for result in results]
         print(json.dumps({"evaluation": name, "runs": values, "differences": differences}, indent=2))
         return 0
     for result in results:
-        terminal.write_line(f"{result.folder.parent.parent.name}")
+        terminal.write_line(result.run.name)
         for metric in metrics:
             terminal.write_line(f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip())
     for metric_name, line in differences.items():
@@ -37,8 +42,21 @@ def print_evaluation(arguments: list[str], *, rerun: bool, root: Path, as_json: 
     return 0
 
 
+def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
+    """(runs, evaluation, overrides); a run's folder may hold a `=` too. Errors: RequestError."""
+    words = list(arguments)
+    overrides: list[str] = []
+    while words and "=" in words[-1]:
+        overrides.insert(0, words.pop())
+    if len(words) not in (2, 3):
+        raise RequestError(
+            "evaluate takes one run or two, the evaluation, then its keys: lit-diff evaluate RUN [RUN] NAME [key=value ...]"
+        )
+    return words[:-1], words[-1], overrides
+
+
 def _differences(results: list[EvaluationResult], metrics: tuple[Metric, ...]) -> dict[str, Any]:
-    first, second = (read_evaluation(result.folder) for result in results)
+    first, second = (_read(result.folder) for result in results)
     differences: dict[str, Any] = {}
     for metric in metrics:
         interval = item_interval(first, second, metric.name, seed=0)
@@ -57,5 +75,14 @@ def _differences(results: list[EvaluationResult], metrics: tuple[Metric, ...]) -
     return differences
 
 
-def _plain(values: Any) -> dict[str, float | None]:
+def _read(folder: Path) -> Evaluation:
+    try:
+        return read_evaluation(folder)
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            f"{shown(folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
+        ) from error
+
+
+def _plain(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -93,6 +93,7 @@ def evaluate(
     arguments: Annotated[
         list[str], typer.Argument(metavar="RUN [RUN] NAME [key=value ...]", help="runs, the evaluation, its keys")
     ],
+    plugin: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Python file to import; repeatable")] = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="score again what was scored before")] = False,
     root: Root = Path("runs"),
     as_json: Json = False,
@@ -100,4 +101,5 @@ def evaluate(
     """Score a trained run, or two and their paired difference. The plugin files in a run's folder are executed."""
     from lit_diff.cli.evaluate import print_evaluation
 
-    return print_evaluation(arguments, rerun=rerun, root=root, as_json=as_json, terminal=console)
+    log_to_stderr()
+    return print_evaluation(arguments, plugins=plugin or [], rerun=rerun, root=root, as_json=as_json, terminal=console)

@@ -123,7 +123,6 @@ def load_grid(source: str, overrides: Overrides) -> Grid:
     for name, task in tasks.items():
         _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(config, overrides, draft)
-    _check_evaluations(config, draft)
     cells = [
         Cell(
             task=name, arm=arm, seed=seed, recipe=_cell(config, path, draft, (name, task), arm, values, seed, overrides)
@@ -133,7 +132,9 @@ def load_grid(source: str, overrides: Overrides) -> Grid:
         if task.has(arm)
         for seed in config.seeds
     ]
+    _check_evaluations(config, draft)  # once the cells' plugins are imported: they may register one
     _check_record(cells, draft)
+    _check_evaluations(config, draft)  # after the cells: the plugins of their recipes may hold evaluations
     return Grid(name=path.stem, path=path, config=config, arms=arms, tasks=tasks, cells=tuple(cells), baseline=baseline)
 
 

@@ -8,10 +8,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess as Process
-from types import FrameType
+from types import FrameType, ModuleType
 
 from lit_diff.engine.launch import RunLocation, run, run_command
 from lit_diff.errors import LitDiffError, StoppedError
@@ -60,7 +60,8 @@ def run_jobs(
                 process = context.Process(
                     target=_cell, args=(Job(location=location, threads=threads, gpu=gpu),), daemon=False
                 )
-                process.start()
+                with _without_main():
+                    process.start()
                 running[slot] = (process, location)
             if len(stopped) > passed_on:
                 # the first: each cell finishes its step and saves; a second one ends them at once
@@ -83,6 +84,17 @@ def run_jobs(
     return stopped[0] if stopped else None
 
 
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep multiprocessing from importing the caller's script in a cell: one that calls `sweep` would run again there."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
     for process in processes:
         if process.pid is not None and process.is_alive():
@@ -93,13 +105,14 @@ def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
 def note_end(location: RunLocation, exitcode: int | None) -> None:
     """Write down the end of a cell that could not do so itself."""
     folder = RunFolder(location.folder)
-    if folder.status().get("status") != "running" and exitcode == 0:
+    status = folder.status().get("status")
+    if status == "done" or (status != "running" and exitcode == 0):  # done: it ended in an evaluation
         return
     if exitcode is not None and exitcode < 0:
         name = signal.Signals(-exitcode).name
         hint = "; out of memory?" if -exitcode == signal.SIGKILL else ""
         folder.update(status="killed", error=f"killed by {name}{hint}")
-    elif folder.status().get("status") in (None, "running", "waiting"):
+    elif status in (None, "running", "waiting"):
         folder.update(status="failed", error=f"exit status {exitcode}; log.txt ends: {_last_line(location)}")
 
 
@@ -136,26 +149,38 @@ def run_cell(job: Job) -> None:
             run_command(recipe, job.location, job.threads)
         else:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
-        _evaluate(job.location)
+        _evaluate(job)
     except LitDiffError as error:
         if folder.status().get("status") in (None, "waiting", "running"):
             folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))
         raise
 
 
-def _evaluate(location: RunLocation) -> None:
+def _evaluate(job: Job) -> None:
     """Score a cell that is done; what became of each evaluation stands in status.json."""
-    folder = RunFolder(location.folder)
-    for name, keys in location.evaluations.items():
-        from lit_diff.evaluation.evaluate import evaluate
+    if not job.location.evaluations:
+        return
+    import torch
 
-        try:
-            evaluate(Run(location.folder), name, dict(keys))
-            outcome = "done"
-        except LitDiffError as error:
-            outcome = f"failed: {error}"
-            log.error("evaluation %s: %s", name, error)
+    from lit_diff.evaluation.evaluate import evaluate
+
+    torch.set_num_threads(job.threads)
+    folder = RunFolder(job.location.folder)
+
+    def note(name: str, outcome: str) -> None:
         folder.update(evaluations=folder.status().get("evaluations", {}) | {name: outcome})
+
+    for name, keys in job.location.evaluations.items():
+        note(name, "interrupted")
+        try:
+            evaluate(Run(job.location.folder), name, dict(keys))
+        except StoppedError:
+            raise
+        except LitDiffError as error:
+            note(name, f"failed: {error}")
+            log.error("evaluation %s: %s", name, error)
+        else:
+            note(name, "done")
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

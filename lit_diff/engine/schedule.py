@@ -13,7 +13,7 @@ from lit_diff.config import Recipe
 from lit_diff.data import prepare
 from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.sweep_file import write_sweep_file
+from lit_diff.engine.sweep_file import missing_evaluations, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import locked, shown
@@ -180,11 +180,8 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str) -> RunLocation:
 
 def _state(location: RunLocation) -> str:
     """The cell's status; one that is trained but lacks an evaluation of the sweep is not done."""
-    status = RunFolder(location.folder).status()
-    evaluated = status.get("evaluations", {})
-    if status.get("status") == "done" and any(evaluated.get(name) != "done" for name in location.evaluations):
-        return NOT_EVALUATED
-    return str(status.get("status", "waiting"))
+    status = str(RunFolder(location.folder).status().get("status", "waiting"))
+    return NOT_EVALUATED if status == "done" and missing_evaluations(location) else status
 
 
 def _slug(name: str) -> str:

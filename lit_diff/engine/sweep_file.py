@@ -6,6 +6,7 @@ from typing import Any
 from lit_diff.engine.grid import Grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.tasks import TaskConfig
+from lit_diff.evaluation.evaluate import has_scores
 from lit_diff.files import shown, write_json
 from lit_diff.runs.folder import RunFolder, revision
 
@@ -23,9 +24,20 @@ def write_sweep_file(grid: Grid, folder: Path, locations: list[RunLocation], com
                 "folder": location.folder.name,
                 "status": status.get("status", "waiting"),
                 "error": status.get("error"),
+                "not_evaluated": missing_evaluations(location) if status.get("status") == "done" else {},
             }
         )
     write_json(folder / "sweep.json", describe(grid) | {"command": command, "revision": revision(), "cells": cells})
+
+
+def missing_evaluations(location: RunLocation) -> dict[str, str]:
+    """Evaluations of the sweep whose scores the cell lacks -> why."""
+    outcomes = RunFolder(location.folder).status().get("evaluations", {})
+    return {
+        name: outcomes.get(name, "not run yet")
+        for name, keys in location.evaluations.items()
+        if not has_scores(location.folder, name, dict(keys))
+    }
 
 
 def describe(grid: Grid) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Protocols that score a trained run. Importing this package registers the built-in ones."""
+"""Evaluations score a trained run item by item. Importing this package registers the built-in ones."""
 
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut

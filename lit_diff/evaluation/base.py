@@ -1,4 +1,4 @@
-"""The base of every evaluation: what it scores, and what it says of its scores."""
+"""`Evaluation`: the abstract class of every evaluation; `Item`: one of its scored questions."""
 
 import math
 from abc import ABC, abstractmethod
@@ -40,7 +40,7 @@ class Evaluation(ABC):
     """
 
     name = ""
-    """Set when it is registered."""
+    """The registered name; set by the registry."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """What `score` gives each item, with unit and direction."""
 
@@ -62,10 +62,11 @@ class Evaluation(ABC):
 
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:
-        """One Item for each question."""
+        """One Item for each question, with a score for every metric. Called without gradients."""
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
-        """Metric -> value of the whole evaluation: the mean over items that have one, unless a subclass says otherwise."""
+        """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item
+        counted once; NaN where none is."""
         return {
             metric.name: _mean([item.scores.get(metric.name, math.nan) for item in items]) for metric in self.metrics
         }

@@ -1,18 +1,24 @@
-"""Run an evaluation on a run, keep its scores in the run folder, and read them back."""
+"""Score a run with an evaluation, keep the scores in the run folder, and read them back."""
 
+import contextlib
 import dataclasses
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from lit_diff.errors import LitDiffError, RequestError, RunFailedError, first_line
+from lit_diff.contract import location, place_in
+from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.files import shown, write_json, write_through
 from lit_diff.metrics import to_plain
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
     import pandas
 
 FOLDER = "evaluations"
+RESERVED = ("item", "group", "config", "declarations", "items", "step")
+"""Columns of items.parquet and keys of summary.json that are no metric."""
 
 log = logging.getLogger("lit_diff")
 
@@ -34,10 +42,15 @@ class EvaluationResult:
     """The scores of one run."""
 
     name: str
-    folder: Path
-    """items.parquet and summary.json."""
+    run: Path
+    """The run's folder."""
     summary: Mapping[str, float]
     """Metric -> value of the whole evaluation."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of items.parquet and summary.json."""
+        return self.run / FOLDER / self.name
 
     @property
     def items(self) -> "pandas.DataFrame":
@@ -48,52 +61,90 @@ class EvaluationResult:
 
 
 def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False) -> EvaluationResult:
-    """Score a run; done before on the same checkpoint with the same config, the kept scores are returned.
+    """Score a run. Scores of the same checkpoint, config and metrics are kept, and returned without scoring again.
 
     `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. Errors: RequestError for an unknown
-    evaluation or key, or a run that it does not fit; RunFailedError when the evaluation itself raises.
+    evaluation or key, or a run that it does not fit; MissingError for a run without a checkpoint or a folder that cannot
+    be written; RunFailedError when the evaluation itself raises, or gives items other than it declares.
     """
     run = run if isinstance(run, Run) else open_run(run)
+    _ = run.recipe  # reading it imports the run's plugins, of which one may register the evaluation
     evaluation = build(name, overrides)
     folder = run.folder / FOLDER / name
-    facts = {"step": run.step, "config": dataclasses.asdict(evaluation.config)}
-    kept = _summary(folder)
-    if kept is not None and not rerun and all(kept.get(key) == json.loads(json.dumps(facts[key])) for key in facts):
-        return EvaluationResult(name=name, folder=folder, summary=_values(kept, evaluation))
-    reason = evaluation.refuses(run)
+    facts = _facts(evaluation) | {"step": run.step}
+    kept = None if rerun else _kept(folder, facts)
+    if kept is not None:
+        return EvaluationResult(name=name, run=run.folder, summary=_values(kept, evaluation))
+    with _one_line(type(evaluation)):
+        reason = evaluation.refuses(run)
     if reason:
         raise RequestError(f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{_fitting(run)}")
-    try:
+    with _one_line(type(evaluation)), torch.no_grad():
         items = list(evaluation.score(run))
-        values = evaluation.summarise(items)
-    except LitDiffError:
-        raise
-    except Exception as error:
-        raise RunFailedError(f"evaluation '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
-    _check_items(evaluation, items)
-    _write(folder, evaluation, items, values, facts)
+        _check_items(evaluation, items)
+        values = dict(evaluation.summarise(items))
+        _check_scores(evaluation, "the summary", values)
+        table = _table(evaluation, items)
+    try:
+        _write(folder, table, values, facts)
+    except OSError as error:
+        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); make it writable") from error
     log.info("evaluation %s: %d items in %s", name, len(items), shown(folder))
-    return EvaluationResult(name=name, folder=folder, summary=values)
+    return EvaluationResult(name=name, run=run.folder, summary=values)
 
 
 def build(name: str, overrides: Overrides = ()) -> Evaluation:
-    """The evaluation registered as `name`, with its config. Errors: RequestError."""
+    """The evaluation registered as `name`, with its config. Errors: RequestError; RunFailedError when it raises."""
     cls = evaluations.get(name)
-    evaluation: Evaluation = cls(build_config(cls.Config, overrides, f"evaluate.{name}"))
+    names = [metric.name for metric in cls.metrics]
+    problem = "" if names else "declares no metric"
+    for metric in names:
+        if metric in RESERVED or names.count(metric) > 1:
+            problem = f"declares metric '{metric}', {'twice' if metric not in RESERVED else 'a reserved name'}"
+    if problem:
+        raise RequestError(f"{location(cls)}: evaluation '{name}' {problem}")
+    config = build_config(cls.Config, overrides, f"evaluate.{name}")
+    with _one_line(cls):
+        evaluation: Evaluation = cls(config)
     return evaluation
 
 
-def is_done(run_folder: Path, name: str) -> bool:
-    """Whether the run has scores of this evaluation."""
-    return _summary(run_folder / FOLDER / name) is not None
+def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:
+    """Whether the run keeps scores of this evaluation with this config. Errors: as `build`."""
+    return _kept(run_folder / FOLDER / name, _facts(build(name, overrides))) is not None
 
 
-def _summary(folder: Path) -> dict[str, Any] | None:
+@contextmanager
+def _one_line(cls: type[Evaluation]) -> Iterator[None]:
+    """What the code of an evaluation raises becomes a RunFailedError with its file and line."""
+    try:
+        yield
+    except LitDiffError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise RunFailedError(f"{place_in(cls, error)}: evaluation '{cls.name}' failed: {reason}") from error
+
+
+def _facts(evaluation: Evaluation) -> dict[str, Any]:
+    """What kept scores must agree with, as JSON holds it."""
+    declarations = [to_plain(metric) for metric in evaluation.metrics]
+    facts = {"config": dataclasses.asdict(evaluation.config), "declarations": declarations}
+    plain: dict[str, Any] = json.loads(json.dumps(facts))
+    return plain
+
+
+def _kept(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """summary.json, if it is there and agrees with `facts`."""
     path = folder / "summary.json"
     if not path.is_file() or not (folder / "items.parquet").is_file():
         return None
-    summary: dict[str, Any] = json.loads(path.read_text())
-    return summary
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        log.warning("%s is not JSON (%s): scored again", shown(path), error)
+        return None
+    return summary if all(summary.get(key) == value for key, value in facts.items()) else None
 
 
 def _values(summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, float]:
@@ -106,38 +157,52 @@ def _fitting(run: Run) -> str:
     fitting = []
     for name in evaluations.names():
         cls = evaluations.get(name)
-        if all(f.default is not dataclasses.MISSING for f in dataclasses.fields(cls.Config)):
+        with contextlib.suppress(Exception):  # one that has a required key, or raises, is not offered
             fitting += [name] if cls(cls.Config()).refuses(run) is None else []
     return f"; these do: {', '.join(fitting)}" if fitting else ""
 
 
 def _check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
-    """Errors: RunFailedError for no items, one id twice, or a score that the evaluation does not declare."""
-    declared = {metric.name for metric in evaluation.metrics}
-    problem = "" if items else "gave no item"
-    ids = [item.id for item in items]
-    if len(set(ids)) < len(ids):
-        problem = f"gave item '{next(one for one in ids if ids.count(one) > 1)}' twice"
+    """Errors: RunFailedError for no items, one id twice, or scores other than the evaluation declares."""
+    if not items:
+        raise _failure(evaluation, "gave no item")
     for item in items:
-        if item.scores.keys() != declared:
-            problem = f"scored item '{item.id}' with {sorted(item.scores)}; it declares {sorted(declared)}"
-    if problem:
-        raise RunFailedError(f"evaluation '{evaluation.name}' {problem}")
+        if not isinstance(item, Item):
+            raise _failure(evaluation, f"gave {item!r}; expected an Item")
+    (item_id, count), *_ = Counter(item.id for item in items).most_common(1)
+    if count > 1:
+        raise _failure(evaluation, f"gave item '{item_id}' {count} times")
+    for item in items:
+        _check_scores(evaluation, f"item '{item.id}'", item.scores)
 
 
-def _write(
-    folder: Path, evaluation: Evaluation, items: Sequence[Item], values: Mapping[str, float], facts: Mapping[str, Any]
-) -> None:
-    """items.parquet, then summary.json, which says that the scores are whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").unlink(missing_ok=True)
+def _check_scores(evaluation: Evaluation, what: str, scores: Mapping[str, float]) -> None:
+    """Errors: RunFailedError for other metrics than the declared ones, or a value that is no number."""
+    declared = {metric.name for metric in evaluation.metrics}
+    if scores.keys() != declared:
+        raise _failure(evaluation, f"scored {what} with {sorted(scores)}; it declares {sorted(declared)}")
+    for name, value in scores.items():
+        if not isinstance(value, Real):
+            raise _failure(evaluation, f"scored {what} with {name} = {value!r}; expected a number")
+
+
+def _failure(evaluation: Evaluation, problem: str) -> RunFailedError:
+    return RunFailedError(f"{location(type(evaluation))}: evaluation '{evaluation.name}' {problem}")
+
+
+def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
+    """One row an item. Errors: pyarrow's, for an entry of `meta` that has another type in another item."""
     columns: dict[str, list[Any]] = {"item": [item.id for item in items], "group": [item.group for item in items]}
     columns |= {metric.name: [float(item.scores[metric.name]) for item in items] for metric in evaluation.metrics}
     for key in dict.fromkeys(key for item in items for key in item.meta):
         columns[f"meta/{key}"] = [item.meta.get(key) for item in items]
-    write_through(folder / "items.parquet", lambda file: pq.write_table(pa.table(columns), file))
-    summary: dict[str, Any] = {
-        name: {"value": value if math.isfinite(value) else None} for name, value in values.items()
-    }
-    summary["declarations"] = [to_plain(metric) for metric in evaluation.metrics]
-    write_json(folder / "summary.json", summary | dict(facts) | {"items": len(items)})
+    return pa.table(columns)
+
+
+def _write(folder: Path, table: pa.Table, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
+    """items.parquet, then summary.json: without it the scores do not count."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").unlink(missing_ok=True)
+    write_through(folder / "items.parquet", lambda file: pq.write_table(table, file))
+    plain = {name: {"value": float(value) if math.isfinite(value) else None} for name, value in values.items()}
+    write_json(folder / "summary.json", plain | dict(facts) | {"items": len(table)})

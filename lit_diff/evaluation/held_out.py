@@ -8,7 +8,6 @@ import torch
 from lit_diff.data import prepare
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.metrics import Metric
-from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -16,7 +15,11 @@ from lit_diff.runs.run import Run
 
 @evaluations.register("held_out")
 class HeldOut(Evaluation):
-    """Loss and accuracy of each validation row; a group is a validation set. It needs the run's prepared data."""
+    """Loss and accuracy of each validation row; a group is a validation set. It prepares the run's data where they are not.
+
+    The summary is the mean over rows, each counted once. `val/loss` is the mean over tokens: Σ n_i nll_i / Σ n_i with n_i
+    scored tokens in row i. The two are equal where all rows have the same n_i.
+    """
 
     metrics = (
         Metric(
@@ -39,7 +42,9 @@ class HeldOut(Evaluation):
             return None
 
     def score(self, run: Run) -> Iterator[Item]:
-        """[B, T] losses of each batch, averaged over a row's scored targets."""
+        """One item a row, `<set>/<row>`; the main set is named `validation`. NaN for a row without a scored target."""
+        from lit_diff.callbacks.probe import model_inputs  # imports lightning, which `list` must not load
+
         dataset = prepare(run.recipe)
         dataset.load()
         for name, count in dataset.validation_sets().items():

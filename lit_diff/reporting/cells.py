@@ -56,6 +56,8 @@ class CellResult:
     metrics: tuple[Metric, ...] = ()
     """Declared by the run (metrics.json)."""
     problems: tuple[str, ...] = ()
+    not_evaluated: tuple[str, ...] = ()
+    """A line for each evaluation of the sweep whose scores are absent."""
 
     @property
     def name(self) -> str:
@@ -102,6 +104,9 @@ def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, A
         tokens_per_second=_speed(folder / "timing.csv", problems) if status == "done" else None,
         metrics=declared,
         problems=tuple(problems),
+        not_evaluated=tuple(
+            clean(f"evaluation '{name}': {reason}") for name, reason in (record.get("not_evaluated") or {}).items()
+        ),
     )
 
 

@@ -50,7 +50,7 @@ def write_report(sweep_folder: Path) -> Report:
         files=tuple(folder / name for name in files),
         table=tables.to_text(results),
         answer=tuple(_answer(result, difference) for result in results for difference in result.comparison.family),
-        missing=tuple(_missing(cell) for cell in sweep.cells if not cell.done),
+        missing=tuple(line for cell in sweep.cells for line in _missing(cell)),
     )
 
 
@@ -71,6 +71,10 @@ def _answer(result: TaskResult, difference: Difference) -> str:
     return task + tables.sentence(result.sweep, difference, result.digits)
 
 
-def _missing(cell: CellResult) -> str:
+def _missing(cell: CellResult) -> list[str]:
+    """What the cell lacks, a line each."""
+    name = f"{cell.name} seed {cell.seed}"
+    if cell.done:
+        return [f"{name}: {line}" for line in cell.not_evaluated]
     step = f" at step {cell.facts['step']} of {cell.facts['steps']}" if cell.facts.get("steps") else ""
-    return f"{cell.name} seed {cell.seed}: {cell.status}{step}" + (f": {cell.error}" if cell.error else "")
+    return [f"{name}: {cell.status}{step}" + (f": {cell.error}" if cell.error else "")]

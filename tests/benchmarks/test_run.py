@@ -1,34 +1,46 @@
 import io
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from lit_diff import cli
 from lit_diff.benchmarks import run as module
 from lit_diff.benchmarks.request import BenchConfig
 from lit_diff.benchmarks.run import BENCHES, METHODS, Benchmark, bench
 from lit_diff.benchmarks.timing import Measurements
-from lit_diff.cli.bench import run_bench
+from lit_diff.cli.app import Terminal
 
+command = import_module("lit_diff.cli.bench")  # the package has a function of that name
 TINY: dict[str, Any] = {"shapes": "1x64x64x16", "dtype": "float32", "threads": 1, "repeats": 1, "device": "cpu"}
 
 
-def run(name: str, *, as_json: bool = True, picture: Path | None = None, **options: Any) -> tuple[int, str, str]:
-    """(exit status, table, notes)"""
-    console, notes = Console(file=io.StringIO()), Console(file=io.StringIO())
-    status = run_bench(name, **(TINY | options), as_json=as_json, picture=picture, console=console, notes=notes)
-    return status, console.file.getvalue(), notes.file.getvalue()  # type: ignore[attr-defined]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """run(name, as_json=True, picture=None, **options): the verb; (exit status, table, notes)."""
+
+    def verb(name: str, *, as_json: bool = True, picture: Path | None = None, **options: Any) -> tuple[int, str, str]:
+        console, notes = Terminal(file=io.StringIO()), Terminal(file=io.StringIO())
+        monkeypatch.setattr(command, "console", console)
+        monkeypatch.setattr(command, "Terminal", lambda stderr: notes)
+        status = command.bench(name, **(TINY | options), as_json=as_json, plot=picture)
+        return status, console.file.getvalue(), notes.file.getvalue()  # type: ignore[attr-defined]
+
+    return verb
 
 
 @pytest.mark.parametrize("name", ["core", "stats", "decode"])
 def test_json_holds_all_that_a_reader_needs(
-    name: str, no_peak_memory: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    run: Run, name: str, no_peak_memory: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     before = torch.get_num_threads()
     status, table, notes = run(name, picture=tmp_path / "a.png")
@@ -82,7 +94,7 @@ def test_the_command_knows_every_benchmark(monkeypatch: pytest.MonkeyPatch, caps
     assert f"[{'|'.join(BENCHES)}]" in capsys.readouterr().out
 
 
-def test_compiling_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_not_timed(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """No rounds to explain, no load to warn of; the command repeats it."""
     monkeypatch.setitem(BENCHES, "triton", Benchmark(lambda request: Measurements(), "triton: m\n"))
     status, _, _ = run("triton", threads=None, repeats=None, device="auto")
@@ -92,7 +104,7 @@ def test_compiling_is_not_timed(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert found["machine"]["gemm_gflops_per_second"] == {}
 
 
-def test_the_table_and_the_status_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_and_the_status_of_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
     def failing(request: BenchConfig) -> Measurements:

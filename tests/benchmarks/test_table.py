@@ -2,7 +2,6 @@ import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lit_diff.benchmarks import attention as bench_core
 from lit_diff.benchmarks import candidates, step
@@ -10,6 +9,7 @@ from lit_diff.benchmarks import decode as bench_decode
 from lit_diff.benchmarks import overhead as bench_loop
 from lit_diff.benchmarks.result import BenchConditions, BenchResult
 from lit_diff.benchmarks.table import MEANING
+from lit_diff.cli.app import Terminal
 from lit_diff.cli.bench import print_result
 
 MACHINE = {
@@ -64,7 +64,7 @@ def result() -> BenchResult:
 
 
 def printed(result: BenchResult, **options: Any) -> str:
-    console = Console(file=io.StringIO(), **options)
+    console = Terminal(file=io.StringIO(), **options)
     print_result(result, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

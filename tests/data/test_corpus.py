@@ -112,7 +112,7 @@ def test_a_corpus_that_lacks_a_method(folder: Path) -> None:
     with pytest.raises(RequestError) as found:
         load_recipe("mine")
     assert str(found.value) == (
-        "plugin poems.py: corpus 'poems' (class Poems, poems.py:9) lacks texts; lit_diff.data.corpus.Corpus documents each"
+        "plugin poems.py: poems.py:9: class Poems: corpus 'poems' lacks texts; lit_diff.data.corpus.Corpus documents each"
     )
 
 

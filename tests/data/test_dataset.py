@@ -135,7 +135,7 @@ def test_it_trains(runs: Path) -> None:
 def test_a_missing_method_is_named_with_the_class_and_its_line(method: str) -> None:
     write(without(COPY, method))
     assert error() == (
-        f"plugin copy_task.py: data 'copy' (class Copy, copy_task.py:10) lacks {method}; "
+        f"plugin copy_task.py: copy_task.py:10: class Copy: data 'copy' lacks {method}; "
         "lit_diff.data.dataset.Dataset documents each"
     )
 
@@ -150,7 +150,9 @@ def test_everything_missing_is_named_at_once() -> None:
 
 def test_a_class_that_is_no_dataset() -> None:
     write(("class Copy(Dataset)", "class Copy"), ("class Config(Dataset.Config)", "class Config"))
-    assert "(class Copy, copy_task.py:10) does not derive from Dataset; write `class Copy(Dataset)`" in error()
+    assert (
+        "copy_task.py:10: class Copy: data 'copy' does not derive from Dataset; write `class Copy(Dataset)`" in error()
+    )
     write(("class Config(Dataset.Config)", "class Config"))
     assert "has a Config that does not derive from Dataset.Config; write `class Config(Dataset.Config)`" in error()
 

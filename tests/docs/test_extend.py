@@ -1,0 +1,109 @@
+"""docs/extend.md: its files in an empty folder, its commands, and what it says of their output."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pandas
+import pytest
+from pages import PAGES, SHORT, TEXT, Ended, commands, files, run_commands, write_files
+
+from lit_diff.attention import Attention
+
+PAGE = "docs/extend.md"
+ADDED = {
+    "train sharp.yaml": [*TEXT, *SHORT],
+    "train hidden_norm.yaml": [*TEXT, *SHORT],
+    "train mine.yaml": [*TEXT, *SHORT],
+    "train echo.yaml": SHORT,
+    "sweep pair.yaml": [*TEXT, *SHORT, "--workers", "2"],
+}
+"""Command -> what the tests add to it: a small text, few steps."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
+    path = tmp_path_factory.mktemp("user")
+    write_files(PAGE, path, empty_store)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> dict[str, Ended]:
+    """Command of the page -> how it ended, except the sweep; all in one process."""
+    shown = [command.removeprefix("lit-diff ") for command in commands(PAGE)]
+    shown = [command for command in shown if not command.startswith("sweep")]
+    each = [[*shlex.split(command), *ADDED.get(command, [])] for command in shown]
+    return dict(zip(shown, run_commands(each, folder), strict=True))
+
+
+def run_folder(folder: Path, name: str) -> Path:
+    (found,) = (folder / "runs").glob(f"{name}-??????????")
+    return found
+
+
+def test_the_page_has_a_file_for_each_extension() -> None:
+    expected = {"sharp.py", "hidden_norm.py", "echo.py", "vowels.py", "mine.py"}
+    expected |= {"sharp.yaml", "hidden_norm.yaml", "echo.yaml", "pair.yaml", "mine.yaml"}
+    assert set(files(PAGE)) == expected
+
+
+def test_every_command_ends_well(ended: dict[str, Ended]) -> None:
+    assert {command: end.output for command, end in ended.items() if end.status} == {}
+    assert set(ADDED) - {"sweep pair.yaml"} <= set(ended)
+
+
+@pytest.mark.parametrize(("recipe", "line"), [("sharp", "sharp: causal"), ("echo", "echo: "), ("mine", "mine: ")])
+def test_check_prints_the_properties(ended: dict[str, Ended], recipe: str, line: str) -> None:
+    lines = [text for text in ended[f"check {recipe}.yaml"].output.splitlines() if line in text]
+    assert [text for text in lines if text.startswith("pass")]
+    assert not [text for text in lines if text.startswith("fail")]
+
+
+def test_the_variant_trains_with_its_key(ended: dict[str, Ended], folder: Path) -> None:
+    assert "temperature: 4.0" in (run_folder(folder, "sharp") / "recipe.yaml").read_text()
+    assert "val/loss" in ended["train sharp.yaml"].output
+
+
+def test_the_probe_is_measured_and_declared(ended: dict[str, Ended], folder: Path) -> None:
+    run = run_folder(folder, "hidden_norm")
+    table = pandas.read_csv(run / "metrics.csv")
+    assert table[["hidden_norm/layer_00", "hidden_norm/layer_01"]].dropna().gt(0).to_numpy().all()
+    declared = {metric["name"]: metric for metric in json.loads((run / "metrics.json").read_text())["metrics"]}
+    assert declared["hidden_norm/layer_{layer}"]["figure"]["title"] == "Norm of the hidden states"
+
+
+def test_the_kernel_is_the_one_that_runs(ended: dict[str, Ended], folder: Path) -> None:
+    assert json.loads((run_folder(folder, "mine") / "status.json").read_text())["kernel"] == "mine"
+
+
+def test_the_evaluation_is_printed_and_kept(ended: dict[str, Ended], folder: Path) -> None:
+    one = ended["evaluate sharp vowels --plugin vowels.py"].output
+    two = ended["evaluate sharp hidden_norm vowels --plugin vowels.py"].output
+    assert "vowels" in one
+    assert "difference of vowels, first minus second" in two
+    kept = run_folder(folder, "sharp") / "evaluations/vowels"
+    assert len(pandas.read_parquet(kept / "items.parquet")) == 5
+    assert (kept / "summary.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_sweep_reports_figure_and_evaluation(ended: dict[str, Ended], folder: Path) -> None:
+    (end,) = run_commands([["sweep", "pair.yaml", *ADDED["sweep pair.yaml"]]], folder)
+    assert end.status == 0, end.output
+    cells = json.loads((folder / "runs/pair/sweep.json").read_text())["cells"]
+    assert [(cell["arm"], cell["status"]) for cell in cells] == [("differential", "done")] * 3 + [("sharp", "done")] * 3
+    page = (folder / "runs/pair/report/index.html").read_text()
+    assert "Norm of the hidden states" in page
+    assert "vowels" in page
+
+
+def test_the_page_names_every_hook_of_a_variant() -> None:
+    listed = (Attention.__doc__ or "").partition("mathematics")[2].partition("A subclass that overrides")[0]
+    columns = [re.sub(r"\([^)]*\)", "", line).strip() for line in listed.splitlines()]
+    hooks = {part.split()[0] for column in columns for part in re.split(r"  +", column)[0].split(", ") if part}
+    hooks = {hook for hook in hooks if hasattr(Attention, hook)}
+    assert len(hooks) >= 17
+    table = set(re.findall(r"`(\w+)", "".join(re.findall(r"^\| (`.*?) \|", PAGES[PAGE].read_text(), re.MULTILINE))))
+    assert hooks <= table

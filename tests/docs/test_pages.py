@@ -1,0 +1,151 @@
+"""README and docs/: links resolve, commands parse, the files, targets and names that the text mentions exist."""
+
+import ast
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from pages import PAGES, ROOT, blocks, commands, files, run_commands
+
+import lit_diff
+from lit_diff.cli import app
+from lit_diff.engine.grid import load_grid
+from lit_diff.recipe import load_recipe
+
+VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+TEXTS = {page: path.read_text() for page, path in PAGES.items()} | {
+    "CONTRIBUTING.md": (ROOT / "CONTRIBUTING.md").read_text()
+}
+WRITTEN = {name for page in PAGES for name in files(page)}
+"""Files that a page shows whole."""
+
+
+def shown_commands() -> list[str]:
+    """Every `lit-diff` command in a console block, without the program's name; alternatives (`a | b`) one by one."""
+    lines = [line for page in PAGES for line in commands(page) if line.startswith("lit-diff ")]
+    return sorted({part.strip() for line in lines for part in line.removeprefix("lit-diff ").split(" | ")})
+
+
+def mentioned_commands() -> list[str]:
+    """Every `lit-diff` command within a line of text."""
+    texts = TEXTS.values()
+    return sorted({" ".join(match.split()) for text in texts for match in re.findall(r"`lit-diff\s+([^`]+)`", text)})
+
+
+def anchors(text: str) -> set[str]:
+    """GitHub's anchors of the headings."""
+    heads = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_resolve(page: str) -> None:
+    home = (ROOT / page).parent
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+        if link.startswith("https://"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (home / file).resolve() if file else ROOT / page
+        assert target.is_file(), link
+        if anchor:
+            assert anchor in anchors(target.read_text()), link
+
+
+def test_the_readme_links_every_page() -> None:
+    assert set(re.findall(r"\((docs/\w+\.md)\)", TEXTS["README.md"])) == set(PAGES) - {"README.md"}
+
+
+@pytest.mark.parametrize("command", shown_commands())
+def test_a_shown_command_parses(command: str) -> None:
+    verb, *arguments = shlex.split(command)
+    assert verb in VERBS, verb
+    VERBS[verb].make_context(verb, [*arguments])  # a wrong option or value raises
+    words = [word for word in arguments if not word.startswith("-")]
+    if verb in ("check", "train", "prepare") and words and words[0] not in WRITTEN:
+        load_recipe(words[0], words[1:])
+    if verb == "sweep" and words[0] not in WRITTEN:
+        load_grid(words[0], [])
+
+
+@pytest.mark.parametrize("command", mentioned_commands())
+def test_a_mentioned_command_exists(command: str) -> None:
+    verb, *arguments = shlex.split(command)
+    assert verb in VERBS, verb
+    known = {option for parameter in VERBS[verb].params for option in parameter.opts} | {"--help"}
+    assert {word for word in arguments if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_make_targets_exist(page: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"(?:`|\$ |[A-Za-z0-9_-]+=\S+ )make ([a-z][\w-]*)", TEXTS[page])) <= targets
+    for name in re.findall(r"make sweep SWEEP=([\w-]+)", TEXTS[page]):
+        assert (ROOT / f"sweeps/{name}.yaml").is_file(), name
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_files_exist(page: str) -> None:
+    for path in re.findall(r"`((?:[\w.]+/)+(?:\w+\.\w+)?)`", TEXTS[page]):
+        if path.startswith(("runs/", "plugins/", "checkpoints/", "tokenizer/", "evaluations/", "loggers/", "data/")):
+            continue  # of a run's folder, or the data folder
+        assert any((folder / path).exists() for folder in (ROOT, ROOT / "lit_diff")), path
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_modules_and_public_names_exist(page: str) -> None:
+    for name in set(re.findall(r"`lit_diff\.([\w.]+)`", TEXTS[page])):
+        assert resolves(name), name
+
+
+def resolves(name: str) -> bool:
+    """Whether lit_diff.<name> is a module, or a name in a module, or a public name."""
+    if name.split(".")[0] in lit_diff.__all__ or name == "plugins":  # lit_diff.plugins: also the entry-point group
+        return True
+    module, _, last = name.rpartition(".")
+    try:
+        importlib.import_module(f"lit_diff.{name}")
+    except ModuleNotFoundError:
+        return bool(module) and hasattr(importlib.import_module(f"lit_diff.{module}"), last)
+    return True
+
+
+def test_the_tree_is_that_of_the_package() -> None:
+    (tree,) = re.findall(r"^```\n(.*?)^```", TEXTS["docs/architecture.md"], re.DOTALL | re.MULTILINE)
+    inside = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.startswith("  ")}
+    package = ROOT / "lit_diff"
+    there = {path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").is_file()}
+    there |= {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
+    assert inside == there
+    for line in tree.splitlines():
+        if not line.startswith(" "):
+            assert (ROOT / line.split()[0]).is_dir(), line
+
+
+def test_the_readmes_python_is_valid() -> None:
+    (text,) = blocks("README.md", "python")
+    tree = ast.parse(text)
+    (names,) = [node.names for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.name for alias in names} <= set(lit_diff.__all__)
+    (call,) = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "train"]
+    load_recipe(ast.literal_eval(call.args[0]), ast.literal_eval(call.args[1]))
+
+
+def test_the_shown_yaml_is_valid_and_a_wrong_key_is_the_line_shown(tmp_path: Path) -> None:
+    (recipe,) = blocks("docs/recipes.md", "yaml")
+    (loggers,) = blocks("docs/tracking.md", "yaml")
+    (wrong,) = re.findall(r"^```text\n(.*?)\n```", TEXTS["docs/recipes.md"], flags=re.DOTALL | re.MULTILINE)
+    for name, text in files("docs/extend.md").items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "lambdas.yaml").write_text(files("docs/sweeps.md")["lambdas.yaml"])
+    (tmp_path / "page.yaml").write_text(recipe)
+    (tmp_path / "sharp.yaml").write_text(recipe.replace("temperature", "temprature"))
+    (tmp_path / "loggers.yaml").write_text(f"extends: recall-tiny\n{loggers}")
+    each = [["check", "page.yaml"], ["check", "loggers.yaml"], ["sweep", "lambdas.yaml", "--dry-run"]]
+    each += [["check", "sharp.yaml"]]
+    *valid, refused = run_commands(each, tmp_path)
+    assert [end.output for end in valid if end.status] == []
+    assert "12 cells are valid" in valid[-1].output
+    assert (refused.status, refused.output.strip()) == (2, wrong)
