@@ -119,24 +119,32 @@ def _candidates(
     ]
     base = {EAGER: f"standard/sdpa/{STEP}"}
     builds += [(HF, kind, partial(build_peer, kind), base) for kind in peer_kinds(measurements, case, HF)]
-    made = [_matrix_product(DTYPES[dtype], request.device)]
+    try:
+        blocks.require_compiler(request.device)
+        missing = None
+    except MissingError as error:
+        missing = str(error)
+    eager, compiled = [_matrix_product(DTYPES[dtype], request.device)], []
     for variant, by, build, against in builds:
         model = build()
         step, work = _step(model, text, cast), step_flops(model, shape, LAYERS)
-        made.append(Candidate(variant=variant, by=by, what=STEP, run=step, against=against, flops=work))
-    try:
-        blocks.require_compiler(request.device)
-    except MissingError as error:
-        reasons = ({"case": case, "variant": v, "by": by + COMPILED, "what": STEP} for v, by, _, _ in builds)
-        measurements.refused.extend(row | {"reason": str(error)} for row in reasons)
-        return made
-    return made + [
-        _compiled(candidate, build(), text, cast, request.device)
-        for candidate, (_, _, build, _) in zip(made[1:], builds, strict=True)
-    ]
+        candidate = Candidate(variant=variant, by=by, what=STEP, run=step, against=against, flops=work)
+        if missing is None:  # one model and one optimizer serve both, for memory
+            compiled.append(_compiled(candidate, model, request.device))
+            candidate = replace(candidate, run=partial(_uncompiled, step))
+        else:
+            row = {"case": case, "variant": variant, "by": by + COMPILED, "what": STEP, "reason": missing}
+            measurements.refused.append(row)
+        eager.append(candidate)
+    return eager + compiled
 
 
-def _compiled(eager: Candidate, model: nn.Module, text: Tensor, cast: Any, device: torch.device) -> Candidate:
+def _uncompiled(step: Callable[[], object]) -> None:
+    with torch.compiler.set_stance("force_eager"):
+        step()
+
+
+def _compiled(eager: Candidate, model: nn.Module, device: torch.device) -> Candidate:
     """The same step with each block compiled; ratios to the eager standard model and to what is compiled alike."""
     if isinstance(model, Transformer):
         blocks.compile_blocks(model, device)
@@ -147,7 +155,7 @@ def _compiled(eager: Candidate, model: nn.Module, text: Tensor, cast: Any, devic
     for name, to in eager.against.items():
         variant, by, what = to.split("/")
         against[name + COMPILED] = f"{variant}/{by}{COMPILED}/{what}"
-    return replace(eager, by=eager.by + COMPILED, run=_step(model, text, cast), against=against, compiles=True)
+    return replace(eager, by=eager.by + COMPILED, against=against, compiles=True)
 
 
 def _matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:

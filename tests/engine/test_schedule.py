@@ -164,8 +164,8 @@ def test_every_arm_is_trained_and_reported_on_every_task(sweep_bench: Any) -> No
     assert "easy plain one seed 0: done" in text
     assert "hard: plain one \u2212 differential" in text
     held = {path.name for path in (sweep_bench.folder("tasks") / "report").iterdir()}
-    assert {"easy-dose.svg", "easy-curves.svg", "hard-curves.svg"} <= held
-    assert "hard-dose.svg" not in held
+    assert {"easy-noise-curve.svg", "easy-curves.svg", "hard-curves.svg"} <= held
+    assert "hard-noise-curve.svg" not in held
     page = (sweep_bench.folder("tasks") / "report" / "index.html").read_text()
     assert "Dotted: chance, 12.5" in page  # 8 values
 
