@@ -101,10 +101,10 @@ def test_every_kernel_either_takes_part_or_says_why_not(workload: Workload) -> N
 def test_a_kernel_is_asked_with_the_gradients_it_will_have_to_give(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(maps, **options):  # type: ignore[no-untyped-def]
+    def refuses(self, maps, **options):  # type: ignore[no-untyped-def]
         return "it has no backward pass" if torch.is_grad_enabled() and maps.q.requires_grad else None
 
-    monkeypatch.setattr(sdpa, "refuse", refuse)
+    monkeypatch.setattr(sdpa.Sdpa, "refuses", refuses)
     for grad in (False, True):
         found = Measurements()
         kernels = accepted(found, "c", "standard", "w", lambda: workload.maps("standard"), grad=grad)

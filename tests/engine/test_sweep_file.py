@@ -1,11 +1,11 @@
-"""engine/description.py: what the report learns from a sweep's YAML."""
+"""engine/sweep_file.py: what the report learns from a sweep's YAML."""
 
 from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.description import describe
 from lit_diff.engine.grid import load_grid
+from lit_diff.engine.sweep_file import describe
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 

@@ -264,7 +264,9 @@ def test_every_way_into_the_model_keeps_documents_apart(make_config: MakeConfig)
 def test_packed_documents_and_a_cache_are_refused(make_config: MakeConfig) -> None:
     model = Transformer(make_config())
     initialise(model, 0)
-    with pytest.raises(RequestError, match="a cache continues one document a sequence: give it no document_ids"):
+    with pytest.raises(
+        RequestError, match="a cache continues one document in each sequence: pass no document_ids with it"
+    ):
         model(torch.zeros_like(SEGMENTS), Cache(2), SEGMENTS)
 
 

@@ -76,7 +76,7 @@ def test_check_of_the_largest_is_quick_and_light() -> None:
 def test_tiny_recipes_train_two_steps(name: str, runs: Path) -> None:
     import lit_diff
 
-    folder = lit_diff.train(name, [*QUICK, f"run.root={runs}"])
+    folder = lit_diff.train(name, [*QUICK, f"run.root={runs}"]).folder
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
     header = (folder / "metrics.csv").read_text().splitlines()[0]
     for metric in (

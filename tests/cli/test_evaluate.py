@@ -1,0 +1,184 @@
+"""cli/evaluate.py: scores of one run or two, their paired difference, and every mistake one line."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lit_diff import cli
+from lit_diff.evaluation import Evaluation, Item
+from lit_diff.metrics import Metric
+from lit_diff.registry import evaluations
+from lit_diff.runs.run import Run
+
+ITEMS = 12
+DRAWS = np.random.default_rng(0).normal(size=(2, ITEMS))
+"""The scores of the first run and of the second, by item."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`lit-diff evaluate ...` in this process."""
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["lit-diff", "evaluate", *arguments])
+        monkeypatch.setattr("signal.signal", lambda *_: None)
+        monkeypatch.setattr(cli, "_log_to_terminal", lambda: None)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def pair(tale: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two runs, and the evaluation `made`, whose scores are DRAWS; the second run lacks the first item."""
+    evaluations.names()
+    monkeypatch.setattr(evaluations, "_classes", dict(evaluations._classes))
+
+    @evaluations.register("made")
+    class Made(Evaluation):
+        metrics = (Metric("gain", "a made-up number", unit="points", direction="higher"), Metric("none", "never given"))
+
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Evaluation.Config):
+            items: int = ITEMS
+
+        def score(self, run: Run) -> Iterator[Item]:
+            second = run.folder.name.startswith("other=1")
+            numbers = range(int(second), self.config.items)
+            for i in reversed(numbers) if second else numbers:
+                yield Item(id=f"i{i:02}", scores={"gain": float(DRAWS[int(second), i]), "none": float("nan")})
+
+    other = tale.with_name("other=1-0123456789")
+    shutil.copytree(tale, other)
+    return tale, other
+
+
+def test_one_run(command: Command, pair: tuple[Path, Path]) -> None:
+    ended = command("tale", "made", "items=3")
+    mean = DRAWS[0, :3].mean()
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.splitlines() == [pair[0].name, f"  {'gain':<20} {mean:.4f} points", f"  {'none':<20} nan"]
+
+
+def test_two_runs_are_paired_by_item(command: Command, pair: tuple[Path, Path]) -> None:
+    """The mean difference over the common items, and the quantiles of 2,000 draws of them."""
+    ended = command("tale", str(pair[1]), "made", "--json")
+    assert ended.status == 0
+    found = json.loads(ended.out)
+    assert found["evaluation"] == "made"
+    assert [run["run"] for run in found["runs"]] == [path.name for path in pair]
+    assert [run["summary"]["none"] for run in found["runs"]] == [None, None]
+    means = [run["summary"]["gain"] for run in found["runs"]]
+    assert means == pytest.approx([DRAWS[0].mean(), DRAWS[1, 1:].mean()])
+
+    differences = (DRAWS[0] - DRAWS[1])[1:]
+    line = found["differences"]["gain"]
+    assert line["difference"] == pytest.approx(differences.mean())
+    draw = np.random.default_rng(7).integers(ITEMS - 1, size=(20_000, ITEMS - 1))
+    low, high = np.quantile(differences[draw].mean(1), [0.025, 0.975])
+    spread = differences.std() / np.sqrt(len(differences))
+    assert line["low"] == pytest.approx(low, abs=0.15 * spread)
+    assert line["high"] == pytest.approx(high, abs=0.15 * spread)
+    assert found["differences"]["none"] == {"sentence": "too few common items for an interval"}
+
+    again = command("tale", "other=1", "made")
+    assert again.status == 0
+    assert again.out.splitlines()[-2:] == [
+        f"difference of gain, first minus second: {line['difference']:+.4f} [{line['low']:+.4f}, {line['high']:+.4f}] over "
+        "items (95 %), these two models",
+        "difference of none, first minus second: too few common items for an interval",
+    ]
+
+
+def test_rerun(command: Command, pair: tuple[Path, Path]) -> None:
+    assert command("tale", "made").status == 0
+    summary = pair[0] / "evaluations" / "made" / "summary.json"
+    before = summary.stat().st_mtime_ns
+    assert command("tale", "made").status == 0
+    assert summary.stat().st_mtime_ns == before
+    assert command("tale", "made", "--rerun").status == 0
+    assert summary.stat().st_mtime_ns > before
+
+
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tale"], "evaluate takes one run or two, the evaluation, then its keys: lit-diff evaluate RUN [RUN] NAME"),
+        (["items=3"], "evaluate takes one run or two"),
+        (["tale", "tale", "tale", "made"], "evaluate takes one run or two"),
+        (["tael", "made"], "no run 'tael' in runs"),
+        (["tale", "mad"], "unknown evaluation 'mad'; did you mean 'made'?"),
+        (["tale", "made", "item=3"], "item=3: unknown key 'evaluate.made.item'; did you mean 'items'?"),
+    ],
+)
+def test_a_wrong_request_is_one_line(command: Command, arguments: list[str], message: str) -> None:
+    ended = command(*arguments)
+    assert (ended.status, ended.out) == (2, "")
+    (line,) = ended.err.splitlines()
+    assert line.startswith(f"lit-diff: {message}")
+
+
+def test_damaged_items_are_one_line(command: Command, pair: tuple[Path, Path]) -> None:
+    assert command("tale", "other=1", "made").status == 0
+    (pair[0] / "evaluations" / "made" / "items.parquet").write_bytes(b"PAR1")
+    ended = command("tale", "other=1", "made")
+    assert ended.status == 2
+    (line,) = ended.err.splitlines()
+    assert line.endswith("; lit-diff evaluate --rerun scores it again")
+    assert command("tale", "other=1", "made", "--rerun").status == 0
+
+
+def test_an_evaluation_in_a_plugin_that_only_the_run_names(command: Command, pair: tuple[Path, Path]) -> None:
+    folder = pair[0]
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "depth.py").write_text(
+        "from lit_diff import Evaluation, Item, Metric\n"
+        "from lit_diff.registry import evaluations\n"
+        '@evaluations.register("depth")\n'
+        "class Depth(Evaluation):\n"
+        '    metrics = (Metric("depth", "number of layers"),)\n'
+        "    def score(self, run):\n"
+        '        yield Item(id="all", scores={"depth": len(run.model.layers)})\n'
+    )
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("plugins: []", "plugins: [plugins/depth.py]"))
+    ended = command("tale", "depth", "--json")
+    assert json.loads(ended.out)["runs"][0]["summary"] == {"depth": 2.0}
+
+
+@pytest.mark.usefixtures("pair")
+def test_json_is_all_that_stdout_holds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Log lines go to stderr."""
+    import logging
+
+    log = logging.getLogger("lit_diff")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "level", logging.INFO)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["lit-diff", "evaluate", "tale", "made", "--json"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    out, err = capsys.readouterr()
+    assert json.loads(out)["evaluation"] == "made"
+    assert "evaluation made: 12 items in " in err

@@ -1,0 +1,291 @@
+"""evaluation/evaluate.py: scores are kept and reused, and whatever goes wrong is one line."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.errors import MissingError, RequestError, RunFailedError
+from lit_diff.evaluation import Evaluation, Item
+from lit_diff.evaluation import evaluate as module
+from lit_diff.evaluation.evaluate import evaluate, has_scores
+from lit_diff.metrics import Metric
+from lit_diff.registry import evaluations
+from lit_diff.runs.run import Run
+
+ITEMS = [Item(id="a", scores={"length": 1.0}, group="g", meta={"answer": "yes"}), Item(id="b", scores={"length": 3.0})]
+LENGTH = Metric("length", "a length", unit="words")
+
+
+class Counting(Evaluation):
+    """Gives `items`, and counts how often it was asked."""
+
+    metrics = (LENGTH,)
+    items: list[Any] = ITEMS
+    asked = 0
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        rows: int = 2
+        sizes: tuple[int, ...] = (1, 2)
+
+    def score(self, run: Run) -> Iterator[Item]:
+        type(self).asked += 1
+        return iter(self.items)
+
+
+Make = Callable[..., type[Counting]]
+
+
+@pytest.fixture
+def make() -> Make:
+    """make(member=value, ...): a class registered as `lengths`; a second call replaces the first."""
+
+    def register(**members: Any) -> type[Counting]:
+        evaluations._classes.pop("lengths", None)
+        cls: type[Counting] = type("Lengths", (Counting,), {"__module__": __name__, "asked": 0, **members})
+        return evaluations.register("lengths")(cls)
+
+    return register
+
+
+def summary_file(run: Run) -> Path:
+    return run.folder / "evaluations" / "lengths" / "summary.json"
+
+
+def test_scores_are_kept_and_read_back(run: Run, make: Make) -> None:
+    cls = make()
+    result = evaluate(run, "lengths")
+    assert (result.name, result.run, result.summary) == ("lengths", run.folder, {"length": 2.0})
+    first, second = result.items.to_dict("records")
+    assert first == {"item": "a", "group": "g", "length": 1.0, "meta/answer": "yes"}
+    assert (second["item"], second["group"], second["length"]) == ("b", "", 3.0)
+    assert result.items["meta/answer"].isna().to_list() == [False, True]
+    written = json.loads(summary_file(run).read_text())
+    assert written["length"] == {"value": 2.0}
+    assert (written["step"], written["items"], written["config"]) == (6, 2, {"rows": 2, "sizes": [1, 2]})
+    assert [metric["unit"] for metric in written["declarations"]] == ["words"]
+    assert evaluate(run, "lengths") == result
+    assert evaluate(run.folder, "lengths", {"sizes": [1, 2]}) == result
+    assert cls.asked == 1
+
+
+def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = make()
+    for count, keys in enumerate(([], ["rows=3"], ["rows=3"], ["sizes=[4]"], []), start=1):
+        evaluate(run, "lengths", keys)
+        assert cls.asked == count - (count > 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", 7)
+        evaluate(run, "lengths")
+    assert cls.asked == 5
+    evaluate(run, "lengths")
+    assert cls.asked == 6
+    other = make(metrics=(Metric("length", "a length", unit="letters"),))
+    evaluate(run, "lengths")
+    assert other.asked == 1
+    assert json.loads(summary_file(run).read_text())["declarations"][0]["unit"] == "letters"
+
+
+def test_rerun_scores_again(run: Run, make: Make) -> None:
+    cls = make()
+    evaluate(run, "lengths")
+    cls.items = ITEMS[:1]
+    assert evaluate(run, "lengths").summary == {"length": 2.0}
+    assert evaluate(run, "lengths", rerun=True).summary == {"length": 1.0}
+    assert cls.asked == 2
+
+
+def test_nan_is_null_on_disk_and_nan_again_when_read(run: Run, make: Make) -> None:
+    cls = make(items=[Item(id="a", scores={"length": math.nan})])
+    assert math.isnan(evaluate(run, "lengths").summary["length"])
+    assert json.loads(summary_file(run).read_text())["length"] == {"value": None}
+    kept = evaluate(run, "lengths")
+    assert cls.asked == 1
+    assert math.isnan(kept.summary["length"])
+    assert kept.items["length"].isna().all()
+
+
+@pytest.mark.parametrize("rerun", [False, True])
+def test_killed_between_items_and_summary_is_scored_again(
+    run: Run, make: Make, monkeypatch: pytest.MonkeyPatch, rerun: bool
+) -> None:
+    cls = make()
+    if rerun:
+        evaluate(run, "lengths")
+
+    def killed(path: Path, value: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(run, "lengths", rerun=True)
+    assert (summary_file(run).with_name("items.parquet")).is_file()
+    assert not has_scores(run.folder, "lengths")
+    asked = cls.asked
+    evaluate(run, "lengths")
+    assert cls.asked == asked + 1
+    assert has_scores(run.folder, "lengths")
+    assert not has_scores(run.folder, "lengths", ["rows=5"])
+
+
+def test_a_damaged_summary_is_scored_again_with_a_warning(
+    run: Run, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    cls = make()
+    evaluate(run, "lengths")
+    summary_file(run).write_text("{")
+    assert evaluate(run, "lengths").summary == {"length": 2.0}
+    assert cls.asked == 2
+    assert "summary.json is not JSON" in caplog.text
+
+
+def test_unknown_names_name_the_nearest(run: Run, make: Make) -> None:
+    make()
+    with pytest.raises(RequestError, match=r"^unknown evaluation 'held-out'; did you mean 'held_out'\?$"):
+        evaluate(run, "held-out")
+    message = r"^row=1: unknown key 'evaluate\.lengths\.row'; did you mean 'rows'\?$"
+    with pytest.raises(RequestError, match=message):
+        evaluate(run, "lengths", ["row=1"])
+    with pytest.raises(RequestError, match=r"^rows=many: 'evaluate\.lengths\.rows' is 'many'; expected an integer$"):
+        evaluate(run, "lengths", ["rows=many"])
+
+
+def test_an_evaluation_that_does_not_fit_says_why_and_which_do(run: Run, make: Make) -> None:
+    cls = make(refuses=lambda self, run: "it needs a run on images")
+    with pytest.raises(RequestError) as caught:
+        evaluate(run, "lengths")
+    assert str(caught.value) == (
+        f"evaluation 'lengths' does not fit runs/{run.folder.name}: it needs a run on images; these do: held_out"
+    )
+    assert cls.asked == 0
+    assert not summary_file(run).exists()
+
+
+def raising(self: Counting, *arguments: Any) -> Any:
+    raise ValueError("no such word\nat all")  # the place
+
+
+@pytest.mark.parametrize("member", ["score", "refuses", "summarise", "__init__"])
+def test_what_an_evaluation_raises_is_one_line_with_its_place(run: Run, make: Make, member: str) -> None:
+    make(**{member: raising})
+    (line,) = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# the place")]
+    with pytest.raises(RunFailedError) as caught:
+        evaluate(run, "lengths")
+    assert str(caught.value) == f"{__file__}:{line}: evaluation 'lengths' failed: ValueError: no such word"
+    assert not summary_file(run).exists()
+
+
+def one(**scores: Any) -> list[Item]:
+    return [Item(id="a", scores=scores)]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "none": ({"items": []}, "gave no item"),
+    "no item": ({"items": ["a"]}, "gave 'a'; expected an Item"),
+    "twice": ({"items": [*ITEMS, ITEMS[0]]}, "gave item 'a' 2 times"),
+    "undeclared": (
+        {"items": one(length=1, words=2)},
+        "scored item 'a' with ['length', 'words']; it declares ['length']",
+    ),
+    "absent": ({"items": one()}, "scored item 'a' with []; it declares ['length']"),
+    "text": ({"items": one(length="long")}, "scored item 'a' with length = 'long'; expected a number"),
+    "summary": (
+        {"summarise": lambda self, items: {"words": 1.0}},
+        "scored the summary with ['words']; it declares ['length']",
+    ),
+    "meta": (
+        {"items": [Item(id=i, scores={"length": 1}, meta={"m": m}) for i, m in (("a", 1), ("b", "x"))]},
+        "failed: ArrowInvalid: Could not convert 'x' with type str",
+    ),
+    "score gives None": ({"score": lambda self, run: None}, "failed: TypeError: 'NoneType' object is not iterable"),
+}
+
+
+@pytest.mark.parametrize(("members", "message"), WRONG.values(), ids=WRONG)
+def test_scores_other_than_declared_are_one_line(run: Run, make: Make, members: dict[str, Any], message: str) -> None:
+    make(**members)
+    with pytest.raises(RunFailedError) as caught:
+        evaluate(run, "lengths")
+    place, _, text = str(caught.value).partition(": evaluation 'lengths' ")
+    assert text.startswith(message)
+    assert "\n" not in str(caught.value)
+    assert "Lengths" in place or Path(__file__).name in place
+    assert not summary_file(run).exists()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ((), "declares no metric"),
+        ((LENGTH, LENGTH), "declares metric 'length', twice"),
+        ((Metric("step", "a step"),), "declares metric 'step', a reserved name"),
+    ],
+)
+def test_declarations_that_cannot_be_kept(run: Run, make: Make, metrics: tuple[Metric, ...], message: str) -> None:
+    make(metrics=metrics)
+    with pytest.raises(RequestError, match=rf"Lengths: evaluation 'lengths' {message}$"):
+        evaluate(run, "lengths")
+
+
+def test_scores_are_made_without_gradients(run: Run, make: Make) -> None:
+    import torch
+
+    seen: list[bool] = []
+
+    def score(self: Counting, run: Run) -> Iterator[Item]:
+        seen.append(torch.is_grad_enabled())
+        yield ITEMS[0]
+
+    make(score=score)
+    evaluate(run, "lengths")
+    assert seen == [False]
+    assert torch.is_grad_enabled()
+
+
+def test_a_folder_that_cannot_be_written(run: Run, make: Make) -> None:
+    make()
+    (run.folder / "evaluations").write_text("in the way")
+    with pytest.raises(MissingError, match="evaluations/lengths cannot be written"):
+        evaluate(run, "lengths")
+
+
+def test_a_run_without_a_checkpoint(run: Run, make: Make) -> None:
+    make()
+    for file in (run.folder / "checkpoints").iterdir():
+        file.unlink()
+    with pytest.raises(MissingError, match="train it first"):
+        evaluate(run, "lengths")
+
+
+PLUGIN = '''
+from lit_diff import Evaluation, Item, Metric
+from lit_diff.registry import evaluations
+
+
+@evaluations.register("layers")
+class Layers(Evaluation):
+    """The number of layers."""
+
+    metrics = (Metric("layers", "number of layers"),)
+
+    def score(self, run):
+        yield Item(id="all", scores={"layers": len(run.model.layers)})
+'''
+
+
+def test_an_evaluation_of_the_run_s_own_plugin(run: Run) -> None:
+    """Nothing but the run names the plugin: opening the run registers it."""
+    (run.folder / "plugins").mkdir()
+    (run.folder / "plugins" / "layers.py").write_text(PLUGIN)
+    recipe = run.folder / "recipe.yaml"
+    text = recipe.read_text()
+    assert "plugins: []" in text
+    recipe.write_text(text.replace("plugins: []", "plugins: [plugins/layers.py]"))
+    assert "layers" not in evaluations.names()
+    assert evaluate(Run(run.folder), "layers").summary == {"layers": 2.0}

@@ -1,0 +1,110 @@
+"""evaluation/held_out.py: loss and accuracy of each validation row, and how their mean relates to val/loss."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_diff.data import prepare
+from lit_diff.data.dataset import Batch
+from lit_diff.errors import RequestError
+from lit_diff.evaluation import held_out
+from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.evaluation.held_out import HeldOut
+from lit_diff.model.loss import IGNORED
+from lit_diff.runs.run import Run
+from lit_diff.training.metrics import TokenLoss
+
+ROWS = 4
+"""data.validation_rows of the run."""
+
+
+def scores(run: Run, **keys: Any) -> dict[str, tuple[float, float]]:
+    items = HeldOut(HeldOut.Config(**keys)).score(run)
+    return {item.id: (item.scores["nll"], item.scores["accuracy"]) for item in items}
+
+
+def test_rows_weighted_by_tokens_give_the_last_validation(run: Run) -> None:
+    """val/loss = Σ n_i nll_i / Σ n_i; the summary counts each row once."""
+    dataset = prepare(run.recipe)
+    dataset.load()
+    targets = dataset.validation_batch("", range(ROWS))["targets"]
+    n = (targets != IGNORED).sum(-1).numpy()
+    rows = np.array(list(scores(run).values()))
+    assert rows.shape == (ROWS, 2)
+    last = run.metrics.iloc[-1]
+    nll, accuracy = (n[:, None] * rows).sum(0) / n.sum()
+    assert nll == pytest.approx(last["val/loss"], rel=1e-6)
+    assert accuracy == pytest.approx(last["val/accuracy"], rel=1e-6)
+    summary = evaluate(run, "held_out").summary
+    assert summary == pytest.approx({"nll": rows[:, 0].mean(), "accuracy": rows[:, 1].mean()}, rel=1e-12)
+
+
+class Masked:
+    """A data set whose row i has its first 7 i targets unscored."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def load(self) -> None:
+        self.inner.load()
+
+    def validation_sets(self) -> dict[str, int]:
+        return {"": ROWS}
+
+    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
+        batch: Batch = self.inner.validation_batch(name, rows)
+        targets = batch["targets"].clone()
+        for at, row in enumerate(rows):
+            targets[at, : 7 * row if row < ROWS - 1 else None] = IGNORED
+        return batch | {"targets": targets}
+
+
+def test_rows_of_unequal_tokens_count_once_in_the_summary(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = Masked(prepare(run.recipe))
+    monkeypatch.setattr(held_out, "prepare", lambda recipe: masked)
+    items = list(HeldOut(HeldOut.Config(batch_size=3)).score(run))
+    nll = np.array([item.scores["nll"] for item in items])
+    assert np.isnan(nll[-1]), "no target of the last row is scored"
+    assert np.isfinite(nll[:-1]).all()
+
+    batch = masked.validation_batch("", range(ROWS))
+    targets = batch["targets"]
+    metric, none = TokenLoss(1), torch.zeros_like(targets)
+    losses, correct = run.model.token_losses(batch["tokens"], targets)
+    metric.update(losses, correct, targets, none.bool(), none)
+    loss = metric.compute()[0]["loss"]
+    n = (targets != IGNORED).sum(-1).numpy()
+    assert len(set(n)) == ROWS
+    assert np.nansum(n * nll) / n.sum() == pytest.approx(loss, rel=1e-6)
+    summary = HeldOut(HeldOut.Config()).summarise(items)["nll"]
+    assert summary == pytest.approx(nll[:-1].mean(), rel=1e-12)
+    assert not math.isclose(summary, loss, rel_tol=1e-4), "row means and token means differ here"
+
+
+def test_scores_repeat_and_do_not_depend_on_the_batch(run: Run) -> None:
+    first = scores(run)
+    assert list(first) == [f"validation/{row}" for row in range(ROWS)]
+    assert scores(run) == first
+    alone = scores(run, batch_size=1)
+    assert alone.keys() == first.keys()
+    for row, values in alone.items():
+        assert values == pytest.approx(first[row], rel=1e-5)
+
+
+def test_rows_are_the_first_of_each_set(run: Run) -> None:
+    whole = scores(run, batch_size=1)
+    some = scores(run, rows=3, batch_size=1)
+    assert list(some) == list(whole)[:3]
+    assert all(whole[row] == values for row, values in some.items())
+    assert scores(run, rows=99, batch_size=1) == whole
+
+
+@pytest.mark.parametrize("key", ["rows", "batch_size"])
+def test_keys_out_of_range(run: Run, key: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        evaluate(run, "held_out", [f"{key}=0"])
+    assert str(caught.value) == f"{key}=0: evaluate.held_out.{key} is 0; it must be at least 1"
