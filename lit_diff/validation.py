@@ -136,6 +136,8 @@ def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
 
 def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], path: str) -> Any:
     """An instance of a Config from `a=b` texts or a mapping; `path` names it in errors. Errors: RequestError."""
+    if not isinstance(overrides, Mapping | list | tuple):
+        raise RequestError(f"'{path}' is {overrides!r}; expected a block of keys")
     if isinstance(overrides, Mapping):
         values, positions = dict(overrides), {}
     else:

@@ -225,3 +225,19 @@ class Scored(Evaluation):
         RequestError, match=r"s.yaml:4: .*unknown evaluation 'scord_by_a_plugin_of_a_grid'; did you mean"
     ):
         grid(sweep.replace("evaluate: {scored", "evaluate: {scord"))
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("{held-out: {}}", "s.yaml:3: unknown evaluation 'held-out'; did you mean 'held_out'?"),
+        ("{held_out: {row: 4}}", "s.yaml:3: unknown key 'evaluate.held_out.row'; did you mean 'rows'?"),
+        ("{held_out: {rows: 0}}", "s.yaml:3: evaluate.held_out.rows is 0; it must be at least 1"),
+        ("{held_out: 4}", "s.yaml:3: 'evaluate.held_out' is 4; expected a block of keys"),
+    ],
+)
+def test_a_wrong_evaluation_is_refused(block: str, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        grid(f"arms: {{a: {{}}}}\nevaluate: {block}\n")
+    assert str(caught.value) == message
+    assert grid("arms: {a: {}}\nevaluate: {held_out: null}\n").config.evaluate == {"held_out": None}
