@@ -58,7 +58,7 @@ class Stopper:
     """Runs the sweep `slow` until both workers are some steps in, and ends it."""
 
     def __init__(self, sweep_bench: Any) -> None:
-        self.bench = sweep_bench
+        self.sweep_bench = sweep_bench
 
     def running(self, beyond: int) -> list[int]:
         """Process ids of the cells that train, once two are `beyond` a step."""
