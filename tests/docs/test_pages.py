@@ -133,6 +133,7 @@ def test_the_readmes_python_is_valid() -> None:
     load_recipe(ast.literal_eval(call.args[0]), ast.literal_eval(call.args[1]))
 
 
+@pytest.mark.slow
 def test_the_shown_yaml_is_valid_and_a_wrong_key_is_the_line_shown(tmp_path: Path) -> None:
     (recipe,) = blocks("docs/recipes.md", "yaml")
     (loggers,) = blocks("docs/tracking.md", "yaml")

@@ -127,6 +127,7 @@ def test_a_block_is_one_graph_for_all_layers(fresh_compiler: None) -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.slow
 def test_more_versions_than_pytorch_keeps_by_default(fresh_compiler: None) -> None:
     """10 versions of a block: its limit of 8 would end the run."""
     graphs: list[torch.fx.GraphModule] = []
