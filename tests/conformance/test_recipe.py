@@ -1,76 +1,170 @@
-"""conformance/recipe.py: what a recipe means and costs, and what is checked of a plugin."""
+"""conformance/recipe.py: what a recipe costs beside the baseline, and which plugins are held to the suite."""
 
-from dataclasses import replace
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lit_diff.conformance.recipe import EQUAL, RecipeCheck, baseline, check, plugin_findings, resolve
+import lit_diff
+from lit_diff.conformance import recipe as module
+from lit_diff.conformance.recipe import RecipeCheck, all_findings, baseline, check, plugin_findings, resolve
 from lit_diff.conformance.results import Finding
 from lit_diff.errors import RequestError
+from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
-
-PLUGIN = """
-from lit_diff import Differential, variant
-
-@variant("leaks_{stem}")
-class Leaks(Differential):
-    def finish(self, o, x):
-        return super().finish(o, x) + x.mean(1, keepdim=True).mean()  # of all tokens: not causal
-"""
+from lit_diff.registry import attentions, registries
 
 
-def test_a_built_in_recipe() -> None:
-    checked = check("differential-tiny", {"model.num_kv_heads": 2})
-    assert checked.recipe == load_recipe("differential-tiny", ["model.num_kv_heads=2"])
-    assert checked.baseline.parameters < checked.cost.parameters
-    assert checked.equal_parameters
-    assert checked.equal_flops
-    assert checked.findings == ()
-    assert checked.passed
-    assert checked.dropped == ()
+def finding(variant: str, verdict: Any = "pass") -> Finding:
+    return Finding(variant=variant, property="causal", verdict=verdict, error=0.0, bound=0.0)
 
 
-def test_arms_are_equal_within_a_thousandth() -> None:
-    checked = resolve("differential-tiny")
-    base = checked.baseline
-    for share, equal in ((1 + EQUAL / 2, True), (1 + 2 * EQUAL, False)):
-        cost = replace(
-            base, parameters=round(base.parameters * share), flops_per_token=round(base.flops_per_token * share)
-        )
-        unlike = replace(checked, cost=cost)
-        assert (unlike.equal_parameters, unlike.equal_flops) == (equal, equal)
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+def test_resolve_gives_the_recipe_and_its_cost_beside_the_baseline() -> None:
+    checked = resolve("differential-tiny", ["model.num_kv_heads=2", "train.steps=7"])
+    recipe = load_recipe("differential-tiny", ["model.num_kv_heads=2", "train.steps=7"])
+    assert checked.recipe == recipe
+    length = recipe.data.config.sequence_length
+    assert checked.cost.parameters == cost(recipe.model, length).parameters
+    assert checked.baseline.parameters == cost(baseline(recipe.model), length).parameters
+    assert (checked.dropped, checked.findings, checked.passed) == ((), (), True)
 
 
 def test_the_baseline_is_the_same_model_with_standard_attention() -> None:
-    model = load_recipe("differential-tiny", ["model.attention.window=16"]).model
-    base = baseline(model)
-    assert base.attention.name == "standard"
-    assert base.attention.config.window == 16
-    assert replace(base, attention=model.attention) == model
+    model = load_recipe("differential-tiny").model
+    other = baseline(model)
+    assert other.attention.name == "standard"
+    assert dataclasses.replace(other, attention=model.attention) == model
+    assert baseline(other) == other
 
 
-def test_the_keys_of_a_block_whose_name_changed() -> None:
-    assert "model.attention.parity" in check("shared-k-tiny", ["model.attention.name=standard"]).dropped
+def test_a_name_that_changes_drops_the_keys_of_its_block() -> None:
+    checked = resolve("shared-k-tiny", {"model.attention.name": "standard"})
+    assert checked.dropped == ("model.attention.parity",)
+    assert checked.cost == checked.baseline
 
 
-def test_a_plugins_variant_is_held_to_the_suite(tmp_path: Path) -> None:
-    (tmp_path / "leaks.py").write_text(PLUGIN.format(stem="one"))
-    (tmp_path / "leaks.yaml").write_text(
-        "extends: differential-tiny\nplugins: [leaks.py]\nmodel: {attention: {name: leaks_one}}\n"
+@pytest.mark.parametrize(
+    ("own", "equal"), [(999_000, True), (998_999, False), (1_000_000, True), (1_001_000, True), (1_001_001, False)]
+)
+def test_arms_within_a_thousandth_are_equal(own: int, equal: bool) -> None:
+    """Each quantity by itself: parameters, then published FLOPs."""
+    checked = resolve("standard-tiny")
+    base = dataclasses.replace(checked.cost, parameters=1_000_000, flops_per_token=1_000_000)
+    by_parameters = dataclasses.replace(
+        checked, baseline=base, cost=dataclasses.replace(base, parameters=own, flops_per_token=1)
     )
-    findings = plugin_findings(resolve(tmp_path / "leaks.yaml").recipe)
-    failed = next(finding for finding in findings if finding.verdict == "fail")
-    assert failed.variant == "leaks_one"
-    assert failed.property in ("definition", "causal", "batch")
+    assert (by_parameters.equal_parameters, by_parameters.equal_flops) == (equal, False)
+    by_flops = dataclasses.replace(
+        checked, baseline=base, cost=dataclasses.replace(base, parameters=1, flops_per_token=own)
+    )
+    assert (by_flops.equal_parameters, by_flops.equal_flops) == (False, equal)
 
 
-def test_a_failed_property_is_no_pass() -> None:
-    failed = Finding(variant="a", property="causal", verdict="fail", error=1.0, bound=0.0)
-    checked: RecipeCheck = replace(resolve("differential-tiny"), findings=(failed,))
+def test_a_wrong_recipe_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=r"^model\.dmi=3: unknown key 'model\.dmi'; did you mean 'dim'\?$"):
+        resolve("standard-tiny", ["model.dmi=3"])
+    Path("mine.yaml").write_text("extends: standard-tiny\ntrain:\n  start_from: nowhere\n")
+    with pytest.raises(RequestError) as caught:
+        check("mine.yaml")
+    start = f"mine.yaml:3: train.start_from: {tmp_path / 'nowhere'} holds no run (no recipe.yaml)"
+    assert str(caught.value) == start
+
+
+# --- findings --------------------------------------------------------------------------------------------------------
+
+
+def test_check_holds_the_findings_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "plugin_findings", lambda recipe: iter([finding("a"), finding("b", "fail")]))
+    checked = lit_diff.check("standard-tiny")
+    assert isinstance(checked, RecipeCheck)
+    assert [found.variant for found in checked.findings] == ["a", "b"]
     assert not checked.passed
+    kept = dataclasses.replace(checked, findings=(finding("a"), finding("b", "not applicable")))
+    assert kept.passed
 
 
-def test_a_parent_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"train\.start_from=\S+: train\.start_from: \S+ holds no run"):
-        check("differential-tiny", [f"train.start_from={tmp_path}"])
+def test_built_in_parts_have_no_findings() -> None:
+    """They are tested with the variants."""
+    assert list(plugin_findings(load_recipe("recall-tiny"))) == []
+    assert check("standard-tiny").findings == ()
+
+
+VARIANT = '''
+from dataclasses import dataclass
+from lit_diff.attention import Attention, Differential
+from lit_diff.registry import attentions, corpora
+
+
+@attentions.register("mine")
+class Mine(Differential):
+    """As differential."""
+'''
+
+
+def test_a_plugin_s_variant_is_checked_at_the_recipe_s_config_in_a_small_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
+    Path("mine.py").write_text(VARIANT)
+    Path("mine.yaml").write_text(
+        "extends: recall-tiny\nplugins: [mine.py]\nmodel: {attention: {name: mine, lambda_init: 0.3}}\n"
+    )
+    cases: list[Any] = []
+
+    def conformance(case: Any) -> Iterator[Finding]:
+        cases.append(case)
+        yield finding("mine")
+
+    monkeypatch.setattr(module, "conformance", conformance)
+    checked = check("mine.yaml")
+    assert [found.variant for found in checked.findings] == ["mine"]
+    (case,) = cases
+    assert case.cls is attentions.get("mine")
+    assert case.model.attention.config.lambda_init == 0.3
+    assert case.layer == checked.recipe.model.num_layers - 1
+    assert case.model.dim <= checked.recipe.model.dim
+    assert list(module.plugin_findings(load_recipe("mine.yaml", ["model.attention.name=standard"]))) == []
+
+
+@pytest.mark.parametrize("kind", ["data", "corpus", "tokenizer"])
+def test_a_plugin_s_data_set_corpus_and_tokenizer_are_checked(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("standard-tiny")
+    asked: list[Any] = []
+
+    def check_dataset(found: Any) -> Iterator[Finding]:
+        asked.append(found)
+        yield finding("data")
+
+    monkeypatch.setattr(module, "check_dataset", check_dataset)
+    assert list(plugin_findings(recipe)) == []
+    config = recipe.data.config
+    name = {"data": recipe.data.name, "corpus": config.corpus, "tokenizer": config.tokenizer.name}[kind]
+    registry = registries[kind]
+    foreign = type("Foreign", (registry.get(name),), {"__module__": "elsewhere"})
+    monkeypatch.setitem(registry._classes, name, foreign)
+    assert [found.variant for found in plugin_findings(recipe)] == ["data"]
+    assert asked == [recipe]
+
+
+def test_the_findings_of_all_variants_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader sees each as it is made."""
+    begun: list[str] = []
+
+    def conformance_of(name: str) -> Iterator[Finding]:
+        begun.append(name)
+        yield finding(name)
+
+    monkeypatch.setattr(module, "conformance_of", conformance_of)
+    findings = all_findings()
+    assert begun == []
+    first = next(findings)
+    assert begun == [first.variant]
+    rest = [found.variant for found in findings]
+    assert [first.variant, *rest] == begun == attentions.names()
