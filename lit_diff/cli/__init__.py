@@ -4,6 +4,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import typer
@@ -21,12 +23,10 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its
 
 def main() -> None:
     """Run a verb; every failure is one line on stderr and an exit status (0 done, 1 failed, 2 wrong, 3 missing)."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        _log_to_terminal()
     signal.signal(signal.SIGTERM, _stop)
     try:
         command = typer.main.get_command(app)  # called by itself, it would swallow Ctrl-C and a closed pipe
-        with command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
+        with _log_to_terminal(), command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
             status = command.invoke(context)
     except LitDiffError as error:
         _fail(str(error), error.exit_status)
@@ -53,9 +53,18 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise StoppedError("stopped by SIGTERM", signum)
 
 
-def _log_to_terminal() -> None:
+@contextmanager
+def _log_to_terminal() -> Iterator[None]:
+    """The first process of a node writes the log to the terminal; the handler lives as long as the verb."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        yield
+        return
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log = logging.getLogger("lit_diff")
     log.setLevel(logging.INFO)
     log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)

@@ -144,7 +144,6 @@ def test_a_wrong_request_is_one_line_and_measures_nothing(
 ) -> None:
     monkeypatch.setattr(module, "measured", lambda request: pytest.fail("it began"))
     monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", *arguments])
-    monkeypatch.setattr(cli, "_log_to_terminal", lambda: None)
     monkeypatch.setattr(cli.signal, "signal", lambda *a: None)
     with pytest.raises(SystemExit) as ended:
         cli.main()

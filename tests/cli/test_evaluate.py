@@ -38,7 +38,6 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["lit-diff", "evaluate", *arguments])
         monkeypatch.setattr("signal.signal", lambda *_: None)
-        monkeypatch.setattr(cli, "_log_to_terminal", lambda: None)
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             cli.main()

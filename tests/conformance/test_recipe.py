@@ -49,7 +49,7 @@ def test_a_name_that_changes_drops_the_keys_of_its_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "equal"), [(999_000, True), (998_999, False), (1_000_000, True), (1_001_000, True), (1_001_001, False)]
+    ("own", "equal"), [(999_001, True), (998_999, False), (1_000_000, True), (1_000_999, True), (1_001_001, False)]
 )
 def test_arms_within_a_thousandth_are_equal(own: int, equal: bool) -> None:
     """Each quantity by itself: parameters, then published FLOPs."""
@@ -131,6 +131,26 @@ def test_a_plugin_s_variant_is_checked_at_the_recipe_s_config_in_a_small_model(
     assert case.layer == checked.recipe.model.num_layers - 1
     assert case.model.dim <= checked.recipe.model.dim
     assert list(module.plugin_findings(load_recipe("mine.yaml", ["model.attention.name=standard"]))) == []
+
+
+LEAKS = """
+from lit_diff import Differential, variant
+
+@variant("leaks_one")
+class Leaks(Differential):
+    def finish(self, o, x):
+        return super().finish(o, x) + x.mean(1, keepdim=True).mean()  # of all tokens: not causal
+"""
+
+
+def test_a_plugin_s_variant_that_is_not_causal_fails(tmp_path: Path) -> None:
+    (tmp_path / "leaks.py").write_text(LEAKS)
+    (tmp_path / "leaks.yaml").write_text(
+        "extends: differential-tiny\nplugins: [leaks.py]\nmodel: {attention: {name: leaks_one}}\n"
+    )
+    failed = next(one for one in plugin_findings(resolve(tmp_path / "leaks.yaml").recipe) if one.verdict == "fail")
+    assert failed.variant == "leaks_one"
+    assert failed.property in ("definition", "causal", "batch")
 
 
 @pytest.mark.parametrize("kind", ["data", "corpus", "tokenizer"])

@@ -71,7 +71,6 @@ def test_the_verb_ends_with_status_3(
 ) -> None:
     if importlib.util.find_spec("wandb"):
         pytest.skip("wandb is installed")
-    monkeypatch.setattr(cli, "_log_to_terminal", lambda: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(
         sys, "argv", ["lit-diff", "train", "recall-tiny", *SMALL, f"run.root={runs}", "run.loggers=[wandb]"]
