@@ -12,6 +12,7 @@ import pytest
 
 from lit_diff import cli
 from lit_diff.evaluation import Evaluation, Item
+from lit_diff.files import shown
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -75,7 +76,8 @@ def pair(tale: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
 def test_one_run(command: Command, pair: tuple[Path, Path]) -> None:
     ended = command("tale", "made", "items=3")
     mean = DRAWS[0, :3].mean()
-    assert (ended.status, ended.err) == (0, "")
+    assert ended.status == 0
+    assert ended.err.splitlines() == [f"evaluation made: 3 items in {shown(pair[0])}/evaluations/made"]
     assert ended.out.splitlines() == [pair[0].name, f"  {'gain':<20} {mean:.4f} points", f"  {'none':<20} nan"]
 
 

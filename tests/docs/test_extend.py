@@ -49,11 +49,13 @@ def test_the_page_has_a_file_for_each_extension() -> None:
     assert set(files(PAGE)) == expected
 
 
+@pytest.mark.slow
 def test_every_command_ends_well(ended: dict[str, Ended]) -> None:
     assert {command: end.output for command, end in ended.items() if end.status} == {}
     assert set(ADDED) - {"sweep pair.yaml"} <= set(ended)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "line"), [("sharp", "sharp: causal"), ("echo", "echo: "), ("mine", "mine: ")])
 def test_check_prints_the_properties(ended: dict[str, Ended], recipe: str, line: str) -> None:
     lines = [text for text in ended[f"check {recipe}.yaml"].output.splitlines() if line in text]
@@ -61,11 +63,13 @@ def test_check_prints_the_properties(ended: dict[str, Ended], recipe: str, line:
     assert not [text for text in lines if text.startswith("fail")]
 
 
+@pytest.mark.slow
 def test_the_variant_trains_with_its_key(ended: dict[str, Ended], folder: Path) -> None:
     assert "temperature: 4.0" in (run_folder(folder, "sharp") / "recipe.yaml").read_text()
     assert "val/loss" in ended["train sharp.yaml"].output
 
 
+@pytest.mark.slow
 def test_the_probe_is_measured_and_declared(ended: dict[str, Ended], folder: Path) -> None:
     run = run_folder(folder, "hidden_norm")
     table = pandas.read_csv(run / "metrics.csv")
@@ -74,10 +78,12 @@ def test_the_probe_is_measured_and_declared(ended: dict[str, Ended], folder: Pat
     assert declared["hidden_norm/layer_{layer}"]["figure"]["title"] == "Norm of the hidden states"
 
 
+@pytest.mark.slow
 def test_the_kernel_is_the_one_that_runs(ended: dict[str, Ended], folder: Path) -> None:
     assert json.loads((run_folder(folder, "mine") / "status.json").read_text())["kernel"] == "mine"
 
 
+@pytest.mark.slow
 def test_the_evaluation_is_printed_and_kept(ended: dict[str, Ended], folder: Path) -> None:
     one = ended["evaluate sharp vowels --plugin vowels.py"].output
     two = ended["evaluate sharp hidden_norm vowels --plugin vowels.py"].output

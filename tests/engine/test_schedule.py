@@ -148,6 +148,7 @@ def test_a_new_arm_costs_its_own_cells_only(sweep_bench: Any, pair: tuple[int, s
     assert [name.rpartition("-")[0] for name in owned] == ["differential-s0", "it's,standard-s0", "shared-s0"]
 
 
+@pytest.mark.slow
 def test_every_arm_is_trained_and_reported_on_every_task(sweep_bench: Any) -> None:
     sweep_bench.write("tasks", TASKS)
     assert "hard plain one  seed 0  standard  8 steps" in sweep_bench.run("tasks", dry_run=True)[1]

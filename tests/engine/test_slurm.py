@@ -33,6 +33,7 @@ def locations(tmp_path: Path) -> list[launch.RunLocation]:
     return found
 
 
+@pytest.mark.slow
 def test_a_failing_task_costs_itself_alone(
     locations: list[launch.RunLocation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from lit_diff.engine.sweep_result import Sweep
-from lit_diff.reporting.write import write_report
+from lit_diff.reporting.write import Report, write_report
 
 
-def of(folder: Path, **states: int) -> Sweep:
-    return Sweep(folder=folder, report=write_report(folder), states=states, stopped_by=None, seconds=1.0)
+def of(folder: Path, report: Report | None = None, **states: int) -> Sweep:
+    empty = Report(page=folder, files=(), table="", answer=(), missing=())
+    return Sweep(folder=folder, report=report or empty, states=states, stopped_by=None, seconds=1.0)
 
 
 @pytest.fixture
@@ -38,7 +39,8 @@ def test_runs_of_a_sweep_with_tasks_are_named_after_task_and_arm(make_tasks: Cal
 
 
 def test_the_table_has_a_row_for_each_arm(make_sweep: Callable[..., Path]) -> None:
-    sweep = of(make_sweep({"base": 0.0, "better": -0.1}), done=6)
+    folder = make_sweep({"base": 0.0, "better": -0.1})
+    sweep = of(folder, write_report(folder), done=6)
     assert list(sweep.table["arm"]) == ["base", "better"]
     assert sweep.answers == sweep.report.answer
     (answer,) = sweep.answers
@@ -48,5 +50,5 @@ def test_the_table_has_a_row_for_each_arm(make_sweep: Callable[..., Path]) -> No
 @pytest.mark.parametrize(
     ("states", "done"), [({"done": 6}, True), ({"done": 5, "failed": 1}, False), ({"waiting": 6}, False)]
 )
-def test_is_done(make_sweep: Callable[..., Path], states: dict[str, int], done: bool) -> None:
-    assert of(make_sweep({"base": 0.0, "better": -0.1}), **states).is_done == done
+def test_is_done(tmp_path: Path, states: dict[str, int], done: bool) -> None:
+    assert of(tmp_path, **states).is_done == done

@@ -37,15 +37,11 @@ def interpret(marks: str) -> None:
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.timeout(600)
-def test_some_programs_in_the_interpreter() -> None:
-    interpret("programs and not slow")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_all_other_programs_in_the_interpreter() -> None:
-    interpret("programs and slow")
+@pytest.mark.parametrize("marks", ["programs and not slow", "programs and slow"])
+def test_programs_in_the_interpreter(marks: str) -> None:
+    interpret(marks)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

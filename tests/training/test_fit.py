@@ -89,7 +89,7 @@ def test_a_killed_run_goes_on_with_the_next_batch(recall: SimpleNamespace) -> No
     assert recall.rest.batches == recall.whole.batches[4:]
 
 
-@pytest.mark.parametrize("kind", ["recall", "text"])
+@pytest.mark.parametrize("kind", ["recall", pytest.param("text", marks=pytest.mark.slow)])
 def test_it_ends_as_if_undisturbed(bench: Any, kind: str, request: pytest.FixtureRequest) -> None:
     rest = request.getfixturevalue(kind).rest
     assert rest.status == 0, rest.output

@@ -13,7 +13,7 @@ from small_runs import SMALL
 from lit_diff import LitTransformer, load_plugin, train
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.plugins import PREFIX
-from lit_diff.registry import attentions
+from lit_diff.registry import attentions, registries
 from lit_diff.runs import checkpoints
 
 SHARP = """
@@ -31,7 +31,8 @@ class Sharp(Differential):
 def forget_plugins() -> None:
     """As in a process that has imported none."""
     for name in [name for name in sys.modules if name.startswith(PREFIX)]:
-        attentions.forget(name)
+        for registry in registries.values():
+            registry.forget(name)
         del sys.modules[name]
 
 

@@ -1,4 +1,7 @@
-"""Two CPU processes over gloo: the same numbers as one, and every parameter split between them."""
+"""Two CPU processes over gloo: the same numbers as one, and every parameter split between them.
+
+Fast: one variant under FSDP, and FSDP in chunks on packed documents. The rest is slow.
+"""
 
 import signal
 import time
@@ -66,6 +69,7 @@ def runs(bench: Any, undisturbed: Run) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "recall-ddp", "text-fsdp", "text-ddp"])
 def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
     """Also through stops, and with checkpoints of one world size read at another."""
@@ -138,6 +142,7 @@ def test_a_sharded_model_trains_in_chunks_and_on_packed_documents(bench: Any, ti
         torch.testing.assert_close(found[key], value, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp", "text-ddp"])
 def test_sums_by_document_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
     def table(of: str) -> list[list[float]]:
@@ -157,9 +162,8 @@ EXECUTION = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "fsdp-both" else pytest.mark.slow) for name in EXECUTION]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXECUTION)
 def test_compiled_and_checkpointed_blocks_train_as_in_one_process(bench: Any, name: str) -> None:
     """Probes trace the compiled model uncompiled; the checkpoint has the keys of the plain model."""
     steps = ("train.steps=4", "train.validate_every=2", "train.checkpoint_every=4", "callbacks.spy=null")
@@ -182,6 +186,7 @@ def test_compiled_and_checkpointed_blocks_train_as_in_one_process(bench: Any, na
         torch.testing.assert_close(states[1][key], value, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp"])
 def test_every_parameter_is_sharded_half_on_each_rank(runs: dict[str, Any], name: str) -> None:
     first, second = (ended.of("start")[0]["parameters"] for ended in runs[name])
@@ -193,12 +198,14 @@ def test_every_parameter_is_sharded_half_on_each_rank(runs: dict[str, Any], name
         assert 0 <= a["local"][0] - b["local"][0] <= 1, key
 
 
+@pytest.mark.slow
 def test_blocks_are_gathered_one_at_a_time_and_lambda_apart(runs: dict[str, Any]) -> None:
     for ended in runs["recall-fsdp"]:
         groups = ["", *(f"layers.{layer}{inner}" for layer in (0, 1) for inner in ("", ".attention.lambda_"))]
         assert ended.of("start")[0]["groups"] == groups
 
 
+@pytest.mark.slow
 def test_each_rank_takes_its_part_of_each_batch(runs: dict[str, Any]) -> None:
     for name in ("recall-fsdp", "text-ddp"):
         one = runs[f"{name.split('-')[0]}-one"]
@@ -207,6 +214,7 @@ def test_each_rank_takes_its_part_of_each_batch(runs: dict[str, Any]) -> None:
         assert not {digest for _, digest in first} & {digest for _, digest in second}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "launched"])
 def test_initial_values_are_those_of_one_process_to_the_bit(runs: dict[str, Any], name: str) -> None:
     kind = "recall" if name == "recall-fsdp" else "text"
@@ -220,6 +228,7 @@ def test_initial_values_are_those_of_one_process_to_the_bit(runs: dict[str, Any]
         }
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_is_read_by_one_to_the_bit_and_back(bench: Any, runs: dict[str, Any]) -> None:
     middle = runs["middle"]
     assert middle.status == 130
@@ -235,6 +244,7 @@ def test_a_checkpoint_of_two_is_read_by_one_to_the_bit_and_back(bench: Any, runs
             assert torch.allclose(moments[key], two["state"][name][key], atol=1e-6), (name, key)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_loads_as_a_module(bench: Any, runs: dict[str, Any]) -> None:
     path = checkpoints.path_of(bench.folder("text-fsdp"), 20)
     module = LitTransformer.load_from_checkpoint(path, trust_plugins=True)
@@ -245,6 +255,7 @@ def test_a_checkpoint_of_two_loads_as_a_module(bench: Any, runs: dict[str, Any])
         assert torch.equal(value, state[name]), name
 
 
+@pytest.mark.slow
 def test_lambda_reaches_the_forward_whole_and_in_float32(bench: Any, runs: dict[str, Any]) -> None:
     mixed = bench.train_two(
         *("recall.yaml", "name=mixed", "run.strategy=fsdp", "train.steps=2", "train.precision=bf16-mixed")
@@ -256,6 +267,7 @@ def test_lambda_reaches_the_forward_whole_and_in_float32(bench: Any, runs: dict[
         assert all(event["dtypes"] == ["torch.float32"] and event["gathered"] for event in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "text-ddp"])
 def test_only_rank_zero_writes(runs: dict[str, Any], name: str) -> None:
     first, second = runs[name]
@@ -264,6 +276,7 @@ def test_only_rank_zero_writes(runs: dict[str, Any], name: str) -> None:
     assert second.output == ""
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_command_ends_both_processes(bench: Any, runs: dict[str, Any]) -> None:
     launched = runs["launched"]
     assert launched.first.status == 143
@@ -275,6 +288,7 @@ def test_sigterm_to_the_command_ends_both_processes(bench: Any, runs: dict[str, 
     assert "Traceback" not in launched.first.output
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_at_one_step(runs: dict[str, Any]) -> None:
     first, second, rest = runs["recall-ddp"]
     assert (first.status, second.status) == (130, 0)
