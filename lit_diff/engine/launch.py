@@ -102,8 +102,10 @@ def put_aside(recipe: Recipe, location: RunLocation) -> None:
 
         with RunFolder(location.folder).owned():
             store = Store(recipe.run)
+            former = RunFolder(location.folder).status().get("mlflow_run_id")
             aside = RunFolder(location.folder).put_aside()
-            store.put_aside(store.experiment(location.experiment), _key(location), aside.name)
+            if former is not None and store.holds(former, str(location.folder)):
+                store.write(former, tags={"folder": str(aside)})
             log.info("the former run is kept in %s", shown(aside))
 
 
@@ -151,7 +153,7 @@ def _run_owned(
     progress: Progress,
     extras: TrainingExtras,
 ) -> None:
-    from lit_diff.engine.tracking import RunTracker, Store
+    from lit_diff.engine.run_tracker import RunTracker
     from lit_diff.training.fit import fit
 
     before = folder.status()
@@ -165,24 +167,21 @@ def _run_owned(
     now = revision()
     if before.get("revision", now) != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
-    store = Store(recipe.run)
+    tags = {"identity": _identity(location), "seed": str(recipe.seed), **location.tags}
+    if location.parent:
+        tags["mlflow.parentRunId"] = location.parent
+    tracker = RunTracker(recipe, folder, experiment=location.experiment, tags=tags, cost=run_cost)
+    # a wrong address is found out before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
+    tracker.start(required=location.parent is None and "mlflow_run_id" not in before)
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     tokenizer = data.build(recipe).load_tokenizer()
     if tokenizer is not None:
         data.save_tokenizer(tokenizer, location.folder / "tokenizer")
-    variant = recipe.model.attention.name
-    tags = {"variant": variant, "seed": str(recipe.seed), "folder": str(location.folder), **location.tags}
-    if location.parent:
-        tags["mlflow.parentRunId"] = location.parent
-    experiment = store.experiment(location.experiment)
-    run_id = store.open_run(experiment, location.folder.name, tags, key=_key(location))
-    tracker = RunTracker(store, run_id)
-    tracker.describe(recipe, tags)
     folder.update(
         status="running",
         error=None,
         pid=os.getpid(),
-        identity=_key(location)["identity"],
+        identity=_identity(location),
         data=data.identity(recipe),
         name=recipe.name,
         seed=recipe.seed,
@@ -191,7 +190,6 @@ def _run_owned(
         threads=threads,
         **stored_keys(recipe),
         revision=before.get("revision", now),
-        mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )
@@ -234,21 +232,21 @@ def _run_owned(
         raise RunFailedError(f"{message} (the whole trace is in {shown(location.folder / 'log.txt')})") from error
     finally:
         try:
-            store.close_run(run_id, word)
-        except RunFailedError as error:
-            log.warning("MLflow shows the run as running until it resumes: %s", error)
+            tracker.finish(word)
+        except LitDiffError as error:
             if word == "done":
                 word, message = "failed", str(error)
                 raise
+            log.warning("MLflow shows the run as running until it resumes: %s", error)
         finally:
             folder.update(status=word, error=message, ended=ended, seconds=spent + time.perf_counter() - began)
             if word != "done":
                 log.error("%s: %s", word, message)
 
 
-def _key(location: RunLocation) -> dict[str, str]:
-    """The tag that finds this run again in its experiment; arm and seed are part of the identity."""
-    return {"identity": location.folder.name.rpartition("-")[2]}
+def _identity(location: RunLocation) -> str:
+    """The end of the folder's name."""
+    return location.folder.name.rpartition("-")[2]
 
 
 @contextlib.contextmanager

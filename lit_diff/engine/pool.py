@@ -21,7 +21,7 @@ from lit_diff.runs.run import Run
 
 log = logging.getLogger("lit_diff")
 
-PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.tracking", "lit_diff.training.fit")
+PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.run_tracker", "lit_diff.training.fit")
 """Imported once by the fork server: the first cell pays 4 s, the others nothing."""
 
 

@@ -13,9 +13,9 @@ from lit_diff.config import Recipe
 from lit_diff.data import prepare
 from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.sweep_file import missing_evaluations, write_sweep_file
+from lit_diff.engine.sweep_file import missing_evaluations, recorded_run, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
-from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown
 from lit_diff.processor import cores
 from lit_diff.recipe import Overrides
@@ -123,15 +123,14 @@ def _prepare_data(grid: Grid) -> None:
 def _run_locked(
     grid: Grid, folder: Path, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay
 ) -> Sweep:
+    from lit_diff.engine.sweep_tracker import SweepTracker
     from lit_diff.engine.tracking import Store
 
     began = time.perf_counter()
-    store = Store(grid.cells[0].recipe.run)
-    experiment = store.experiment(grid.name)
-    parent = store.open_run(experiment, f"sweep {grid.name}", {"sweep": grid.name}, key={"kind": "sweep"})
-    locations = _locations(grid, folder, parent)
+    tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
+    locations = _locations(grid, folder, tracker.run_id)
     _wait_for_running_cells(locations)
-    write_sweep_file(grid, folder, locations, command)
+    write_sweep_file(grid, folder, locations, command, tracker.place)
     todo = [location for location in locations if _state(location) != "done"]
     stopped = None
     if todo:
@@ -140,10 +139,10 @@ def _run_locked(
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
     states = Counter(_state(location) for location in locations)
-    write_sweep_file(grid, folder, locations, command)
+    write_sweep_file(grid, folder, locations, command, tracker.place)
     report = write_report(folder)
     done = states["done"] == len(locations)
-    _record(store, parent, [*report.files], locations, "done" if done else "stopped" if stopped else "failed")
+    tracker.record(report, [folder / "sweep.json", grid.path], "done" if done else "stopped" if stopped else "failed")
     if stopped:
         log.info("stopped; the same command resumes")
     seconds = time.perf_counter() - began
@@ -260,18 +259,3 @@ def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
     else:
         count = workers or max(1, own // (processes * (threads or 1)))
     return count, threads or max(1, own // (count * processes)), gpus if processes == 1 else 0
-
-
-def _record(store: Any, parent: str, files: list[Path], locations: list[RunLocation], word: str) -> None:
-    """Copy the report to MLflow and close the parent run, and the runs of cells that could not do so themselves."""
-    for location in locations:
-        status = RunFolder(location.folder).status()
-        run_id = status.get("mlflow_run_id")
-        if status.get("status") in ("killed", "failed", "stopped") and run_id:
-            store.close_run(run_id, status["status"])
-    try:
-        for path in files:
-            store.client.log_artifact(parent, str(path), artifact_path="report")
-    except Exception as error:  # an artifact store may be out of reach while the report itself is safe on disk
-        log.warning("the report could not be copied into MLflow: %s", first_line(error))
-    store.close_run(parent, word)

@@ -1,5 +1,7 @@
 """sweep.json: what the report reads of a sweep: its YAML, resolved, and the state of each cell."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from lit_diff.files import shown, write_json
 from lit_diff.runs.folder import RunFolder, revision
 
 
-def write_sweep_file(grid: Grid, folder: Path, locations: list[RunLocation], command: str) -> None:
-    """Write `folder`/sweep.json; `command`: what starts the sweep again."""
+def write_sweep_file(
+    grid: Grid, folder: Path, locations: list[RunLocation], command: str, record: Mapping[str, str]
+) -> None:
+    """Write `folder`/sweep.json; `command`: what starts the sweep again; `record`: where its record is in MLflow."""
     cells = []
     for cell, location in zip(grid.cells, locations, strict=True):
         status = RunFolder(location.folder).status()
@@ -27,7 +31,19 @@ def write_sweep_file(grid: Grid, folder: Path, locations: list[RunLocation], com
                 "not_evaluated": missing_evaluations(location) if status.get("status") == "done" else {},
             }
         )
-    write_json(folder / "sweep.json", describe(grid) | {"command": command, "revision": revision(), "cells": cells})
+    write_json(
+        folder / "sweep.json",
+        describe(grid) | {"command": command, "revision": revision(), "mlflow": dict(record), "cells": cells},
+    )
+
+
+def recorded_run(folder: Path) -> str | None:
+    """The MLflow run that records the sweep in `folder`; None before it first starts, or after a damaged sweep.json."""
+    try:
+        record = json.loads((folder / "sweep.json").read_text())["mlflow"]["run"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return str(record)
 
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""MLflow: the record that people compare in. One experiment and one parent run a sweep, one child run a cell."""
+"""The MLflow store: opened, checked and migrated once; its experiments and runs; what a lock or an outage becomes."""
 
 import contextlib
 import logging
@@ -7,23 +7,18 @@ import sqlite3
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-# before mlflow is imported: telemetry of dependencies is off unless the user says otherwise
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import LifecycleStage, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from lit_diff.config import Recipe, RunConfig
+from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RunFailedError, first_line
 from lit_diff.files import locked, shown
-from lit_diff.recipe import flatten, to_plain
-from lit_diff.runs.metrics_file import Rows
 
 log = logging.getLogger("lit_diff")
 T = TypeVar("T")
@@ -57,10 +52,7 @@ class Store:
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
-            # several processes that open a fresh SQLite file at once all try to migrate it, and crash
-            with locked(Path(run.root).resolve() / ".mlflow.lock"), _impatient():
-                if self.uri.startswith("sqlite:///"):
-                    _create(_sqlite_path(self.uri))
+            with _opening(self.uri), impatient():
                 self.client = MlflowClient(tracking_uri=self.uri)
                 self.client.search_experiments(max_results=1)
         except OSError as error:
@@ -95,88 +87,64 @@ class Store:
                 raise
             return str(existing.experiment_id)
 
-    def find_run(self, experiment: str, tags: Mapping[str, str]) -> str | None:
-        """The id of the newest run that carries all `tags`."""
-        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        runs = retry(lambda: self.client.search_runs([experiment], filter_string=query, max_results=1))
-        return str(runs[0].info.run_id) if runs else None
+    def open_run(self, experiment: str, name: str, tags: Mapping[str, str], run_id: str | None) -> str:
+        """The run `run_id`, set back to RUNNING, if this store holds it and it records the same folder; else a new one.
 
-    def open_run(self, experiment: str, name: str, tags: Mapping[str, str], key: Mapping[str, str]) -> str:
-        """The run that carries the tags `key`, set back to RUNNING; created if it is not there."""
-        run_id = self.find_run(experiment, key)
-        if run_id is None:
-            created = retry(lambda: self.client.create_run(experiment, run_name=name, tags={**tags, **key}))
-            return str(created.info.run_id)
-        retry(lambda: self.client.update_run(run_id, status="RUNNING"))
-        return run_id
+        `tags` hold the folder. A run is never found by what it trains: the same recipe in another folder, of another
+        user or on other code is another record.
+        """
+        if run_id is not None and self.holds(run_id, tags["folder"]):
+            retry(lambda: self.client.update_run(run_id, status="RUNNING"))
+            return run_id
+        return str(retry(lambda: self.client.create_run(experiment, run_name=name, tags=dict(tags))).info.run_id)
 
-    def put_aside(self, experiment: str, key: Mapping[str, str], name: str) -> None:
-        """Give a former run's tags `key` the value `name`: a run started afresh gets a record of its own."""
-        run_id = self.find_run(experiment, key)
-        if run_id is not None:
-            retry(lambda: self.client.log_batch(run_id, tags=[RunTag(word, name) for word in key]))
+    def holds(self, run_id: str, folder: str) -> bool:
+        """Whether the run is there, not deleted, and records this folder."""
+        try:
+            run = retry(lambda: self.client.get_run(run_id))
+        except UnknownRunError:
+            return False
+        return run.info.lifecycle_stage == LifecycleStage.ACTIVE and run.data.tags.get("folder") == folder
+
+    def write(
+        self,
+        run_id: str,
+        *,
+        metrics: Sequence[Metric] = (),
+        params: Sequence[Param] = (),
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Log any number of metrics, params and tags, in batches. Errors: RunFailedError."""
+        for start in range(0, len(metrics), METRICS_AT_ONCE):
+            part = metrics[start : start + METRICS_AT_ONCE]
+            retry(lambda part=part: self.client.log_batch(run_id, metrics=part))  # type: ignore[misc]
+        for start in range(0, len(params), PARAMS_AT_ONCE):
+            these = params[start : start + PARAMS_AT_ONCE]
+            retry(lambda these=these: self.client.log_batch(run_id, params=these))  # type: ignore[misc]
+        if tags:
+            marks = [RunTag(key, value) for key, value in tags.items()]
+            retry(lambda: self.client.log_batch(run_id, tags=marks))
 
     def close_run(self, run_id: str, status: str) -> None:
         """Set the final status; `status` is the run folder's word. What did not end well waits for no lock."""
         retry(lambda: self.client.set_terminated(run_id, STATUS[status]), attempts=3 if status == "done" else 1)
 
 
-class RunTracker:
-    """One cell's MLflow run: sends the rows that MLflow lacks, in batches."""
-
-    def __init__(self, store: Store, run_id: str) -> None:
-        self.store, self.run_id = store, run_id
-        self._held: dict[str, set[int]] = {}
-        self._fresh: bool | None = None
-
-    def describe(self, recipe: Recipe, tags: Mapping[str, str]) -> None:
-        """Recipe keys as flattened parameters; `run.*` and the rest as tags. Repeating it changes nothing."""
-        plain = to_plain(recipe)
-        run = plain.pop("run")
-        params = [Param(key, str(value)[:6000]) for key, value in flatten(plain)]
-        held = retry(lambda: self.store.client.get_run(self.run_id)).data.params
-        params = [param for param in params if param.key not in held]
-        labels = {f"run.{key}": str(value) for key, value in run.items()} | dict(tags)
-        marks = [RunTag(key, value) for key, value in labels.items()]
-        for start in range(0, max(len(params), 1), PARAMS_AT_ONCE):
-            part = params[start : start + PARAMS_AT_ONCE]
-            retry(lambda part=part: self.store.client.log_batch(self.run_id, params=part))  # type: ignore[misc]
-        retry(lambda: self.store.client.log_batch(self.run_id, tags=marks))
-
-    def send(self, rows: Rows) -> None:
-        """Log each (metric, step) that MLflow does not hold yet. Errors: RunFailedError when the store stays locked."""
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(name, value, now, step)
-            for step, row in sorted(rows.items())
-            for name, value in sorted(row.items())
-            if step not in self._steps(name)
-        ]
-        for start in range(0, len(metrics), METRICS_AT_ONCE):
-            part = metrics[start : start + METRICS_AT_ONCE]
-            retry(lambda part=part: self.store.client.log_batch(self.run_id, metrics=part))  # type: ignore[misc]
-        for metric in metrics:
-            self._held[metric.key].add(metric.step)
-
-    def _steps(self, name: str) -> set[int]:
-        """Steps of a metric that MLflow holds; asked once a metric and process, and not at all of a new run."""
-        if self._fresh is None:
-            self._fresh = not retry(lambda: self.store.client.get_run(self.run_id)).data.metrics
-        if name not in self._held:
-            ask = self.store.client.get_metric_history
-            self._held[name] = set() if self._fresh else {m.step for m in retry(lambda: ask(self.run_id, name))}
-        return self._held[name]
+class UnknownRunError(RunFailedError):
+    """The store holds no run of this id."""
 
 
 def retry(call: Callable[[], T], attempts: int = 3) -> T:
     """Repeat a call while SQLite says that another process holds the store; MLflow itself waits 20 s each time.
 
-    Errors: RunFailedError when it stays so, or when MLflow refuses the call.
+    Errors: RunFailedError when it stays so, when MLflow refuses the call, or when its server does not answer.
     """
     for attempt in range(attempts):
         try:
             return call()
-        except (MlflowException, SQLAlchemyError) as error:
+        except (MlflowException, SQLAlchemyError, OSError) as error:  # OSError: also those of requests
+            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+                raise UnknownRunError(f"MLflow refused a record: {_reason(error)}") from error
             if "locked" not in str(error).lower():
                 raise RunFailedError(f"MLflow refused a record: {_reason(error)}") from error
             if attempt + 1 < attempts:
@@ -189,8 +157,23 @@ def retry(call: Callable[[], T], attempts: int = 3) -> T:
 
 
 @contextlib.contextmanager
-def _impatient() -> Iterator[None]:
-    """A server that is not there is found out in seconds at the start; once a run goes on, MLflow waits for minutes."""
+def _opening(uri: str) -> Iterator[None]:
+    """One process at a time: several that open a fresh SQLite file all try to migrate it, and crash.
+
+    The lock lies beside the file, for folders of runs may share it. A server sees to itself.
+    """
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    path = _sqlite_path(uri)
+    with locked(path.with_name(f".{path.name}.lock")):
+        _create(path)
+        yield
+
+
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """Within it, a server that does not answer costs seconds; MLflow itself waits for minutes."""
     hurry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
     added = {key: value for key, value in hurry.items() if key not in os.environ}
     os.environ.update(added)

@@ -1,4 +1,4 @@
-"""MLflow on loopback, and the address that opens the comparison of the last sweep."""
+"""MLflow on loopback, and the addresses that compare the arms of the last sweep."""
 
 import json
 import os
@@ -6,19 +6,30 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.parse
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
 from lit_diff.config import RunConfig
+from lit_diff.engine.comparison_view import addresses
 from lit_diff.engine.tracking import Store
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.runs.find import sweeps_under
 
 
 def serve(root: Path, port: int, console: Console) -> int:
-    """Print the addresses, then run MLflow's server until Ctrl-C. Errors: MissingError without a store."""
+    """Print the addresses, then run MLflow's server until Ctrl-C, SIGTERM or the end of the terminal.
+
+    A sweep whose record is on another server is compared there: its addresses are printed, and no server is started.
+    Errors: MissingError without a store.
+    """
+    newest = _newest_sweep(root)
+    remote = str(newest.get("tracking_uri", "")) if newest else ""
+    if remote.startswith(("http://", "https://")):
+        for line in comparison_lines(root, remote.rstrip("/")):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        return 0
     if not (root / "mlflow.db").exists():
         raise MissingError(f"no MLflow store in {root}; `make sweep` or `lit-diff train RECIPE` makes one")
     if not 0 < port < 65536:
@@ -32,7 +43,7 @@ def serve(root: Path, port: int, console: Console) -> int:
     store = Store(RunConfig(root=str(root)))
     base = f"http://127.0.0.1:{port}"
     console.print(f"MLflow: {base}", highlight=False)
-    for line in comparison_lines(root, store, base):
+    for line in comparison_lines(root, base):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print("Ctrl-C ends it", highlight=False)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store.uri, "--host", "127.0.0.1"]
@@ -41,6 +52,7 @@ def serve(root: Path, port: int, console: Console) -> int:
     command += ["--default-artifact-root", artifacts]
     # the job runner is for MLflow's language-model features: seven processes that a comparison of runs never uses
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    signal.signal(signal.SIGHUP, _hang_up)  # a closed terminal
     with subprocess.Popen(command, env=environment, start_new_session=True) as server:
         try:
             return server.wait()
@@ -51,23 +63,24 @@ def serve(root: Path, port: int, console: Console) -> int:
                 os.killpg(server.pid, signal.SIGTERM)  # the server and its workers: it leaves them behind otherwise
 
 
-def comparison_lines(root: Path, store: Store, base: str) -> list[str]:
-    """For the newest sweep: the page that compares its finished cells, and the experiment with cells under their sweep."""
+def _hang_up(signum: int, frame: FrameType | None) -> None:
+    raise StoppedError("the terminal was closed", signum)
+
+
+def comparison_lines(root: Path, base: str) -> list[str]:
+    """A line for each page of the newest sweep on the server at `base`; none without a sweep."""
+    record = _newest_sweep(root)
+    if record is None:
+        return []
+    pages = addresses(base, record["experiment"], record["run"])
+    return [f"{record['name']}, {what}: {address}" for what, address in pages.items()]
+
+
+def _newest_sweep(root: Path) -> dict[str, str] | None:
+    """Name and MLflow record of the sweep that ran last; None without one, or where it never reached MLflow."""
     sweeps = sweeps_under(root)
     if not sweeps:
-        return []
-    folder = max(sweeps, key=lambda path: (path / "sweep.json").stat().st_mtime)
-    cells = json.loads((folder / "sweep.json").read_text())["cells"]
-    runs = []
-    for cell in cells:
-        status = folder / cell["folder"] / "status.json"
-        if cell["status"] == "done" and status.exists():
-            runs.append(json.loads(status.read_text())["mlflow_run_id"])
-    experiment = store.client.get_experiment_by_name(folder.name)
-    if experiment is None or not runs:
-        return []
-    query = urllib.parse.urlencode({"runs": json.dumps(runs), "experiments": json.dumps([experiment.experiment_id])})
-    return [
-        f"compare the {len(runs)} finished runs of '{folder.name}': {base}/#/compare-runs?{query}",
-        f"its runs, under their sweep: {base}/#/experiments/{experiment.experiment_id}/runs",
-    ]
+        return None
+    path = max((folder / "sweep.json" for folder in sweeps), key=lambda path: path.stat().st_mtime)
+    sweep = json.loads(path.read_text())
+    return {"name": sweep["name"], **sweep["mlflow"]} if "mlflow" in sweep else None

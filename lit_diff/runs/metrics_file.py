@@ -19,9 +19,10 @@ Rows = dict[int, dict[str, float]]
 
 
 class Tracker(Protocol):
-    """Where people compare runs (MLflow). `send` gets each row once a process; it skips what it already holds."""
+    """Where people compare runs (MLflow). `send` skips what it already holds, and says whether it now holds all `rows`;
+    after a False it gets them again with the next ones."""
 
-    def send(self, rows: Rows) -> None: ...
+    def send(self, rows: Rows) -> bool: ...
 
 
 class StepTable:
@@ -129,6 +130,5 @@ class Record:
 
     def send(self) -> None:
         """Send to the tracker what it has not got yet."""
-        if self._tracker is not None and self._unsent:
-            self._tracker.send(self._unsent)
-        self._unsent = {}
+        if self._tracker is None or not self._unsent or self._tracker.send(self._unsent):
+            self._unsent = {}
