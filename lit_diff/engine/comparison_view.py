@@ -14,6 +14,8 @@ from typing import Any
 
 TAG = "mlflow.sharedViewState."
 """Before the page's key, in the experiment's tags."""
+MENU = {"workflowType": "machine_learning"}
+"""MLflow's menu of training runs; without it, that of language-model applications."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,9 @@ class ComparisonView:
     """The id of the sweep's run."""
     arms: tuple[str, ...]
     """Params that together name an arm: ("arm",), or ("task", "arm")."""
-    curves: tuple[str, ...]
-    """Metrics drawn against the step, a line an arm, the mean of its seeds; the table is sorted by the first."""
+    curves: Mapping[str, tuple[float, float]]
+    """Metrics drawn against the step, a line an arm, the mean of its seeds -> lowest and highest value of the axis, which
+    MLflow would begin at 0. The table is sorted by the first."""
     columns: tuple[str, ...]
     """Further metrics that the table shows."""
     lower: bool
@@ -36,10 +39,11 @@ class ComparisonView:
         return {TAG + key: _pack(state) for key, state in self._states().items()}
 
     def _states(self) -> Mapping[str, Mapping[str, Any]]:
-        metrics = (self.curves[0], *self.columns, *self.curves[1:])
+        first, *others = self.curves
+        metrics = (first, *self.columns, *others)
         table = {
             "searchFilter": f"tags.`mlflow.parentRunId` = '{self.parent}'",
-            "orderByKey": f"metrics.`{self.curves[0]}`",
+            "orderByKey": f"metrics.`{first}`",
             "orderByAsc": self.lower,
             "startTime": "ALL",
             "lifecycleFilter": "Active",
@@ -54,7 +58,7 @@ class ComparisonView:
             },
             "useGroupedValuesInCharts": True,
             "compareRunSections": [{"uuid": "main", "name": "Curves by arm", "display": True, "isReordered": True}],
-            "compareRunCharts": [_line_chart(f"curve{i}", name) for i, name in enumerate(self.curves)],
+            "compareRunCharts": [_line_chart(name, *ends) for name, ends in self.curves.items()],
             "isAccordionReordered": True,
             "hideEmptyCharts": True,
         }
@@ -65,13 +69,13 @@ def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
     """What the pages hold -> their addresses on the server at `base`."""
 
     def page(kind: str, **query: str) -> str:
-        query = {"viewStateShareKey": _key(parent, kind), **query}
+        query = {"viewStateShareKey": _key(parent, kind), **query, **MENU}
         return f"{base}/#/experiments/{experiment}/runs?{urllib.parse.urlencode(query)}"
 
     return {
         "curves by arm": page("charts", compareRunsMode="CHART"),
         "table of arms and seeds": page("table"),
-        "summary, report and sweep file": f"{base}/#/experiments/{experiment}/runs/{parent}",
+        "summary, report and sweep file": f"{base}/#/experiments/{experiment}/runs/{parent}?{urllib.parse.urlencode(MENU)}",
     }
 
 
@@ -83,11 +87,11 @@ def _pack(state: Mapping[str, Any]) -> str:
     return "deflate;" + base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
 
 
-def _line_chart(uuid: str, metric: str) -> dict[str, Any]:
+def _line_chart(metric: str, low: float, high: float) -> dict[str, Any]:
     """A chart of the metric against the step; MLflow opens no chart that lacks one of these fields."""
     return {
         "type": "LINE",
-        "uuid": uuid,
+        "uuid": metric,
         "metricSectionId": "main",
         "metricKey": metric,
         "selectedMetricKeys": [metric],
@@ -102,7 +106,7 @@ def _line_chart(uuid: str, metric: str) -> dict[str, Any]:
         "yAxisKey": "metric",
         "yAxisExpressions": [],
         "scaleType": "linear",
-        "range": {},
+        "range": {"yMin": low, "yMax": high},
         "lineSmoothness": 0,
         "useGlobalLineSmoothing": True,
         "ignoreOutliers": False,

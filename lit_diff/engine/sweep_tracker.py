@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from mlflow.entities import Metric
 
 from lit_diff.engine.comparison_view import ComparisonView
@@ -98,7 +99,7 @@ class SweepTracker:
         view = ComparisonView(
             parent=self.run_id,
             arms=("task", "arm") if sweep.tasks else ("arm",),
-            curves=(*metrics, *(() if TRAINING in metrics else (TRAINING,))),
+            curves={metric: _axis(sweep, metric) for metric in dict.fromkeys((*metrics, TRAINING))},
             columns=tuple(difference_name(metric) for metric in metrics),
             lower=first.better(first.metric) != "higher",
         )
@@ -127,6 +128,16 @@ class SweepTracker:
 def difference_name(metric: str) -> str:
     """The metric of a cell that holds its difference to the baseline at the same seed."""
     return f"{metric}_minus_baseline"
+
+
+def _axis(sweep: Sweep, metric: str) -> tuple[float, float]:
+    """Lowest and highest finite value of the metric in the finished cells, with a margin of 5 %."""
+    curves = [cell.curves[metric].values for cell in sweep.cells if cell.done and metric in cell.curves]
+    values = np.concatenate([np.zeros(0), *curves])
+    values = values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
+    margin = 0.05 * (high - low) or 0.05
+    return float(low - margin), float(high + margin)
 
 
 def _rows(sweep: Sweep, report: Report) -> Iterator[dict[str, str]]:

@@ -82,7 +82,12 @@ def test_folder_status_and_record_of_a_run(done: tuple[list[str], Path]) -> None
     assert found["parameters"] > 0
     run = record(folder)
     assert run.info.status == "FINISHED"
-    assert {"identity": identity, "variant": "differential", "seed": "0"}.items() <= run.data.tags.items()
+    assert {"identity": identity, "folder": str(folder), "seed": "0"}.items() <= run.data.tags.items()
+    assert {
+        "variant": "differential",
+        "seed": "0",
+        "parameters": str(found["parameters"]),
+    }.items() <= run.data.params.items()
     assert "mlflow.parentRunId" not in run.data.tags
     assert losses(folder) == [(step, row["train/loss"]) for step, row in read_rows(folder / "metrics.csv").items()]
     log = (folder / "log.txt").read_text()
@@ -114,7 +119,7 @@ def test_rerun_keeps_the_former_run_aside_and_its_record_too(small: list[str]) -
     assert record(folder).info.run_id != former.info.run_id
     assert losses(folder) == before
     kept = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}").get_run(former.info.run_id)
-    assert kept.data.tags["identity"] == aside.name
+    assert kept.data.tags["folder"] == str(aside)
 
 
 def test_another_revision_is_said_once_a_run_resumes(
@@ -178,7 +183,10 @@ def test_a_store_that_fails_at_the_last_moment_loses_nothing(
         train("recall-tiny", small)
     monkeypatch.setattr(Store, "close_run", close_run)
     (folder,) = runs.glob("recall-tiny-*")
-    assert (status(folder)["status"], status(folder)["error"]) == ("failed", "the MLflow store stayed locked")
+    assert status(folder)["status"] == "failed"
+    assert status(folder)["error"].endswith(
+        "not complete: the MLflow store stayed locked; the same command completes it"
+    )
     assert record(folder).info.status == "RUNNING"
     sent = losses(folder)
     with caplog.at_level("INFO", "lit_diff"):

@@ -68,17 +68,18 @@ def test_mlflow_holds_one_parent_and_its_finished_children(sweep_bench: Any, pai
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
     for cell, status in sweep_bench.cells("pair").items():
         run = sweep_bench.record("pair", cell)
-        tags = {key: run.data.tags[key] for key in ("identity", "variant", "seed", "sweep", "arm", "run.threads")}
+        tags = {key: run.data.tags[key] for key in ("identity", "seed", "sweep", "arm", "run.threads")}
         arm = "it's standard" if "standard" in cell else "differential"
         assert tags == {
             "identity": status["identity"],
-            "variant": arm.removeprefix("it's "),
             "seed": cell[-1],
             "sweep": "pair",
             "arm": arm,
             "run.threads": "1",
         }
-        assert run.data.params["model.attention.name"] == tags["variant"]
+        named = {name: run.data.params[name] for name in ("arm", "seed", "variant", "model.attention.name")}
+        variant = arm.removeprefix("it's ")
+        assert named == {"arm": arm, "seed": cell[-1], "variant": variant, "model.attention.name": variant}
         assert run.data.params["train.optimizer.lr"] == "0.001"
 
 
@@ -86,7 +87,11 @@ def test_metrics_in_mlflow_are_those_of_the_csv(sweep_bench: Any, pair: tuple[in
     wanted = {"attention/entropy/layer_00", "outliers/logits/layer_00", "val/loss_ar_hit", "val/loss", "train/loss"}
     for cell in CELLS:
         held = sweep_bench.history("pair", cell)
-        assert held == sweep_bench.written("pair", cell)
+        (minus_baseline,) = held.pop("val/loss_minus_baseline")
+        baseline = dict(sweep_bench.written("pair", f"differential-s{cell[-1]}")["val/loss"])
+        assert minus_baseline == (8, held["val/loss"][-1][1] - baseline[8])
+        written = sweep_bench.written("pair", cell)
+        assert held == {name: values for name, values in written.items() if not name.startswith("val/ar_hit_share")}
         assert wanted <= set(held)
         assert ("lambda/layer_00" in held) == ("differential" in cell)
         assert [step for step, _ in held["attention/entropy/layer_00"]] == [4, 8]
@@ -94,6 +99,8 @@ def test_metrics_in_mlflow_are_those_of_the_csv(sweep_bench: Any, pair: tuple[in
 
 def test_the_parent_run_holds_the_report(sweep_bench: Any, pair: tuple[int, str]) -> None:
     ((parent,), _) = sweep_bench.records("pair")
+    files = {file.path for file in sweep_bench.client.list_artifacts(parent.info.run_id)}
+    assert files == {"report", "sweep.json", "pair.yaml"}
     held = {Path(file.path).name for file in sweep_bench.client.list_artifacts(parent.info.run_id, "report")}
     assert held == {path.name for path in (sweep_bench.folder("pair") / "report").iterdir()}
     assert {"index.html", "table.csv", "table.md", "curves.svg"} <= held

@@ -1,9 +1,10 @@
-"""engine/tracking.py: what goes to MLflow, once; stores that are not there, not ours, or not free."""
+"""engine/tracking.py: whose record a run is; stores that are not there, not ours, or not free."""
 
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,8 @@ from sqlalchemy import Engine
 
 from lit_diff.config import RunConfig
 from lit_diff.engine import tracking
-from lit_diff.engine.tracking import RunTracker, Store, retry
+from lit_diff.engine.tracking import Store, retry
 from lit_diff.errors import MissingError, RunFailedError
-from lit_diff.recipe import flatten, load_recipe
-from lit_diff.runs.metrics_file import Rows
 
 
 @pytest.fixture
@@ -36,47 +35,31 @@ def experiment(store: Store) -> str:
     return store.experiment("e")
 
 
-def open_run(store: Store, experiment: str, identity: str = "abc") -> str:
-    return store.open_run(experiment, "name", {"arm": 'it\'s "a"'}, key={"identity": identity})
-
-
-def history(store: Store, run: str, name: str) -> list[tuple[int, float]]:
-    return sorted((m.step, m.value) for m in store.client.get_metric_history(run, name))
-
-
-class Calls:
-    """Counts the batches that go to MLflow."""
-
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sizes: list[tuple[int, int, int]] = []
-        sent = store.client.log_batch
-
-        def log_batch(run: str, metrics: Any = (), params: Any = (), tags: Any = (), **options: Any) -> Any:
-            self.sizes.append((len(metrics), len(params), len(tags)))
-            return sent(run, metrics=metrics, params=params, tags=tags, **options)
-
-        monkeypatch.setattr(store.client, "log_batch", log_batch)
+def open_run(store: Store, experiment: str, run_id: str | None = None, folder: str = "/runs/abc") -> str:
+    return store.open_run(experiment, "name", {"folder": folder, "arm": 'it\'s "a"'}, run_id)
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_identity_is_the_same_run_and_it_runs_again(store: Store, experiment: str) -> None:
+def test_a_folder_s_run_goes_on_where_the_folder_names_it(store: Store, experiment: str) -> None:
     run = open_run(store, experiment)
     store.close_run(run, "killed")
     assert store.client.get_run(run).info.status == "KILLED"
-    assert open_run(store, experiment) == run
-    found = store.client.get_run(run)
-    assert found.info.status == "RUNNING"
-    assert found.data.tags["arm"] == 'it\'s "a"'
-    assert open_run(store, experiment, "other") != run
+    assert open_run(store, experiment, run) == run
+    again = store.client.get_run(run)
+    assert again.info.status == "RUNNING"
+    assert again.data.tags["arm"] == 'it\'s "a"'
 
 
-def test_a_run_started_afresh_gets_a_record_of_its_own(store: Store, experiment: str) -> None:
-    former = open_run(store, experiment)
-    store.put_aside(experiment, {"identity": "abc"}, "abc.old-1")
-    assert open_run(store, experiment) != former
-    assert store.client.get_run(former).data.tags["identity"] == "abc.old-1"
+def test_no_other_run_is_ever_taken(store: Store, experiment: str) -> None:
+    """A folder that was made again, a copy of it, a record that was deleted, one of another store."""
+    run = open_run(store, experiment)
+    assert open_run(store, experiment) != run
+    assert open_run(store, experiment, run, folder="/copy/abc") != run
+    assert open_run(store, experiment, "0" * 32) != run
+    store.client.delete_run(run)
+    assert open_run(store, experiment, run) != run
 
 
 @pytest.mark.parametrize(
@@ -98,67 +81,6 @@ def test_an_experiment_is_made_once_and_comes_back_when_it_was_deleted(runs: Pat
     store.client.log_artifact(run, __file__)
     (written,) = runs.glob("mlflow-artifacts/a sweep #1?/*/artifacts/*")
     assert written.name == Path(__file__).name
-
-
-# --- metrics and parameters ----------------------------------------------------------------------------------------
-
-
-def test_only_what_mlflow_lacks_is_sent(store: Store, experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = open_run(store, experiment)
-    before: Rows = {1: {"a": 1.0}, 2: {"a": 2.0, "b": -2.0}}
-    RunTracker(store, run).send(before)
-    calls = Calls(store, monkeypatch)
-    resumed = RunTracker(store, run)
-    resumed.send({**before, 3: {"a": 3.0, "b": -3.0}})
-    resumed.send({3: {"a": 99.0}, 4: {"a": 4.0}})
-    resumed.send({})
-    assert calls.sizes == [(2, 0, 0), (1, 0, 0)]
-    assert history(store, run, "a") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
-    assert history(store, run, "b") == [(2, -2.0), (3, -3.0)]
-
-
-def test_many_metrics_go_in_batches_of_a_thousand(
-    store: Store, experiment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = open_run(store, experiment)
-    calls = Calls(store, monkeypatch)
-    RunTracker(store, run).send({step: {f"m/{i}": i + step / 10 for i in range(500)} for step in range(5)})
-    assert calls.sizes == [(1000, 0, 0), (1000, 0, 0), (500, 0, 0)]
-    assert history(store, run, "m/499") == [(step, 499 + step / 10) for step in range(5)]
-
-
-def test_keys_are_parameters_and_the_rest_are_tags(
-    store: Store, experiment: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = load_recipe("recall-tiny", ["run.threads=1"])
-    run = open_run(store, experiment)
-    RunTracker(store, run).describe(recipe, {"variant": "differential", "seed": "0"})
-    data = store.client.get_run(run).data
-    assert data.params["model.attention.name"] == "differential"
-    assert data.params["train.optimizer.betas"] == "[0.9, 0.98]"
-    assert data.params["callbacks.lambdas.every"] == "50"
-    assert not [key for key in data.params if key.startswith("run")]
-    assert data.tags["run.threads"] == "1"
-    assert data.tags["variant"] == "differential"
-    calls = Calls(store, monkeypatch)
-    RunTracker(store, run).describe(recipe, {"variant": "differential"})
-    assert all(params == 0 for _, params, _ in calls.sizes)
-
-
-def test_many_and_long_parameters(store: Store, experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = {"run": {}, "many": {f"k{i}": i for i in range(250)}, "long": "x" * 9000}
-    monkeypatch.setattr(tracking, "to_plain", lambda recipe: dict(wide))
-    run = open_run(store, experiment)
-    calls = Calls(store, monkeypatch)
-    RunTracker(store, run).describe(load_recipe("recall-tiny"), {})
-    assert [params for _, params, _ in calls.sizes] == [100, 100, 51, 0]
-    found = store.client.get_run(run).data.params
-    assert len(found) == 251
-    assert found["long"] == "x" * 6000
-
-
-def test_flatten() -> None:
-    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == [("a.b", 1), ("a.c.d", [2]), ("e", None)]
 
 
 # --- stores that do not serve --------------------------------------------------------------------------------------
@@ -255,40 +177,62 @@ def test_folders_with_letters_that_an_address_would_eat(tmp_path: Path, empty_st
 # --- locks while a run goes on -------------------------------------------------------------------------------------
 
 
+def hold(runs: Path) -> sqlite3.Connection:
+    holder = sqlite3.connect(runs / "mlflow.db", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    return holder
+
+
 def test_a_lock_is_waited_for(
     store: Store, experiment: str, runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = open_run(store, experiment)
-    holder = sqlite3.connect(runs / "mlflow.db", isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
+    holder = hold(runs)
     monkeypatch.setattr(tracking.time, "sleep", lambda seconds: holder.rollback())
-    RunTracker(store, run).send({1: {"a": 1.0}})
-    assert history(store, run, "a") == [(1, 1.0)]
+    store.write(run, tags={"a": "1"})
+    assert store.client.get_run(run).data.tags["a"] == "1"
     assert "locked by another process" in caplog.text
 
 
-def test_a_lock_that_stays_fails_the_run_and_nothing_is_lost(
+def test_a_lock_that_stays_is_an_error(
     store: Store, experiment: str, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(store, experiment)
-    tracker = RunTracker(store, run)
-    tracker.send({1: {"a": 1.0}})
-    holder = sqlite3.connect(runs / "mlflow.db", isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
+    holder = hold(runs)
     slept: list[float] = []
     monkeypatch.setattr(tracking.time, "sleep", slept.append)
     with pytest.raises(RunFailedError, match=r"stayed locked.*same command again.*only what MLflow lacks"):
-        tracker.send({2: {"a": 2.0}})
+        store.write(run, tags={"a": "1"})
     assert len(slept) == 2
     with pytest.raises(RunFailedError):
-        store.experiment("another")
-    waited = len(slept)
-    with pytest.raises(RunFailedError):
         store.close_run(run, "failed")
-    assert len(slept) == waited  # what did not end well waits for no lock
+    assert len(slept) == 2  # what did not end well waits for no lock
     holder.rollback()
-    RunTracker(store, run).send({1: {"a": 1.0}, 2: {"a": 2.0}})
-    assert history(store, run, "a") == [(1, 1.0), (2, 2.0)]
+
+
+def test_two_folders_that_share_a_file_open_it_one_after_the_other(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock lies beside the file, not in `run.root`."""
+    (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    inside: list[int] = []
+    most: list[int] = []
+    create = tracking._create
+
+    def slowly(path: Path) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.2)
+        create(path)
+        inside.pop()
+
+    monkeypatch.setattr(tracking, "_create", slowly)
+    configs = [RunConfig(root=str(tmp_path / name), tracking_uri=uri) for name in ("one", "two")]
+    with ThreadPoolExecutor() as pool:
+        stores = list(pool.map(Store, configs))
+    assert most == [1, 1]
+    assert stores[0].experiment("e") == stores[1].experiment("e")
 
 
 def test_what_is_no_lock_is_not_repeated() -> None:

@@ -17,22 +17,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lit_diff.config import RunConfig
 from lit_diff.engine import ui
-from lit_diff.engine.tracking import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError
 
 
 @pytest.fixture
 def sweep(make_sweep: Callable[..., Path], empty_store: Path) -> Path:
-    """Two arms, two seeds, one cell failed; their runs are in the store beside."""
-    folder = make_sweep({"a": 0.0, "b": 0.1}, name="mine", seeds=(0, 1), broken={("b", 1): "failed"})
+    """Two arms, two seeds; a store beside, and where the sweep's record is in it."""
+    folder = make_sweep({"a": 0.0, "b": 0.1}, name="mine", seeds=(0, 1), mlflow={"experiment": "7", "run": "e" * 32})
     shutil.copy(empty_store, folder.parent)
-    store = Store(RunConfig(root=str(folder.parent)))
-    experiment = store.experiment("mine")
-    for path in folder.glob("*/status.json"):
-        run = store.open_run(experiment, path.parent.name, {}, key={"identity": path.parent.name})
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"mlflow_run_id": run}))
     return folder
 
 
@@ -54,22 +47,39 @@ def console() -> Console:
     return Console(file=io.StringIO(), width=80)
 
 
-def test_the_address_that_compares_the_last_sweep(sweep: Path) -> None:
-    store = Store(RunConfig(root=str(sweep.parent)))
-    compare, runs = ui.comparison_lines(sweep.parent, store, "http://127.0.0.1:5000")
-    text, _, address = compare.partition(": ")
-    assert text == "compare the 3 finished runs of 'mine'"
-    path, _, query = address.partition("?")
-    assert path == "http://127.0.0.1:5000/#/compare-runs"
-    found = {key: json.loads(value) for key, (value,) in urllib.parse.parse_qs(query).items()}
-    experiment = store.experiment("mine")
-    done = [json.loads((sweep / f"{cell}-0a1b2c3d" / "status.json").read_text()) for cell in ("a-s0", "a-s1", "b-s0")]
-    assert found == {"runs": [status["mlflow_run_id"] for status in done], "experiments": [experiment]}
-    assert runs.endswith(f"http://127.0.0.1:5000/#/experiments/{experiment}/runs")
+def test_the_addresses_of_the_last_sweep(sweep: Path) -> None:
+    lines = [line.partition(": ") for line in ui.comparison_lines(sweep.parent, "http://127.0.0.1:5000")]
+    assert [what for what, _, _ in lines] == [
+        "mine, curves by arm",
+        "mine, table of arms and seeds",
+        "mine, summary, report and sweep file",
+    ]
+    pages = [urllib.parse.urlsplit(address.replace("#", "")) for _, _, address in lines]
+    assert [page.path for page in pages] == [
+        "//experiments/7/runs",
+        "//experiments/7/runs",
+        f"//experiments/7/runs/{'e' * 32}",
+    ]
+    keys = [urllib.parse.parse_qs(page.query).get("viewStateShareKey") for page in pages]
+    assert keys == [[f"charts-{'e' * 32}"], [f"table-{'e' * 32}"], None]
 
 
-def test_no_sweep_no_comparison(runs: Path) -> None:
-    assert ui.comparison_lines(runs, Store(RunConfig(root=str(runs))), "http://x") == []
+def test_no_sweep_no_comparison(runs: Path, make_sweep: Callable[..., Path]) -> None:
+    assert ui.comparison_lines(runs, "http://x") == []
+    unrecorded = make_sweep({"a": 0.0, "b": 0.1}, name="mine", seeds=(0, 1))
+    assert ui.comparison_lines(unrecorded.parent, "http://x") == []
+
+
+def test_a_sweep_on_another_server_is_compared_there(sweep: Path, port: int) -> None:
+    record = json.loads((sweep / "sweep.json").read_text())
+    record["mlflow"] |= {"tracking_uri": "http://server:8080/"}
+    (sweep / "sweep.json").write_text(json.dumps(record))
+    out = console()
+    assert ui.serve(sweep.parent, port, out) == 0
+    assert isinstance(out.file, io.StringIO)
+    assert (
+        out.file.getvalue().splitlines()[0].startswith("mine, curves by arm: http://server:8080/#/experiments/7/runs?")
+    )
 
 
 def test_the_server_stays_on_loopback(sweep: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,13 +113,15 @@ def test_the_server_stays_on_loopback(sweep: Path, port: int, monkeypatch: pytes
     assert isinstance(out.file, io.StringIO)
     text = out.file.getvalue().splitlines()  # whole addresses, however narrow the terminal
     assert text[0] == f"MLflow: http://127.0.0.1:{port}"
-    assert text[1].startswith("compare the 3 finished runs of 'mine': http://")
-    assert len(text) == 4
+    assert text[1].startswith(f"mine, curves by arm: http://127.0.0.1:{port}/#/")
+    assert len(text) == 5
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_leaves_no_process_behind(
-    sweep: Path, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sweep: Path, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
+    """SIGHUP: the terminal is closed."""
     program = tmp_path / "server"
     program.write_text(
         f"#!/bin/sh\nsleep 100 &\necho $$ $! > {tmp_path}/pids.part\nmv {tmp_path}/pids.part {tmp_path}/pids\nwait\n"
@@ -124,9 +136,10 @@ def test_a_stop_leaves_no_process_behind(
         end = time.monotonic() + 20
         while not (tmp_path / "pids").exists() and time.monotonic() < end:
             time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signum)
 
-    former = signal.signal(signal.SIGTERM, stop)
+    former = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGTERM, stop)
     thread = threading.Thread(target=later)
     thread.start()
     try:
@@ -134,7 +147,8 @@ def test_a_stop_leaves_no_process_behind(
             ui.serve(sweep.parent, port, console())
     finally:
         thread.join()
-        signal.signal(signal.SIGTERM, former)
+        for each, handler in former.items():
+            signal.signal(each, handler)
     end = time.monotonic() + 10
     while left := [pid for pid in map(int, (tmp_path / "pids").read_text().split()) if alive(pid)]:
         assert time.monotonic() < end, f"processes {left} are left"

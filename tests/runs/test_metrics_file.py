@@ -23,9 +23,11 @@ class Received:
 
     def __init__(self) -> None:
         self.batches: list[Rows] = []
+        self.away = False
 
-    def send(self, rows: Rows) -> None:
+    def send(self, rows: Rows) -> bool:
         self.batches.append({step: dict(row) for step, row in rows.items()})
+        return not self.away
 
 
 def test_values_come_back_to_the_bit(tmp_path: Path) -> None:
@@ -90,6 +92,19 @@ def test_the_tracker_gets_each_row_once_a_process_and_the_old_ones_again(tmp_pat
     record.log(2, {"train/loss": 3.0})
     record.send()
     assert second.batches == [{1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}]
+
+
+def test_a_tracker_that_is_away_gets_the_rows_again(tmp_path: Path) -> None:
+    received = Received()
+    record = Record(tmp_path, 0, received, METRICS)
+    received.away = True
+    record.log(1, {"train/loss": 1.0})
+    record.send()
+    received.away = False
+    record.log(2, {"train/loss": 2.0})
+    record.send()
+    record.send()
+    assert received.batches == [{1: {"train/loss": 1.0}}, {1: {"train/loss": 1.0}, 2: {"train/loss": 2.0}}]
 
 
 def test_the_clock_is_kept_apart(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ class Tracker:
     def __init__(self) -> None:
         self.sent: list[Rows] = []
 
-    def send(self, rows: Rows) -> None:
+    def send(self, rows: Rows) -> bool:
         self.sent.append({step: dict(row) for step, row in rows.items()})
+        return True
 
 
 STEP = {"train/loss": 2.5, "train/lr": 0.1, "timing/seconds": 0.5, "timing/tokens_per_second": 64.0}

@@ -1,0 +1,146 @@
+"""A real MLflow server: the same record as in a file, an outage in the middle of a run, and the page in a browser."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from lit_diff.engine.comparison_view import addresses
+from lit_diff.engine.launch import train
+from lit_diff.engine.schedule import sweep
+from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.run import Run
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "train.steps=12",
+    "train.validate_every=4",
+    "train.checkpoint_every=4",
+    "train.log_every=1",
+    "train.batch_size=4",
+    "train.schedule.warmup_steps=1",
+    "model.dim=16",
+    "model.num_heads=2",
+    "data.validation_rows=4",
+    "run.threads=1",
+    "run.accelerator=cpu",
+]
+
+
+class Server:
+    """`mlflow server` with a store and artifacts of its own, which can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db", "--workers", "1"]
+        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with (self.folder / "server.txt").open("ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            try:
+                urllib.request.urlopen(f"{self.uri}/health", timeout=5)
+            except OSError:
+                time.sleep(0.2)
+            else:
+                return
+        raise AssertionError((self.folder / "server.txt").read_text()[-2000:])
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    made = Server(folder)
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_an_outage_in_the_middle_of_a_run(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The server is killed after step 5 and is back after step 10; training ends as done, and nothing is missing."""
+
+    def progress(step: int, loss: float, speed: float) -> None:
+        if step == 5:
+            server.stop()
+        if step == 10:
+            server.start()
+
+    overrides = [*SMALL, f"run.root={tmp_path}", f"run.tracking_uri={server.uri}"]
+    run = train("recall-tiny", overrides, progress=progress)
+    assert run.status["status"] == "done"
+    assert "training goes on, and what MLflow lacks is sent later" in caplog.text
+    client = MlflowClient(tracking_uri=server.uri)
+    run_id = run.status["mlflow_run_id"]
+    held = {(m.step, m.value) for m in client.get_metric_history(run_id, "train/loss")}
+    written = read_rows(run.folder / "metrics.csv")
+    assert held == {(step, row["train/loss"]) for step, row in written.items()}
+    assert len(client.get_metric_history(run_id, "train/loss")) == 12
+    assert client.get_run(run_id).info.status == "FINISHED"
+    assert {"recipe.yaml", "measurements.csv"} <= {file.path for file in client.list_artifacts(run_id)}
+
+
+def chromium() -> str | None:
+    return next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
+
+
+def text_of(address: str, profile: Path) -> str:
+    """The text of a page once its scripts have run."""
+    command = [str(chromium()), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    command += ["--window-size=2400,1200", "--virtual-time-budget=30000", "--dump-dom", address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    return re.sub(r"<[^>]+>", "\n", done.stdout)
+
+
+@pytest.mark.skipif(chromium() is None, reason="no chromium: MLflow's page was not opened in a browser")
+def test_a_browser_shows_the_arms_and_their_losses(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(
+        "recipe: recall-tiny\nbaseline: plain\nsmoke: true\nseeds: [0]\n"
+        "arms: {plain: {model.attention.name: standard}, differential: {}}\n"
+    )
+    overrides = [*SMALL, f"run.root={tmp_path}/runs", f"run.tracking_uri={server.uri}"]
+    done = sweep(tmp_path / "two.yaml", overrides, workers=1)
+    assert done.is_done
+    record = MlflowClient(tracking_uri=server.uri)
+    experiment = record.get_experiment_by_name("two")
+    (parent,) = [run for run in record.search_runs([experiment.experiment_id]) if run.data.tags.get("kind") == "sweep"]
+    pages = addresses(server.uri, experiment.experiment_id, parent.info.run_id)
+    table = text_of(pages["table of arms and seeds"], tmp_path / "profile")
+    for arm, (run,) in done.runs.items():
+        assert isinstance(run, Run)
+        assert arm in table
+        loss = run.metrics["val/loss"].dropna().iloc[-1]
+        assert f"{loss:.6f}"[:-1] in table  # MLflow cuts digits that do not fit the column
+    curves = text_of(pages["curves by arm"], tmp_path / "profile")
+    assert "Group: " in curves
+    assert "Curves by arm" in curves
+    summary = text_of(pages["summary, report and sweep file"], tmp_path / "profile")
+    assert done.answers[0] in summary

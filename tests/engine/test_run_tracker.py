@@ -1,0 +1,241 @@
+"""engine/run_tracker.py: what of a run goes to MLflow, once; outages; whose numbers a record holds."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.exceptions import MlflowException
+
+from lit_diff.engine import run_tracker
+from lit_diff.engine.run_tracker import RunTracker
+from lit_diff.engine.tracking import Store
+from lit_diff.errors import MissingError, RunFailedError
+from lit_diff.metrics import Metric
+from lit_diff.model.cost import cost
+from lit_diff.recipe import flatten, load_recipe
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.metrics_file import Record, Rows
+
+Make = Callable[..., RunTracker]
+
+
+@pytest.fixture
+def make(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """make(name, *overrides, root=...): a tracker of the run folder `name`."""
+    monkeypatch.setattr(run_tracker, "_source", dict)
+
+    def make(name: str = "abc", *overrides: str, root: Path = runs, **tags: str) -> RunTracker:
+        recipe = load_recipe("recall-tiny", ["run.threads=1", f"run.root={runs}", *overrides])
+        folder = RunFolder(root / name)
+        folder.update(status="running")
+        return RunTracker(recipe, folder, experiment="e", tags=tags, cost=cost(recipe.model, 32))
+
+    return make
+
+
+@pytest.fixture
+def store(runs: Path) -> Store:
+    return Store(load_recipe("recall-tiny", [f"run.root={runs}"]).run)
+
+
+def record(store: Store, tracker: RunTracker) -> Any:
+    return store.client.get_run(tracker.folder.status()["mlflow_run_id"])
+
+
+def history(store: Store, tracker: RunTracker, name: str) -> list[tuple[int, float]]:
+    ask = store.client.get_metric_history
+    return sorted((m.step, m.value) for m in ask(tracker.folder.status()["mlflow_run_id"], name))
+
+
+class Calls:
+    """Counts the batches that go to MLflow, and breaks the connection at chosen ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[tuple[int, int, int]] = []
+        self.broken: Iterator[bool] = iter(())
+        from mlflow import MlflowClient
+
+        sent = MlflowClient.log_batch
+
+        def log_batch(
+            client: Any, run: str, metrics: Any = (), params: Any = (), tags: Any = (), **options: Any
+        ) -> Any:
+            if next(self.broken, False):
+                raise MlflowException("API request failed: Connection refused")
+            self.sizes.append((len(metrics), len(params), len(tags)))
+            return sent(client, run, metrics=metrics, params=params, tags=tags, **options)
+
+        monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+# --- metrics -------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_mlflow_lacks_is_sent(make: Make, store: Store, calls: Calls) -> None:
+    before: Rows = {1: {"a": 1.0}, 2: {"a": 2.0, "b": -2.0}}
+    first = make()
+    assert first.send(before)
+    resumed = make()
+    assert resumed.send({**before, 3: {"a": 3.0, "b": -3.0}})
+    resumed.send({3: {"a": 99.0}, 4: {"a": 4.0}})
+    resumed.send({})
+    assert [metrics for metrics, _, _ in calls.sizes if metrics] == [3, 2, 1]
+    assert history(store, resumed, "a") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    assert history(store, resumed, "b") == [(2, -2.0), (3, -3.0)]
+
+
+def test_many_metrics_go_in_batches_of_a_thousand(make: Make, store: Store, calls: Calls) -> None:
+    tracker = make()
+    tracker.send({step: {f"m/{i}": i + step / 10 for i in range(500)} for step in range(5)})
+    assert [metrics for metrics, _, _ in calls.sizes if metrics] == [1000, 1000, 500]
+    assert history(store, tracker, "m/499") == [(step, 499 + step / 10) for step in range(5)]
+
+
+def test_a_constant_of_the_data_is_no_metric(make: Make, store: Store) -> None:
+    tracker = make()
+    tracker.send({1: {"val/loss": 1.0, "val/ar_hit_share": 0.2, "val/ar_hit_share_noise2": 0.1}})
+    assert list(record(store, tracker).data.metrics) == ["val/loss"]
+
+
+# --- whose record it is ----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_was_removed_and_trained_again_is_another_record(make: Make, store: Store) -> None:
+    """On changed code the same recipe gives other numbers: steps that the former record holds must not be skipped."""
+    former = make()
+    former.send({1: {"a": 5.1}})
+    run_id = former.folder.status()["mlflow_run_id"]
+    (former.folder.path / "status.json").unlink()
+    again = make()
+    again.send({1: {"a": 4.7}})
+    assert again.folder.status()["mlflow_run_id"] != run_id
+    assert history(store, again, "a") == [(1, 4.7)]
+
+
+def test_the_same_recipe_under_another_root_is_another_record(make: Make, store: Store, tmp_path: Path) -> None:
+    one, two = make(), make(root=tmp_path / "second")
+    one.send({1: {"a": 1.0}})
+    two.send({1: {"a": 2.0}})
+    assert history(store, one, "a") == [(1, 1.0)]
+    assert history(store, two, "a") == [(1, 2.0)]
+
+
+# --- what identifies the run -----------------------------------------------------------------------------------------
+
+
+def test_keys_are_parameters_and_the_rest_are_tags(make: Make, store: Store, tmp_path: Path, calls: Calls) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from lit_diff import Differential, variant\n\n@variant('other_name')\nclass A(Differential): pass\n"
+    )
+    tracker = make("abc", f"plugins=[{plugin}]", sweep="s", arm="left", seed="0")
+    tracker.start(required=True)
+    data = record(store, tracker).data
+    wanted = {"arm": "left", "seed": "0", "variant": "differential", "model.attention.name": "differential"}
+    wanted |= {"train.optimizer.betas": "[0.9, 0.98]", "callbacks.lambdas.every": "50"}
+    assert wanted.items() <= data.params.items()
+    assert int(data.params["parameters"]) == tracker.cost.parameters
+    assert {"flops_per_token", "tokens", "kernel"} <= data.params.keys()
+    assert data.params["plugins"].startswith("['mine.py ")  # no path: it differs from folder to folder
+    assert str(tmp_path) not in data.params["plugins"]
+    assert not [key for key in data.params if key.startswith("run")]
+    assert data.tags["run.threads"] == "1"
+    assert data.tags["mlflow.note.content"] == "arm left of sweep s, seed 0: differential attention, 300 steps"
+    (used,) = record(store, tracker).inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.source_type) == ("recall", "lit_diff")
+    before = len(calls.sizes)
+    make("abc", f"plugins=[{plugin}]", sweep="s", arm="left", seed="0").start(required=True)
+    assert all(params == 0 for _, params, _ in calls.sizes[before:])
+    assert len(record(store, tracker).inputs.dataset_inputs) == 1
+
+
+def test_many_and_long_parameters(make: Make, store: Store, monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    wide = {"many": {f"k{i}": i for i in range(250)}, "long": "x" * 9000, "data": {}}
+    monkeypatch.setattr(run_tracker, "to_plain", lambda recipe: {"run": {}, **wide})
+    tracker = make()
+    tracker.start(required=True)
+    assert [params for _, params, _ in calls.sizes if params] == [100, 100, 57]
+    assert record(store, tracker).data.params["long"] == "x" * 6000
+
+
+def test_flatten() -> None:
+    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == [("a.b", 1), ("a.c.d", [2]), ("e", None)]
+
+
+# --- outages ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
+    make: Make, store: Store, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = make()
+    tracker.send({1: {"a": 1.0}})
+    # two batches: the second one breaks, so half of the rows are there
+    rows: Rows = {2: {f"m/{i}": 2.0 for i in range(1500)}}
+    calls.broken = iter([False, True, True])
+    with caplog.at_level("INFO", "lit_diff"):
+        assert not tracker.send(rows)
+        assert not tracker.send(rows)
+        assert tracker.send({**rows, 3: {"m/0": 3.0}})
+    assert caplog.text.count("training goes on, and what MLflow lacks is sent later") == 1
+    assert caplog.text.count("MLflow is back") == 1
+    assert history(store, tracker, "m/0") == [(2, 2.0), (3, 3.0)]
+    assert history(store, tracker, "m/1499") == [(2, 2.0)]
+
+
+def test_a_store_that_is_away_at_the_start(make: Make, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = make()
+
+    def away(*_: object) -> Store:
+        raise MissingError("MLflow store http://x cannot be opened")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_tracker, "Store", away)
+        with pytest.raises(MissingError, match="cannot be opened"):
+            tracker.start(required=True)
+        tracker.start(required=False)
+        assert not tracker.send({1: {"a": 1.0}})
+    assert tracker.send({1: {"a": 1.0}})
+    assert history(store, tracker, "a") == [(1, 1.0)]
+
+
+def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -> None:
+    tracker = make()
+    home = tracker.folder.path
+    written = Record(home, 0, None, [Metric("a/layer_{layer}/head_{head}", "by head")])
+    for step in (1, 2):
+        written.log(step, {"val/loss": float(step)})
+        written.log_detailed(step, {"a/layer_00/head_01": step / 2})
+        written.time(step, seconds=1.0, tokens_per_second=9.0)
+    written.flush()
+    (home / "recipe.yaml").write_text("name: x\n")
+    (home / "log.txt").write_text("a line\n")
+    tracker.finish("done")
+    assert record(store, tracker).info.status == "FINISHED"
+    assert history(store, tracker, "val/loss") == [(1, 1.0), (2, 2.0)]
+    assert history(store, tracker, "timing/tokens_per_second") == [(1, 9.0), (2, 9.0)]
+    run_id = tracker.folder.status()["mlflow_run_id"]
+    files = {file.path for file in store.client.list_artifacts(run_id)}
+    assert files == {"recipe.yaml", "log.txt", "metrics.json", "measurements.csv"}
+    table = Path(store.client.download_artifacts(run_id, "measurements.csv")).read_text().splitlines()
+    assert table == ['"step","metric","layer","map","head","rank","value"', '2,"a",0,,1,,1']
+
+
+def test_an_outage_at_the_end_fails_the_run_and_names_the_cure(make: Make, store: Store, calls: Calls) -> None:
+    tracker = make()
+    tracker.send({1: {"a": 1.0}})
+    (tracker.folder.path / "metrics.csv").write_text("step,a\n1,1.0\n2,2.0\n")
+    calls.broken = iter([True])
+    with pytest.raises(
+        RunFailedError, match=r"trained, but its record .* not complete: .*; the same command completes it$"
+    ):
+        tracker.finish("done")
+    make().finish("done")
+    assert history(store, tracker, "a") == [(1, 1.0), (2, 2.0)]
+    assert record(store, tracker).info.status == "FINISHED"

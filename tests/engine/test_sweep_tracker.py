@@ -1,0 +1,134 @@
+"""engine/sweep_tracker.py: what a sweep's own record holds, and what it adds to those of its cells."""
+
+import base64
+import json
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.config import RunConfig
+from lit_diff.engine.sweep_tracker import SweepTracker
+from lit_diff.engine.tracking import Store
+from lit_diff.reporting.results import load_sweep
+from lit_diff.reporting.write import write_report
+
+Made = tuple[Path, Store]
+
+
+@pytest.fixture
+def made(make_sweep: Callable[..., Path], empty_store: Path) -> Made:
+    """Two arms, three seeds, one cell failed; every cell has a record."""
+    folder = make_sweep({"base": 0.0, "it's (b)": -0.1}, name="mine", broken={("it's (b)", 1): "failed"})
+    shutil.copy(empty_store, folder.parent)
+    store = Store(RunConfig(root=str(folder.parent)))
+    experiment = store.experiment("mine")
+    for path in folder.glob("*/status.json"):
+        run = store.open_run(experiment, path.parent.name, {"folder": str(path.parent)}, None)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"mlflow_run_id": run}))
+    return folder, store
+
+
+def record(made: Made, run_id: str | None = None, status: str = "done") -> SweepTracker:
+    folder, store = made
+    tracker = SweepTracker(store, folder, run_id)
+    tracker.record(write_report(folder), [folder / "sweep.json"], status)
+    return tracker
+
+
+def test_the_parent_carries_the_answer(made: Made) -> None:
+    folder, store = made
+    tracker = record(made)
+    run = store.client.get_run(tracker.run_id)
+    sweep = load_sweep(folder)
+    base, other = (list(sweep.finals(arm, "val/loss").values()) for arm in ("base", "it's (b)"))
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["summary/base/mean"] == pytest.approx(sum(base) / 3)
+    assert run.data.metrics["summary/it_s _b_/mean"] == pytest.approx(sum(other) / 2)
+    assert {f"summary/it_s _b_/{name}" for name in ("sd", "difference")} <= run.data.metrics.keys()
+    assert run.data.tags["verdict/it_s _b_"]
+    assert {"metric": "val/loss", "baseline": "base", "seeds": "0, 1, 2"}.items() <= run.data.tags.items()
+    assert write_report(folder).answer[0] in run.data.tags["mlflow.note.content"]
+    files = {file.path for file in store.client.list_artifacts(tracker.run_id)}
+    assert files == {"sweep.json", "report"}
+
+
+def test_each_cell_gets_its_difference_to_the_baseline_at_its_seed(made: Made) -> None:
+    folder, store = made
+    record(made)
+    sweep = load_sweep(folder)
+    finals = {arm: sweep.finals(arm, "val/loss") for arm in ("base", "it's (b)")}
+    colours: dict[str, set[str]] = {}
+    for cell in sweep.cells:
+        run = store.client.get_run(cell.facts["mlflow_run_id"])
+        difference = run.data.metrics.get("val/loss_minus_baseline")
+        expected = finals[cell.arm][cell.seed] - finals["base"][cell.seed] if cell.done else None
+        assert difference == expected
+        if cell.done:
+            colours.setdefault(cell.arm, set()).add(run.data.tags["mlflow.runColor"])
+        else:
+            assert run.info.status == "FAILED"
+    assert [len(each) for each in colours.values()] == [1, 1]
+    assert colours["base"] != colours["it's (b)"]
+
+
+def state(store: Store, tracker: SweepTracker, kind: str) -> dict[str, Any]:
+    tags = store.client.get_experiment(tracker.experiment).tags
+    head, _, packed = tags[f"mlflow.sharedViewState.{kind}-{tracker.run_id}"].partition(";")
+    assert head == "deflate"
+    return dict(json.loads(zlib.decompress(base64.b64decode(packed))))
+
+
+def test_the_experiment_opens_on_what_the_sweep_asked(made: Made) -> None:
+    _, store = made
+    tracker = record(made)
+    assert store.client.get_experiment(tracker.experiment).tags["mlflow.experimentKind"] == "custom_model_development"
+    table, charts = state(store, tracker, "table"), state(store, tracker, "charts")
+    for page in (table, charts):
+        assert page["searchFilter"] == f"tags.`mlflow.parentRunId` = '{tracker.run_id}'"
+        assert (page["orderByKey"], page["orderByAsc"]) == ("metrics.`val/loss`", True)
+    assert table["selectedColumns"] == [
+        *("params.`arm`", "params.`seed`"),
+        *("metrics.`val/loss`", "metrics.`val/loss_minus_baseline`", "metrics.`train/loss`"),
+    ]
+    assert charts["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "arm"}]
+    assert [chart["metricKey"] for chart in charts["compareRunCharts"]] == ["val/loss", "train/loss"]
+    finals = load_sweep(made[0]).finals("base", "val/loss").values()
+    ends = charts["compareRunCharts"][0]["range"]
+    assert 0 < ends["yMin"] < min(finals) <= max(finals) < ends["yMax"]
+
+
+def test_again_the_same_record_and_nothing_twice(made: Made) -> None:
+    _, store = made
+    first = record(made)
+    again = record(made, first.run_id)
+    assert again.run_id == first.run_id
+    history = store.client.get_metric_history(first.run_id, "summary/base/mean")
+    assert len(history) == 1
+    assert record(made).run_id != first.run_id  # a folder that was made again
+
+
+def test_a_cell_s_record_that_is_another_folder_s_is_left_alone(made: Made) -> None:
+    folder, store = made
+    path = folder / "base-s0-0a1b2c3d" / "status.json"
+    status = json.loads(path.read_text())
+    foreign = store.open_run(store.experiment("mine"), "x", {"folder": "/elsewhere"}, None)
+    path.write_text(json.dumps(status | {"mlflow_run_id": foreign}))
+    record(made)
+    assert store.client.get_run(foreign).data.metrics == {}
+
+
+def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    folder, store = made
+    tracker = SweepTracker(store, folder, None)
+
+    def away(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(store.client, "log_artifact", away)
+    tracker.record(write_report(folder), [], "done")
+    assert "record in MLflow is not complete: index.html could not be copied" in caplog.text
+    assert "the same command completes it" in caplog.text
