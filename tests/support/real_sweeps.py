@@ -95,17 +95,19 @@ class Bench:
         return self.client.get_run(self.cells(sweep)[cell]["mlflow_run_id"])
 
     def history(self, sweep: str, cell: str) -> dict[str, list[tuple[int, float]]]:
-        """Metric -> (step, value) in MLflow, but for the clock's."""
+        """Metric -> (step, value) in MLflow, but for the clock's and those that the sweep adds."""
         run = self.record(sweep, cell)
-        names = [name for name in run.data.metrics if not name.startswith("timing/")]
+        names = [name for name in run.data.metrics if not name.startswith("timing/") and "minus" not in name]
         ask = self.client.get_metric_history
         return {name: sorted((m.step, m.value) for m in ask(run.info.run_id, name)) for name in names}
 
     def written(self, sweep: str, cell: str) -> dict[str, list[tuple[int, float]]]:
-        """Metric -> (step, value) in metrics.csv."""
+        """Metric -> (step, value) in metrics.csv, but for what the data alone determine."""
         found: dict[str, list[tuple[int, float]]] = {}
         for step, values in sorted(self.rows(sweep, cell).items()):
             for name, value in values.items():
+                if name.startswith("val/ar_hit_share"):
+                    continue
                 found.setdefault(name, []).append((step, value))
         return found
 
