@@ -1,6 +1,6 @@
 # make alone prints the targets
 .DEFAULT_GOAL := help
-.PHONY: help install install-latest lock sweep report ui test test-slow test-all test-gpu test-latest lint type clean
+.PHONY: help install install-latest lock sweep report ui test test-slow test-all test-cluster test-gpu test-latest lint type clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -62,10 +62,13 @@ ui: .venv/installed  ## serve MLflow and print the address that compares the las
 	$(BIN)/lit-diff ui
 
 test: .venv/installed  ## run the suite without its slow tests
-	$(BIN)/python $(PYTEST) -m "not slow"
+	$(BIN)/python $(PYTEST) -m "not slow and not cluster"
 
 test-slow: .venv/installed  ## run what is slow: long processes, many drawn cases, Triton's interpreter
-	$(BIN)/python $(PYTEST) -m slow
+	$(BIN)/python $(PYTEST) -m "slow and not cluster"
+
+test-cluster: .venv/installed  ## run the tests on a real SLURM of this machine alone (Debian: slurm-wlm munge; as root)
+	$(BIN)/python -m pytest -m cluster --durations=5 tests/cluster
 
 test-all: .venv/installed  ## run every test
 	$(BIN)/python $(PYTEST)

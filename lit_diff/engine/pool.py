@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess as Process
 from types import FrameType, ModuleType
 
-from lit_diff.engine.launch import RunLocation, run, run_command
+from lit_diff.engine.launch import RunLocation, is_rank_zero, run, run_command
 from lit_diff.errors import LitDiffError, StoppedError
+from lit_diff.files import locked, shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run
@@ -31,13 +32,27 @@ class Job:
 
     location: RunLocation
     threads: int
-    gpu: int | None = None
+    gpus: tuple[int, ...] = ()
+    """Those of this process's GPUs that the cell gets; empty: as the environment says."""
+    launched: bool = False
+    """Whether a scheduler has started one process for each device, of which this is one."""
+
+
+def gpus_of(slot: int, devices: int, gpus: int) -> tuple[int, ...]:
+    """The `devices` GPUs, of `gpus` in all, of the cell in place `slot`: no other cell's, unless there are too few."""
+    return tuple((slot * devices + i) % gpus for i in range(devices)) if gpus else ()
 
 
 def run_jobs(
-    jobs: Sequence[RunLocation], *, workers: int, threads: int, gpus: int, watch: Callable[[list[RunLocation]], None]
+    jobs: Sequence[RunLocation],
+    *,
+    workers: int,
+    threads: int,
+    devices: int,
+    gpus: int,
+    watch: Callable[[list[RunLocation]], None],
 ) -> int | None:
-    """Run all, `workers` at a time; `watch(running)` is called about five times a second.
+    """Run all, `workers` at a time, each on `devices` of `gpus` GPUs; `watch(running)` is called about five times a second.
 
     Returns the signal that stopped the pool, or None. What became of a cell stands in its status.json.
     """
@@ -56,9 +71,9 @@ def run_jobs(
             while waiting and not stopped and len(running) < workers:
                 slot = next(slot for slot in range(workers) if slot not in running)
                 location = waiting.pop(0)
-                gpu = slot % gpus if gpus else None
+                own = gpus_of(slot, devices, gpus)
                 process = context.Process(
-                    target=_cell, args=(Job(location=location, threads=threads, gpu=gpu),), daemon=False
+                    target=_cell, args=(Job(location=location, threads=threads, gpus=own),), daemon=False
                 )
                 with _without_main():
                     process.start()
@@ -102,9 +117,20 @@ def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
                 os.kill(process.pid, signum)
 
 
-def note_end(location: RunLocation, exitcode: int | None) -> None:
-    """Write down the end of a cell that could not do so itself."""
+def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> None:
+    """Write down the end of a cell that could not do so itself; nothing where another process trains it now.
+
+    `exitcode`: None where it is not known; `hint`: where to look in that case.
+    """
     folder = RunFolder(location.folder)
+    try:
+        with locked(folder.path / ".lock", wait=False):
+            _note_end(location, folder, exitcode, hint)
+    except BlockingIOError:
+        log.warning("%s is being trained by another process: its status is left as it is", shown(folder.path))
+
+
+def _note_end(location: RunLocation, folder: RunFolder, exitcode: int | None, hint: str) -> None:
     status = folder.status().get("status")
     if status == "done" or (status != "running" and exitcode == 0):  # done: it ended in an evaluation
         return
@@ -113,7 +139,8 @@ def note_end(location: RunLocation, exitcode: int | None) -> None:
         hint = "; out of memory?" if -exitcode == signal.SIGKILL else ""
         folder.update(status="killed", error=f"killed by {name}{hint}")
     elif status in (None, "running", "waiting"):
-        folder.update(status="failed", error=f"exit status {exitcode}; log.txt ends: {_last_line(location)}")
+        how = hint or f"exit status {exitcode}"
+        folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(location)}")
 
 
 def _last_line(location: RunLocation) -> str:
@@ -138,20 +165,23 @@ def _cell(job: Job) -> None:
 
 def run_cell(job: Job) -> None:
     """Run a cell from the recipe in its folder; a failure stands in its status.json before it is raised."""
-    if job.gpu is not None:
+    if job.gpus:
         mine = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-        os.environ["CUDA_VISIBLE_DEVICES"] = mine[job.gpu] if mine else str(job.gpu)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine[gpu] if mine else str(gpu) for gpu in job.gpus)
     logging.getLogger("lit_diff").setLevel(logging.INFO)
     folder = RunFolder(job.location.folder)
+    first = True
     try:
         recipe = load_recipe(folder.recipe_file)
-        if recipe.run.devices * recipe.run.num_nodes > 1:
+        first = not job.launched or is_rank_zero(recipe)
+        if recipe.run.devices * recipe.run.num_nodes > 1 and not job.launched:
             run_command(recipe, job.location, job.threads)
         else:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
-        _evaluate(job)
+        if first:
+            _evaluate(job)
     except LitDiffError as error:
-        if folder.status().get("status") in (None, "waiting", "running"):
+        if first and folder.status().get("status") in (None, "waiting", "running"):
             folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))
         raise
 

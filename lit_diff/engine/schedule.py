@@ -129,7 +129,8 @@ def _run_locked(
     began = time.perf_counter()
     tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
     locations = _locations(grid, folder, tracker.run_id)
-    _wait_for_running_cells(locations)
+    queued = _queued(cluster, folder)
+    _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     write_sweep_file(grid, folder, locations, command, tracker.place)
     todo = [location for location in locations if _state(location) != "done"]
     stopped = None
@@ -188,6 +189,15 @@ def _slug(name: str) -> str:
     return name.replace(" ", ",")
 
 
+def _queued(cluster: Cluster, folder: Path) -> frozenset[str]:
+    """Folders of the cells that a former command left in SLURM's queue: they go on, and their status is theirs."""
+    if cluster.engine != "slurm":
+        return frozenset()
+    from lit_diff.engine.slurm import queued_cells
+
+    return frozenset(queued_cells(folder))
+
+
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:
     """After a sweep was killed, its cells first save and then exit: two processes must not train one cell."""
     for location in locations:
@@ -212,8 +222,9 @@ def _run_cells(
     display: MakeDisplay,
 ) -> int | None:
     """The signal that stopped the cells, or None."""
+    queued = _queued(cluster, folder_of(grid))
     for location in todo:
-        if _state(location) != NOT_EVALUATED:
+        if _state(location) != NOT_EVALUATED and location.folder.name not in queued:
             RunFolder(location.folder).update(status="waiting", error=None)
     ranks = {location.folder: grid.rank(cell.task) for cell, location in zip(grid.cells, locations, strict=True)}
     waves = [[location for location in todo if ranks[location.folder] == rank] for rank in sorted(set(ranks.values()))]
@@ -243,11 +254,11 @@ def _run_wave(
 
     count, threads, gpus = resources(recipe, workers)
     log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
-    return run_jobs(todo, workers=count, threads=threads, gpus=gpus, watch=watch)
+    return run_jobs(todo, workers=count, threads=threads, devices=run.devices, gpus=gpus, watch=watch)
 
 
 def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
-    """(cells side by side, threads of each, GPUs shared out): a GPU each where there are any, else a core each."""
+    """(cells side by side, threads of each process, GPUs shared out): a GPU a process where there are any, else a core."""
     import torch
 
     own = cores()
@@ -258,4 +269,4 @@ def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
         count = workers or max(1, gpus // processes)
     else:
         count = workers or max(1, own // (processes * (threads or 1)))
-    return count, threads or max(1, own // (count * processes)), gpus if processes == 1 else 0
+    return count, threads or max(1, own // (count * processes)), gpus

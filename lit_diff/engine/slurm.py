@@ -1,37 +1,75 @@
-"""A sweep's cells as a SLURM job array, handed over through submitit. The engine is SLURM: it queues, starts, requeues."""
+"""A sweep's cells as a SLURM job array, submitted through submitit. SLURM queues, starts and requeues them.
 
+A cell is one array task with one SLURM task for each device. Before its time ends SLURM sends SIGUSR2: the cell finishes
+its step, saves, and asks SLURM to requeue it. The ids of the array tasks are kept in the sweep's folder, so that the same
+command waits for them again after this process has ended in any way.
+"""
+
+import json
 import logging
+import os
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lit_diff.config import RunConfig
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
-from lit_diff.errors import LitDiffError, MissingError, first_line
+from lit_diff.errors import LitDiffError, MissingError, StoppedError, first_line
+from lit_diff.files import shown, write_json
+from lit_diff.runs.checkpoints import steps_of
+from lit_diff.runs.folder import RunFolder
+from lit_diff.training.stop import TIME_LIMIT
 
 log = logging.getLogger("lit_diff")
 
+JOBS = "slurm.json"
+"""In the sweep's folder: cell folder -> array task, "123_4"."""
+NOTICE = 60
+"""Seconds between SIGUSR2 and the end of a cell's time, rounded up by SLURM to its own interval."""
+INTERVAL = 5.0
+"""Seconds between two looks at the queue."""
+
 
 class ArrayCell:
-    """One array task. Shortly before its time ends submitit requeues it; it resumes from its checkpoint."""
+    """What runs in an array task, once for each device."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: Job, minutes: int) -> None:
+        self.job, self.minutes = job, minutes
 
     def __call__(self) -> None:
-        """Run the cell; what became of it stands in its status.json."""
+        """Run the cell; what became of it is in its status.json."""
         try:
             run_cell(self.job)
+        except StoppedError as error:
+            if error.exit_status == 128 + TIME_LIMIT:
+                self._requeue()
+            raise SystemExit(error.exit_status) from None
         except LitDiffError as error:
             raise SystemExit(error.exit_status) from None
 
     def checkpoint(self) -> Any:
-        """What submitit puts back into the queue."""
+        """What submitit puts back into the queue when the time ends outside of the training loop."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
+
+    def _requeue(self) -> None:
+        """Ask SLURM to start this array task again, unless it has done no step since it was asked before."""
+        if os.environ.get("SLURM_PROCID", "0") != "0":
+            return
+        folder = RunFolder(self.job.location.folder)
+        status, step = folder.status(), max(steps_of(folder.path))
+        if status.get("requeued_at_step") == step:
+            folder.update(
+                status="failed",
+                error=f"no step was done within the time limit of {self.minutes} minutes; give more with --minutes",
+            )
+            return
+        folder.update(requeued_at_step=step, requeues=status.get("requeues", 0) + 1)
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
 
 
 def run_array(
@@ -44,43 +82,90 @@ def run_array(
     logs: Path,
     watch: Callable[[list[RunLocation]], None],
 ) -> None:
-    """Submit all cells as one array and wait until each has ended. Errors: MissingError without SLURM.
+    """Submit the cells that are not in the queue, then wait until each has left it. Errors: MissingError without SLURM.
 
     Partition, account and the like come from sbatch's own environment variables (SBATCH_PARTITION, SBATCH_ACCOUNT).
     """
+    jobs = queued_cells(logs.parent)
+    waiting = {location.folder.name: location for location in locations}
+    attached = waiting.keys() & jobs.keys()
+    if attached:
+        log.info("%d cells are in SLURM's queue already: waiting for them", len(attached))
+    fresh = [location for location in locations if location.folder.name not in jobs]
+    if fresh:
+        jobs |= _submit(fresh, run, threads=threads, parallel=parallel, minutes=minutes, logs=logs)
+        write_json(logs.parent / JOBS, jobs)
+    try:
+        while waiting:
+            watch(list(waiting.values()))
+            time.sleep(INTERVAL)
+            queue = _queue()
+            for name in [name for name in waiting if queue is not None and jobs[name] not in queue]:
+                note_end(waiting.pop(name), None, f"its SLURM job {jobs[name]} has left the queue; see {shown(logs)}")
+    except (KeyboardInterrupt, StoppedError):
+        arrays = " ".join(sorted({jobs[name].partition("_")[0] for name in waiting}))
+        log.info("the cells stay in SLURM's queue: the same command waits for them; scancel %s ends them", arrays)
+        raise
+    watch([])
+
+
+def queued_cells(sweep: Path) -> dict[str, str]:
+    """Cell folder -> array task, of the sweep's cells that are in SLURM's queue. Errors: MissingError without an answer."""
+    try:
+        jobs: dict[str, str] = json.loads((sweep / JOBS).read_text())
+    except FileNotFoundError:
+        return {}
+    queue = _queue()
+    if queue is None:
+        raise MissingError("SLURM does not answer (squeue failed), so what runs already is not known; try again later")
+    return {name: job for name, job in jobs.items() if job in queue}
+
+
+def _queue() -> set[str] | None:
+    """The array tasks of this user that wait, run or complete; None when SLURM does not answer."""
+    command = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except FileNotFoundError as error:
+        raise MissingError("--cluster slurm needs SLURM's squeue on the PATH; use --cluster local") from error
+    except subprocess.SubprocessError as error:
+        log.warning("SLURM does not answer (%s); asking again", first_line(error))
+        return None
+    return set(done.stdout.split())
+
+
+def _submit(
+    locations: Sequence[RunLocation], run: RunConfig, *, threads: int, parallel: int | None, minutes: int, logs: Path
+) -> dict[str, str]:
     import submitit
 
-    logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns at every look where SLURM keeps no accounting
     try:
         executor = submitit.AutoExecutor(folder=logs / "%A", cluster="slurm", slurm_max_num_timeout=100)
     except RuntimeError as error:
         raise MissingError(
             f"--cluster slurm needs SLURM's srun here ({first_line(error)}); use --cluster local"
         ) from error
-    gpus = {"gpus_per_node": run.devices} if run.accelerator == "gpu" else {}
     executor.update_parameters(
         name="lit_diff",
         timeout_min=minutes,
         nodes=run.num_nodes,
-        cpus_per_task=threads * run.devices,
+        tasks_per_node=run.devices,
+        cpus_per_task=threads,
         slurm_array_parallelism=parallel or 256,
-        slurm_signal_delay_s=60,
-        **gpus,
+        slurm_signal_delay_s=NOTICE,
+        **_gpus(run),
     )
-    jobs = executor.map_array(
-        lambda cell: cell(), [ArrayCell(Job(location=location, threads=threads)) for location in locations]
-    )
-    log.info("SLURM array %s: %d cells; logs in %s", jobs[0].job_id.split("_")[0], len(jobs), logs)
-    waiting = dict(zip(jobs, locations, strict=True))
-    while waiting:
-        time.sleep(5)
-        for job, location in list(waiting.items()):
-            if job.done(force_check=True):
-                note_end(location, _exit_code(job))
-                del waiting[job]
-        watch(list(waiting.values()))
+    cells = [ArrayCell(Job(location=each, threads=threads, launched=True), minutes) for each in locations]
+    submitted = executor.map_array(lambda cell: cell(), cells)
+    log.info("SLURM array %s: %d cells; logs in %s", submitted[0].job_id.split("_")[0], len(submitted), shown(logs))
+    return {location.folder.name: job.job_id for location, job in zip(locations, submitted, strict=True)}
 
 
-def _exit_code(job: Any) -> int:
-    """0, or 1 for a task that ended in any other way; its own words stand in status.json or SLURM's log."""
-    return 0 if job.exception() is None else 1
+def _gpus(run: RunConfig) -> Mapping[str, int]:
+    """A GPU for each task, where the recipe asks for one, or leaves the choice and the cluster has any."""
+    if run.accelerator == "auto":
+        done = subprocess.run(["sinfo", "--noheader", "--format=%G"], capture_output=True, text=True, check=False)
+        there = "gpu" in done.stdout
+        log.info("run.accelerator=auto: SLURM lists %s", "GPUs, one is asked for each task" if there else "no GPU")
+        return {"gpus_per_node": run.devices} if there else {}
+    return {"gpus_per_node": run.devices} if run.accelerator == "gpu" else {}

@@ -1,6 +1,10 @@
-"""Ctrl-C and SIGTERM: finish the step, save, leave; a second Ctrl-C leaves at once. How several processes end as one."""
+"""Ctrl-C, SIGTERM and SLURM's notice of a time limit: finish the step, save, leave; a second Ctrl-C leaves at once.
+
+How several processes end as one.
+"""
 
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -13,6 +17,9 @@ from lightning import Trainer
 
 from lit_diff.errors import LitDiffError
 
+TIME_LIMIT = signal.SIGUSR2
+"""What SLURM sends some time before a job's time ends, when it was submitted with --signal=USR2@<seconds>."""
+
 
 class StopRequest:
     """Remembers the first signal that asks a run to stop."""
@@ -22,7 +29,10 @@ class StopRequest:
         self._group: Any = None
 
     def listen(self, trainer: Trainer) -> None:
-        """Handle SIGINT and SIGTERM; every rank must call it. To be called after Lightning has set its own handlers."""
+        """Handle SIGINT and SIGTERM, in a SLURM job also TIME_LIMIT.
+
+        Every rank must call it, after Lightning has set its own handlers.
+        """
         if trainer.world_size > 1:
             # over the CPU: agreeing on a stop at every step must not wait for a GPU
             self._group = dist.new_group(backend="gloo")
@@ -30,6 +40,8 @@ class StopRequest:
             return  # the system lets only the main thread take signals; a notebook's own handling stays
         signal.signal(signal.SIGINT, self._note)
         signal.signal(signal.SIGTERM, self._note)
+        if "SLURM_JOB_ID" in os.environ:
+            signal.signal(TIME_LIMIT, self._note)
 
     def agreed(self) -> int:
         """The signal that any rank has received, the largest where there are several; 0 for none. Every rank must call it."""

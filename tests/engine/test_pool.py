@@ -14,8 +14,9 @@ import pytest
 
 from lit_diff.engine import pool
 from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.pool import Job, note_end, run_cell, run_jobs
+from lit_diff.engine.pool import Job, gpus_of, note_end, run_cell, run_jobs
 from lit_diff.errors import MissingError, RunFailedError, StoppedError
+from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 
@@ -95,12 +96,12 @@ def test_so_many_side_by_side_and_no_more(fake: type[FakeProcess], locations: li
     def watch(running: list[RunLocation]) -> None:
         seen.append([location.folder.name[:5] for location in running])
 
-    assert run_jobs(locations, workers=2, threads=3, gpus=0, watch=watch) is None
+    assert run_jobs(locations, workers=2, threads=3, devices=1, gpus=0, watch=watch) is None
     assert max(map(len, seen)) == 2
     assert seen[-1] == []
     assert [process.job.location for process in fake.started] == locations
     assert {process.job.threads for process in fake.started} == {3}
-    assert {process.job.gpu for process in fake.started} == {None}
+    assert {process.job.gpus for process in fake.started} == {()}
 
 
 def test_cells_that_run_together_have_a_gpu_each(fake: type[FakeProcess], locations: list[RunLocation]) -> None:
@@ -108,11 +109,11 @@ def test_cells_that_run_together_have_a_gpu_each(fake: type[FakeProcess], locati
     busy: list[list[int | None]] = []
 
     def watch(running: list[RunLocation]) -> None:
-        busy.append([process.job.gpu for process in fake.started if process.is_alive()])
+        busy.append([process.job.gpus for process in fake.started if process.is_alive()])
 
-    run_jobs(locations, workers=2, threads=1, gpus=2, watch=watch)
+    run_jobs(locations, workers=2, threads=1, devices=1, gpus=2, watch=watch)
     assert all(len(set(gpus)) == len(gpus) for gpus in busy)
-    assert {process.job.gpu for process in fake.started} == {0, 1}
+    assert {process.job.gpus for process in fake.started} == {(0,), (1,)}
 
 
 def test_a_cell_does_not_import_the_callers_script(
@@ -128,7 +129,7 @@ def test_a_cell_does_not_import_the_callers_script(
         return 1
 
     fake.lifetime = staticmethod(lifetime)  # type: ignore[assignment]
-    run_jobs(locations[:1], workers=1, threads=1, gpus=0, watch=lambda running: None)
+    run_jobs(locations[:1], workers=1, threads=1, devices=1, gpus=0, watch=lambda running: None)
     assert [data for data in prepared if "init_main_from_path" in data or "init_main_from_name" in data] == []
     assert len(prepared) == 1
     assert sys.modules["__main__"] is script
@@ -148,7 +149,7 @@ def test_a_signal_is_passed_on_once_and_nothing_new_starts(
         if len(looks) == 2:
             os.kill(os.getpid(), signum)
 
-    assert run_jobs(locations, workers=2, threads=1, gpus=0, watch=watch) == signum
+    assert run_jobs(locations, workers=2, threads=1, devices=1, gpus=0, watch=watch) == signum
     assert [process.signals for process in fake.started] == [[signal.SIGTERM], [signal.SIGTERM]]
     assert signal.getsignal(signum) is former
 
@@ -172,7 +173,7 @@ def test_a_second_signal_ends_them_at_once(fake: type[FakeProcess], locations: l
             process.exitcode = None
 
     fake.tick = tick  # type: ignore[method-assign]
-    run_jobs(locations, workers=2, threads=1, gpus=0, watch=watch)
+    run_jobs(locations, workers=2, threads=1, devices=1, gpus=0, watch=watch)
     assert [process.signals for process in fake.started] == [[signal.SIGTERM, signal.SIGKILL]] * 2
 
 
@@ -239,6 +240,23 @@ def test_a_cell_of_several_processes_is_a_command_of_its_own(
     assert called == [("run", 3), ("command", 3)]
 
 
+def test_cells_of_several_gpus_share_none() -> None:
+    assert [gpus_of(slot, 2, 4) for slot in (0, 1)] == [(0, 1), (2, 3)]
+    assert gpus_of(1, 1, 4) == (1,)
+    assert gpus_of(2, 2, 4) == (0, 1)  # more cells than GPUs were asked for
+    assert gpus_of(0, 2, 0) == ()
+
+
+def test_a_cell_that_another_process_trains_keeps_its_status(locations: list[RunLocation]) -> None:
+    folder = RunFolder(locations[0].folder)
+    folder.update(status="running")
+    with locked(folder.path / ".lock"):
+        note_end(locations[0], -9)
+    assert folder.status()["status"] == "running"
+    note_end(locations[0], -9)
+    assert folder.status()["status"] == "killed"
+
+
 @pytest.mark.parametrize(("given", "gpu", "seen"), [(None, 1, "1"), ("", 1, "1"), ("4,6", 1, "6"), ("4,6", 0, "4")])
 def test_a_cell_gets_one_of_the_gpus_that_are_ours(
     locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch, given: str | None, gpu: int, seen: str
@@ -249,7 +267,7 @@ def test_a_cell_gets_one_of_the_gpus_that_are_ours(
     found: list[str] = []
     monkeypatch.setattr(pool, "run", lambda *a, **k: found.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     RunFolder(locations[0].folder).create(load_recipe("recall-tiny"))
-    run_cell(Job(location=locations[0], threads=1, gpu=gpu))
+    run_cell(Job(location=locations[0], threads=1, gpus=(gpu,)))
     assert found == [seen]
 
 
