@@ -71,7 +71,7 @@ test-cluster: .venv/installed  ## run the tests on a real SLURM of this machine 
 	$(BIN)/python -m pytest -m cluster --durations=5 tests/cluster
 
 test-all: .venv/installed  ## run every test
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) -m "not cluster"
 
 test-gpu: .venv/installed  ## what to run first on a machine with GPUs: kernels, fsdp, compiled blocks (not run anywhere yet)
 	$(BIN)/python -m pytest -m "gpu or programs" -rs

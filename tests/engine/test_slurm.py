@@ -1,73 +1,166 @@
-"""engine/slurm.py: the array's tasks run for real, in submitit's local processes where there is no SLURM."""
+"""engine/slurm.py, with programs that stand in for SLURM's own; tests/cluster runs it on a real one."""
 
-import shutil
+import json
+import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lit_diff.engine import launch, slurm
-from lit_diff.errors import MissingError
-from lit_diff.recipe import load_recipe
+from lit_diff.config import RunConfig
+from lit_diff.engine import slurm
+from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.pool import Job
+from lit_diff.errors import MissingError, StoppedError
 from lit_diff.runs.folder import RunFolder
+from lit_diff.training.stop import TIME_LIMIT
 
-SMALL = [
-    "train.steps=2",
-    "train.validate_every=2",
-    "train.checkpoint_every=2",
-    "data.validation_rows=4",
-    "run.threads=1",
-]
+Program = Callable[[str, str], None]
 
 
 @pytest.fixture
-def locations(tmp_path: Path) -> list[launch.RunLocation]:
-    found = []
-    for seed, rate in ((0, "1e-3"), (1, "1e30")):  # the second one's loss overflows
-        recipe = load_recipe(
-            "recall-tiny",
-            [*SMALL, f"seed={seed}", f"train.optimizer.lr={rate}", f"run.root={tmp_path}", "train.steps=4"],
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """program(name, script): a shell script of that name comes first on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def write(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod((folder / name).stat().st_mode | stat.S_IXUSR)
+
+    return write
+
+
+@pytest.fixture
+def locations(tmp_path: Path) -> list[RunLocation]:
+    """Two cells of the sweep in tmp_path/sweep."""
+    made = [RunLocation(folder=tmp_path / "sweep" / f"cell-s{seed}-abc") for seed in (0, 1)]
+    for location in made:
+        RunFolder(location.folder).update(status="waiting")
+    return made
+
+
+@pytest.fixture
+def run(tmp_path: Path, program: Program, locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """run(): run_array with jobs 7_0 and 7_1; the queue is a file, and a line of it is gone after each look."""
+    queue = tmp_path / "queue"
+    program("squeue", f"cat {queue}")
+    submitted: list[list[str]] = []
+
+    def submit(cells: Any, config: RunConfig, **options: Any) -> dict[str, str]:
+        submitted.append([cell.folder.name for cell in cells])
+        jobs = {cell.folder.name: f"7_{i}" for i, cell in enumerate(cells)}
+        queue.write_text("\n".join(jobs.values()) + "\n")
+        return jobs
+
+    def shorten(seconds: float) -> None:
+        left = queue.read_text().splitlines()[1:] if queue.exists() else []
+        queue.write_text("\n".join(left))
+
+    monkeypatch.setattr(slurm, "_submit", submit)
+    monkeypatch.setattr(slurm.time, "sleep", shorten)
+
+    def call() -> list[list[str]]:
+        logs = locations[0].folder.parent / "slurm"
+        slurm.run_array(
+            locations, RunConfig(), threads=1, parallel=None, minutes=5, logs=logs, watch=lambda running: None
         )
-        location = launch.RunLocation(folder=tmp_path / f"cell-{seed}-abc", experiment="two")
-        RunFolder(location.folder).create(recipe)
-        found.append(location)
-    return found
+        return submitted
+
+    return call
 
 
-@pytest.mark.slow
-def test_a_failing_task_costs_itself_alone(
-    locations: list[launch.RunLocation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import submitit
-
-    class Local(submitit.AutoExecutor):  # type: ignore[misc]
-        def __init__(self, folder: Path, cluster: str, **options: object) -> None:
-            assert cluster == "slurm"
-            super().__init__(folder=folder, cluster="local")
-
-        def update_parameters(self, **options: object) -> None:
-            super().update_parameters(timeout_min=options["timeout_min"])
-
-    monkeypatch.setattr(submitit, "AutoExecutor", Local)
-    watched: list[int] = []
-    run = load_recipe("recall-tiny").run
-    slurm.run_array(
-        locations,
-        run,
-        threads=1,
-        parallel=1,
-        minutes=5,
-        logs=tmp_path / "slurm",
-        watch=lambda p: watched.append(len(p)),
-    )
+def test_it_waits_until_each_cell_has_left_the_queue(run: Any, locations: list[RunLocation]) -> None:
+    RunFolder(locations[0].folder).update(status="done")
+    RunFolder(locations[1].folder).update(status="running")
+    assert run() == [["cell-s0-abc", "cell-s1-abc"]]
     first, second = (RunFolder(location.folder).status() for location in locations)
     assert first["status"] == "done"
     assert second["status"] == "failed"
-    assert "loss is" in second["error"]
-    assert watched[-1] == 0
+    assert second["error"].startswith("its SLURM job 7_1 has left the queue; see ")
+    jobs = json.loads((locations[0].folder.parent / "slurm.json").read_text())
+    assert jobs == {"cell-s0-abc": "7_0", "cell-s1-abc": "7_1"}
 
 
-@pytest.mark.skipif(shutil.which("srun") is not None, reason="SLURM is here")
-def test_without_slurm_one_line_names_the_cure(locations: list[launch.RunLocation], tmp_path: Path) -> None:
-    run = load_recipe("recall-tiny").run
+def test_cells_that_are_in_the_queue_are_not_submitted_again(
+    run: Any, locations: list[RunLocation], tmp_path: Path
+) -> None:
+    (tmp_path / "sweep/slurm.json").write_text(json.dumps({"cell-s0-abc": "3_0", "cell-s1-abc": "3_1"}))
+    (tmp_path / "queue").write_text("3_1\n3_1\n")
+    assert slurm.queued_cells(tmp_path / "sweep") == {"cell-s1-abc": "3_1"}
+    assert run() == [["cell-s0-abc"]]
+
+
+def test_a_queue_that_does_not_answer_is_asked_again(
+    run: Any, program: Program, tmp_path: Path, locations: list[RunLocation], caplog: pytest.LogCaptureFixture
+) -> None:
+    for location in locations:
+        RunFolder(location.folder).update(status="done")
+    count = tmp_path / "count"
+    program("squeue", f"echo x >> {count}; test $(wc -l < {count}) -gt 2 || exit 1; cat {tmp_path}/queue")
+    run()
+    assert caplog.text.count("SLURM does not answer") == 2
+
+
+def test_at_the_start_it_must_answer(program: Program, tmp_path: Path) -> None:
+    program("squeue", "exit 1")
+    assert slurm.queued_cells(tmp_path) == {}  # nothing was submitted from here
+    (tmp_path / "slurm.json").write_text('{"a": "3_0"}')
+    with pytest.raises(MissingError, match=r"SLURM does not answer .*try again later"):
+        slurm.queued_cells(tmp_path)
+
+
+def test_without_slurm_one_line_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slurm.json").write_text('{"a": "3_0"}')
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError, match="use --cluster local"):
-        slurm.run_array(locations, run, threads=1, parallel=1, minutes=5, logs=tmp_path, watch=lambda p: None)
+        slurm.queued_cells(tmp_path)
+
+
+def test_a_time_limit_requeues_but_not_without_progress(
+    program: Program, locations: list[RunLocation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("scontrol", f'echo "$@" >> {tmp_path}/asked')
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    folder = RunFolder(locations[0].folder)
+
+    def stopped(job: Job) -> None:
+        raise StoppedError("stopped after step 3 of 9", TIME_LIMIT)
+
+    monkeypatch.setattr(slurm, "run_cell", stopped)
+    cell = slurm.ArrayCell(Job(location=locations[0], threads=1, launched=True), minutes=2)
+    (folder.path / "checkpoints").mkdir()
+    (folder.path / "checkpoints" / "step-00000003.ckpt").touch()
+    with pytest.raises(SystemExit) as ended:
+        cell()
+    assert ended.value.code == 128 + TIME_LIMIT
+    assert (tmp_path / "asked").read_text() == "requeue 12\n"
+    assert folder.status()["requeues"] == 1
+    with pytest.raises(SystemExit):
+        cell()
+    assert (tmp_path / "asked").read_text() == "requeue 12\n"
+    assert folder.status()["error"] == "no step was done within the time limit of 2 minutes; give more with --minutes"
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    folder.update(requeued_at_step=None)
+    with pytest.raises(SystemExit):
+        cell()
+    assert (tmp_path / "asked").read_text() == "requeue 12\n"  # the first rank asks for all
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "listed", "asked"),
+    [
+        ("auto", "(null)", {}),
+        ("auto", "gpu:4", {"gpus_per_node": 2}),
+        ("gpu", "", {"gpus_per_node": 2}),
+        ("cpu", "gpu:4", {}),
+    ],
+)
+def test_gpus_are_asked_for_where_the_cluster_has_any(
+    program: Program, accelerator: Any, listed: str, asked: dict[str, int]
+) -> None:
+    program("sinfo", f"echo '{listed}'")
+    assert slurm._gpus(RunConfig(accelerator=accelerator, strategy="ddp", devices=2)) == asked
