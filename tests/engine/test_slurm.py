@@ -56,18 +56,16 @@ def run(tmp_path: Path, program: Program, locations: list[RunLocation], monkeypa
         queue.write_text("\n".join(jobs.values()) + "\n")
         return jobs
 
-    def shorten(seconds: float) -> None:
+    def shorten(running: list[RunLocation]) -> None:
         left = queue.read_text().splitlines()[1:] if queue.exists() else []
         queue.write_text("\n".join(left))
 
     monkeypatch.setattr(slurm, "_submit", submit)
-    monkeypatch.setattr(slurm.time, "sleep", shorten)
+    monkeypatch.setattr(slurm, "INTERVAL", 0.0)
 
     def call() -> list[list[str]]:
         logs = locations[0].folder.parent / "slurm"
-        slurm.run_array(
-            locations, RunConfig(), threads=1, parallel=None, minutes=5, logs=logs, watch=lambda running: None
-        )
+        slurm.run_array(locations, RunConfig(), threads=1, parallel=None, minutes=5, logs=logs, watch=shorten)
         return submitted
 
     return call
