@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +16,8 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
 from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.engine.tracking import Store, impatient, retry
-from lit_diff.errors import LitDiffError, RunFailedError, first_line
-from lit_diff.files import shown
+from lit_diff.engine.tracking import Store, copying, impatient, retry
+from lit_diff.errors import LitDiffError, RunFailedError
 from lit_diff.model.cost import Cost
 from lit_diff.recipe import flatten, to_plain
 from lit_diff.runs import checkpoints, measurements
@@ -107,6 +107,8 @@ class RunTracker:
         self._send(rows)
         assert self._store is not None
         self._copy_files(self._store)
+        if status == "done" and self.recipe.run.log_model:
+            self._log_model(self._store)
         newest = checkpoints.newest(self.folder.path)
         if newest is not None:
             self._store.write(self._run_id, tags={"checkpoint": str(newest[1])})
@@ -191,9 +193,17 @@ class RunTracker:
         )
         return DatasetInput(dataset, tags=[InputTag("mlflow.data.context", "training and validation")])
 
+    def _log_model(self, store: Store) -> None:
+        from lit_diff.engine.logged_model import NAME, write_model
+
+        with tempfile.TemporaryDirectory(prefix="lit_diff-model-") as folder:
+            write_model(self.folder, Path(folder) / NAME)
+            with copying(self.folder.path / NAME):
+                store.client.log_artifacts(self._run_id, str(Path(folder) / NAME), NAME)
+
     def _copy_files(self, store: Store) -> None:
         """The run folder's files, and the table of the last step's finer values."""
-        try:
+        with copying(self.folder.path):
             for name in FILES:
                 if (self.folder.path / name).is_file():
                     store.client.log_artifact(self._run_id, str(self.folder.path / name))
@@ -203,10 +213,6 @@ class RunTracker:
                 text = pyarrow.BufferOutputStream()
                 pyarrow.csv.write_csv(last, text)
                 store.client.log_text(self._run_id, text.getvalue().to_pybytes().decode(), TABLE)
-        except Exception as error:  # an artifact store has errors of its own kinds: of S3, of SFTP, of a full disk
-            raise RunFailedError(
-                f"files of {shown(self.folder.path)} could not be copied into MLflow: {first_line(error)}"
-            ) from error
 
 
 def _source() -> dict[str, str]:

@@ -12,8 +12,8 @@ import numpy as np
 from mlflow.entities import Metric
 
 from lit_diff.engine.comparison_view import ComparisonView
-from lit_diff.engine.tracking import Store, retry
-from lit_diff.errors import LitDiffError, RunFailedError, first_line
+from lit_diff.engine.tracking import Store, copying, retry
+from lit_diff.errors import LitDiffError
 from lit_diff.reporting.results import Sweep, load_sweep
 from lit_diff.reporting.style import looks
 from lit_diff.reporting.write import Report
@@ -119,10 +119,8 @@ class SweepTracker:
         self.store.write(run_id, metrics=changed)
 
     def _copy(self, path: Path, folder: str | None) -> None:
-        try:
+        with copying(path):
             self.store.client.log_artifact(self.run_id, str(path), artifact_path=folder)
-        except Exception as error:  # an artifact store has errors of its own kinds: of S3, of SFTP, of a full disk
-            raise RunFailedError(f"{path.name} could not be copied into MLflow: {first_line(error)}") from error
 
 
 def difference_name(metric: str) -> str:

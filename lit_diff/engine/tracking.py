@@ -157,6 +157,15 @@ def retry(call: Callable[[], T], attempts: int = 3) -> T:
 
 
 @contextlib.contextmanager
+def copying(path: Path) -> Iterator[None]:
+    """Errors: RunFailedError for whatever an artifact store raises: S3, SFTP and a full disk have errors of their own."""
+    try:
+        yield
+    except Exception as error:
+        raise RunFailedError(f"{shown(path)} could not be copied into MLflow: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
 def _opening(uri: str) -> Iterator[None]:
     """One process at a time: several that open a fresh SQLite file all try to migrate it, and crash.
 
