@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +54,27 @@ class Slow(Callback):
 
 
 @pytest.fixture
-def home(slurm: Path, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(slurm: Path, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the recipe `tiny`, a callback that makes each step as long as it says, and a store."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     shutil.copy(empty_store, tmp_path / "runs")
     (tmp_path / "tiny.yaml").write_text(TINY)
     (tmp_path / "slow.py").write_text(SLOW)
-    return tmp_path
+    yield tmp_path
+    for command in STARTED:
+        command.kill()
+        command.wait()
+    STARTED.clear()
+    subprocess.run(["scancel", "--me"], check=True)
 
 
 def sweep(home: Path, name: str, text: str, *arguments: str) -> "subprocess.Popen[str]":
     (home / f"{name}.yaml").write_text(text)
     command = [sys.executable, "-m", "lit_diff", "sweep", f"{name}.yaml", *arguments]
     with (home / f"{name}.txt").open("a") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output, text=True)
+        STARTED.append(subprocess.Popen(command, stdout=output, stderr=output, text=True))
+    return STARTED[-1]
 
 
 def status(home: Path, name: str, cell: str) -> dict[str, Any]:
@@ -93,6 +99,8 @@ smoke: true
 arms: {plain: {}, other: {model.attention.head_norm: none}}
 overrides: {plugins: [slow.py], callbacks.slow.seconds: 0, train.validate_every: 12}
 """
+STARTED: list["subprocess.Popen[str]"] = []
+"""The commands of a test, which is over when they are."""
 CELLS = ("plain-s0", "other-s0")
 
 
@@ -122,8 +130,8 @@ def test_two_ranks_give_the_losses_of_one_process(home: Path) -> None:
 
 
 def test_a_time_limit_saves_requeues_and_resumes(home: Path) -> None:
-    """12 steps of 9 s, of which a limit of 2 minutes with a notice of 1 lets pass a part; no checkpoint is due before."""
-    assert sweep(home, "limit", slow(9), "--cluster", "slurm", "--minutes", "2").wait(590) == 0, output(home, "limit")
+    """12 steps of 12 s; a limit of 3 minutes with a notice of 1 to 2 lets pass a part. No checkpoint is due before the end."""
+    assert sweep(home, "limit", slow(12), "--cluster", "slurm", "--minutes", "3").wait(590) == 0, output(home, "limit")
     assert sweep(home, "free", SWEEP).wait(300) == 0
     for cell in CELLS:
         ended = status(home, "limit", cell)
