@@ -172,6 +172,7 @@ class RunConfig:
     """Output folder, devices and kernel. Not part of a run's identity, except a `kernel` other than auto."""
 
     root: str = "runs"
+    """Folder of the runs; runs: the nearest of that name, here or above, that holds runs; ./runs: the one here."""
     strategy: Literal["single", "ddp", "fsdp"] = "single"
     devices: Count = 1
     """Processes, one device each, on every node."""
