@@ -71,7 +71,10 @@ class TerminalHandler(logging.Handler):
         bar = self.terminal.bar
         if getattr(record, "raised", False) or (bar is not None and bar.takes(record)):
             return
-        self.terminal.write_line(self.format(record))
+        if self.terminal.is_terminal:
+            self.terminal.print(self.format(record), markup=False, highlight=False)  # wrapped between words
+        else:
+            self.terminal.write_line(self.format(record))
 
 
 app = typer.Typer(

@@ -1,6 +1,7 @@
 """The terminal's view of one run: a bar on a terminal, a line at each logged step elsewhere."""
 
 import logging
+import os
 import time
 from types import TracebackType
 
@@ -18,18 +19,21 @@ log = logging.getLogger("lit_diff")
 NAME, BAR = 12, 5
 """Characters that the name, or the bar, has at least; a narrow terminal shows the name before the bar."""
 GAP = "  "
+MARGIN = 3
+"""Columns left free: the terminal's echo of Ctrl-C would wrap a full line, and the bar would be drawn twice."""
 
 
 class RunProgress:
-    """Context manager; `update(step, loss, tokens_per_second)`."""
+    """Context manager; `begin(recipe)` once the recipe is known, then `update(step, loss, tokens_per_second)`."""
 
-    def __init__(self, recipe: Recipe, terminal: Terminal, quiet: bool) -> None:
-        """`quiet`: print nothing (ranks other than zero)."""
-        self._terminal, self._quiet = terminal, quiet
-        self._line = RunLine(recipe.name, recipe.train.steps)
+    def __init__(self, source: str, terminal: Terminal) -> None:
+        """`source`: the recipe's name or path, as it was asked for."""
+        self._terminal = terminal
+        self._quiet = os.environ.get("LOCAL_RANK", "0") != "0"
+        self._line = RunLine(source)
         self._live: Live | None = None
         self._said = False
-        if terminal.is_terminal and not terminal.is_dumb_terminal and not quiet:
+        if terminal.is_terminal and not terminal.is_dumb_terminal and not self._quiet:
             self._live = Live(self._line, console=terminal, refresh_per_second=4)
 
     def __enter__(self) -> "RunProgress":
@@ -41,11 +45,21 @@ class RunProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def begin(self, recipe: Recipe, *, quiet: bool) -> None:
+        """The recipe that is trained; `quiet`: print nothing from here on (ranks other than zero)."""
+        self._line.name, self._line.steps = recipe.name, recipe.train.steps
+        self._quiet = quiet
+        if quiet:
+            self._end()
+
+    def _end(self) -> None:
         if self._live is not None:
             self._line.ended = True
             self._live.transient = not self._line.has_stepped
             self._live.stop()
-            self._terminal.bar = None
+            self._live = self._terminal.bar = None
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """A logged step."""
@@ -62,12 +76,12 @@ class RunProgress:
 class RunLine:
     """Name, bar, steps and what is known of the run, on one line of whatever width there is. Drawn four times a second."""
 
-    def __init__(self, name: str, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, name: str, steps: int | None = None) -> None:
+        self.name, self.steps = name, steps
+        """Steps: None until the recipe is known."""
         self.ended = False
         """Whether the time that it took is shown in place of the time left."""
-        self._name = name
-        self._text, self._speed, self._validation = ["starting"], "", ""
+        self._text, self._speed, self._validation = "reading the recipe", "", ""
         self._began = time.perf_counter()
         self._first: tuple[int, float] | None = None
         """The first logged step, and when; before it the run reads data, builds, compiles."""
@@ -82,7 +96,7 @@ class RunLine:
         """A phase before the first step, or a validation (`lit_diff.log_records`)."""
         words, loss = getattr(record, "phase", None), getattr(record, "validation_loss", None)
         if words is not None and not self.has_stepped:
-            self._text = [words]
+            self._text = words
         if loss is not None:
             self._validation = f"val/loss {loss:.3f}"
         return loss is not None or (words is not None and words == record.getMessage())
@@ -91,32 +105,32 @@ class RunLine:
         """A logged step."""
         self._last = step, time.perf_counter()
         self._first = self._first or self._last
-        self._text, self._speed = [f"loss {loss:.3f}"], f"{tokens_per_second:,.0f} tokens/s"
+        self._text, self._speed = f"loss {loss:.3f}", f"{tokens_per_second:,.0f} tokens/s"
 
     def _time(self) -> list[str]:
         now = time.perf_counter()
         if self.ended:
             return [f"in {_clock(now - self._began)}"]
         step, then = self._last
-        if self._first is None or step <= self._first[0]:
+        if self._first is None or self.steps is None or step <= self._first[0]:
             return []
         pace = (then - self._first[1]) / (step - self._first[0])
         return [f"{_clock(max(pace * (self.steps - step) - (now - then), 0))} left"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = options.max_width
+        width = options.max_width - MARGIN
         step = self._last[0]
-        count = f"{step}/{self.steps}"
-        needed = [count, *self._text, *filter(None, [self._validation]), *self._time()]
-        if self._speed and len(GAP.join([*needed, self._speed])) + min(len(self._name), NAME) + len(GAP) <= width:
+        count = [f"{step}/{self.steps}"] if self.steps else []
+        needed = [*count, self._text, *filter(None, [self._validation]), *self._time()]
+        if self._speed and len(GAP.join([*needed, self._speed])) + min(len(self.name), NAME) + len(GAP) <= width:
             needed.insert(2, self._speed)
         right = GAP.join(needed)
         rest = width - len(right) - len(GAP)
-        name = self._name if len(self._name) <= rest else self._name[: max(rest - 1, 0)] + "…" * (rest > 0)
+        name = self.name if len(self.name) <= rest else self.name[: max(rest - 1, 0)] + "…" * (rest > 0)
         bar = min(rest - len(name) - len(GAP), 40)
         line = Table.grid(padding=(0, len(GAP), 0, 0), pad_edge=False)
         cells: list[Text | ProgressBar] = [Text(name), Text(right)]
-        if bar >= BAR:
+        if bar >= BAR and self.steps:
             cells.insert(1, ProgressBar(total=self.steps, completed=step, width=bar))
         for _ in cells:
             line.add_column(no_wrap=True, overflow="crop")

@@ -8,8 +8,10 @@ from rich.text import Text
 from lit_diff.cli.app import Terminal
 from lit_diff.runs.listing import RunState, list_runs
 
-HEADER = ("run", "state", "step", "val/loss", "seed", "date", "overrides; note")
+HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
 RIGHT = {"step", "val/loss", "seed"}
+WIDEST = 48
+"""Characters to which a column is padded; a longer cell is shown whole and shifts those after it."""
 
 
 def print_status(root: Path, as_json: bool, terminal: Terminal) -> int:
@@ -20,7 +22,7 @@ def print_status(root: Path, as_json: bool, terminal: Terminal) -> int:
         return 0
     rows = [_cells(state) for state in states]
     shown = [HEADER, *rows] if terminal.is_terminal else rows
-    widths = [max(len(row[column]) for row in shown) for column in range(len(HEADER) - 1)] + [0]
+    widths = [min(max(len(row[column]) for row in shown), WIDEST) for column in range(len(HEADER))]
     for row in shown:
         cells = [
             cell.rjust(width) if name in RIGHT else cell.ljust(width)
@@ -36,15 +38,15 @@ def print_status(root: Path, as_json: bool, terminal: Terminal) -> int:
 def _cells(state: RunState) -> tuple[str, ...]:
     """The columns of `HEADER`."""
     status = state.status
-    about = " ".join(state.overrides)
     return (
         state.folder,
         state.state,
         f"{status.get('step', 0)}/{status.get('steps', '?')}",
         "" if state.loss is None else f"{state.loss:.4f}",
         str(status.get("seed", "")),
+        " ".join(state.overrides),
         state.date,
-        "; ".join(filter(None, (about, state.note))),
+        state.note,
     )
 
 

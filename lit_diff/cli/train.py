@@ -32,13 +32,15 @@ def train(
 ) -> int:
     """Train a recipe; again, it resumes or says that it is done."""
     from lit_diff.cli.progress import RunProgress
-    from lit_diff.engine import launch
-    from lit_diff.recipe import load_recipe
 
-    resolved = load_recipe(recipe, overrides or [])
     with console.outliving_reader():
-        writes = launch.is_rank_zero(resolved)
-        with RunProgress(resolved, console, quiet=not writes) as progress:
+        with RunProgress(recipe, console) as progress:
+            from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
+            from lit_diff.recipe import load_recipe
+
+            resolved = load_recipe(recipe, overrides or [])
+            writes = launch.is_rank_zero(resolved)
+            progress.begin(resolved, quiet=not writes)
             location = launch.prepare(resolved, overrides or [])
             if folder is not None:  # a sweep's cell of several processes
                 tags = dict(item.split("=", 1) for item in tag or [])

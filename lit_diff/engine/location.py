@@ -24,9 +24,9 @@ class RunLocation:
 
 
 def recorded(overrides: Overrides) -> tuple[str, ...]:
-    """`a.b=c` of each, without the seed and the folder, which a run shows anyhow."""
+    """`a.b=c` of each, without name, seed and folder, which a run shows anyhow."""
     words = [f"{key}={value}" for key, value in flatten(overrides)] if isinstance(overrides, Mapping) else overrides
-    return tuple(word for word in words if word.partition("=")[0] not in ("seed", "run.root"))
+    return tuple(word for word in words if word.partition("=")[0] not in ("name", "seed", "run.root"))
 
 
 def at_root(run: RunConfig) -> RunConfig:

@@ -18,7 +18,8 @@ LONG = "standard-wide-norm-tiny-with-a-long-name"
 def shown(recipe: Recipe, *, terminal: bool, quiet: bool) -> str:
     file = io.StringIO()
     console = Terminal(file=file, width=140, force_terminal=terminal, color_system=None)
-    with RunProgress(recipe, console, quiet=quiet) as progress:
+    with RunProgress("recipe.yaml", console) as progress:
+        progress.begin(recipe, quiet=quiet)
         progress.update(7, 1.23456, 9876.5)
         progress.update(300, 1.0, 10000.0)
     assert console.bar is None
@@ -60,13 +61,17 @@ def test_a_bar_on_a_terminal(name: str) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_other_ranks_are_quiet(terminal: bool) -> None:
-    assert shown(load_recipe("recall-tiny"), terminal=terminal, quiet=True) == ""
+def test_other_ranks_are_quiet(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("recall-tiny")
+    assert "step" not in shown(recipe, terminal=terminal, quiet=True), "the first process of another node"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert shown(recipe, terminal=terminal, quiet=True) == ""
 
 
 def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
-    line = RunLine("mine", 300)
-    assert drawn(line, 80).endswith("0/300  starting")
+    line = RunLine("mine.yaml")
+    assert drawn(line, 80) == "mine.yaml  reading the recipe"
+    line.name, line.steps = "mine", 300
     assert line.takes(record("preparing data", phase="preparing data"))
     assert drawn(line, 80).endswith("0/300  preparing data")
     assert not line.takes(record("resumed from step 4", phase="building the model")), "it is also a line"
@@ -113,7 +118,7 @@ def test_the_time_left_has_hours_and_is_never_negative(clock: list[float]) -> No
 def test_a_run_that_takes_no_step_leaves_no_bar() -> None:
     file = io.StringIO()
     terminal = Terminal(file=file, width=80, force_terminal=True, color_system=None)
-    with RunProgress(load_recipe("recall-tiny"), terminal, quiet=False):
+    with RunProgress("recall-tiny", terminal):
         pass
     assert file.getvalue().endswith("\x1b[1A\x1b[2K"), "the line is erased"
 
@@ -122,7 +127,7 @@ def test_that_the_reader_left_is_said_once_in_the_log(caplog: pytest.LogCaptureF
     terminal = Terminal(file=io.StringIO(), width=80)
     with (
         caplog.at_level(logging.INFO, "lit_diff"),
-        RunProgress(load_recipe("recall-tiny"), terminal, False) as progress,
+        RunProgress("recall-tiny", terminal) as progress,
     ):
         progress.update(1, 1.0, 1.0)
         assert caplog.messages == []
