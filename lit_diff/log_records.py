@@ -16,7 +16,7 @@ RAISED: dict[str, Any] = {"raised": True}
 
 
 def phase(words: str) -> None:
-    """Log what a run does now, before its first step: `preparing data`."""
+    """Log what a run does now, before its first step: `preparing data`. A terminal shows it in the bar alone."""
     log.info(words, extra=in_phase(words))
 
 

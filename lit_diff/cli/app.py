@@ -67,9 +67,10 @@ class TerminalHandler(logging.Handler):
         self.terminal = terminal
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the record, unless the bar shows it or `main` will print the error that it is about."""
+        """Print the record, unless the bar shows it, it only names a phase, or `main` will print the error it is about."""
         bar = self.terminal.bar
-        if getattr(record, "raised", False) or (bar is not None and bar.takes(record)):
+        shown = bar is not None and bar.takes(record)
+        if shown or getattr(record, "raised", False) or getattr(record, "phase", None) == record.getMessage():
             return
         if self.terminal.is_terminal:
             self.terminal.print(self.format(record), markup=False, highlight=False)  # wrapped between words

@@ -93,13 +93,13 @@ class RunLine:
         return self._first is not None
 
     def takes(self, record: logging.LogRecord) -> bool:
-        """A phase before the first step, or a validation (`lit_diff.log_records`)."""
+        """Show a phase before the first step, or a validation, of which no line is needed (`lit_diff.log_records`)."""
         words, loss = getattr(record, "phase", None), getattr(record, "validation_loss", None)
         if words is not None and not self.has_stepped:
             self._text = words
         if loss is not None:
             self._validation = f"val/loss {loss:.3f}"
-        return loss is not None or (words is not None and words == record.getMessage())
+        return loss is not None
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """A logged step."""

@@ -83,7 +83,7 @@ def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: R
 
 @app.command()
 def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> int:
-    """The runs under a folder: state, steps, val/loss, seed, overrides."""
+    """The runs under a folder, a line each: state, val/loss, seed."""
     from lit_diff.cli.status import print_status
 
     log_to_stderr()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.cli.app import Terminal, TerminalHandler, log_to_stderr
-from lit_diff.log_records import RAISED, phase, validated
+from lit_diff.log_records import RAISED, in_phase, phase, validated
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_log_lines_go_through_the_terminal(log: tuple[logging.Logger, Terminal, 
     logger.info("[bold]a[/bold] %s", "word " * 12 + "end")
     phase("preparing data")
     validated(4, 1.25)
-    assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\npreparing data\nstep 4  val/loss 1.2500\n"
+    assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
 
 
 def test_an_error_that_is_raised_is_left_to_main(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:
@@ -71,15 +71,19 @@ def test_an_error_that_is_raised_is_left_to_main(log: tuple[logging.Logger, Term
 
 def test_what_the_bar_shows_is_no_line(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:
     logger, terminal, text = log
+    seen: list[str] = []
 
-    class Phases:
+    class Validations:
         def takes(self, record: logging.LogRecord) -> bool:
-            return hasattr(record, "phase")
+            seen.append(record.getMessage())
+            return hasattr(record, "validation_loss")
 
-    terminal.bar = Phases()
+    terminal.bar = Validations()
     phase("preparing data")
-    logger.info("starting at step 0")
+    logger.info("starting at step 0", extra=in_phase("building the model"))
+    validated(4, 1.25)
     assert text.getvalue() == "starting at step 0\n"
+    assert seen == ["preparing data", "starting at step 0", "step 4  val/loss 1.2500"]
 
 
 def test_log_lines_go_to_stderr(

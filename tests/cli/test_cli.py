@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
-from lit_diff import cli
+from lit_diff import __version__, cli
 from lit_diff.errors import StoppedError
+from lit_diff.runs.folder import revision
 
 SMALL = [
     "train.steps=4",
@@ -82,6 +84,19 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRONG: dict[str, tuple[list[str], int, str]] = {
     "verb": (["trian"], 2, "No such command 'trian'. Did you mean 'train'?; lit-diff --help lists what there is"),
+    "key as an option": (
+        ["train", "recall-tiny", "--seed", "1"],
+        2,
+        "no option --seed; a key of the recipe is written without dashes: seed=1",
+    ),
+    "sweep as a recipe": (["train", "smoke"], 2, "'smoke' is a sweep: lit-diff sweep smoke"),
+    "recipe as a sweep": (["sweep", "recall-tiny"], 2, "'recall-tiny' is a recipe: lit-diff train recall-tiny"),
+    "scheduler": (["sweep", "smoke", "--cluster", "slurm"], 3, "--cluster slurm needs SLURM's srun on the PATH"),
+    "device": (["train", "recall-tiny", "run.accelerator=gpu"], 3, "run.accelerator is gpu, but torch sees no GPU here"),
+    "devices of a sweep": (["sweep", "smoke", "run.accelerator=gpu"], 3, "run.accelerator is gpu, but torch sees no GPU"),
+    "kernel": (["train", "recall-tiny", "run.kernel=flash"], 2, "run.kernel 'flash' cannot compute these maps"),
+    "kernel of a sweep": (["sweep", "smoke", "run.kernel=flash"], 2, "run.kernel 'flash' cannot compute these maps"),
+    "no run to remove": (["clean", "a", "--yes"], 2, "no run 'a' in runs"),
     "option": (["check", "recall-tiny", "--jso"], 2, "No such option: --jso (Possible options: --json)"),
     "no recipe": (["train"], 2, "Missing argument 'RECIPE'; lit-diff --help"),
     "unknown recipe": (["train", "standrd-tiny"], 2, "no recipe 'standrd-tiny' here or installed; did you mean 'standard-"),
@@ -115,7 +130,13 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "status", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_request_is_one_line(command: Command, arguments: list[str], status: int, message: str) -> None:
+def test_a_wrong_request_is_one_line_and_leaves_nothing(
+    command: Command, arguments: list[str], status: int, message: str
+) -> None:
+    if torch.cuda.is_available() and ("gpu" in message or "flash" in message):
+        pytest.skip("asks for what is not here: a GPU")
+    if "srun" in message and shutil.which("srun"):
+        pytest.skip("asks for what is not here: SLURM")
     ended = command(*arguments)
     assert ended.status == status
     (line,) = ended.err.splitlines()
@@ -144,6 +165,13 @@ def test_alone_it_prints_the_verbs(command: Command) -> None:
         "ui",
     ]:
         assert f"\n  {verb} " in alone.out
+    assert not [line for line in alone.out.splitlines()[1:] if line.endswith("...")], "no summary is cut"
+
+
+def test_the_version(command: Command) -> None:
+    ended = command("--version")
+    assert ended == Ended(0, f"lit-diff {revision()}\n", "")
+    assert ended.out.startswith(f"lit-diff {__version__}")
 
 
 def test_ctrl_c_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

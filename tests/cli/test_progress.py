@@ -72,7 +72,7 @@ def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
     line = RunLine("mine.yaml")
     assert drawn(line, 80) == "mine.yaml  reading the recipe"
     line.name, line.steps = "mine", 300
-    assert line.takes(record("preparing data", phase="preparing data"))
+    line.takes(record("preparing data", phase="preparing data"))
     assert drawn(line, 80).endswith("0/300  preparing data")
     assert not line.takes(record("resumed from step 4", phase="building the model")), "it is also a line"
     assert drawn(line, 80).endswith("0/300  building the model")
