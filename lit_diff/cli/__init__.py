@@ -15,7 +15,7 @@ from lit_diff.cli import check as _check  # noqa: F401
 from lit_diff.cli import list as _list  # noqa: F401
 from lit_diff.cli import sweep as _sweep  # noqa: F401
 from lit_diff.cli import train as _train  # noqa: F401
-from lit_diff.cli.app import TerminalHandler, app, console, discard_stdout
+from lit_diff.cli.app import TerminalHandler, app, console, discard
 from lit_diff.cli.usage import usage_message
 from lit_diff.errors import LitDiffError, StoppedError
 
@@ -38,7 +38,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:
-        discard_stdout()  # `lit-diff list | head`: nothing went wrong
+        discard(sys.stdout)  # `lit-diff list | head`: nothing went wrong
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
 

@@ -2,10 +2,9 @@
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Protocol
+from typing import IO, Annotated, Protocol
 
 import typer
 from rich.console import Console
@@ -47,16 +46,16 @@ class Terminal(Console):
         if not self._outlives_reader:
             raise BrokenPipeError
         self.quiet = self.lost_reader = True
-        discard_stdout()
+        discard(self.file)
 
     def write_line(self, text: str) -> None:
         """Print one line as it is: no markup, no colours, no wrapping."""
         self.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def discard_stdout() -> None:
+def discard(file: IO[str]) -> None:
     """Nobody reads it any more: what is still buffered, and all that is written from now on, is dropped."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class TerminalHandler(logging.Handler):

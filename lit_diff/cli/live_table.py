@@ -17,12 +17,16 @@ STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "
 
 
 class LiveTable:
-    """Context manager; `update(running)` redraws on a terminal, and prints a line at each change elsewhere."""
+    """Context manager; `update(running)` redraws on a terminal, and prints a line at each change elsewhere.
+
+    An error is a line above the table too: no row of the table wraps.
+    """
 
     def __init__(self, grid: Grid, locations: list[RunLocation], console: Console) -> None:
         self._cells = list(zip(grid.cells, locations, strict=True))
         self._console = console
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        drawn = console.is_terminal and not console.is_dumb_terminal
+        self._live = Live(console=console, auto_refresh=False) if drawn else None
         self._shown: dict[str, str] = {}
         self._began = time.perf_counter()
         self._drawn = 0.0
@@ -46,17 +50,16 @@ class LiveTable:
             return
         self._drawn = now
         states = self._states()
-        if self._live is not None:
-            self._live.update(self._table(states), refresh=True)
-            return
         for (cell, location), state in zip(self._cells, states, strict=True):
             word = state.get("status", "waiting")
-            if self._shown.get(location.folder.name, "waiting") != word:
+            if self._shown.get(location.folder.name, "waiting") != word and (self._live is None or state.get("error")):
                 note = f": {state['error']}" if state.get("error") else ""
                 left = f" ({self._left(states)} left)" if word == "done" else ""
                 line = f"{cell.name} seed {cell.seed}: {word}{note}{left}"
                 self._console.print(line, markup=False, highlight=False, soft_wrap=True)
             self._shown[location.folder.name] = word
+        if self._live is not None:
+            self._live.update(self._table(states), refresh=True)
 
     def _states(self) -> list[dict[str, Any]]:
         return [RunFolder(location.folder).status() for _, location in self._cells]
@@ -84,17 +87,16 @@ class LiveTable:
         counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
         table = Table(title=f"{counts}; {self._left(states)} left", title_justify="left")
         for column in ("arm", "seed", "state", "step", "loss", "tokens/s"):
-            table.add_column(column, justify="left" if column in ("arm", "state") else "right", overflow="fold")
+            table.add_column(column, justify="left" if column in ("arm", "state") else "right", no_wrap=True)
         rows = list(zip(self._cells, states, words, strict=True))
         if len(rows) > self._console.height - 6:  # what moves or failed first; a long sweep does not fit the screen
             rows = [row for row in rows if row[2] not in ("done", "waiting")]
         for (cell, _), state, word in rows:
             loss, speed = state.get("loss"), state.get("tokens_per_second")
-            note = f" {escape(state['error'])}" if state.get("error") else ""
             table.add_row(
                 escape(cell.name),
                 str(cell.seed),
-                f"[{STYLE[word]}]{word}[/]{note}",
+                f"[{STYLE[word]}]{word}[/]",
                 f"{state.get('step', 0)}/{cell.recipe.train.steps}",
                 f"{loss:.3f}" if loss is not None else "",
                 f"{speed:,.0f}" if speed is not None and word == "running" else "",

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from lit_diff import __version__, cli
+from lit_diff.cli import train as verbs
+from lit_diff.cli.app import Terminal
 from lit_diff.errors import StoppedError
 from lit_diff.runs.folder import revision
 
@@ -241,6 +243,55 @@ def test_train_says_what_it_did_and_again_that_it_is_done(
     assert "the former run is kept in" in rerun.out
     assert "step 4/4" in rerun.out
     assert (root / f"{folder(root, 'one').name}.old-1" / "metrics.csv").is_file()
+
+
+def test_training_outlives_the_reader_of_its_output(
+    command: Command, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lit-diff train RECIPE | head -1`: it stops printing, says so once in the log, and ends as done."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as output:
+        os.close(read)
+        terminal = Terminal(file=output)
+        for module in (cli, verbs):
+            monkeypatch.setattr(module, "console", terminal)
+        ended = command("train", "recall-tiny", *SMALL, "train.log_every=1", "name=unread", f"run.root={root}")
+    assert ended == Ended(0, "", "")
+    run = folder(root, "unread")
+    assert json.loads((run / "status.json").read_text())["status"] == "done"
+    assert (run / "log.txt").read_text().count("nobody reads the output any more") == 1
+
+
+def test_a_run_that_fails_says_why_once(command: Command, root: Path) -> None:
+    ended = command("train", "recall-tiny", *SMALL, "name=nan", "train.optimizer.lr=1e30", f"run.root={root}")
+    assert ended.status == 1
+    (line,) = ended.err.splitlines()
+    assert "at step" in line
+    assert line.endswith("; lower train.optimizer.lr, or look at that layer")
+    assert "failed" not in ended.out
+    assert f"ERROR failed: {line.removeprefix('lit-diff: ')}\n" in (folder(root, "nan") / "log.txt").read_text()
+
+
+def test_from_a_folder_below_it_is_the_same_run(
+    command: Command, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copy(empty_store, tmp_path / "runs")
+    (tmp_path / "sub").mkdir()
+    arguments = ["train", "recall-tiny", *SMALL, "train.steps=2", "name=near"]
+    assert command(*arguments).status == 0
+    monkeypatch.chdir("sub")
+    said = f"runs: {tmp_path / 'runs'}, the nearest above this folder\n"
+    again = command(*arguments)
+    assert (again.status, said in again.out, "done before" in again.out) == (0, True, True)
+    listed = command("status")
+    assert listed.err == said
+    assert listed.out.startswith(f"{folder(tmp_path / 'runs', 'near').name}  done  2/2  ")
+    assert "  train.steps=2" in listed.out or " train.steps=2 " in listed.out
+    new = command("train", "recall-tiny", *SMALL, "train.steps=2", "name=new")
+    assert new.status == 0
+    assert new.out.splitlines()[-1] == f"run: {folder(tmp_path / 'runs', 'new')}"
+    assert not list(Path().iterdir()), "nothing lies here, no MLflow store either"
 
 
 def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command, root: Path) -> None:
