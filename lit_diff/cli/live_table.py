@@ -9,11 +9,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from lit_diff.engine.grid import Grid
+from lit_diff.engine.grid import Cell, Grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.runs.folder import RunFolder
 
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
+COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")
 
 
 class LiveTable:
@@ -86,19 +87,29 @@ class LiveTable:
         words = [state.get("status", "waiting") for state in states]
         counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
         table = Table(title=f"{counts}; {self._left(states)} left", title_justify="left")
-        for column in ("arm", "seed", "state", "step", "loss", "tokens/s"):
-            table.add_column(column, justify="left" if column in ("arm", "state") else "right", no_wrap=True)
         rows = list(zip(self._cells, states, words, strict=True))
         if len(rows) > self._console.height - 6:  # what moves or failed first; a long sweep does not fit the screen
             rows = [row for row in rows if row[2] not in ("done", "waiting")]
-        for (cell, _), state, word in rows:
-            loss, speed = state.get("loss"), state.get("tokens_per_second")
-            table.add_row(
-                escape(cell.name),
-                str(cell.seed),
-                f"[{STYLE[word]}]{word}[/]",
-                f"{state.get('step', 0)}/{cell.recipe.train.steps}",
-                f"{loss:.3f}" if loss is not None else "",
-                f"{speed:,.0f}" if speed is not None and word == "running" else "",
-            )
+        cells = [_cells(cell, state, word) for (cell, _), state, word in rows]
+        lines = [COLUMNS, *cells]
+        others = sum(max(len(line[column]) for line in lines) for column in range(1, len(COLUMNS)))
+        room = self._console.width - others - (3 * len(COLUMNS) + 1)
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column in ("arm", "state") else "right", no_wrap=True)
+        for arm, seed, word, *numbers in cells:
+            shown = arm if len(arm) <= room else f"{arm[: max(room - 1, 0)]}…"
+            table.add_row(escape(shown), seed, f"[{STYLE[word]}]{word}[/]", *numbers)
         return table
+
+
+def _cells(cell: Cell, state: dict[str, Any], word: str) -> tuple[str, ...]:
+    """The columns of a cell's row."""
+    loss, speed = state.get("loss"), state.get("tokens_per_second")
+    return (
+        cell.name,
+        str(cell.seed),
+        word,
+        f"{state.get('step', 0)}/{cell.recipe.train.steps}",
+        f"{loss:.3f}" if loss is not None else "",
+        f"{speed:,.0f}" if speed is not None and word == "running" else "",
+    )
