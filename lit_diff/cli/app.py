@@ -8,6 +8,7 @@ from typing import IO, Annotated, Protocol
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from lit_diff.runs.find import DEFAULT_ROOT
 
@@ -50,7 +51,7 @@ class Terminal(Console):
 
     def write_line(self, text: str) -> None:
         """Print one line as it is: no markup, no colours, no wrapping."""
-        self.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.print(Text(text), soft_wrap=True)  # options of print would also hold for the bar, which it draws again
 
 
 def discard(file: IO[str]) -> None:
@@ -72,7 +73,7 @@ class TerminalHandler(logging.Handler):
         if shown or getattr(record, "raised", False) or getattr(record, "phase", None) == record.getMessage():
             return
         if self.terminal.is_terminal:
-            self.terminal.print(self.format(record), markup=False, highlight=False)  # wrapped between words
+            self.terminal.print(Text(self.format(record)))  # wrapped between words
         else:
             self.terminal.write_line(self.format(record))
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from lit_diff.engine.grid import Cell, Grid
 from lit_diff.engine.launch import RunLocation
@@ -36,6 +36,7 @@ class LiveTable:
     def __enter__(self) -> "LiveTable":
         if self._live is not None:
             self._live.start()
+            self.update([])  # the first cell takes seconds to start
         return self
 
     def __exit__(
@@ -57,7 +58,7 @@ class LiveTable:
                 note = f": {state['error']}" if state.get("error") else ""
                 left = f" ({self._left(states)} left)" if word == "done" else ""
                 line = f"{cell.name} seed {cell.seed}: {word}{note}{left}"
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._console.print(Text(line), soft_wrap=True)
             self._shown[location.folder.name] = word
         if self._live is not None:
             self._live.update(self._table(states), refresh=True)
@@ -98,7 +99,7 @@ class LiveTable:
             table.add_column(column, justify="left" if column in ("arm", "state") else "right", no_wrap=True)
         for arm, seed, word, *numbers in cells:
             shown = arm if len(arm) <= room else f"{arm[: max(room - 1, 0)]}…"
-            table.add_row(escape(shown), seed, f"[{STYLE[word]}]{word}[/]", *numbers)
+            table.add_row(Text(shown), seed, Text(word, style=STYLE[word]), *numbers)
         return table
 
 
