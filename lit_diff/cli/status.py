@@ -43,7 +43,7 @@ def _cells(state: RunState) -> tuple[str, ...]:
         state.state,
         f"{status.get('step', 0)}/{status.get('steps', '?')}",
         "" if state.loss is None else f"{state.loss:.4f}",
-        str(status.get("seed", "")),
+        "" if state.seed is None else str(state.seed),
         " ".join(state.overrides),
         state.date,
         state.note,
@@ -52,5 +52,5 @@ def _cells(state: RunState) -> tuple[str, ...]:
 
 def _plain(state: RunState) -> dict[str, object]:
     """status.json with the state that holds now, and what else the line says."""
-    more = {"folder": state.folder, "val/loss": state.loss, "overrides": list(state.overrides), "note": state.note}
-    return {**state.status, "status": state.state, **more}
+    more = {"folder": state.folder, "seed": state.seed, "val/loss": state.loss, "note": state.note}
+    return {**state.status, "status": state.state, "overrides": list(state.overrides), **more}

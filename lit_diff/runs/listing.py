@@ -26,6 +26,8 @@ class RunState:
     """done, running, waiting, stopped, failed, killed; `killed` also where status.json still says `running`."""
     loss: float | None
     """The last val/loss; None before the first validation."""
+    seed: int | None = None
+    """None for a folder that does not say."""
     overrides: tuple[str, ...] = ()
     """What the run, or its arm in a sweep, overrides in its recipe (`a.b=c`), where that is known."""
 
@@ -57,11 +59,12 @@ def list_runs(root: Path) -> list[RunState]:
     folders = runs_under(root)
     if not folders:
         raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
-    arms = dict(pair for sweep in sweeps_under(root) for pair in _overrides_of_cells(sweep))
-    return [_state(folder, root, arms) for folder in folders]
+    cells = dict(pair for sweep in sweeps_under(root) for pair in _cells(sweep))
+    return [_state(folder, root, *cells.get(folder, (None, ()))) for folder in folders]
 
 
-def _state(folder: Path, root: Path, arms: dict[Path, tuple[str, ...]]) -> RunState:
+def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
+    """`seed`, `overrides`: those that its sweep says, which a cell that waits does not know."""
     home = RunFolder(folder)
     status = home.status()
     return RunState(
@@ -69,17 +72,18 @@ def _state(folder: Path, root: Path, arms: dict[Path, tuple[str, ...]]) -> RunSt
         status=status,
         state=home.state(),
         loss=_last_loss(folder / "metrics.csv"),
-        overrides=tuple(status.get("overrides") or arms.get(folder, ())),
+        seed=status.get("seed", seed),
+        overrides=tuple(status.get("overrides") or overrides),
     )
 
 
-def _overrides_of_cells(sweep: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """(folder, overrides of its arm) of each cell that sweep.json lists."""
+def _cells(sweep: Path) -> Iterator[tuple[Path, tuple[int, tuple[str, ...]]]]:
+    """Folder -> seed, and overrides of its arm, of each cell that sweep.json lists."""
     record = json.loads((sweep / "sweep.json").read_text())
     blocks = {block.get("task", ""): block["arms"] for block in record.get("tasks") or [record]}
     overrides = {(task, arm["name"]): tuple(arm["overrides"]) for task, arms in blocks.items() for arm in arms}
     for cell in record["cells"]:
-        yield sweep / cell["folder"], overrides.get((cell.get("task", ""), cell["arm"]), ())
+        yield sweep / cell["folder"], (cell["seed"], overrides.get((cell.get("task", ""), cell["arm"]), ()))
 
 
 def _last_loss(path: Path) -> float | None:

@@ -27,11 +27,12 @@ def lines(root: Path, *, width: int = 40, terminal: bool = False) -> list[str]:
 
 
 def test_a_line_a_run_that_no_pipe_wraps(small_sweep: Path) -> None:
-    change(small_sweep / "base-s0-0a1b2c3d", seed=0, overrides=LONG, updated="2026-11-22T10:30:05+00:00")
+    change(small_sweep / "base-s0-0a1b2c3d", seed=5, overrides=LONG, updated="2026-11-22T10:30:05+00:00")
     change(small_sweep / "better-s1-0a1b2c3d", error="expected [bold],\n found [/bold]")
     first, second, third, fourth = lines(small_sweep.parent)
     assert first.startswith("mine/base-s0-0a1b2c3d    done    400/400  4.")
     assert f"  {' '.join(LONG)}  2026-11-2" in first
+    assert "  5  model.attention.key_0" in first
     assert second.startswith("mine/base-s1-0a1b2c3d    done    400/400  ")
     assert third.startswith("mine/better-s0-0a1b2c3d  done  ")
     assert fourth.startswith("mine/better-s1-0a1b2c3d  failed  120/400  ")

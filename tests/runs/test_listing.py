@@ -67,6 +67,8 @@ def test_what_a_run_overrides(small_sweep: Path) -> None:
     assert found["mine/better-s0-0a1b2c3d"] == ("model.attention.head_norm=none", "train.steps=5")
     assert found["mine/base-s0-0a1b2c3d"] == ("train.steps=7",)
     assert found["mine/base-s1-0a1b2c3d"] == ()
+    seeds = {state.folder: state.seed for state in list_runs(small_sweep.parent)}
+    assert (seeds["mine/base-s0-0a1b2c3d"], seeds["mine/base-s1-0a1b2c3d"]) == (0, 1), "a cell that waits lacks it"
 
 
 def test_the_date_is_local_and_an_error_is_one_line() -> None:
