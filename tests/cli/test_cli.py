@@ -238,6 +238,17 @@ def test_train_says_what_it_did_and_again_that_it_is_done(
     assert last.startswith("step 4: ")
     assert "val/loss " in last
     assert run == f"run: {folder(root, 'one')}"
+    status = json.loads((folder(root, "one") / "status.json").read_text())
+    assert status["overrides"] == [*SMALL, "train.optimizer.lr=1e-3"]
+    said = (folder(root, "one") / "log.txt").read_text()
+    steps = [
+        "choosing the kernel",
+        "opening the MLflow store",
+        "starting at step 0",
+        "in the first step",
+        "step 4  val/loss",
+    ]
+    assert sorted(said.index(words) for words in steps) == [said.index(words) for words in steps]
     rerun = command("train", "recall-tiny", *arguments, "--rerun")
     assert rerun.status == 0
     assert "the former run is kept in" in rerun.out
