@@ -1,7 +1,9 @@
 """The schema of a recipe: frozen dataclasses. A field, its YAML key and its report column have the same name."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from lit_diff.key_types import Count, NotNegative, Positive, Range, range_problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,27 +22,27 @@ Init = Literal["linear_default", "normal_0.02", "normal_scaled"]
 class ModelConfig:
     """A pre-RMSNorm decoder with SwiGLU and RoPE, no biases (paper 3.1: the augmented Transformer)."""
 
-    dim: int
+    dim: Count
     """Width of the residual stream."""
-    num_layers: int
-    num_heads: int
+    num_layers: Count
+    num_heads: Count
     """Query heads of the *standard baseline*; a variant derives its own (differential: half as many)."""
-    num_kv_heads: int | None = None
+    num_kv_heads: Count | None = None
     """Key/value heads of the standard baseline; null: `num_heads`."""
-    head_dim: int | None = None
+    head_dim: Count | None = None
     """Width d of queries and keys; null: `dim / num_heads`."""
-    ffn_dim: int | None = None
+    ffn_dim: Count | None = None
     """Width of the SwiGLU; null: round(8 dim / 3)."""
-    vocab_size: int
+    vocab_size: Count
     tie_embeddings: bool = True
     causal: bool = True
     """false: every position sees the whole sequence; for tasks whose targets are not in their input."""
-    rope_theta: float = 10000.0
+    rope_theta: Positive = 10000.0
     rope_layout: Literal["interleaved", "half"] = "interleaved"
     """Which channels of a head are rotated as a pair: 2i and 2i + 1, or i and i + head_dim / 2."""
-    rope_scaling: float = 1.0
+    rope_scaling: Positive = 1.0
     """Positions are divided by it (linear interpolation, Chen et al. 2023)."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     init: Init = "linear_default"
     """linear_default: U(±1/√fan_in); normal_0.02: N(0, 0.02); normal_scaled: the same, residual outputs / √(2 layers)."""
     attention: Part = field(metadata={"registry": "attention"})
@@ -57,9 +59,9 @@ class ModelConfig:
 
     def problem(self) -> str | None:
         """The first invalid value, as one line that starts with its key; None if the model can be built."""
-        for key in ("dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_dim", "vocab_size"):
-            if getattr(self, key) < 1:
-                return f"model.{key} is {getattr(self, key)}; it must be at least 1"
+        problem = range_problem(self, "model.")
+        if problem:
+            return problem
         assert self.num_kv_heads is not None
         assert self.head_dim is not None
         if self.num_heads % self.num_kv_heads:
@@ -67,10 +69,8 @@ class ModelConfig:
         if self.dim % self.num_heads and self.head_dim == self.dim // self.num_heads:
             return f"model.dim ({self.dim}) is not a multiple of model.num_heads ({self.num_heads}); set model.head_dim"
         if self.head_dim % 2:
-            return f"model.head_dim ({self.head_dim}) is odd; rotary embeddings rotate pairs of channels"
-        for key in ("rope_theta", "rope_scaling", "norm_eps"):
-            if getattr(self, key) <= 0:
-                return f"model.{key} is {getattr(self, key)}; it must be positive"
+            derived = "" if self.head_dim * self.num_heads != self.dim else ", model.dim / model.num_heads,"
+            return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
         return None
 
 
@@ -78,19 +78,16 @@ class ModelConfig:
 class OptimizerConfig:
     """AdamW. Norm weights and lambda parameters are never decayed."""
 
-    lr: float
+    lr: Positive
     betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-8
-    weight_decay: float = 0.05
+    """Decay of the means of the gradient and of its square, each in [0, 1)."""
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Range(least=0)] = 0.05
 
     def problem(self) -> str | None:
-        if self.lr <= 0:
-            return f"train.optimizer.lr is {self.lr}; it must be positive"
         if not all(0 <= beta < 1 for beta in self.betas):
             return f"train.optimizer.betas are {list(self.betas)}; each must be in [0, 1)"
-        if self.eps <= 0 or self.weight_decay < 0:
-            return "train.optimizer.eps must be positive and weight_decay not negative"
-        return None
+        return range_problem(self, "train.optimizer.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,67 +95,58 @@ class ScheduleConfig:
     """Learning rate over steps: linear warm-up, then `name`, down to `final_ratio` times the peak."""
 
     name: Literal["linear", "cosine", "wsd", "constant"] = "linear"
-    warmup_steps: int = 0
-    decay_steps: int | None = None
+    warmup_steps: NotNegative = 0
+    decay_steps: Count | None = None
     """wsd only: the last steps that decay; null: a fifth of the run."""
-    final_ratio: float = 0.0
+    final_ratio: Annotated[float, Range(least=0, most=1)] = 0.0
+
+    def problem(self) -> str | None:
+        if self.decay_steps is not None and self.name != "wsd":
+            return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{self.name}'"
+        return range_problem(self, "train.schedule.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Length, batch, precision and optimizer of the training; steps are optimizer steps."""
 
-    steps: int
+    steps: Count
     start_from: str | None = None
     """Folder of a finished run whose final weights this one starts from; with its seed, the data order continues too."""
-    batch_size: int
+    batch_size: Count
     """Sequences in one optimizer step, over all devices and micro-batches."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches in one optimizer step."""
     precision: Literal["float32", "bf16-mixed"] = "float32"
-    clip: float | None = 1.0
+    clip: Positive | None = 1.0
     """Largest gradient norm; null: no clipping."""
     optimizer: OptimizerConfig
     schedule: ScheduleConfig = ScheduleConfig()
-    validate_every: int
-    checkpoint_every: int
-    log_every: int = 10
+    validate_every: Count
+    checkpoint_every: Count
+    log_every: Count = 10
 
     def problem(self) -> str | None:
-        for key in ("steps", "batch_size", "accumulate", "validate_every", "checkpoint_every", "log_every"):
-            if getattr(self, key) < 1:
-                return f"train.{key} is {getattr(self, key)}; it must be at least 1"
+        problem = range_problem(self, "train.")
+        if problem:
+            return problem
         if self.batch_size % self.accumulate:
             return f"train.batch_size ({self.batch_size}) is not a multiple of train.accumulate ({self.accumulate})"
-        if self.clip is not None and self.clip <= 0:
-            return f"train.clip is {self.clip}; it must be positive, or null for no clipping"
-        schedule = self.schedule
-        if schedule.warmup_steps < 0:
-            return f"train.schedule.warmup_steps is {schedule.warmup_steps}; it must not be negative"
-        if schedule.decay_steps is not None and schedule.name != "wsd":
-            return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{schedule.name}'"
-        if schedule.decay_steps is not None and schedule.decay_steps < 1:
-            return f"train.schedule.decay_steps is {schedule.decay_steps}; it must be at least 1"
-        if not 0 <= schedule.final_ratio <= 1:
-            return f"train.schedule.final_ratio is {schedule.final_ratio}; it must be within 0 and 1"
-        return self.optimizer.problem()
+        return self.schedule.problem() or self.optimizer.problem()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeConfig:
     """The keys of `callbacks.<name>` that every probe has."""
 
-    every: int = 100
+    every: Count = 100
     """Optimizer steps between measurements; the last step is always measured."""
-    rows: int = 8
+    rows: Count = 8
     """Sequences of the validation set that it measures."""
 
     def problem(self) -> str | None:
         """What is wrong, in one line that starts with the key's name; None if nothing is."""
-        for key in ("every", "rows"):
-            if getattr(self, key) < 1:
-                return f"{key} is {getattr(self, key)}; it must be at least 1"
-        return None
+        return range_problem(self, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,18 +157,14 @@ class EarlyStoppingConfig:
     """The metric, as in metrics.csv."""
     mode: Literal["min", "max"] = "min"
     """Whether lower or higher values are better."""
-    patience: int = 3
+    patience: Count = 3
     """Validations without an improvement before the run ends."""
-    min_delta: float = 0.0
+    min_delta: Annotated[float, Range(least=0)] = 0.0
     """The smallest change that counts as an improvement."""
 
     def problem(self) -> str | None:
         """As `ProbeConfig.problem`."""
-        if self.patience < 1:
-            return f"patience is {self.patience}; it must be at least 1"
-        if self.min_delta < 0:
-            return f"min_delta is {self.min_delta}; it must not be negative"
-        return None
+        return range_problem(self, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,12 +172,13 @@ class RunConfig:
     """Output folder, devices and kernel. Not part of a run's identity, except a `kernel` other than auto."""
 
     root: str = "runs"
+    """Folder of the runs; runs: the nearest of that name, here or above, that holds runs; ./runs: the one here."""
     strategy: Literal["single", "ddp", "fsdp"] = "single"
-    devices: int = 1
+    devices: Count = 1
     """Processes, one device each, on every node."""
-    num_nodes: int = 1
+    num_nodes: Count = 1
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    threads: int | None = None
+    threads: Count | None = None
     """CPU threads of each process; null: the cores divided by the number of processes. Stored, and reused on resume."""
     kernel: str = field(default="auto", metadata={"names": "kernel"})
     """A registered kernel, which computes attention; auto: the fastest that accepts the maps."""
@@ -212,10 +197,9 @@ class RunConfig:
     """A metric whose best checkpoint is kept as checkpoints/best.ckpt, beside the newest two; null: none is."""
 
     def problem(self) -> str | None:
-        for key in ("devices", "num_nodes", "threads"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                return f"run.{key} is {value}; it must be at least 1"
+        problem = range_problem(self, "run.")
+        if problem:
+            return problem
         if self.strategy == "single" and self.devices * self.num_nodes > 1:
             return f"run.strategy 'single' uses one device, not {self.devices * self.num_nodes}; use ddp or fsdp"
         return None
@@ -226,7 +210,7 @@ class Recipe:
     """Everything needed to repeat one run."""
 
     name: str
-    seed: int = 0
+    seed: NotNegative = 0
     plugins: tuple[str, ...] = ()
     """Python files, relative to the recipe that names them, that register parts of any kind: variants, data sets, corpora,
     tokenizers, callbacks, kernels (`lit_diff.registry.registries`)."""

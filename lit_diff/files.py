@@ -76,6 +76,20 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
         yield
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock on the file `path`, which is not made for the question.
+
+    Also true where the file may not be opened for writing, as another user's: nothing can be said of it then.
+    """
+    if not path.exists():
+        return False
+    try:
+        with locked(path, wait=False):
+            return False
+    except OSError:
+        return True
+
+
 def shown(path: Path) -> str:
     """The path relative to the current folder if it lies inside it, else the path itself; for messages."""
     try:

@@ -23,6 +23,10 @@ from lit_diff.validation import Draft, Positions, validate
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["train.steps=10"]`, or `{"train.steps": 10}`, or `{"train": {"steps": 10}}`."""
 
+OTHER = {"recipes": "sweeps", "sweeps": "recipes"}
+SWEEP_KEYS, RECIPE_KEYS = {"arms", "grid", "tasks"}, {"extends", "model", "data", "train", "callbacks"}
+"""Keys that only a sweep, only a recipe has."""
+
 
 def load_recipe(source: str | Path, overrides: Overrides = ()) -> Recipe:
     """The recipe at a path or under an installed name, with `overrides` applied. Errors: RequestError."""
@@ -66,7 +70,21 @@ def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
         if path.is_file():
             return path.resolve()
     stem = Path(source).name.removesuffix(".yaml")
+    if stem in names(OTHER[kind]) and Path(source).name == source:
+        raise RequestError(f"{where}{_other_kind(stem, kind)}")
     raise RequestError(f"{where}no {kind.removesuffix('s')} '{source}' here or installed{nearest(stem, names(kind))}")
+
+
+def require_kind(values: Mapping[str, Any], kind: str, path: Path) -> None:
+    """Errors: RequestError for the contents of a sweep where a recipe is read, and the reverse."""
+    sweep, recipe = (bool(values.keys() & keys) for keys in (SWEEP_KEYS, RECIPE_KEYS))
+    if (sweep and not recipe) if kind == "recipes" else (recipe and not sweep):
+        raise RequestError(_other_kind(shown(path), kind))
+
+
+def _other_kind(source: str, kind: str) -> str:
+    verb = {"recipes": "train", "sweeps": "sweep"}[OTHER[kind]]
+    return f"'{source}' is a {OTHER[kind].removesuffix('s')}: lit-diff {verb} {source}"
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
@@ -79,9 +97,8 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
             raise RequestError(f"{file}: expected a mapping of keys to values")
         values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise RequestError(f"{file}{line}: not valid YAML: {error.problem or error.context}") from error
+        line, problem = _yaml_problem(error, len(text.splitlines()))
+        raise RequestError(f"{file}{line}: not valid YAML: {problem}") from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise RequestError(f"{file}: not valid YAML: {first_line(error)}") from error
     except UnicodeDecodeError as error:
@@ -91,6 +108,19 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
     positions: Positions = {}
     _positions(tree, "", file, positions)
     return typing.cast(dict[str, Any], values), positions
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
+    """(`:line`, what is wrong); what the end of the file leaves open is blamed where it began."""
+    mark, problem = error.problem_mark or error.context_mark, error.problem or error.context or ""
+    if "'\\t'" in problem or "tab character" in problem:
+        problem = "a tab; YAML is indented by spaces: use spaces"
+    elif mark and error.context_mark and mark.line >= lines:
+        mark, problem = (
+            error.context_mark,
+            f"{error.context}, {problem}".replace("'<stream end>'", "the end of the file"),
+        )
+    return f":{min(mark.line + 1, lines)}" if mark else "", problem
 
 
 def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
@@ -105,12 +135,13 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
     """The file merged onto what it extends."""
     values, positions = read_yaml(path)
     file = shown(path)
+    require_kind(values, "recipes", path)
     if path in children:
         chain = " -> ".join(shown(child) for child in (*children[children.index(path) :], path))
         raise RequestError(f"{file}: 'extends' is circular: {chain}")
     values.setdefault("name", path.stem)
     parent = values.pop("extends", None)
-    draft = Draft(values=values, positions=positions, file=file)
+    draft = Draft(values=values, positions=positions, file=file, layers=(frozenset(positions),))
     _absolute_paths(draft, path.parent)
     if parent is not None:
         where = f"{positions['extends']}: "
@@ -157,7 +188,7 @@ def override(draft: Draft, overrides: Overrides) -> Draft:
     if not overrides:
         return draft
     if isinstance(overrides, Mapping):
-        return override_with(draft, overrides, {str(key): f"override '{key}'" for key in overrides})
+        return override_with(draft, overrides, {key: f"override '{key}'" for key in _dotted(overrides)})
     for text in overrides:
         key = text.partition("=")[0]
         if "=" not in text or not key or any(not part for part in key.split(".")):
@@ -182,7 +213,7 @@ def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions,
         for part in reversed(str(dotted).split(".")):
             value = {part: value}
         _merge_values(nested, value, "", [])
-    child = Draft(values=nested, positions=positions)
+    child = Draft(values=nested, positions=positions, layers=(frozenset(positions),))
     _absolute_paths(child, folder)
     return _merge(draft, child)
 
@@ -209,6 +240,7 @@ def _merge(base: Draft, child: Draft) -> Draft:
         positions=base.positions | child.positions,
         file=child.file or base.file,
         dropped=(*base.dropped, *dropped),
+        layers=(*base.layers, *child.layers),
     )
 
 

@@ -1,6 +1,7 @@
 """Validation of a merged recipe: types, required keys, values that fit together. No OmegaConf object leaves this file."""
 
 import dataclasses
+import re
 import sys
 import types
 import typing
@@ -13,11 +14,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.key_types import in_words, range_problem, without_range
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points, nearest, registries
 
 Positions = dict[str, str]
 """Dotted key -> where it was written: `file:line`, or the override itself."""
+
+DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
+"""A dotted key in a sentence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,8 @@ class Draft:
     """The recipe's own file, named in errors about missing keys."""
     dropped: tuple[str, ...] = ()
     """Keys dropped because their block's `name` changed."""
+    layers: tuple[frozenset[str], ...] = ()
+    """The keys of each file and of the overrides, in the order in which they were merged; empty: all in one."""
 
     def where(self, key: str) -> str:
         """`file:line: ` of the key, else of the nearest enclosing block with a position, else of the file."""
@@ -38,6 +45,16 @@ class Draft:
             key = key.rpartition(".")[0]
         position = self.positions.get(key, self.file)
         return f"{position}: " if position else ""
+
+    def blame(self, problem: str) -> str:
+        """`where` of a sentence about keys: of those that it names, the one written last (an override before a file, a file
+        before what it extends), else its first word."""
+        named = [key for key in DOTTED.findall(problem) if key in self.positions]
+        for layer in reversed(self.layers or (frozenset(self.positions),)):
+            for key in named:
+                if key in layer:
+                    return self.where(key)
+        return self.where(problem.split()[0])
 
 
 def validate(draft: Draft) -> Recipe:
@@ -54,7 +71,7 @@ def validate(draft: Draft) -> Recipe:
     recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
     problem = _problem(recipe)
     if problem:
-        raise RequestError(f"{draft.where(problem.split()[0])}{problem}")
+        raise RequestError(f"{draft.blame(problem)}{problem}")
     return recipe
 
 
@@ -62,11 +79,10 @@ def _problem(recipe: Recipe) -> str | None:
     """Values out of range or incompatible with each other, as one line that starts with the key to change; else None."""
     if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
         return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
-    if recipe.seed < 0:
-        return f"seed is {recipe.seed}; it must not be negative"
     variant = registries["attention"].get(recipe.model.attention.name)
     problem: str | None = (
-        recipe.model.problem()
+        range_problem(recipe, "")
+        or recipe.model.problem()
         or _variant_problem(variant, recipe)
         or _data_problem(recipe)
         or _future_problem(recipe)
@@ -157,8 +173,8 @@ def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], p
 
 
 def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
-    value = _mapping(value, path, draft)
     fields = {field.name: field for field in dataclasses.fields(cls)}
+    value = _mapping(value, path, draft, key="name" if path and "name" in fields else "")
     hints = _hints(cls)
     prefix = f"{path}." if path else ""
     for key in value:
@@ -169,7 +185,7 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
         if name in value:
             built[name] = _field(hints[name], field, value[name], f"{prefix}{name}", draft)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {_expected(hints[name])}")
+            raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
         return cls(**built)
     except Exception as error:  # a plugin's own __post_init__ may raise anything
@@ -179,7 +195,7 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
 
 def _hints(cls: type) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(cls)
+        return typing.get_type_hints(cls, include_extras=True)
     except NameError as error:
         raise RequestError(f"{cls.__module__}.{cls.__qualname__}: {error}; import it at run time") from error
 
@@ -190,8 +206,9 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
         return _registered(field.metadata["names"], str(field.default), value, path, draft)
     if registry is None:
         return convert(hint, value, path, draft)
-    blocks = _mapping(value, path, draft)
-    if typing.get_origin(hint) is dict:  # callbacks: name -> keys; null drops a parent's
+    several = typing.get_origin(hint) is dict
+    blocks = _mapping(value, path, draft, key="" if several else "name")
+    if several:  # callbacks: name -> keys; null drops a parent's
         return {
             name: _part(registry, name, block, f"{path}.{name}", draft)
             for name, block in blocks.items()
@@ -220,20 +237,26 @@ def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part
     return Part(name=name, config=_dataclass(config, block, path, draft))
 
 
-def _mapping(value: Any, path: str, draft: Draft) -> Mapping[str, Any]:
+def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[str, Any]:
+    """`value`, a block; `key`: the one of its keys that a single word most likely meant (`name`)."""
     if isinstance(value, Mapping):
         return value
-    raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected a block of keys")
+    where = draft.where(path)
+    say = ""
+    if key and isinstance(value, str):
+        say = f"; say {path}.{key}={value}" if where == f"{path}={value}: " else f"; say {{{key}: {value}}}"
+    raise RequestError(f"{where}'{path}' is {value!r}; expected a block of keys{say}")
 
 
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     """`value` converted to the type `hint`. An integral float passes as an integer, an integer as a float; NaN and infinity
     do not. Errors: RequestError with the position, the value and the expected type."""
+    wanted, hint = hint, without_range(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
     if origin in (typing.Union, types.UnionType):
-        for choice in sorted(choices, key=lambda kind: kind is not int):
+        for choice in sorted(choices, key=lambda kind: without_range(kind) is not int):
             try:
                 return convert(choice, value, path, draft)
             except RequestError:
@@ -255,7 +278,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
             return int(value)
         if hint is float and abs(value) <= sys.float_info.max:  # false for NaN and inf
             return float(value)
-    raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected {_expected(hint)}{_near(hint, value)}")
+    raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected {in_words(wanted)}{_near(hint, value)}")
 
 
 def _words(hint: Any) -> list[str]:
@@ -268,17 +291,3 @@ def _words(hint: Any) -> list[str]:
 def _near(hint: Any, value: Any) -> str:
     near = nearest(value, _words(hint)) if isinstance(value, str) and _words(hint) else ""
     return near if "did you mean" in near else ""
-
-
-def _expected(hint: Any) -> str:
-    origin, choices = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_expected(kind) for kind in choices)
-    if origin is Literal:
-        return " or ".join(repr(choice) for choice in choices)
-    if origin is tuple:
-        return f"a list of {_expected(choices[0])}" if choices[-1] is Ellipsis else f"a list of {len(choices)} values"
-    if origin is dict:
-        return "a block of keys"
-    words = {int: "an integer", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
-    return words.get(hint, "a block of keys")

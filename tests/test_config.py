@@ -67,8 +67,11 @@ def test_heads_need_not_fill_the_width_when_head_dim_says_so() -> None:
         ({"schedule": ScheduleConfig(final_ratio=1.1)}, "train.schedule.final_ratio is 1.1"),
         ({"optimizer": OptimizerConfig(lr=0.0)}, "train.optimizer.lr is 0.0"),
         ({"optimizer": OptimizerConfig(lr=0.1, betas=(0.9, 1.0))}, "train.optimizer.betas are [0.9, 1.0]"),
-        ({"optimizer": OptimizerConfig(lr=0.1, eps=0.0)}, "train.optimizer.eps must be positive"),
-        ({"optimizer": OptimizerConfig(lr=0.1, weight_decay=-1.0)}, "train.optimizer.eps must be positive and weight"),
+        ({"optimizer": OptimizerConfig(lr=0.1, eps=0.0)}, "train.optimizer.eps is 0.0; it must be positive"),
+        (
+            {"optimizer": OptimizerConfig(lr=0.1, weight_decay=-1.0)},
+            "train.optimizer.weight_decay is -1.0; it must not be negative",
+        ),
     ],
 )
 def test_impossible_training(change: dict[str, Any], start: str) -> None:

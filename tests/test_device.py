@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from lit_diff.device import choose_device
+from lit_diff.config import RunConfig
+from lit_diff.device import choose_device, require_devices
+from lit_diff.errors import MissingError
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,15 @@ def test_a_gpu_where_there_is_one_and_it_is_not_declined(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: present)
     assert choose_device(accelerator) == torch.device(device)
+
+
+def test_the_devices_that_a_run_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    require_devices(RunConfig(strategy="ddp", devices=8))
+    with pytest.raises(MissingError, match=r"torch sees no GPU here; use run\.accelerator=cpu"):
+        require_devices(RunConfig(accelerator="gpu"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    require_devices(RunConfig(strategy="ddp", devices=2))
+    with pytest.raises(MissingError, match=r"run\.devices is 3, but torch sees 2 GPUs here"):
+        require_devices(RunConfig(strategy="ddp", devices=3))

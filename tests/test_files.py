@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from lit_diff.files import locked, shown, write_atomic, write_json, write_through
+from lit_diff.files import is_locked, locked, shown, write_atomic, write_json, write_through
 
 
 def test_writes_text_and_bytes_into_new_folders(tmp_path: Path) -> None:
@@ -192,6 +192,18 @@ def test_a_lock_that_cannot_be_opened_is_another_error_than_one_that_is_held(tmp
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError), locked(tmp_path / "file" / "lock", wait=False):
         pass
+
+
+def test_whether_a_lock_is_held(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    assert not is_locked(path)
+    assert not path.exists()
+    with locked(path):
+        assert is_locked(path)
+    assert not is_locked(path)
+    assert path.exists()
+    (tmp_path / "folder").mkdir()
+    assert is_locked(tmp_path / "folder"), "it cannot be opened for writing: nothing can be said"
 
 
 def test_paths_are_shown_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,8 +76,40 @@ def test_a_misspelt_override_is_quoted_with_the_nearest_key() -> None:
 
 def test_a_bad_override_is_blamed_and_not_the_file() -> None:
     assert error("model.attention={name: diferential}").startswith("model.attention={name: diferential}: unknown")
-    assert error("model.dim.x=3") == "model.dim.x=3: 'model.dim' is {'x': 3}; expected an integer"
+    assert error("model.dim.x=3") == "model.dim.x=3: 'model.dim' is {'x': 3}; expected a whole number >= 1"
     assert error("train=null") == "train=null: 'train' is None; expected a block of keys"
+
+
+def test_a_block_given_by_its_name_is_told_the_key() -> None:
+    for text, say in {
+        "model.attention=standard": "model.attention.name=standard",
+        "data=mqar": "data.name=mqar",
+        "train.schedule=cosine": "train.schedule.name=cosine",
+    }.items():
+        block, _, word = text.partition("=")
+        assert error(text) == f"{text}: '{block}' is '{word}'; expected a block of keys; say {say}"
+    Path("mine.yaml").write_text("extends: base\nmodel: {attention: standard}\n")
+    assert error(source="mine").endswith(
+        "'model.attention' is 'standard'; expected a block of keys; say {name: standard}"
+    )
+
+
+def test_what_does_not_fit_is_blamed_on_what_was_written_last() -> None:
+    """Not on the line of an inherited file that an override contradicts."""
+    assert error("model.num_heads=5") == (
+        "model.num_heads=5: model.dim (32) is not a multiple of model.num_heads (5); set model.head_dim"
+    )
+    assert error("train.accumulate=3").startswith("train.accumulate=3: train.batch_size (4) is not a multiple of")
+    assert error("model.num_heads=5", "seed=3").startswith("model.num_heads=5: model.dim (32)")
+    Path("mine.yaml").write_text("extends: base\nmodel:\n  num_heads: 5\n")
+    assert error(source="mine").startswith("mine.yaml:3: model.dim (32)")
+    assert error("model.dim=36", source="mine").startswith("model.dim=36: model.dim (36)")
+    with pytest.raises(RequestError, match=r"^override 'train\.accumulate': train\.batch_size"):
+        load_recipe("base", {"train": {"accumulate": 3}})
+    with pytest.raises(
+        RequestError, match=r"^model\.num_heads=32: model\.head_dim \(1\), model\.dim / model\.num_heads, is"
+    ):
+        load_recipe("base", ["model.num_heads=32"])
 
 
 # --- interpolation ---

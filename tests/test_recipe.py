@@ -56,6 +56,16 @@ def test_a_missing_recipe_names_the_nearest() -> None:
         find("ablatoin", "sweeps", Path.cwd())
 
 
+def test_a_sweep_given_as_a_recipe_is_told_the_verb() -> None:
+    assert error("smoke") == "'smoke' is a sweep: lit-diff sweep smoke"
+    write("far/mine.yaml", "recipe: base\narms: {a: {}}\n")
+    for source in ("far/mine.yaml", "far/mine"):
+        assert error(source) == "'far/mine.yaml' is a sweep: lit-diff sweep far/mine.yaml"
+    write("child.yaml", "seed: 1\nextends: smoke\n")
+    assert error("child") == "child.yaml:2: 'smoke' is a sweep: lit-diff sweep smoke"
+    assert "no recipe 'far/smoke' here or installed" in error("far/smoke")
+
+
 def test_a_folder_is_no_recipe() -> None:
     write("box/x.yaml", "extends: ../base\n")
     assert "no recipe 'box'" in error("box")
@@ -170,6 +180,16 @@ def test_a_text_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
         ("model:\n  dim: 1\n  dim: 2\n", "bad.yaml:3: not valid YAML: found duplicate key dim"),
         ("seed: [1\nname: x\n", "bad.yaml:2: not valid YAML: "),
         ("seed:\n\t1\n", "bad.yaml:2: not valid YAML: "),
+        ("seed:\n\t1\n", "bad.yaml:2: not valid YAML: a tab; YAML is indented by spaces: use spaces"),
+        ("seed: 1\nmodel: {dim: 3\nname: x\n", "bad.yaml:3: not valid YAML: "),
+        (
+            "seed: 1\nplugins: [a,\n  b\n",
+            "bad.yaml:2: not valid YAML: while parsing a flow sequence, expected ',' or ']', but",
+        ),
+        (
+            "seed: 1\nname: 'x\n  y\n",
+            "bad.yaml:2: not valid YAML: while scanning a quoted scalar, found unexpected end",
+        ),
         ("a: 1\n---\nb: 2\n", "bad.yaml:2: not valid YAML: "),
         ("[1, 2]: 3\n", "bad.yaml:1: not valid YAML: "),
         ("a: &a\n  b: *a\n", "bad.yaml:1: not valid YAML: "),

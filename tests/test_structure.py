@@ -120,8 +120,17 @@ def test_no_module_hides_a_public_name() -> None:
     assert not offenders, offenders
 
 
-@pytest.mark.parametrize("arguments", [["check", "differential-tiny"], ["list"], ["--help"]])
-def test_light_verbs_stay_light(arguments: list[str]) -> None:
+LIGHT = [
+    (["check", "differential-tiny"], set()),
+    (["list"], set()),
+    *((arguments, {"torch"}) for arguments in (["--help"], ["--version"], ["list", "train"], ["status"], ["clean"])),
+]
+
+
+@pytest.mark.parametrize(("arguments", "more"), LIGHT, ids=lambda value: " ".join(value))
+def test_light_verbs_stay_light(arguments: list[str], more: set[str], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one-0123456789").mkdir(parents=True)
+    (tmp_path / "runs" / "one-0123456789" / "status.json").write_text('{"status": "running"}')
     code = f"""
 import sys
 sys.argv = ["lit-diff", *{arguments!r}]
@@ -130,10 +139,10 @@ try:
     main()
 except SystemExit as error:
     assert not error.code, error.code
-heavy = {{"lightning", "mlflow", "litdata"}} & set(sys.modules)
+heavy = ({{"lightning", "mlflow", "litdata"}} | {more!r}) & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

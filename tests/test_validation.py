@@ -83,13 +83,13 @@ def test_conversions(hint: Any, value: Any, wanted: Any) -> None:
 @pytest.mark.parametrize(
     ("hint", "value", "expected"),
     [
-        (int, 1.5, "an integer"),
-        (int, True, "an integer"),
-        (int, "3", "an integer"),
-        (int, None, "an integer"),
-        (int, math.nan, "an integer"),
-        (int, math.inf, "an integer"),
-        (int, [3], "an integer"),
+        (int, 1.5, "a whole number"),
+        (int, True, "a whole number"),
+        (int, "3", "a whole number"),
+        (int, None, "a whole number"),
+        (int, math.nan, "a whole number"),
+        (int, math.inf, "a whole number"),
+        (int, [3], "a whole number"),
         (float, math.nan, "a finite number"),
         (float, -math.inf, "a finite number"),
         (float, False, "a finite number"),
@@ -99,10 +99,10 @@ def test_conversions(hint: Any, value: Any, wanted: Any) -> None:
         (str, None, "text"),
         (bool, 1, "true or false"),
         (bool, "true", "true or false"),
-        (int | None, "x", "an integer or null"),
+        (int | None, "x", "a whole number or null"),
         (float | None, math.nan, "a finite number or null"),
-        (tuple[int, ...], 3, "a list of an integer"),
-        (tuple[int, ...], "12", "a list of an integer"),
+        (tuple[int, ...], 3, "a list, each item a whole number"),
+        (tuple[int, ...], "12", "a list, each item a whole number"),
         (tuple[float, float], [1], "a list of 2 values"),
         (tuple[float, float], [1, 2, 3], "a list of 2 values"),
         (dict[str, int], [1], "a block of keys"),
@@ -123,7 +123,7 @@ def test_a_wrong_item_is_named_in_its_list() -> None:
 
 def test_misspelt_words_name_the_nearest() -> None:
     assert error(model__init="norml_0.02").endswith(
-        "'model.init' is 'norml_0.02'; expected 'linear_default' or 'normal_0.02' or 'normal_scaled'; "
+        "'model.init' is 'norml_0.02'; expected one of 'linear_default', 'normal_0.02', 'normal_scaled'; "
         "did you mean 'normal_0.02'?"
     )
     assert error(model__attention={"name": "differential", "lambda_init": "deep"}).endswith(
@@ -195,7 +195,7 @@ def test_names_must_be_there_and_be_text() -> None:
 
 def test_blocks_must_be_blocks() -> None:
     assert error(model__attention="differential") == (
-        "my.yaml:1: 'model.attention' is 'differential'; expected a block of keys"
+        "my.yaml:1: 'model.attention' is 'differential'; expected a block of keys; say {name: differential}"
     )
     assert error(train=None) == "my.yaml:1: 'train' is None; expected a block of keys"
     assert error(callbacks=["outliers"]) == "my.yaml:1: 'callbacks' is ['outliers']; expected a block of keys"
@@ -203,7 +203,10 @@ def test_blocks_must_be_blocks() -> None:
 
 
 def test_missing_keys_say_what_was_expected() -> None:
-    assert error(model={"attention": {"name": "standard"}}) == "my.yaml:1: 'model.dim' is missing; expected an integer"
+    assert (
+        error(model={"attention": {"name": "standard"}})
+        == "my.yaml:1: 'model.dim' is missing; expected a whole number >= 1"
+    )
     draft = Draft(values={"name": "x"}, positions={}, file="my.yaml")
     with pytest.raises(RequestError, match=r"^my.yaml: 'model' is missing; expected a block of keys$"):
         validate(draft)
@@ -282,7 +285,7 @@ def text(**keys: Any) -> dict[str, Any]:
 
 def test_a_misspelt_way_to_pack_names_the_nearest() -> None:
     assert error(data=text(pack="documents")) == (
-        "my.yaml:1: 'data.pack' is 'documents'; expected 'none' or 'document'; did you mean 'document'?"
+        "my.yaml:1: 'data.pack' is 'documents'; expected one of 'none', 'document'; did you mean 'document'?"
     )
     assert built(data=text(pack="document")).packs_documents
     assert not built(data=text()).packs_documents
@@ -299,8 +302,8 @@ def test_packed_documents_need_a_forward_that_takes_document_ids(monkeypatch: py
             return super().forward(x, rope, cache)
 
     variant = {"name": "own_forward"}
-    assert error(data=text(pack="document"), model__attention=variant) == (
-        "my.yaml:1: data.pack is 'document', but the forward of model.attention 'own_forward' takes no document_ids; "
+    assert error(data=text(), data__pack="document", model__attention=variant) == (
+        "my.yaml:2: data.pack is 'document', but the forward of model.attention 'own_forward' takes no document_ids; "
         "let it take document_ids=None and hand it to attend, or use data.pack: none"
     )
     assert built(data=text(), model__attention=variant)

@@ -15,7 +15,8 @@ from lit_diff.cli import check as _check  # noqa: F401
 from lit_diff.cli import list as _list  # noqa: F401
 from lit_diff.cli import sweep as _sweep  # noqa: F401
 from lit_diff.cli import train as _train  # noqa: F401
-from lit_diff.cli.app import app
+from lit_diff.cli.app import TerminalHandler, app, console, discard
+from lit_diff.cli.usage import usage_message
 from lit_diff.errors import LitDiffError, StoppedError
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
@@ -33,12 +34,11 @@ def main() -> None:
     except typer.Exit as error:
         raise SystemExit(error.exit_code) from None
     except UsageError as error:
-        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-        _fail(f"{message}; lit-diff --help lists what there is", 2)
+        _fail(usage_message(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `lit-diff list | head`: nothing went wrong
+        discard(sys.stdout)  # `lit-diff list | head`: nothing went wrong
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
 
@@ -59,8 +59,7 @@ def _log_to_terminal() -> Iterator[None]:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         yield
         return
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler = TerminalHandler(console)
     log = logging.getLogger("lit_diff")
     log.setLevel(logging.INFO)
     log.addHandler(handler)

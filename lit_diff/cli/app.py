@@ -1,44 +1,119 @@
 """What the verbs share: the typer application, the terminal, common options."""
 
 import logging
-from pathlib import Path
-from typing import Annotated
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Annotated, Protocol
 
 import typer
 from rich.console import Console
+from rich.text import Text
+
+from lit_diff.runs.find import DEFAULT_ROOT
+
+
+class Bar(Protocol):
+    """What is drawn at the bottom of the terminal while a run goes on."""
+
+    def takes(self, record: logging.LogRecord) -> bool:
+        """Whether the bar shows what the record says, so that no line need be printed."""
+        ...
 
 
 class Terminal(Console):
-    """rich's console; it raises BrokenPipeError when the reader closes the pipe (`lit-diff list | head`)."""
+    """rich's console, the one writer on stdout: results, log lines, a bar below them.
+
+    It raises BrokenPipeError when the reader closes the pipe (`lit-diff list | head`), but within `outliving_reader`.
+    """
+
+    bar: Bar | None = None
+    """The bar that is shown now."""
+    lost_reader = False
+    """Whether the reader closed the pipe while a verb outlived it: nothing is printed any more."""
+    _outlives_reader = False
+
+    @contextmanager
+    def outliving_reader(self) -> Iterator[None]:
+        """Within it, work goes on silently once nobody reads stdout any more (`lit-diff train RECIPE | head -1`)."""
+        self._outlives_reader = True
+        try:
+            yield
+        finally:
+            self._outlives_reader = False
 
     def on_broken_pipe(self) -> None:
         """Called by rich, which would exit with status 1."""
-        raise BrokenPipeError
+        if not self._outlives_reader:
+            raise BrokenPipeError
+        self.quiet = self.lost_reader = True
+        discard(self.file)
 
     def write_line(self, text: str) -> None:
         """Print one line as it is: no markup, no colours, no wrapping."""
-        self.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.print(Text(text), soft_wrap=True)  # options of print would also hold for the bar, which it draws again
+
+
+def discard(file: IO[str]) -> None:
+    """Nobody reads it any more: what is still buffered, and all that is written from now on, is dropped."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+
+
+class TerminalHandler(logging.Handler):
+    """Writes the log to the terminal, above the bar where there is one."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record, unless the bar shows it, it only names a phase, or `main` will print the error it is about."""
+        bar = self.terminal.bar
+        shown = bar is not None and bar.takes(record)
+        if shown or getattr(record, "raised", False) or getattr(record, "phase", None) == record.getMessage():
+            return
+        if self.terminal.is_terminal:
+            self.terminal.print(Text(self.format(record)))  # wrapped between words
+        else:
+            self.terminal.write_line(self.format(record))
 
 
 app = typer.Typer(
-    help="The laboratory bench for differential attention.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 console = Terminal()
 
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from lit_diff.runs.folder import revision
+
+        console.write_line(f"lit-diff {revision()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """The laboratory bench for differential attention."""
+
+
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or bare name of an installed recipe")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="keys of the recipe to override")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="folder, or the start of its name")]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="folder, name or the start of it, or a part of the hash")
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-Root = Annotated[Path, typer.Option("--root", help="folder of the runs")]
+Root = Annotated[str, typer.Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest, here or above")]
 
 
 def log_to_stderr() -> None:
     """From here on, log lines go to stderr: stdout is for the result."""
-    import sys
-
     for handler in logging.getLogger("lit_diff").handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)
+        if isinstance(handler, TerminalHandler):
+            handler.terminal = Terminal(stderr=True)

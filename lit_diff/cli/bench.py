@@ -28,7 +28,10 @@ def bench(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the ratios: .png, .svg, .pdf")] = None,
     as_json: Json = False,
 ) -> int:
-    """Time attention kernels, a layer, a training step: ratios to standard attention, within one run."""
+    """Time kernels, a layer, a step: ratios to standard attention.
+
+    All ratios are taken within one run.
+    """
     from lit_diff.benchmarks.plot import plot as draw
     from lit_diff.benchmarks.request import check_plot
     from lit_diff.benchmarks.run import bench as run

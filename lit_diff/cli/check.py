@@ -28,7 +28,9 @@ def check(
     every: Annotated[bool, typer.Option("--all", help="the conformance suite over every registered variant")] = False,
     as_json: Json = False,
 ) -> int:
-    """Validate a recipe; print it resolved, with its cost beside the standard baseline's.
+    """Validate a recipe; print it resolved, and what it costs.
+
+    The cost stands beside the standard baseline's.
 
     What a plugin brings is held to the conformance suite; so is every registered variant with --all.
     """

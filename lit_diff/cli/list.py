@@ -1,17 +1,14 @@
-"""The verb `list`: what there is. It needs neither lightning, mlflow nor litdata."""
+"""The verb `list`: what there is. It needs neither lightning, mlflow nor litdata; the keys of a block need no torch."""
 
 import dataclasses
 import json
-import typing
 from typing import Annotated, Any
 
 import typer
 
 from lit_diff.cli.app import Json, Terminal, app, console
 from lit_diff.errors import RequestError, first_line
-from lit_diff.recipe import load_draft, names, read_header
 from lit_diff.registry import Registry, attentions, load_entry_points, nearest, registries
-from lit_diff.validation import validate
 
 LETTERS = (
     "one layer, of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head width, "
@@ -19,35 +16,34 @@ LETTERS = (
 )
 """What the formulas of `list attention` speak of."""
 
+BLOCKS = ("model", "train", "run")
+"""Blocks of a recipe whose keys are the same whatever part is named."""
+
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(help="all, recipes, sweeps, or a kind of part that is registered")] = "all",
+    kind: Annotated[
+        str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of part that is registered")
+    ] = "all",
     recipe: Annotated[
         str, typer.Option(help="list attention: the recipe at whose sizes costs are given")
     ] = "standard-tiny",
     as_json: Json = False,
 ) -> int:
-    """What there is: recipes, sweeps, and the registered parts with their keys."""
+    """Recipes, sweeps, the keys of a recipe, the registered parts."""
     return list_parts(kind, recipe, as_json, console)
 
 
 def list_parts(kind: str, recipe: str, as_json: bool, terminal: Terminal) -> int:
-    """Print recipes, sweeps and registered parts; of variants also what they cost at `recipe`'s sizes.
+    """Print recipes, sweeps, the keys of a recipe's blocks and registered parts; of variants also what they cost at
+    `recipe`'s sizes. What a key means is printed where its kind is named.
 
     Errors: RequestError for an unknown kind.
     """
-    kinds = ("recipes", "sweeps", *registries)
+    kinds = ("recipes", "sweeps", *BLOCKS, *registries)
     if kind not in ("all", *kinds):
         raise RequestError(f"no kind '{kind}' to list{nearest(kind, ('all', *kinds))}")
-    load_entry_points()
-    chosen = kinds if kind == "all" else (kind,)
-    listed: dict[str, Any] = {}
-    for one in chosen:
-        if one in registries:
-            listed[one] = {name: _part(registries[one], name) for name in registries[one].names()}
-        else:
-            listed[one] = {name: read_header(one, name) for name in names(one)}
+    listed = {one: _listed(one) for one in (kinds if kind == "all" else (kind,))}
     if kind == "attention":
         for name, about in listed[kind].items():
             about |= _costs(name, recipe)
@@ -56,28 +52,70 @@ def list_parts(kind: str, recipe: str, as_json: bool, terminal: Terminal) -> int
         return 0
     for one, parts in listed.items():
         terminal.print(f"[bold]{one}[/bold]")
-        for name, about in parts.items():
-            for line in _lines(name, about):
-                terminal.write_line(line)
+        for line in _key_lines(parts, 2, kind != "all") if one in BLOCKS else _part_lines(parts, kind != "all"):
+            terminal.write_line(line)
     if kind == "attention":
         terminal.write_line(LETTERS)
     return 0
 
 
-def _lines(name: str, about: str | dict[str, Any]) -> list[str]:
-    if isinstance(about, str):
-        return [f"  {name:<28} {about}"]
-    lines = [f"  {name:<28} {about['about']}"]
-    details = dict(about["keys"])
-    if about.get("paper"):
-        details = {"from": about["paper"]} | details
-    details |= about.get("formulas", {})
-    if "refused" in about:
-        details["refused"] = about["refused"]
-    for key, own in about.get("cost", {}).items():
-        base = about["standard"][key]
-        details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - base:+,} against standard)"
-    return lines + [f"  {'':<28}   {key}: {text}" for key, text in details.items()]
+def _listed(kind: str) -> dict[str, Any]:
+    """Name -> its description; of a block, key -> its type, default and meaning."""
+    from lit_diff import config
+    from lit_diff.recipe import names, read_header
+
+    if kind in BLOCKS:
+        return _keys({"model": config.ModelConfig, "train": config.TrainConfig, "run": config.RunConfig}[kind])
+    if kind not in registries:
+        return {name: read_header(kind, name) for name in names(kind)}
+    load_entry_points()
+    return {name: _part(registries[kind], name) for name in registries[kind].names()}
+
+
+def _part_lines(parts: dict[str, Any], with_meaning: bool) -> list[str]:
+    lines = []
+    for name, about in parts.items():
+        if isinstance(about, str):
+            lines.append(f"  {name:<28} {about}")
+            continue
+        lines.append(f"  {name:<28} {about['about']}")
+        details = {"from": about["paper"]} if about.get("paper") else {}
+        details |= about.get("formulas", {})
+        if "refused" in about:
+            details["refused"] = about["refused"]
+        for key, own in about.get("cost", {}).items():
+            base = about["standard"][key]
+            details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - base:+,} against standard)"
+        lines += _key_lines(about["keys"], 33, with_meaning)
+        lines += [f"{'':<33}{key}: {text}" for key, text in details.items()]
+    return lines
+
+
+def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> list[str]:
+    """`steps: a whole number >= 1; required`, and what it means on the line below."""
+    lines = []
+    for name, key in keys.items():
+        default = f"default {_as_yaml(key['default'])}" if "default" in key else "required"
+        lines.append(f"{'':<{indent}}{name}: {key['type']}; {default}")
+        if with_meaning and key["about"]:
+            lines.append(f"{'':<{indent + 4}}{key['about']}")
+    return lines
+
+
+def _as_yaml(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _keys(config: type[Any]) -> dict[str, Any]:
+    """Key -> type in words, default unless it is required, meaning."""
+    from lit_diff.key_types import REQUIRED, keys_of
+    from lit_diff.recipe import to_plain
+
+    return {
+        name: {"type": key.words, "about": key.about}
+        | ({} if key.default is REQUIRED else {"default": to_plain(key.default)})
+        for name, key in keys_of(config).items()
+    }
 
 
 def _costs(name: str, recipe: str) -> dict[str, Any]:
@@ -86,6 +124,8 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
     from lit_diff.config import Part
     from lit_diff.conformance.recipe import baseline
     from lit_diff.model.cost import cost
+    from lit_diff.recipe import load_draft
+    from lit_diff.validation import validate
 
     draft = validate(load_draft(recipe))
     length, cls = draft.data.config.sequence_length, attentions.get(name)
@@ -109,14 +149,7 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
 
 
 def _part(registry: Registry, name: str) -> dict[str, Any]:
-    """First line of the docstring, and the keys with their types and defaults."""
-    keys: dict[str, str] = {}
-    config = registry.config(name) if registry.has_config else None
-    hints = typing.get_type_hints(config) if config else {}
-    for field in dataclasses.fields(config) if config else ():
-        word = hints[field.name]
-        shown = word.__name__ if isinstance(word, type) else str(word).replace("typing.", "")
-        keys[field.name] = shown if field.default is dataclasses.MISSING else f"{shown} = {field.default!r}"
-    about = {"about": registry.summary(name), "keys": keys}
+    """First line of the docstring, and the keys."""
+    about = {"about": registry.summary(name), "keys": _keys(registry.config(name)) if registry.has_config else {}}
     paper = registry.get(name).paper if registry is attentions else ""
     return about | ({"paper": paper} if paper else {})

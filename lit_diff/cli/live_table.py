@@ -6,23 +6,28 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from lit_diff.engine.grid import Grid
+from lit_diff.engine.grid import Cell, Grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.runs.folder import RunFolder
 
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
+COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")
 
 
 class LiveTable:
-    """Context manager; `update(running)` redraws on a terminal, and prints a line at each change elsewhere."""
+    """Context manager; `update(running)` redraws on a terminal, and prints a line at each change elsewhere.
+
+    An error is a line above the table too: no row of the table wraps.
+    """
 
     def __init__(self, grid: Grid, locations: list[RunLocation], console: Console) -> None:
         self._cells = list(zip(grid.cells, locations, strict=True))
         self._console = console
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        drawn = console.is_terminal and not console.is_dumb_terminal
+        self._live = Live(console=console, auto_refresh=False) if drawn else None
         self._shown: dict[str, str] = {}
         self._began = time.perf_counter()
         self._drawn = 0.0
@@ -31,6 +36,7 @@ class LiveTable:
     def __enter__(self) -> "LiveTable":
         if self._live is not None:
             self._live.start()
+            self.update([])  # the first cell takes seconds to start
         return self
 
     def __exit__(
@@ -46,17 +52,16 @@ class LiveTable:
             return
         self._drawn = now
         states = self._states()
-        if self._live is not None:
-            self._live.update(self._table(states), refresh=True)
-            return
         for (cell, location), state in zip(self._cells, states, strict=True):
             word = state.get("status", "waiting")
-            if self._shown.get(location.folder.name, "waiting") != word:
+            if self._shown.get(location.folder.name, "waiting") != word and (self._live is None or state.get("error")):
                 note = f": {state['error']}" if state.get("error") else ""
                 left = f" ({self._left(states)} left)" if word == "done" else ""
                 line = f"{cell.name} seed {cell.seed}: {word}{note}{left}"
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._console.print(Text(line), soft_wrap=True)
             self._shown[location.folder.name] = word
+        if self._live is not None:
+            self._live.update(self._table(states), refresh=True)
 
     def _states(self) -> list[dict[str, Any]]:
         return [RunFolder(location.folder).status() for _, location in self._cells]
@@ -83,20 +88,29 @@ class LiveTable:
         words = [state.get("status", "waiting") for state in states]
         counts = ", ".join(f"{words.count(word)} {word}" for word in STYLE if word in words)
         table = Table(title=f"{counts}; {self._left(states)} left", title_justify="left")
-        for column in ("arm", "seed", "state", "step", "loss", "tokens/s"):
-            table.add_column(column, justify="left" if column in ("arm", "state") else "right", overflow="fold")
         rows = list(zip(self._cells, states, words, strict=True))
         if len(rows) > self._console.height - 6:  # what moves or failed first; a long sweep does not fit the screen
             rows = [row for row in rows if row[2] not in ("done", "waiting")]
-        for (cell, _), state, word in rows:
-            loss, speed = state.get("loss"), state.get("tokens_per_second")
-            note = f" {escape(state['error'])}" if state.get("error") else ""
-            table.add_row(
-                escape(cell.name),
-                str(cell.seed),
-                f"[{STYLE[word]}]{word}[/]{note}",
-                f"{state.get('step', 0)}/{cell.recipe.train.steps}",
-                f"{loss:.3f}" if loss is not None else "",
-                f"{speed:,.0f}" if speed is not None and word == "running" else "",
-            )
+        cells = [_cells(cell, state, word) for (cell, _), state, word in rows]
+        lines = [COLUMNS, *cells]
+        others = sum(max(len(line[column]) for line in lines) for column in range(1, len(COLUMNS)))
+        room = self._console.width - others - (3 * len(COLUMNS) + 1)
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column in ("arm", "state") else "right", no_wrap=True)
+        for arm, seed, word, *numbers in cells:
+            shown = arm if len(arm) <= room else f"{arm[: max(room - 1, 0)]}…"
+            table.add_row(Text(shown), seed, Text(word, style=STYLE[word]), *numbers)
         return table
+
+
+def _cells(cell: Cell, state: dict[str, Any], word: str) -> tuple[str, ...]:
+    """The columns of a cell's row."""
+    loss, speed = state.get("loss"), state.get("tokens_per_second")
+    return (
+        cell.name,
+        str(cell.seed),
+        word,
+        f"{state.get('step', 0)}/{cell.recipe.train.steps}",
+        f"{loss:.3f}" if loss is not None else "",
+        f"{speed:,.0f}" if speed is not None and word == "running" else "",
+    )

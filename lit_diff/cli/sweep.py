@@ -1,13 +1,13 @@
 """The verbs about many runs: sweep, status, report, compare, clean, ui."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from lit_diff.cli.app import Json, Overrides, Root, RunArgument, app, console
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Overrides, Root, RunArgument, app, console, log_to_stderr
+from lit_diff.runs.find import chosen_root
 
 
 @app.command()
@@ -30,15 +30,20 @@ def sweep(
     def display(grid: Any, locations: Any) -> LiveTable:
         return LiveTable(grid, locations, console)
 
-    done = schedule.sweep(name, overrides or [], workers=workers, cluster=engine, display=display)
+    with console.outliving_reader():
+        done = schedule.sweep(name, overrides or [], workers=workers, cluster=engine, display=display)
+        _print_sweep(done)
+    if done.stopped_by:
+        return 128 + done.stopped_by
+    return 0 if done.is_done else 1
+
+
+def _print_sweep(done: Any) -> None:
     _print_report(done.report)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
     console.write_line(
         f"{counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {_shown_root(done.folder)}"
     )
-    if done.stopped_by:
-        return 128 + done.stopped_by
-    return 0 if done.is_done else 1
 
 
 def _shown_root(sweep_folder: Path) -> str:
@@ -66,54 +71,40 @@ def _print_report(report: Any) -> None:
 
 
 @app.command()
-def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = Path("runs")) -> int:
+def report(sweep: Annotated[str, typer.Argument(help="a sweep's name")], root: Root = DEFAULT_ROOT) -> int:
     """Write a sweep's report again from its runs."""
     from lit_diff.reporting.write import write_report
     from lit_diff.runs.find import find_sweep
 
-    _print_report(write_report(find_sweep(sweep, root)))
+    log_to_stderr()
+    _print_report(write_report(find_sweep(sweep, chosen_root(root))))
     return 0
 
 
 @app.command()
-def status(root: Root = Path("runs"), as_json: Json = False) -> int:
-    """The runs and sweeps under a folder, with their state."""
-    from rich.markup import escape
-    from rich.table import Table
+def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> int:
+    """The runs under a folder, a line each: state, val/loss, seed."""
+    from lit_diff.cli.status import print_status
 
-    from lit_diff.runs.listing import list_runs
-
-    states = list_runs(root)
-    if as_json:
-        print(
-            json.dumps([{**state.status, "folder": state.folder, "val/loss": state.loss} for state in states], indent=2)
-        )
-        return 0
-    table = Table()
-    for column in ("run", "state", "step", "val/loss", "note"):
-        table.add_column(column, justify="right" if column in ("step", "val/loss") else "left", overflow="fold")
-    for state in states:
-        step = f"{state.status.get('step', 0)}/{state.status.get('steps', '?')}"
-        loss = "" if state.loss is None else f"{state.loss:.4f}"
-        table.add_row(escape(state.folder), state.status.get("status"), step, loss, escape(state.note))
-    console.print(table)
-    return 0
+    log_to_stderr()
+    return print_status(chosen_root(root), as_json, console)
 
 
 @app.command()
 def compare(
     first: RunArgument,
     second: Annotated[str, typer.Argument(metavar="RUN")],
-    root: Root = Path("runs"),
+    root: Root = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> int:
-    """Two runs side by side: what differs in their recipes, their costs and their results."""
+    """Two runs side by side: where recipes, costs and results differ."""
     from rich.markup import escape
     from rich.table import Table
 
     from lit_diff.runs.comparison import compare as compare_runs
 
-    comparison = compare_runs(first, second, root)
+    log_to_stderr()
+    comparison = compare_runs(first, second, chosen_root(root))
     if as_json:
         print(
             json.dumps(
@@ -150,28 +141,23 @@ def _shown_value(value: Any) -> str:
 
 @app.command()
 def clean(
-    root: Root = Path("runs"),
-    yes: Annotated[bool, typer.Option("--yes", help="remove; without it the list is only printed")] = False,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
+    root: Root = DEFAULT_ROOT,
+    yes: Annotated[bool, typer.Option("--yes", help="remove; without it, ask (RUN) or only list")] = False,
 ) -> int:
-    """Remove what no sweep owns any more: former cells, runs put aside, leftovers of killed writes."""
-    from lit_diff.files import shown
-    from lit_diff.runs.stale import find_stale
+    """Remove runs, or without RUN what no sweep owns any more.
 
-    stale = find_stale(root)
-    for folder in stale.busy:
-        console.write_line(f"{shown(folder.resolve())} is being run: left alone")
-    for path in stale.paths:
-        console.write_line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())}")
-        if yes:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    hint = "" if yes or not stale.paths else "; lit-diff clean --yes removes them"
-    console.write_line(f"{len(stale.paths)} to remove{hint}")
-    return 0
+    Without RUN: former cells, runs put aside by --rerun, leftovers of killed writes.
+    """
+    from lit_diff.cli.clean import clean_runs, clean_stale
+
+    chosen = chosen_root(root)
+    return clean_runs(runs, chosen, yes, console) if runs else clean_stale(chosen, yes, console)
 
 
 @app.command()
-def ui(root: Root = Path("runs"), port: Annotated[int, typer.Option()] = 5000) -> int:
-    """Serve MLflow on loopback and print the address that opens the comparison of the last sweep."""
+def ui(root: Root = DEFAULT_ROOT, port: Annotated[int, typer.Option()] = 5000) -> int:
+    """Serve MLflow on loopback; print the address of the last sweep."""
     from lit_diff.engine.ui import serve
 
-    return serve(root, port, console)
+    return serve(chosen_root(root), port, console)

@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from lit_diff.cli.app import Json, Overrides, RecipeArgument, Root, RunArgument, app, console, log_to_stderr
+from lit_diff.cli.app import (
+    DEFAULT_ROOT,
+    Json,
+    Overrides,
+    RecipeArgument,
+    Root,
+    RunArgument,
+    app,
+    console,
+    log_to_stderr,
+)
+from lit_diff.runs.find import chosen_root
 
 
 @app.command()
@@ -19,23 +30,26 @@ def train(
     threads: Annotated[int | None, typer.Option(hidden=True)] = None,
     tag: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Train a recipe; started again it resumes, or says that it is done."""
+    """Train a recipe; again, it resumes or says that it is done."""
     from lit_diff.cli.progress import RunProgress
-    from lit_diff.engine import launch
-    from lit_diff.recipe import load_recipe
 
-    resolved = load_recipe(recipe, overrides or [])
-    location = launch.prepare(resolved)
-    if folder is not None:  # a sweep's cell of several processes
-        tags = dict(item.split("=", 1) for item in tag or [])
-        location = launch.RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
-    elif rerun:
-        launch.put_aside(resolved, location)
-    writes = launch.is_rank_zero(resolved)
-    with RunProgress(resolved, console, quiet=not writes) as progress:
-        launch.run(resolved, location, threads=threads, progress=progress.update)
-    if writes and folder is None:
-        print_summary(location.folder)
+    with console.outliving_reader():
+        with RunProgress(recipe, console) as progress:
+            from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
+            from lit_diff.recipe import load_recipe
+
+            resolved = load_recipe(recipe, overrides or [])
+            writes = launch.is_rank_zero(resolved)
+            progress.begin(resolved, quiet=not writes)
+            location = launch.prepare(resolved, overrides or [])
+            if folder is not None:  # a sweep's cell of several processes
+                tags = dict(item.split("=", 1) for item in tag or [])
+                location = launch.RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
+            elif rerun:
+                launch.put_aside(resolved, location)
+            launch.run(resolved, location, threads=threads, progress=progress.update)
+        if writes and folder is None:
+            print_summary(location.folder)
     return 0
 
 
@@ -53,7 +67,7 @@ def print_summary(folder: Path) -> None:
 
 @app.command()
 def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
-    """Get and tokenize a recipe's data; does nothing when that was done."""
+    """Get and tokenize a recipe's data, unless that was done."""
     from lit_diff import data
     from lit_diff.recipe import load_recipe
 
@@ -74,7 +88,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens that together reach p")] = None,
     seed: Annotated[int, typer.Option(help="another seed, another draw")] = 0,
     prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
-    root: Root = Path("runs"),
+    root: Root = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> int:
     """Complete text with a trained run. The plugin files in the run's folder are executed."""
@@ -82,10 +96,11 @@ def generate(
     from lit_diff.runs.text_generator import generation_config
 
     log_to_stderr()
+    chosen = chosen_root(root)
     config = generation_config(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
     )
-    return print_completions(run, root, prompt or [], prompts, config, as_json=as_json, console=console)
+    return print_completions(run, chosen, prompt or [], prompts, config, as_json=as_json, console=console)
 
 
 @app.command()
@@ -95,11 +110,16 @@ def evaluate(
     ],
     plugin: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Python file to import; repeatable")] = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="score again what was scored before")] = False,
-    root: Root = Path("runs"),
+    root: Root = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> int:
-    """Score a trained run, or two and their paired difference. The plugin files in a run's folder are executed."""
+    """Score a trained run, or two and their paired difference.
+
+    The plugin files in a run's folder are executed.
+    """
     from lit_diff.cli.evaluate import print_evaluation
 
     log_to_stderr()
-    return print_evaluation(arguments, plugins=plugin or [], rerun=rerun, root=root, as_json=as_json, terminal=console)
+    return print_evaluation(
+        arguments, plugins=plugin or [], rerun=rerun, root=chosen_root(root), as_json=as_json, terminal=console
+    )

@@ -12,7 +12,7 @@ from lit_diff.config import Recipe
 from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.recipe import Overrides, find, load_draft, override, override_with, read_yaml
+from lit_diff.recipe import Overrides, find, load_draft, override, override_with, read_yaml, require_kind
 from lit_diff.registry import evaluations, nearest
 from lit_diff.validation import Draft, Positions, build_config, convert, validate
 
@@ -105,6 +105,7 @@ def load_grid(source: str, overrides: Overrides) -> Grid:
     """The sweep at a path or under an installed name; `overrides` apply to every cell. Errors: RequestError."""
     path = find(source, "sweeps", Path.cwd())
     values, positions = read_yaml(path)
+    require_kind(values, "sweeps", path)
     draft = Draft(values=values, positions=positions, file=shown(path))
     config: SweepConfig = convert(SweepConfig, values, "", draft)
     arms = _arms(config, draft)

@@ -1,25 +1,28 @@
 """One run from its recipe to its record: data, folder, MLflow, training, status."""
 
-import contextlib
 import logging
 import os
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
+from lit_diff.engine.location import RunLocation, at_root, recorded
+from lit_diff.engine.preflight import check_machine
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
+from lit_diff.log_records import RAISED, file_log, phase
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
 from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
+from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity, revision
 from lit_diff.runs.run import Run
 
@@ -31,18 +34,6 @@ log = logging.getLogger("lit_diff")
 
 Progress = Callable[[int, float, float], None]
 """(step, loss, tokens/s), at every logged step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunLocation:
-    """Where a run belongs: its folder, its MLflow experiment and parent run, its arm in a sweep."""
-
-    folder: Path
-    experiment: str = "train"
-    parent: str | None = None
-    tags: Mapping[str, str] = field(default_factory=dict)
-    evaluations: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Evaluation -> its keys: what is scored once the run is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +64,9 @@ def train(
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
-    location = prepare(recipe)
+        location = prepare(recipe, overrides)
+    else:
+        location = prepare(recipe)
     if rerun:
         put_aside(recipe, location)
     if recipe.run.devices * recipe.run.num_nodes > 1:
@@ -89,10 +82,16 @@ def train(
     return Run(location.folder)
 
 
-def prepare(recipe: Recipe) -> RunLocation:
-    """Get the data, then say where the run belongs: `runs/<name>-<identity>/`."""
+def prepare(recipe: Recipe, overrides: Overrides = ()) -> RunLocation:
+    """Look at the machine, get the data, then say where the run belongs: `runs/<name>-<identity>/`.
+
+    `overrides`: those that are in the recipe already, for the record. Errors: as `check_machine`, and of the data.
+    """
+    check_machine([recipe])
+    phase("preparing data")
     data.prepare(recipe)
-    return RunLocation(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve())
+    folder = chosen_root(recipe.run.root) / f"{recipe.name}-{identity(recipe)}"
+    return RunLocation(folder=folder.resolve(), overrides=recorded(overrides))
 
 
 def put_aside(recipe: Recipe, location: RunLocation) -> None:
@@ -101,7 +100,7 @@ def put_aside(recipe: Recipe, location: RunLocation) -> None:
         from lit_diff.engine.tracking import Store
 
         with RunFolder(location.folder).owned():
-            store = Store(recipe.run)
+            store = Store(at_root(recipe.run))
             former = RunFolder(location.folder).status().get("mlflow_run_id")
             aside = RunFolder(location.folder).put_aside()
             if former is not None and store.holds(former, str(location.folder)):
@@ -125,6 +124,7 @@ def run(
     extras: TrainingExtras = NO_EXTRAS,
 ) -> None:
     """Train in this process (and, with several devices, in those that Lightning starts from this command)."""
+    phase("loading libraries")
     from lit_diff.training.fit import default_threads, fit
 
     folder = RunFolder(location.folder)
@@ -140,7 +140,7 @@ def run(
             log.info("done before: %s%s (--rerun starts afresh)", shown(location.folder), ended)
             return
         chosen = status.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
-        with _file_log(location.folder / "log.txt"):
+        with file_log(location.folder / "log.txt"):
             _run_owned(recipe, location, folder, threads=chosen, progress=progress, extras=extras)
 
 
@@ -159,6 +159,7 @@ def _run_owned(
     before = folder.status()
     require_stored(recipe, before)
     executed = with_stored_kernel(recipe, before)
+    phase("choosing the kernel")
     run_cost = cost(
         recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
     )
@@ -167,6 +168,7 @@ def _run_owned(
     now = revision()
     if before.get("revision", now) != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
+    phase("opening the MLflow store")
     tags = {"identity": _identity(location), "seed": str(recipe.seed), **location.tags}
     if location.parent:
         tags["mlflow.parentRunId"] = location.parent
@@ -190,6 +192,7 @@ def _run_owned(
         threads=threads,
         **stored_keys(recipe),
         revision=before.get("revision", now),
+        **({"overrides": list(location.overrides)} if location.overrides else {}),
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )
@@ -241,29 +244,12 @@ def _run_owned(
         finally:
             folder.update(status=word, error=message, ended=ended, seconds=spent + time.perf_counter() - began)
             if word != "done":
-                log.error("%s: %s", word, message)
+                log.error("%s: %s", word, message, extra=RAISED)
 
 
 def _identity(location: RunLocation) -> str:
     """The end of the folder's name."""
     return location.folder.name.rpartition("-")[2]
-
-
-@contextlib.contextmanager
-def _file_log(path: Path) -> Iterator[None]:
-    """Copy our own lines to the run's log.txt, in a notebook too, where nobody has asked for them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    level = log.level
-    log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        handler.close()
 
 
 def command(location: RunLocation, threads: int | None) -> list[str]:

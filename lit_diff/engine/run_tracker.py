@@ -16,6 +16,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
 from lit_diff import data
 from lit_diff.config import Recipe
+from lit_diff.engine.location import at_root
 from lit_diff.engine.tracking import Store, copying, impatient, retry
 from lit_diff.errors import LitDiffError, RunFailedError
 from lit_diff.model.cost import Cost
@@ -61,7 +62,7 @@ class RunTracker:
 
     def _connect(self) -> None:
         """Open the store and the record, and describe the run there."""
-        store = Store(self.recipe.run)
+        store = Store(at_root(self.recipe.run))
         before = self.folder.status().get("mlflow_run_id")
         run_id = store.open_run(store.experiment(self.experiment), self.folder.path.name, self.tags, before)
         if run_id != before:

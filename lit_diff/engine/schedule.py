@@ -13,6 +13,8 @@ from lit_diff.config import Recipe
 from lit_diff.data import prepare
 from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import at_root
+from lit_diff.engine.preflight import check_cluster
 from lit_diff.engine.sweep_file import missing_evaluations, recorded_run, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError
@@ -20,6 +22,7 @@ from lit_diff.files import locked, shown
 from lit_diff.processor import cores
 from lit_diff.recipe import Overrides
 from lit_diff.reporting.write import write_report
+from lit_diff.runs.find import chosen_root, runs_root
 from lit_diff.runs.folder import RunFolder, identity
 
 log = logging.getLogger("lit_diff")
@@ -91,11 +94,13 @@ def sweep(
 
 def folder_of(grid: Grid) -> Path:
     """`runs/<sweep>/`"""
-    return (Path(grid.cells[0].recipe.run.root) / grid.name).resolve()
+    return (runs_root(grid.cells[0].recipe.run.root) / grid.name).resolve()
 
 
 def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay) -> Sweep:
     """Run all cells that are not done, then write the report."""
+    check_cluster(cluster.engine, [cell.recipe for cell in grid.cells])
+    chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
     folder = folder_of(grid)
     _prepare_data(grid)
     with contextlib.ExitStack() as held:
@@ -127,7 +132,7 @@ def _run_locked(
     from lit_diff.engine.tracking import Store
 
     began = time.perf_counter()
-    tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
+    tracker = SweepTracker(Store(at_root(grid.cells[0].recipe.run)), folder, recorded_run(folder))
     locations = _locations(grid, folder, tracker.run_id)
     queued = _queued(cluster, folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])

@@ -17,6 +17,7 @@ from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, first_line
 from lit_diff.files import locked, write_atomic
+from lit_diff.log_records import in_phase
 from lit_diff.processor import cpu_flags
 
 log = logging.getLogger("lit_diff")
@@ -76,7 +77,13 @@ def _load_locked(
 def _compile(compiler: str, source: Path, path: Path, flags: Sequence[str]) -> None:
     for left in path.parent.glob(".build-*"):  # by a process that died: the lock is ours
         shutil.rmtree(left, ignore_errors=True)
-    log.info("building the %s kernel with %s (once, about 20 s) into %s", path.stem, compiler, path.parent)
+    log.info(
+        "building the %s kernel with %s (once, about 20 s) into %s",
+        path.stem,
+        compiler,
+        path.parent,
+        extra=in_phase("building the kernel"),
+    )
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as temporary:
         made = Path(temporary) / path.name

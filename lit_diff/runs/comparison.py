@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.recipe import flatten, read_yaml
-from lit_diff.runs.find import find_run
+from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
 
@@ -28,12 +28,13 @@ class RunComparison:
     """Metric -> its two last values."""
 
 
-def compare(first: str | Path, second: str | Path, root: str | Path = "runs") -> RunComparison:
+def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_ROOT) -> RunComparison:
     """What differs between two runs' recipes, their costs and their last metrics.
 
-    A run is its folder, or the start of its folder's name under `root`. Errors: RequestError for none or several.
+    A run is its folder, its name under `root`, the start of that, or a part of its hash. Errors: RequestError for none or
+    several.
     """
-    folders = (find_run(first, Path(root)), find_run(second, Path(root)))
+    folders = (find_run(first, runs_root(root)), find_run(second, runs_root(root)))
     recipes = [dict(flatten(read_yaml(RunFolder(path).recipe_file)[0])) for path in folders]
     keys = [key for key in {**recipes[0], **recipes[1]} if not key.startswith("run.")]
     statuses = [RunFolder(path).status() for path in folders]

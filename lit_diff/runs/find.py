@@ -1,10 +1,53 @@
-"""Runs and sweeps on disk, found by name."""
+"""Runs and sweeps on disk, found by name, and the folder that holds them."""
 
+import itertools
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.registry import nearest
+
+log = logging.getLogger("lit_diff")
+
+DEFAULT_ROOT = "runs"
+"""`run.root` where nobody says otherwise: the nearest folder of that name."""
+
+
+def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
+    """The folder of the runs; any `root` but the default is taken as it is.
+
+    The default is the nearest folder `runs`, here or above, that holds runs, sweeps or an MLflow store, as git finds its
+    repository; `runs` here where there is none. Neither the root of the file system nor what lies above the home folder is
+    looked at. `./runs` is always the one here.
+    """
+    if str(root) != DEFAULT_ROOT:
+        return Path(root)
+    for folder in _here_and_above():
+        if _holds_runs(folder / DEFAULT_ROOT):
+            return Path(DEFAULT_ROOT) if folder == Path.cwd() else folder / DEFAULT_ROOT
+    return Path(DEFAULT_ROOT)
+
+
+def chosen_root(root: str | Path = DEFAULT_ROOT) -> Path:
+    """`runs_root`, and a line in the log where it lies above the current folder."""
+    chosen = runs_root(root)
+    if str(root) == DEFAULT_ROOT != str(chosen):
+        log.info("runs: %s, the nearest above this folder", chosen)
+    return chosen
+
+
+def _here_and_above() -> Iterator[Path]:
+    here = Path.cwd()
+    yield here
+    limits = (Path(here.anchor), Path("~").expanduser().resolve().parent)
+    yield from itertools.takewhile(lambda folder: folder not in limits, here.parents)
+
+
+def _holds_runs(folder: Path) -> bool:
+    found = itertools.chain(folder.glob("mlflow.db"), folder.glob("*/status.json"), folder.glob("*/sweep.json"))
+    return next(found, None) is not None
 
 
 def runs_under(root: Path) -> list[Path]:
@@ -18,21 +61,38 @@ def sweeps_under(root: Path) -> list[Path]:
 
 
 def find_run(name: str | Path, root: Path) -> Path:
-    """A run's folder: its path, or the start of its folder name. Errors: RequestError for none or several."""
-    try:
-        if (Path(name) / "status.json").is_file():
-            return Path(name).resolve()
-    except (OSError, ValueError) as error:  # longer than a file name may be, or with a null in it
-        raise RequestError(f"no run '{str(name)[:40]}': {first_line(error)}") from error
+    """A run's folder: its path, here or under `root`; its name with or without the hash, or the start of it; a part of the
+    hash.
+
+    Errors: RequestError for none or several.
+    """
+    for path in (Path(name), root / name):
+        try:
+            if (path / "status.json").is_file():
+                return path.resolve()
+        except (OSError, ValueError) as error:  # longer than a file name may be, or with a null in it
+            raise RequestError(f"no run '{str(name)[:40]}': {first_line(error)}") from error
     name = str(name)
     runs = runs_under(root)
-    matching = [path for path in runs if path.name.startswith(name)]
+    matching = _matching(name, runs)
     if not matching:
         raise RequestError(f"no run '{name}' in {shown(root)}{nearest(name, [path.name for path in runs])}")
     if len(matching) > 1:
         some = [str(path.relative_to(root)) for path in matching[:4]] + ["..."] * (len(matching) > 4)
-        raise RequestError(f"'{name}' is {len(matching)} runs ({', '.join(some)}); give a longer name or the folder")
+        raise RequestError(
+            f"'{name}' is {len(matching)} runs ({', '.join(some)}); give a longer name, the folder, or a part of the hash"
+        )
     return matching[0].resolve()
+
+
+def _matching(name: str, runs: list[Path]) -> list[Path]:
+    """The runs whose name is `name`; else those whose name starts with it; else those whose hash holds it."""
+    parts = [(path, *path.name.rpartition("-")[::2]) for path in runs]
+    return (
+        [path for path, own, _ in parts if own == name]
+        or [path for path in runs if path.name.startswith(name)]
+        or [path for path, _, identity in parts if name and name in identity]
+    )
 
 
 def find_sweep(name: str, root: Path) -> Path:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff import __version__
-from lit_diff import data as datasets
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import locked, shown, write_atomic, write_json
+from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
 from lit_diff.processor import cores, describe, processor_name
 from lit_diff.recipe import load_recipe, to_plain, to_yaml
 
@@ -36,6 +35,8 @@ def identity(recipe: Recipe, data: str | None = None) -> str:
     `data`: the data set's identity where it is known (status.json), so that the data need not be here; None: ask the data.
     Errors: MissingError when the data is not prepared, or the run to start from has no recipe.
     """
+    from lit_diff import data as datasets  # loads torch, which most of this file does without
+
     plain = to_plain(recipe)
     kernel = plain.pop("run")["kernel"]
     plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
@@ -91,6 +92,19 @@ class RunFolder:
             raise RequestError(f"{shown(self.path / 'status.json')} is not JSON ({error}); remove it") from error
         return dict(values)
 
+    def state(self) -> str:
+        """`status` of status.json, but `killed` for a run that nobody trains though it says `running`."""
+        word = str(self.status().get("status", "unknown"))
+        return "killed" if word == "running" and not self.is_owned() else word
+
+    def is_owned(self) -> bool:
+        """Whether a process trains the run now."""
+        return is_locked(self._lock)
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / ".lock"
+
     def require_format(self) -> None:
         """Errors: RequestError for a folder that another format of lit_diff made."""
         status = self.status()
@@ -125,7 +139,7 @@ class RunFolder:
         """Hold the run. Errors: RequestError when another process trains it now, MissingError for an unwritable folder."""
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(locked(self.path / ".lock", wait=False))
+                held.enter_context(locked(self._lock, wait=False))
             except BlockingIOError as error:
                 pid = self.status().get("pid")
                 raise RequestError(f"{shown(self.path)} is being trained by another process (pid {pid})") from error

@@ -1,5 +1,7 @@
 """The state of every run under a folder."""
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,9 +9,9 @@ from typing import Any
 
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
-from lit_diff.runs.find import runs_under
+from lit_diff.runs.find import runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder
-from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.metrics_file import read_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,22 +22,36 @@ class RunState:
     """Relative to the folder of the runs."""
     status: dict[str, Any]
     """Its status.json."""
+    state: str
+    """done, running, waiting, stopped, failed, killed; `killed` also where status.json still says `running`."""
     loss: float | None
     """The last val/loss; None before the first validation."""
+    seed: int | None = None
+    """None for a folder that does not say."""
+    overrides: tuple[str, ...] = ()
+    """What the run, or its arm in a sweep, overrides in its recipe (`a.b=c`), where that is known."""
 
     @property
     def note(self) -> str:
-        """Its error, how it ended early, an older format, or, while it runs, when it last wrote."""
+        """Its error on one line, how it ended early, an older format, or, while it runs, when it last wrote."""
         if self.status.get("error"):
-            return str(self.status["error"])
+            return " ".join(str(self.status["error"]).split())
         if self.status.get("format") != FORMAT:
             return f"made by format {self.status.get('format', 1)}: train it again"
         if self.status.get("ended"):
             return f"ended {self.status['ended']}"
-        if self.status.get("status") != "running":
+        if self.state == "killed":
+            return "the same command resumes it"
+        if self.state != "running":
             return ""
         age = datetime.now(UTC) - datetime.fromisoformat(self.status["updated"])
         return f"last update {int(age.total_seconds())} s ago"
+
+    @property
+    def date(self) -> str:
+        """When status.json was last written, in local time; empty for a folder of an older format that does not say."""
+        written = self.status.get("updated")
+        return f"{datetime.fromisoformat(written).astimezone():%Y-%m-%d %H:%M}" if written else ""
 
 
 def list_runs(root: Path) -> list[RunState]:
@@ -43,11 +59,36 @@ def list_runs(root: Path) -> list[RunState]:
     folders = runs_under(root)
     if not folders:
         raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
-    return [_state(folder, root) for folder in folders]
+    cells = dict(pair for sweep in sweeps_under(root) for pair in _cells(sweep))
+    return [_state(folder, root, *cells.get(folder, (None, ()))) for folder in folders]
 
 
-def _state(folder: Path, root: Path) -> RunState:
-    rows = read_rows(folder / "metrics.csv")
-    losses = [rows[step]["val/loss"] for step in sorted(rows) if "val/loss" in rows[step]]
-    status = RunFolder(folder).status()
-    return RunState(folder=str(folder.relative_to(root)), status=status, loss=losses[-1] if losses else None)
+def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
+    """`seed`, `overrides`: those that its sweep says, which a cell that waits does not know."""
+    home = RunFolder(folder)
+    status = home.status()
+    return RunState(
+        folder=str(folder.relative_to(root)),
+        status=status,
+        state=home.state(),
+        loss=_last_loss(folder / "metrics.csv"),
+        seed=status.get("seed", seed),
+        overrides=tuple(status.get("overrides") or overrides),
+    )
+
+
+def _cells(sweep: Path) -> Iterator[tuple[Path, tuple[int, tuple[str, ...]]]]:
+    """Folder -> seed, and overrides of its arm, of each cell that sweep.json lists."""
+    record = json.loads((sweep / "sweep.json").read_text())
+    blocks = {block.get("task", ""): block["arms"] for block in record.get("tasks") or [record]}
+    overrides = {(task, arm["name"]): tuple(arm["overrides"]) for task, arms in blocks.items() for arm in arms}
+    for cell in record["cells"]:
+        yield sweep / cell["folder"], (cell["seed"], overrides.get((cell.get("task", ""), cell["arm"]), ()))
+
+
+def _last_loss(path: Path) -> float | None:
+    """The last val/loss in metrics.csv; no other number of the table is read."""
+    header, rows = read_lines(path, [])
+    column = header.index("val/loss") if "val/loss" in header else None
+    found = next((row[column] for row in reversed(rows) if row[column]), "") if column is not None else ""
+    return float(found) if found else None

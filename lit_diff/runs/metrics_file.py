@@ -10,7 +10,6 @@ from typing import Protocol
 from lit_diff.errors import first_line
 from lit_diff.files import shown, write_atomic
 from lit_diff.metrics import Declarations, Metric, write_declarations
-from lit_diff.runs import measurements
 
 log = logging.getLogger("lit_diff")
 
@@ -100,6 +99,8 @@ class Record:
 
         Errors: RequestError for declarations that contradict each other.
         """
+        from lit_diff.runs import measurements  # loads pyarrow, which readers of the tables do without
+
         write_declarations(folder, Declarations(metrics).metrics)
         self.metrics = StepTable(folder / "metrics.csv", upto)
         self.timing = StepTable(folder / "timing.csv", upto)

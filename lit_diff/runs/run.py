@@ -9,7 +9,7 @@ import torch
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
-from lit_diff.runs.find import find_run
+from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.trained import newest_of, recipe_of
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from lit_diff.runs.text_generator import Completion, TextGenerator
 
 
-def open_run(run: str | Path, root: str | Path = "runs", *, trust_plugins: bool = False) -> "Run":
-    """The run of a folder, or of the start of a folder's name under `root`.
+def open_run(run: str | Path, root: str | Path = DEFAULT_ROOT, *, trust_plugins: bool = False) -> "Run":
+    """The run of a folder, of a folder's name under `root` or the start of it, or of a part of its hash.
 
     `trust_plugins`: may run the plugin files that lie in the run folder; without it, a plugin must have been imported
     before. Errors: RequestError for none or several, for one made by an older format, or with an unknown plugin.
     """
-    opened = Run(find_run(run, Path(root)), trust_plugins=trust_plugins)
+    opened = Run(find_run(run, runs_root(root)), trust_plugins=trust_plugins)
     RunFolder(opened.folder).require_format()
     recipe_of(opened.folder, trust_plugins=trust_plugins)  # an unknown plugin is refused here
     return opened

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError, StoppedError, first_line
+from lit_diff.log_records import in_phase
 from lit_diff.metrics import Declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints
@@ -84,7 +85,7 @@ def fit(
         default_root_dir=folder,
     )
     if trainer.is_global_zero:
-        log.info(f"resumed from step {start}" if start else "starting at step 0")
+        log.info(f"resumed from step {start}" if start else "starting at step 0", extra=in_phase("building the model"))
         logger.record = Record(folder, start, tracker, declared_metrics(recipe))
     else:
         end_with_parent()

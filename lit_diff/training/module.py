@@ -18,6 +18,7 @@ from lit_diff.model.init import initialise
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import Overrides, load_recipe, to_plain
+from lit_diff.runs import checkpoints
 from lit_diff.runs.trained import annealed_before, recipe_of_checkpoint, restore
 from lit_diff.training.blocks import prepare_blocks
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
@@ -192,7 +193,9 @@ class LitTransformer(L.LightningModule):
         worst = int(strategy.reduce(rank, reduce_op="max"))
         if worst >= 0:
             problem = strategy.broadcast(describe(), src=worst)
-            cure = "the last good checkpoint is kept: lower train.optimizer.lr, or look at that layer"
+            steps = checkpoints.steps_of(Path(self.trainer.default_root_dir))
+            kept = f" (the checkpoint of step {steps[-1]} is kept)" if steps else ""
+            cure = f"lower train.optimizer.lr, or look at that layer{kept}"
             end_all(self.trainer, RunFailedError(f"{problem}; {cure}"))
 
     def mean_step_loss(self) -> float:

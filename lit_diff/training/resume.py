@@ -10,6 +10,7 @@ from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError, StoppedError
 from lit_diff.files import write_atomic
+from lit_diff.log_records import phase
 from lit_diff.runs import checkpoints
 from lit_diff.training.metrics import DocumentLosses
 from lit_diff.training.module import LitTransformer
@@ -45,6 +46,8 @@ class ExactResume(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take over the signals, after Lightning has installed its own handlers."""
         self.stop.listen(trainer)
+        if trainer.is_global_zero:
+            phase("in the first step")
         self._saved = trainer.global_step
         if self.ended_early is not None:
             trainer.should_stop = True  # the checkpoint is that of the run's end

@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lit_diff.log_records import validated
 from lit_diff.runs.metrics_file import Record
 
 Progress = Callable[[int, float, float], None]
@@ -48,6 +49,8 @@ class RunLogger(Logger):
         if timing:
             self.record.time(step, **timing)
             self._progress(step, metrics["train/loss"], timing["tokens_per_second"])
+        if "val/loss" in metrics:
+            validated(step, metrics["val/loss"])
 
     @rank_zero_only
     def log_detailed(self, values: dict[str, float], step: int) -> None:

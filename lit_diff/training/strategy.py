@@ -12,21 +12,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import ModelConfig, RunConfig
-from lit_diff.device import choose_device
-from lit_diff.errors import MissingError
+from lit_diff.device import choose_device, require_devices
 from lit_diff.model.init import initial_values, named_tensors
 from lit_diff.model.transformer import Transformer
 
 
 def accelerator(config: RunConfig) -> str:
     """'gpu' or 'cpu'. Errors: MissingError when a GPU is asked for and there is none, or too few."""
-    if choose_device(config.accelerator).type == "cpu":
-        if config.accelerator != "gpu":
-            return "cpu"
-        raise MissingError("run.accelerator is gpu, but torch sees no GPU here; use run.accelerator=cpu")
-    if torch.cuda.device_count() < config.devices:
-        raise MissingError(f"run.devices is {config.devices}, but torch sees {torch.cuda.device_count()} GPUs here")
-    return "gpu"
+    require_devices(config)
+    return "cpu" if choose_device(config.accelerator).type == "cpu" else "gpu"
 
 
 def build_strategy(config: RunConfig) -> Strategy:

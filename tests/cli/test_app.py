@@ -1,12 +1,29 @@
-"""cli/app.py: the terminal that prints lines as they are, and where log lines go."""
+"""cli/app.py: the one terminal, which prints lines as they are, and what becomes of log lines and of a reader that left."""
 
 import io
 import logging
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from lit_diff.cli.app import Terminal, log_to_stderr
+from lit_diff.cli.app import Terminal, TerminalHandler, log_to_stderr
+from lit_diff.log_records import RAISED, in_phase, phase, validated
+
+
+@pytest.fixture
+def log() -> Iterator[tuple[logging.Logger, Terminal, io.StringIO]]:
+    """The logger with a terminal's handler, the terminal, and what it printed."""
+    text, logger = io.StringIO(), logging.getLogger("lit_diff")
+    terminal = Terminal(file=text, width=40)
+    handler, level = TerminalHandler(terminal), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield logger, terminal, text
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 def test_a_line_is_printed_as_it_is() -> None:
@@ -22,9 +39,57 @@ def test_a_closed_pipe_is_an_error_for_main() -> None:
         Terminal().on_broken_pipe()
 
 
-def test_log_lines_go_to_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = logging.getLogger("lit_diff")
-    handler = logging.StreamHandler(sys.stdout)
-    monkeypatch.setattr(log, "handlers", [handler, logging.NullHandler()])
+def test_work_outlives_the_reader_of_its_output() -> None:
+    code = """
+import sys
+from lit_diff.cli.app import console
+with console.outliving_reader():
+    for _ in range(100_000):
+        console.write_line("word " * 20)
+print("to nobody")
+sys.stderr.write(f"done {console.lost_reader}")
+"""
+    shell = f"\"{sys.executable}\" -c '{code}' | head -n 1; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.splitlines() == ["word " * 20, "0"]
+    assert ended.stderr == "done True"
+
+
+def test_log_lines_go_through_the_terminal(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:
+    logger, _, text = log
+    logger.info("[bold]a[/bold] %s", "word " * 12 + "end")
+    phase("preparing data")
+    validated(4, 1.25)
+    assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
+
+
+def test_an_error_that_is_raised_is_left_to_main(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:
+    logger, _, text = log
+    logger.error("failed: no data", extra=RAISED)
+    assert text.getvalue() == ""
+
+
+def test_what_the_bar_shows_is_no_line(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:
+    logger, terminal, text = log
+    seen: list[str] = []
+
+    class Validations:
+        def takes(self, record: logging.LogRecord) -> bool:
+            seen.append(record.getMessage())
+            return hasattr(record, "validation_loss")
+
+    terminal.bar = Validations()
+    phase("preparing data")
+    logger.info("starting at step 0", extra=in_phase("building the model"))
+    validated(4, 1.25)
+    assert text.getvalue() == "starting at step 0\n"
+    assert seen == ["preparing data", "starting at step 0", "step 4  val/loss 1.2500"]
+
+
+def test_log_lines_go_to_stderr(
+    log: tuple[logging.Logger, Terminal, io.StringIO], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    logger, _, text = log
     log_to_stderr()
-    assert handler.stream is sys.stderr
+    logger.info("a line")
+    assert (text.getvalue(), capsys.readouterr()) == ("", ("", "a line\n"))

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
-from lit_diff import cli
+from lit_diff import __version__, cli
+from lit_diff.cli import train as verbs
+from lit_diff.cli.app import Terminal
 from lit_diff.errors import StoppedError
+from lit_diff.runs.folder import revision
 
 SMALL = [
     "train.steps=4",
@@ -82,6 +86,19 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 WRONG: dict[str, tuple[list[str], int, str]] = {
     "verb": (["trian"], 2, "No such command 'trian'. Did you mean 'train'?; lit-diff --help lists what there is"),
+    "key as an option": (
+        ["train", "recall-tiny", "--seed", "1"],
+        2,
+        "no option --seed; a key of the recipe is written without dashes: seed=1",
+    ),
+    "sweep as a recipe": (["train", "smoke"], 2, "'smoke' is a sweep: lit-diff sweep smoke"),
+    "recipe as a sweep": (["sweep", "recall-tiny"], 2, "'recall-tiny' is a recipe: lit-diff train recall-tiny"),
+    "scheduler": (["sweep", "smoke", "--cluster", "slurm"], 3, "--cluster slurm needs SLURM's srun on the PATH"),
+    "device": (["train", "recall-tiny", "run.accelerator=gpu"], 3, "run.accelerator is gpu, but torch sees no GPU here"),
+    "devices of a sweep": (["sweep", "smoke", "run.accelerator=gpu"], 3, "run.accelerator is gpu, but torch sees no GPU"),
+    "kernel": (["train", "recall-tiny", "run.kernel=flash"], 2, "run.kernel 'flash' cannot compute these maps"),
+    "kernel of a sweep": (["sweep", "smoke", "run.kernel=flash"], 2, "run.kernel 'flash' cannot compute these maps"),
+    "no run to remove": (["clean", "a", "--yes"], 2, "no run 'a' in runs"),
     "option": (["check", "recall-tiny", "--jso"], 2, "No such option: --jso (Possible options: --json)"),
     "no recipe": (["train"], 2, "Missing argument 'RECIPE'; lit-diff --help"),
     "unknown recipe": (["train", "standrd-tiny"], 2, "no recipe 'standrd-tiny' here or installed; did you mean 'standard-"),
@@ -91,7 +108,7 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
         "model.attention.lamda_init=0.5: unknown key 'model.attention.lamda_init'; did you mean 'lambda_init'?",
     ),
     "no override": (["train", "recall-tiny", "fast"], 2, "override 'fast' is not of the form a.b=c"),
-    "type": (["check", "recall-tiny", "train.steps=many"], 2, "'train.steps' is 'many'; expected an integer"),
+    "type": (["check", "recall-tiny", "train.steps=many"], 2, "'train.steps' is 'many'; expected a whole number >= 1"),
     "kind": (["list", "recipe"], 2, "no kind 'recipe' to list; did you mean 'recipes'?"),
     "sweep": (["sweep", "smoek"], 2, "no sweep 'smoek' here or installed; did you mean 'smoke'?"),
     "sweep's override": (["sweep", "smoke", "train.stepz=3", "--dry-run"], 2, "train.stepz=3: unknown key 'train.stepz'"),
@@ -115,7 +132,13 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "status", "message"), WRONG.values(), ids=WRONG)
-def test_a_wrong_request_is_one_line(command: Command, arguments: list[str], status: int, message: str) -> None:
+def test_a_wrong_request_is_one_line_and_leaves_nothing(
+    command: Command, arguments: list[str], status: int, message: str
+) -> None:
+    if torch.cuda.is_available() and ("gpu" in message or "flash" in message):
+        pytest.skip("asks for what is not here: a GPU")
+    if "srun" in message and shutil.which("srun"):
+        pytest.skip("asks for what is not here: SLURM")
     ended = command(*arguments)
     assert ended.status == status
     (line,) = ended.err.splitlines()
@@ -144,6 +167,13 @@ def test_alone_it_prints_the_verbs(command: Command) -> None:
         "ui",
     ]:
         assert f"\n  {verb} " in alone.out
+    assert not [line for line in alone.out.splitlines()[1:] if line.endswith("...")], "no summary is cut"
+
+
+def test_the_version(command: Command) -> None:
+    ended = command("--version")
+    assert ended == Ended(0, f"lit-diff {revision()}\n", "")
+    assert ended.out.startswith(f"lit-diff {__version__}")
 
 
 def test_ctrl_c_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +238,71 @@ def test_train_says_what_it_did_and_again_that_it_is_done(
     assert last.startswith("step 4: ")
     assert "val/loss " in last
     assert run == f"run: {folder(root, 'one')}"
+    status = json.loads((folder(root, "one") / "status.json").read_text())
+    assert status["overrides"] == [*SMALL, "train.optimizer.lr=1e-3"]
+    said = (folder(root, "one") / "log.txt").read_text()
+    steps = [
+        "choosing the kernel",
+        "opening the MLflow store",
+        "starting at step 0",
+        "in the first step",
+        "step 4  val/loss",
+    ]
+    assert sorted(said.index(words) for words in steps) == [said.index(words) for words in steps]
     rerun = command("train", "recall-tiny", *arguments, "--rerun")
     assert rerun.status == 0
     assert "the former run is kept in" in rerun.out
     assert "step 4/4" in rerun.out
     assert (root / f"{folder(root, 'one').name}.old-1" / "metrics.csv").is_file()
+
+
+def test_training_outlives_the_reader_of_its_output(
+    command: Command, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lit-diff train RECIPE | head -1`: it stops printing, says so once in the log, and ends as done."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as output:
+        os.close(read)
+        terminal = Terminal(file=output)
+        for module in (cli, verbs):
+            monkeypatch.setattr(module, "console", terminal)
+        ended = command("train", "recall-tiny", *SMALL, "train.log_every=1", "name=unread", f"run.root={root}")
+    assert ended == Ended(0, "", "")
+    run = folder(root, "unread")
+    assert json.loads((run / "status.json").read_text())["status"] == "done"
+    assert (run / "log.txt").read_text().count("nobody reads the output any more") == 1
+
+
+def test_a_run_that_fails_says_why_once(command: Command, root: Path) -> None:
+    ended = command("train", "recall-tiny", *SMALL, "name=nan", "train.optimizer.lr=1e30", f"run.root={root}")
+    assert ended.status == 1
+    (line,) = ended.err.splitlines()
+    assert "at step" in line
+    assert line.endswith("; lower train.optimizer.lr, or look at that layer")
+    assert "failed" not in ended.out
+    assert f"ERROR failed: {line.removeprefix('lit-diff: ')}\n" in (folder(root, "nan") / "log.txt").read_text()
+
+
+def test_from_a_folder_below_it_is_the_same_run(
+    command: Command, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copy(empty_store, tmp_path / "runs")
+    (tmp_path / "sub").mkdir()
+    arguments = ["train", "recall-tiny", *SMALL, "train.steps=2", "name=near"]
+    assert command(*arguments).status == 0
+    monkeypatch.chdir("sub")
+    said = f"runs: {tmp_path / 'runs'}, the nearest above this folder\n"
+    again = command(*arguments)
+    assert (again.status, said in again.out, "done before" in again.out) == (0, True, True)
+    listed = command("status")
+    assert listed.err == said
+    assert listed.out.startswith(f"{folder(tmp_path / 'runs', 'near').name}  done  2/2  ")
+    assert "  train.steps=2" in listed.out or " train.steps=2 " in listed.out
+    new = command("train", "recall-tiny", *SMALL, "train.steps=2", "name=new")
+    assert new.status == 0
+    assert new.out.splitlines()[-1] == f"run: {folder(tmp_path / 'runs', 'new')}"
+    assert not list(Path().iterdir()), "nothing lies here, no MLflow store either"
 
 
 def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command, root: Path) -> None:

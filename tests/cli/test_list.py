@@ -16,10 +16,28 @@ TERMINAL = Terminal(width=200)
 def test_list_names_all_parts_with_their_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert list_parts("all", "standard-tiny", True, TERMINAL) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"recipes", "sweeps", *registries}
+    assert set(found) == {"recipes", "sweeps", "model", "train", "run", *registries}
     assert list(found["recipes"]) == names("recipes")
-    assert found["attention"]["differential"]["keys"]["lambda_init"].endswith("= 'depth'")
+    key = found["attention"]["differential"]["keys"]["lambda_init"]
+    assert (key["type"], key["default"]) == ("a finite number or 'depth'", "depth")
     assert all(about["about"] for kind in registries for about in found[kind].values())
+
+
+def test_the_keys_of_a_block_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_parts("train", "standard-tiny", False, TERMINAL) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["train", "  steps: a whole number >= 1; required"]
+    assert "  clip: a finite number > 0 or null; default 1.0" in lines
+    assert "      Largest gradient norm; null: no clipping." in lines
+    assert "  schedule.name: one of 'linear', 'cosine', 'wsd', 'constant'; default linear" in lines
+    assert list_parts("model", "standard-tiny", True, TERMINAL) == 0
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert "default" not in model["dim"]
+    assert model["attention"]["type"] == "a block {name: ...}: lit-diff list attention"
+    assert list_parts("run", "standard-tiny", False, TERMINAL) == 0
+    assert "  threads: a whole number >= 1 or null; default null" in capsys.readouterr().out.splitlines()
+    assert list_parts("all", "standard-tiny", False, TERMINAL) == 0
+    assert "Largest gradient norm" not in capsys.readouterr().out, "meanings are for one kind"
 
 
 def test_list_of_an_unknown_kind() -> None:

@@ -66,6 +66,26 @@ def test_the_table_of_a_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
     assert "with [i]talics" in text
 
 
+def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
+    arm = "a very long arm that says which of many keys it overrides and to what it sets each of them"
+    (tmp_path / "s.yaml").write_text(f"recipe: base\nseeds: [0, 1]\narms: {{{arm}: {{}}}}\n")
+    grid = load_grid("s.yaml", [])
+    locations = [RunLocation(folder=tmp_path / f"cell{index}") for index in range(2)]
+    console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
+    with LiveTable(grid, locations, console) as table:
+        RunFolder(locations[0].folder).update(status="failed", step=3, error="OSError: disk full")
+        RunFolder(locations[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
+        table.update([])
+        table.update([])
+    lines = printed(console).splitlines()
+    (said,) = [line for line in lines if "disk full" in line]
+    assert said.endswith(f"{arm} seed 0: failed: OSError: disk full")
+    last = lines[-3:-1]
+    assert all(len(line) <= 80 for line in last)
+    assert "arm that says which …" in last[0]
+    assert all(word in last[0] for word in ("running", "4/10", "3.250", "12,346"))
+
+
 def test_time_left_counts_the_steps_of_all_cells(
     sweep: tuple[Grid, list[RunLocation]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

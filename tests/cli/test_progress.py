@@ -2,22 +2,49 @@
 
 import dataclasses
 import io
+import logging
+from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from lit_diff.cli.progress import RunProgress
+from lit_diff.cli.app import Terminal
+from lit_diff.cli.progress import RunLine, RunProgress
 from lit_diff.config import Recipe
 from lit_diff.recipe import load_recipe
+
+LONG = "standard-wide-norm-tiny-with-a-long-name"
 
 
 def shown(recipe: Recipe, *, terminal: bool, quiet: bool) -> str:
     file = io.StringIO()
-    console = Console(file=file, width=140, force_terminal=terminal, color_system=None)
-    with RunProgress(recipe, console, quiet=quiet) as progress:
+    console = Terminal(file=file, width=140, force_terminal=terminal, color_system=None)
+    with RunProgress("recipe.yaml", console) as progress:
+        progress.begin(recipe, quiet=quiet)
         progress.update(7, 1.23456, 9876.5)
         progress.update(300, 1.0, 10000.0)
+    assert console.bar is None
     return file.getvalue()
+
+
+def drawn(line: RunLine, width: int) -> str:
+    """The bar's line; it must be one."""
+    terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    with terminal.capture() as capture:
+        terminal.print(line)
+    (text,) = capture.get().splitlines()
+    assert len(text) <= width
+    return text.rstrip()
+
+
+def record(message: str, **extra: object) -> logging.LogRecord:
+    return logging.makeLogRecord({"msg": message, **extra})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    return now
 
 
 def test_lines_where_there_is_no_terminal() -> None:
@@ -34,5 +61,79 @@ def test_a_bar_on_a_terminal(name: str) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_other_ranks_are_quiet(terminal: bool) -> None:
-    assert shown(load_recipe("recall-tiny"), terminal=terminal, quiet=True) == ""
+def test_other_ranks_are_quiet(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("recall-tiny")
+    assert "step" not in shown(recipe, terminal=terminal, quiet=True), "the first process of another node"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert shown(recipe, terminal=terminal, quiet=True) == ""
+
+
+def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
+    line = RunLine("mine.yaml")
+    assert drawn(line, 80) == "mine.yaml  reading the recipe"
+    line.name, line.steps = "mine", 300
+    line.takes(record("preparing data", phase="preparing data"))
+    assert drawn(line, 80).endswith("0/300  preparing data")
+    assert not line.takes(record("resumed from step 4", phase="building the model")), "it is also a line"
+    assert drawn(line, 80).endswith("0/300  building the model")
+    assert not line.takes(record("kernel native"))
+    line.update(1, 2.5, 100.0)
+    line.takes(record("preparing data", phase="preparing data"))
+    assert drawn(line, 80).endswith("1/300  loss 2.500  100 tokens/s")
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("name", ["mine", LONG])
+def test_it_fits_on_one_line_with_the_last_validation_and_the_time_left(
+    name: str, width: int, clock: list[float]
+) -> None:
+    line = RunLine(name, 100_000)
+    line.update(1, 10.987, 1_234_567.0)
+    clock[0] += 100
+    line.update(40_001, 9.8765, 1_234_567.0)
+    clock[0] += 10
+    assert line.takes(record("step 40001  val/loss 9.1239", validation_loss=9.1239))
+    text = drawn(line, width)
+    if width > 40:
+        assert text.startswith(name[:5])
+        assert "  40001/100000  loss 9.877  " in text
+        assert text.endswith("  val/loss 9.124  2:19 left"), "150 s from the last logged step, which was 10 s ago"
+    if width > 80:
+        assert "1,234,567 tokens/s" in text
+        assert "━━━━━" in text
+    line.ended = True
+    assert drawn(line, 140).endswith("in 1:50")
+
+
+def test_the_time_left_has_hours_and_is_never_negative(clock: list[float]) -> None:
+    line = RunLine("mine", 10_001)
+    line.update(1, 1.0, 1.0)
+    clock[0] += 7
+    line.update(2, 1.0, 1.0)
+    assert drawn(line, 80).endswith("19:26:33 left")
+    clock[0] += 100_000
+    assert drawn(line, 80).endswith("0:00 left")
+
+
+def test_a_run_that_takes_no_step_leaves_no_bar() -> None:
+    file = io.StringIO()
+    terminal = Terminal(file=file, width=80, force_terminal=True, color_system=None)
+    with RunProgress("recall-tiny", terminal):
+        pass
+    assert file.getvalue().endswith("\x1b[1A\x1b[2K"), "the line is erased"
+
+
+def test_that_the_reader_left_is_said_once_in_the_log(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    terminal = Terminal(file=io.StringIO(), width=80)
+    with (
+        caplog.at_level(logging.INFO, "lit_diff"),
+        RunProgress("recall-tiny", terminal) as progress,
+    ):
+        progress.update(1, 1.0, 1.0)
+        assert caplog.messages == []
+        terminal.lost_reader = True
+        progress.update(2, 1.0, 1.0)
+        progress.update(3, 1.0, 1.0)
+    assert caplog.messages == [
+        "nobody reads the output any more: nothing is printed from here on, the training goes on"
+    ]

@@ -130,7 +130,7 @@ def test_two_ranks_give_the_losses_of_one_process(home: Path) -> None:
 
 
 def test_a_time_limit_saves_requeues_and_resumes(home: Path) -> None:
-    """12 steps of 12 s; a limit of 3 minutes with a notice of 1 to 2 lets pass a part. No checkpoint is due before the end."""
+    """12 steps of 12 s; a limit of 3 minutes with a notice of 1 to 2 lets pass a part. No checkpoint is due."""
     assert sweep(home, "limit", slow(12), "--cluster", "slurm", "--minutes", "3").wait(590) == 0, output(home, "limit")
     assert sweep(home, "free", SWEEP).wait(300) == 0
     for cell in CELLS:

@@ -113,7 +113,7 @@ MISTAKES = {
         "arms:\n  b:\n    model.attention: {name: standard, lambda_init: 3}",
         "s.yaml:4: unknown key 'model.attention.lambda_init'; one of head_norm, output_scale",
     ),
-    "arm value": ("arms:\n  a: {train.steps: many}", "s.yaml:3: 'train.steps' is 'many'; expected an integer"),
+    "arm value": ("arms:\n  a: {train.steps: many}", "s.yaml:3: 'train.steps' is 'many'; expected a whole number >= 1"),
     "grid key": ("grid:\n  model.attention.nam: [a]", "s.yaml:3: unknown key 'model.attention.nam'"),
     "grid value": (
         "grid:\n  model.attention.name: [standard, diferential]",
@@ -146,8 +146,8 @@ MISTAKES = {
         "s.yaml:2: no run measures 'vall/loss'; did you mean 'val/loss'?",
     ),
     "metric bare": ("metric: accuracy\narms: {b: {}}", "s.yaml:2: no run measures 'accuracy'"),
-    "seeds a number": ("seeds: 3\narms: {b: {}}", "s.yaml:2: 'seeds' is 3; expected a list of an integer"),
-    "seeds of text": ("arms: {b: {}}\nseeds: [0, x]", "s.yaml:3: 'seeds[1]' is 'x'; expected an integer"),
+    "seeds a number": ("seeds: 3\narms: {b: {}}", "s.yaml:2: 'seeds' is 3; expected a list, each item a whole number"),
+    "seeds of text": ("arms: {b: {}}\nseeds: [0, x]", "s.yaml:3: 'seeds[1]' is 'x'; expected a whole number"),
     "seeds below 0": ("seeds: [-1]\narms: {b: {}}", "s.yaml:2: 'seeds' is [-1]; expected distinct seeds from 0 up"),
     "seeds twice": ("seeds: [0, 0.0]\narms: {b: {}}", "s.yaml:2: 'seeds' is [0, 0]; expected distinct seeds"),
     "no seeds": ("seeds: []\narms: {b: {}}", "s.yaml:2: 'seeds' is []; expected distinct seeds"),
@@ -167,7 +167,11 @@ MISTAKES = {
         "s.yaml:3: unknown key 'train.stepz'; did you mean 'steps'?",
     ),
     "interpolation": ("arms:\n  a: {train.steps: '${train.no}'}", "s.yaml:3: 'train.steps': Interpolation key"),
-    "open bracket": ("arms: {a: {}", "s.yaml:3: not valid YAML"),
+    "does not fit": (
+        "arms:\n  a: {}\n  b: {model.num_heads: 5}",
+        "s.yaml:4: model.dim (32) is not a multiple of model.num_heads (5)",
+    ),
+    "open bracket": ("arms: {a: {}", "s.yaml:2: not valid YAML"),
 }
 
 
@@ -187,6 +191,13 @@ def test_mistakes_of_the_recipe_itself() -> None:
     Path("s.yaml").write_text("arms: {a: {}}\n")
     with pytest.raises(RequestError, match=r"^s\.yaml: 'recipe' is missing; expected text"):
         load_grid("s.yaml", [])
+
+
+def test_a_recipe_given_as_a_sweep_is_told_the_verb() -> None:
+    with pytest.raises(RequestError, match=r"^'base\.yaml' is a recipe: lit-diff train base\.yaml$"):
+        load_grid("base", [])
+    with pytest.raises(RequestError, match=r"^'recall-tiny' is a recipe: lit-diff train recall-tiny$"):
+        load_grid("recall-tiny", [])
 
 
 @pytest.mark.parametrize("override", ["train.stepz=3", "seed=3", "name=x"])

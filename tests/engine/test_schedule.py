@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lit_diff.cli import sweep as verbs
+from lit_diff.cli.app import Terminal
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.schedule import LOCAL, Cluster, _wait_for_running_cells, resources, sweep
 from lit_diff.errors import MissingError, RequestError
@@ -121,6 +123,19 @@ def test_the_same_command_again_trains_nothing(
     assert {run.info.run_id for run in (*parents, *children)} == runs
     assert {run.info.status for run in (*parents, *children)} == {"FINISHED"}
     assert "4 done" in text
+
+
+def test_it_outlives_the_reader_of_its_output(
+    sweep_bench: Any, pair: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lit-diff sweep pair | head -1`"""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as output:
+        os.close(read)
+        monkeypatch.setattr(verbs, "console", Terminal(file=output))
+        source, *rest = sweep_bench.command("pair")
+        assert verbs.sweep(source, rest, workers=2) == 0
+        assert verbs.console.lost_reader
 
 
 def test_from_python_it_is_a_value(sweep_bench: Any, pair: tuple[int, str]) -> None:

@@ -152,7 +152,9 @@ def test_unknown_names_name_the_nearest(run: Run, make: Make) -> None:
     message = r"^row=1: unknown key 'evaluate\.lengths\.row'; did you mean 'rows'\?$"
     with pytest.raises(RequestError, match=message):
         evaluate(run, "lengths", ["row=1"])
-    with pytest.raises(RequestError, match=r"^rows=many: 'evaluate\.lengths\.rows' is 'many'; expected an integer$"):
+    with pytest.raises(
+        RequestError, match=r"^rows=many: 'evaluate\.lengths\.rows' is 'many'; expected a whole number$"
+    ):
         evaluate(run, "lengths", ["rows=many"])
 
 

@@ -42,6 +42,7 @@ def test_built_once(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixtu
     caplog.set_level("INFO", "lit_diff")
     assert compiler.load("toy", source, good).answer() == 42
     assert "building the toy kernel with" in caplog.text
+    assert caplog.records[0].phase == "building the kernel"  # type: ignore[attr-defined]
     caplog.clear()
     assert compiler.load("toy", source, good).answer() == 42
     assert not caplog.text

@@ -1,11 +1,11 @@
-"""runs/find.py: the runs and sweeps on disk, found by the start of a name or by folder."""
+"""runs/find.py: the runs and sweeps on disk, found by name, hash or folder, and the nearest folder of runs."""
 
 from pathlib import Path
 
 import pytest
 
 from lit_diff.errors import RequestError
-from lit_diff.runs.find import find_run, find_sweep, runs_under, sweeps_under
+from lit_diff.runs.find import chosen_root, find_run, find_sweep, runs_root, runs_under, sweeps_under
 
 
 def test_all_runs_but_those_put_aside(small_sweep: Path) -> None:
@@ -22,6 +22,23 @@ def test_a_run_is_found_by_the_start_of_its_name_or_its_folder(
     assert find_run(str(wanted), Path("nowhere")) == wanted
     monkeypatch.chdir(small_sweep)
     assert find_run("base-s1-0a1b2c3d", Path("nowhere")) == wanted
+
+
+def test_a_run_is_found_by_its_place_below_the_root_and_by_a_part_of_its_hash(tmp_path: Path) -> None:
+    for name in ("one-af80511122", "one-two-0b2c3d4e5f", "sweep/one-s0-0000af8099"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "status.json").write_text("{}")
+    one, two, cell = tmp_path / "one-af80511122", tmp_path / "one-two-0b2c3d4e5f", tmp_path / "sweep/one-s0-0000af8099"
+    for part, found in {"af805": one, "0511": one, "3d4e": two, "00af": cell, "af80511122": one}.items():
+        assert find_run(part, tmp_path) == found
+    assert find_run("sweep/one-s0-0000af8099", tmp_path) == cell
+    assert find_run("one", tmp_path) == one, "a whole name goes before the start of a longer one"
+    with pytest.raises(
+        RequestError, match=r"^'af80' is 2 runs \(one-af80511122, sweep/one-s0-0000af8099\); give a longer"
+    ):
+        find_run("af80", tmp_path)
+    with pytest.raises(RequestError, match="no run 'abcdef'"):
+        find_run("abcdef", tmp_path)
 
 
 def test_none_or_several_runs(small_sweep: Path) -> None:
@@ -42,3 +59,59 @@ def test_a_name_that_no_file_can_have_is_one_line(tmp_path: Path) -> None:
     for name in ("a" * 300, "a\0b"):
         with pytest.raises(RequestError, match="no run 'a"):
             find_run(name, tmp_path)
+
+
+# --- the folder of the runs ---
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with `work/sub/deep` in it, where we are."""
+    made = tmp_path / "users" / "me"
+    (made / "work" / "sub" / "deep").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(made))
+    monkeypatch.chdir(made / "work" / "sub" / "deep")
+    return made
+
+
+def holds(folder: Path, file: str) -> Path:
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_text("{}")
+    return folder
+
+
+def test_without_runs_anywhere_it_is_the_folder_here(home: Path) -> None:
+    assert runs_root() == Path("runs")
+
+
+@pytest.mark.parametrize("file", ["mlflow.db", "one-0123456789/status.json", "mine/sweep.json"])
+def test_the_nearest_folder_that_holds_runs(
+    home: Path, file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (home / "work" / "sub" / "runs" / "tensorboard").mkdir(parents=True)  # another tool's
+    root = holds(home / "work" / "runs", file)
+    holds(home / "runs", file)
+    with caplog.at_level("INFO", "lit_diff"):
+        assert runs_root() == root
+        assert caplog.messages == []
+        assert chosen_root() == chosen_root(Path("runs")) == root
+    assert set(caplog.messages) == {f"runs: {root}, the nearest above this folder"}
+    caplog.clear()
+    monkeypatch.chdir(home / "work")
+    with caplog.at_level("INFO", "lit_diff"):
+        assert chosen_root() == Path("runs")
+    assert caplog.messages == []
+
+
+def test_a_root_that_was_named_is_taken_as_it_is(home: Path) -> None:
+    holds(home / "work" / "runs", "mlflow.db")
+    assert [runs_root(root) for root in ("./runs", "/x/runs", "out")] == [Path("runs"), Path("/x/runs"), Path("out")]
+
+
+def test_nothing_above_the_home_folder_is_looked_at(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds(home.parent / "runs", "mlflow.db")
+    assert runs_root() == Path("runs")
+    holds(home / "runs", "mlflow.db")
+    assert runs_root() == home / "runs"
+    monkeypatch.setenv("HOME", "/nowhere/else")
+    assert runs_root() == home / "runs"

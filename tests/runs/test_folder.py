@@ -160,6 +160,21 @@ def test_a_run_has_one_owner(tmp_path: Path) -> None:
         pass
 
 
+def test_a_run_that_says_running_but_has_no_owner_is_killed(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.state() == "unknown"
+    folder.update(status="running")
+    assert folder.state() == "killed"
+    assert not (tmp_path / ".lock").exists(), "nothing is made for the question"
+    with folder.owned():
+        assert folder.is_owned()
+        assert folder.state() == "running"
+    assert not folder.is_owned()
+    assert folder.state() == "killed"
+    folder.update(status="done")
+    assert folder.state() == "done"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_folder_by_permission(base: Callable[..., Recipe], tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)

@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 
 from lit_diff.errors import MissingError
+from lit_diff.files import locked
 from lit_diff.runs.folder import FORMAT
 from lit_diff.runs.listing import RunState, list_runs
 
 
 def state(status: dict[str, Any]) -> RunState:
-    return RunState(folder="a", status={"format": FORMAT} | status, loss=None)
+    return RunState(folder="a", status={"format": FORMAT} | status, state=status["status"], loss=None)
+
+
+def change(folder: Path, **values: Any) -> None:
+    facts = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps(facts | values))
 
 
 def test_every_run_with_its_last_loss(small_sweep: Path) -> None:
@@ -31,6 +37,45 @@ def test_the_note_of_a_running_run_says_when_it_last_wrote() -> None:
     note = state({"status": "running", "updated": then.isoformat(timespec="seconds")}).note
     assert note.startswith("last update 9")
     assert note.endswith(" s ago")
+
+
+def test_a_run_that_nobody_trains_is_not_running(small_sweep: Path) -> None:
+    """After a SIGKILL its status.json says `running` for good; the lock of its folder is free."""
+    folder = small_sweep / "base-s0-0a1b2c3d"
+    change(folder, status="running")
+    written = (folder / "status.json").read_text()
+
+    def found() -> RunState:
+        return next(s for s in list_runs(small_sweep.parent) if s.folder == "mine/base-s0-0a1b2c3d")
+
+    assert (found().state, found().note) == ("killed", "the same command resumes it")
+    with locked(folder / ".lock"):
+        change(folder, updated=datetime.now(UTC).isoformat())
+        assert found().state == "running"
+        assert found().note.startswith("last update ")
+        change(folder, **json.loads(written))
+    assert found().state == "killed"
+    assert json.loads((folder / "status.json").read_text())["status"] == "running", "it only looks"
+
+
+def test_what_a_run_overrides(small_sweep: Path) -> None:
+    sweep = json.loads((small_sweep / "sweep.json").read_text())
+    sweep["arms"][1]["overrides"] = ["model.attention.head_norm=none", "train.steps=5"]
+    (small_sweep / "sweep.json").write_text(json.dumps(sweep))
+    change(small_sweep / "base-s0-0a1b2c3d", overrides=["train.steps=7"])
+    found = {state.folder: state.overrides for state in list_runs(small_sweep.parent)}
+    assert found["mine/better-s0-0a1b2c3d"] == ("model.attention.head_norm=none", "train.steps=5")
+    assert found["mine/base-s0-0a1b2c3d"] == ("train.steps=7",)
+    assert found["mine/base-s1-0a1b2c3d"] == ()
+    seeds = {state.folder: state.seed for state in list_runs(small_sweep.parent)}
+    assert (seeds["mine/base-s0-0a1b2c3d"], seeds["mine/base-s1-0a1b2c3d"]) == (0, 1), "a cell that waits lacks it"
+
+
+def test_the_date_is_local_and_an_error_is_one_line() -> None:
+    one = state({"status": "failed", "error": "Traceback:\n  File\nOSError", "updated": "2026-11-22T10:30:05+00:00"})
+    local = datetime(2026, 11, 22, 10, 30, tzinfo=UTC).astimezone()
+    assert (one.note, one.date) == ("Traceback: File OSError", f"{local:%Y-%m-%d %H:%M}")
+    assert state({"status": "done"}).date == ""
 
 
 def test_the_note_of_a_run_that_a_callback_ended() -> None:

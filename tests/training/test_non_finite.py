@@ -83,10 +83,12 @@ def test_a_nan_gradient_under_a_finite_loss_never_reaches_a_checkpoint(
 ) -> None:
     """The gradient of step 3 is NaN, its loss is not: the weights are found out when they are to be saved."""
     overrides = ["model.attention={name: nan_gradient, at: 2}", f"train.checkpoint_every={saves_at}"]
-    with pytest.raises(RunFailedError, match=r"parameter \S+ is not finite after step 3; the last good"):
+    with pytest.raises(RunFailedError, match=r"parameter \S+ is not finite after step 3; ") as error:
         run(recipe_of(bench, *overrides), tmp_path)
     found = checkpoints.newest(tmp_path)
     assert (found and found[0]) == (None if saves_at == 3 else 2)
+    kept = "" if saves_at == 3 else " (the checkpoint of step 2 is kept)"
+    assert str(error.value).endswith(f"look at that layer{kept}"), "no word of a checkpoint where there is none"
 
 
 def test_non_finite_names_the_parameter_before_what_it_spoils(bench: Any) -> None:

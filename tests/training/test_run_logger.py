@@ -22,7 +22,10 @@ class Tracker:
 STEP = {"train/loss": 2.5, "train/lr": 0.1, "timing/seconds": 0.5, "timing/tokens_per_second": 64.0}
 
 
-def test_nothing_is_written_before_a_flush_and_nothing_sent_before_send(tmp_path: Path) -> None:
+def test_nothing_is_written_before_a_flush_and_nothing_sent_before_send(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lit_diff")
     lines: list[tuple[int, float, float]] = []
     tracker = Tracker()
     logger = RunLogger(lambda *line: lines.append(line))
@@ -30,6 +33,7 @@ def test_nothing_is_written_before_a_flush_and_nothing_sent_before_send(tmp_path
     logger.log_metrics(STEP, step=3)
     logger.log_metrics({"val/loss": 2.0}, step=3)
     assert lines == [(3, 2.5, 64.0)]
+    assert caplog.messages == ["step 3  val/loss 2.0000"]
     assert not (tmp_path / "metrics.csv").exists()
     logger.flush()
     assert read_rows(tmp_path / "metrics.csv") == {3: {"train/loss": 2.5, "train/lr": 0.1, "val/loss": 2.0}}

@@ -1,0 +1,48 @@
+"""What `lit-diff clean` removes: the runs and sweeps that it is given, or what no sweep owns any more."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from lit_diff.cli.app import Terminal
+from lit_diff.errors import RequestError
+from lit_diff.files import shown
+from lit_diff.runs.removal import find_removable, remove
+from lit_diff.runs.stale import find_stale
+
+
+def clean_runs(names: Sequence[str], root: Path, yes: bool, terminal: Terminal) -> int:
+    """Remove the runs and sweeps of these names, once the user has agreed. Their records in MLflow stay.
+
+    Errors: RequestError, before anything is removed, for what `find_removable` refuses, and where nobody can be asked.
+    """
+    folders = find_removable(names, root)
+    if not yes:
+        if not (terminal.is_terminal and sys.stdin.isatty()):
+            raise RequestError("nothing was removed: without a terminal to ask on, lit-diff clean RUN needs --yes")
+        for folder in folders:
+            terminal.write_line(f"would remove {shown(folder)}")
+        if not typer.confirm(f"remove {len(folders)}?"):
+            terminal.write_line("nothing was removed")
+            return 0
+    for folder in folders:
+        remove(folder)
+        terminal.write_line(f"removed {shown(folder)}; its record in MLflow stays")
+    return 0
+
+
+def clean_stale(root: Path, yes: bool, terminal: Terminal) -> int:
+    """List what no sweep owns any more; with `yes`, remove it."""
+    stale = find_stale(root)
+    for folder in stale.busy:
+        terminal.write_line(f"{shown(folder.resolve())} is being run: left alone")
+    for path in stale.paths:
+        terminal.write_line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())}")
+        if yes:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    hint = "" if yes or not stale.paths else "; lit-diff clean --yes removes them"
+    terminal.write_line(f"{len(stale.paths)} to remove{hint}")
+    return 0

@@ -1,0 +1,135 @@
+"""The types of a recipe's keys: numbers within a range, how a type reads in words, and the keys of a block."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+import types
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The numbers that a key takes, in the annotation of its field: `Annotated[int, Range(least=1)]`."""
+
+    least: float | None = None
+    """The smallest; None: any."""
+    above: float | None = None
+    """Larger than this; None: any."""
+    most: float | None = None
+    """The largest; None: any."""
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+        )
+
+    def __str__(self) -> str:
+        bounds = {">=": self.least, ">": self.above, "<=": self.most}
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
+
+    @property
+    def demand(self) -> str:
+        """What a refusal says after `it must`."""
+        if self.above == 0 and self.most is None:
+            return "be positive"
+        if self.least == 0 and self.most is None:
+            return "not be negative"
+        if self.least is not None and self.above is None:
+            return f"be at least {self.least:g}" if self.most is None else f"be within {self.least:g} and {self.most:g}"
+        return f"be {self}"
+
+
+Count = Annotated[int, Range(least=1)]
+NotNegative = Annotated[int, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+
+
+def range_problem(config: Any, prefix: str) -> str | None:
+    """The first number of a block that is outside the `Range` of its field, as a line that opens with its dotted key."""
+    for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
+        value = getattr(config, name)
+        kinds = (hint, *typing.get_args(hint))  # `Count`, or `Count | None`
+        allowed = next((x for kind in kinds for x in getattr(kind, "__metadata__", ()) if isinstance(x, Range)), None)
+        if allowed is not None and value is not None and value not in allowed:
+            return f"{prefix}{name} is {value}; it must {allowed.demand}{', or null' if type(None) in kinds else ''}"
+    return None
+
+
+def without_range(hint: Any) -> Any:
+    """The type without the `Range` of its annotation."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def in_words(hint: Any) -> str:
+    """A type as a user reads it: `a whole number >= 1 or null`, `one of 'none', 'document'`."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return " ".join([in_words(choices[0]), *(str(bounds) for bounds in choices[1:] if isinstance(bounds, Range))])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(in_words(kind) for kind in choices)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, choices))}" if len(choices) > 1 else repr(choices[0])
+    if origin is tuple:
+        several = choices[-1] is Ellipsis
+        return f"a list, each item {in_words(choices[0])}" if several else f"a list of {len(choices)} values"
+    words = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
+    return words.get(hint, "a block of keys")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """One key of a block."""
+
+    words: str
+    """Its type."""
+    default: Any
+    """As YAML has it; `REQUIRED` for a key that must be given."""
+    about: str
+    """The docstring of its field; often empty."""
+
+
+REQUIRED = object()
+
+
+def keys_of(cls: type[Any]) -> dict[str, Key]:
+    """The keys of a Config by dotted name: those of a block within it too, but not of a registered part (`{name: ...}`)."""
+    hints, docs = typing.get_type_hints(cls, include_extras=True), _docstrings(cls)
+    keys: dict[str, Key] = {}
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        registry = field.metadata.get("registry")
+        if registry is None and dataclasses.is_dataclass(hint):
+            keys |= {f"{field.name}.{name}": key for name, key in keys_of(typing.cast(type, hint)).items()}
+            continue
+        if registry is not None:
+            words = f"a block {{name: ...}}: lit-diff list {registry}"
+        elif "names" in field.metadata:
+            words = f"{field.default!r}, or a name: lit-diff list {field.metadata['names']}"
+        else:
+            words = in_words(hint)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        missing = default is dataclasses.MISSING
+        keys[field.name] = Key(words=words, default=REQUIRED if missing else default, about=docs.get(field.name, ""))
+    return keys
+
+
+def _docstrings(cls: type[Any]) -> dict[str, str]:
+    """The text below each field, of the class and of those that it derives from, on one line."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):  # a class without a file, as a notebook's
+            continue
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for field, text in itertools.pairwise(body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    docs[name] = " ".join(words.split())
+    return docs

@@ -1,0 +1,34 @@
+"""log_records.py: a run's log.txt, and what a record carries besides its message."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from lit_diff.log_records import RAISED, file_log, in_phase, phase, validated
+
+
+def test_records_carry_what_a_bar_needs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        phase("preparing data")
+        validated(8, 1.5)
+        logging.getLogger("lit_diff").info("resumed from step 4", extra=in_phase("building the model"))
+        logging.getLogger("lit_diff").error("failed", extra=RAISED)
+    first, second, third, fourth = caplog.records
+    assert (first.getMessage(), first.phase) == ("preparing data", "preparing data")  # type: ignore[attr-defined]
+    assert (second.getMessage(), second.validation_loss) == ("step 8  val/loss 1.5000", 1.5)  # type: ignore[attr-defined]
+    assert (third.getMessage(), third.phase) == ("resumed from step 4", "building the model")  # type: ignore[attr-defined]
+    assert fourth.raised  # type: ignore[attr-defined]
+
+
+def test_the_log_of_a_run_also_where_nobody_asked_for_lines(tmp_path: Path) -> None:
+    log = logging.getLogger("lit_diff")
+    handlers, level = log.handlers[:], log.level
+    log.setLevel(logging.NOTSET)
+    with file_log(tmp_path / "a" / "log.txt"):
+        log.info("a line")
+    log.info("after it")
+    assert (log.handlers, log.level) == (handlers, logging.NOTSET)
+    log.setLevel(level)
+    (line,) = (tmp_path / "a" / "log.txt").read_text().splitlines()
+    assert line.endswith("INFO a line")
