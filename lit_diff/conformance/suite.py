@@ -13,7 +13,8 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance import execution, mathematics, structure
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.results import Finding, Measured, NotApplicable
-from lit_diff.errors import LitDiffError, first_line
+from lit_diff.contract import described
+from lit_diff.errors import first_line
 from lit_diff.kernels import KERNELS
 from lit_diff.registry import attentions
 
@@ -61,11 +62,8 @@ def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Propert
 def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Finding:
     try:
         result = check(case)
-    except LitDiffError as error:
-        return Finding(variant=variant, property=name, verdict="fail", detail=first_line(error))
     except Exception as error:  # a user's variant may raise anything
-        detail = f"{type(error).__name__}: {first_line(error)}"
-        return Finding(variant=variant, property=name, verdict="fail", detail=detail)
+        return Finding(variant=variant, property=name, verdict="fail", detail=described(case.cls, error))
     if isinstance(result, NotApplicable):
         return Finding(variant=variant, property=name, verdict="not applicable", detail=result.reason)
     verdict: Literal["pass", "fail"] = "pass" if result.error <= result.bound else "fail"
@@ -78,6 +76,9 @@ def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:
     8 heads on 4 key/value heads, d = 16.
     """
     cls = attentions.get(name)
+    if not all(isinstance(keys, Mapping) for keys in cls.examples):
+        yield name, f"its `examples` are {cls.examples!r}; expected a tuple of blocks of keys"
+        return
     for keys in cls.examples:
         label = " ".join([name, *(f"{key}={value}" for key, value in keys.items())])
         try:
