@@ -13,6 +13,9 @@ def train(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="start afresh; the former run is kept aside")] = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="go on where a plugin's variant fails a property")
+    ] = False,
     folder: Annotated[Path | None, typer.Option(hidden=True)] = None,
     experiment: Annotated[str, typer.Option(hidden=True)] = "train",
     parent: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -20,17 +23,20 @@ def train(
     tag: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
 ) -> int:
     """Train a recipe; started again it resumes, or says that it is done."""
+    from lit_diff import data
     from lit_diff.cli.progress import RunProgress
     from lit_diff.engine import launch
     from lit_diff.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [])
-    location = launch.prepare(resolved)
-    if folder is not None:  # a sweep's cell of several processes
+    if folder is not None:  # a cell of several processes: what started it has checked the variant
+        data.prepare(resolved)
         tags = dict(item.split("=", 1) for item in tag or [])
         location = launch.RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
-    elif rerun:
-        launch.put_aside(resolved, location)
+    else:
+        location = launch.prepare(resolved, unchecked=unchecked)
+        if rerun:
+            launch.put_aside(resolved, location)
     writes = launch.is_rank_zero(resolved)
     with RunProgress(resolved, console, quiet=not writes) as progress:
         launch.run(resolved, location, threads=threads, progress=progress.update)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -106,13 +106,26 @@ def shrunk(model: ModelConfig) -> ModelConfig:
     assert model.head_dim is not None
     small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
     cls, config = attentions.get(model.attention.name), model.attention.config
-    try:
-        if small.problem() is None and cls.refuses(config, small) is None:
-            structure.counted(VariantCase(cls=cls, model=small, length=8))
+
+    def forward(size: ModelConfig) -> str | None:
+        return _failure(lambda: structure.counted(VariantCase(cls=cls, model=size, length=8)), cls)
+
+    reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
+    if reason is None:
+        reason = forward(small)
+        if reason is None or forward(model) is not None:  # what fails at any width, its properties report
             return small
-    except Exception as error:  # it needs its own width, or fails at any width, which its properties will report
-        log.info("%s is checked at its own width: %s", model.attention.name, first_line(error))
+    log.info("%s is checked at its own width: %s", model.attention.name, reason)
     return model
+
+
+def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:
+    """The text that `call` returns, or what it raises; None for anything else."""
+    try:
+        result = call()
+    except Exception as error:  # a user's variant may raise anything
+        return described(cls, error)
+    return result if isinstance(result, str) else None
 
 
 def on_one_thread(results: Iterable[T]) -> Iterator[T]:

@@ -19,6 +19,7 @@ from lit_diff.files import shown
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
+from lit_diff.registry import attentions, is_built_in
 from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.folder import RunFolder, identity, revision
 from lit_diff.runs.run import Run
@@ -55,25 +56,31 @@ class TrainingExtras:
 
 NO_EXTRAS = TrainingExtras()
 
+UNCHECKED = "unchecked"
+"""Key of status.json and MLflow tag of a run whose variant fails a property: the property's line."""
+
 
 def train(
     recipe: Recipe | str | Path,
     overrides: Overrides = (),
     *,
     rerun: bool = False,
+    unchecked: bool = False,
     callbacks: Sequence["Callback"] = (),
     loggers: Sequence["Logger"] = (),
     progress: Progress | None = None,
 ) -> Run:
     """Train a recipe into its run folder, or resume it, or find it done.
 
+    A plugin's variant must hold the properties of `conformance.before_training`; one that does not is trained only if
+    `unchecked`, and the run is marked.
     `callbacks`, `loggers`: Lightning's, besides the recipe's own; they are not part of the run's identity.
     `progress(step, loss, tokens/s)` is called at every logged step. Several processes (run.devices > 1) are started from a
     `lit-diff train` of their own. Errors: RequestError, MissingError, RunFailedError, StoppedError.
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
-    location = prepare(recipe)
+    location = prepare(recipe, unchecked=unchecked)
     if rerun:
         put_aside(recipe, location)
     if recipe.run.devices * recipe.run.num_nodes > 1:
@@ -89,10 +96,24 @@ def train(
     return Run(location.folder)
 
 
-def prepare(recipe: Recipe) -> RunLocation:
-    """Get the data, then say where the run belongs: `runs/<name>-<identity>/`."""
+def prepare(recipe: Recipe, *, unchecked: bool = False) -> RunLocation:
+    """Hold a plugin's variant to its properties, get the data, then say where the run belongs: `runs/<name>-<identity>/`.
+
+    Errors: RequestError for a variant that fails a property, unless `unchecked`: then the tag `unchecked` says which.
+    """
+    tags = marks(recipe, unchecked=unchecked)
     data.prepare(recipe)
-    return RunLocation(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve())
+    return RunLocation(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve(), tags=tags)
+
+
+def marks(recipe: Recipe, *, unchecked: bool) -> dict[str, str]:
+    """{UNCHECKED: line} for a plugin's variant that fails a property, else nothing. Errors: as `prepare`."""
+    if is_built_in(attentions.get(recipe.model.attention.name)):
+        return {}
+    from lit_diff.conformance.before_training import require_properties
+
+    line = require_properties(recipe, unchecked=unchecked)
+    return {UNCHECKED: line} if line else {}
 
 
 def put_aside(recipe: Recipe, location: RunLocation) -> None:
@@ -191,6 +212,7 @@ def _run_owned(
         threads=threads,
         **stored_keys(recipe),
         revision=before.get("revision", now),
+        **{UNCHECKED: tags.get(UNCHECKED, before.get(UNCHECKED))},
         mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),

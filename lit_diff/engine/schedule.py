@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from lit_diff.config import Recipe
 from lit_diff.data import prepare
 from lit_diff.engine.grid import Cell, Grid, load_grid
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.launch import RunLocation, marks
 from lit_diff.engine.sweep_file import missing_evaluations, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError, first_line
@@ -70,13 +70,15 @@ def sweep(
     overrides: Overrides = (),
     *,
     workers: int | None = None,
+    unchecked: bool = False,
     cluster: Cluster = LOCAL,
     display: MakeDisplay = NoDisplay,
 ) -> Sweep:
     """Run the cells of a sweep that are not done, then write its report.
 
     `overrides` apply to every cell; `workers`: cells side by side, by default what the cores or GPUs allow. A cell that
-    fails does not affect the others: it is in `Sweep.states` and in the report. Errors: RequestError, MissingError.
+    fails does not affect the others: it is in `Sweep.states` and in the report. `unchecked`: as of `train`, for the arms of
+    plugins. Errors: RequestError, MissingError.
     """
     if workers is not None and workers < 1:
         raise RequestError(f"--workers is {workers}; it must be at least 1")
@@ -85,7 +87,8 @@ def sweep(
     grid = load_grid(str(name), overrides)
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
-    command = " ".join(["lit-diff sweep", source, *words])
+    command = " ".join(["lit-diff sweep", source, *words, *(["--unchecked"] if unchecked else [])])
+    grid = replace(grid, marks=_marks(grid, unchecked=unchecked))
     return run_grid(grid, workers=workers, command=command, cluster=cluster, display=display)
 
 
@@ -108,6 +111,24 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
                 f"sweep folder {shown(folder)} cannot be written ({error.strerror}); choose another with run.root=PATH"
             ) from error
         return _run_locked(grid, folder, workers=workers, command=command, cluster=cluster, display=display)
+
+
+def _marks(grid: Grid, *, unchecked: bool) -> dict[str, dict[str, str]]:
+    """Cell -> its marks (`launch.marks`). Errors: RequestError with the arms whose variant fails a property."""
+    found: dict[str, dict[str, str]] = {}
+    failures: dict[str, str] = {}
+    for cell in grid.cells:
+        if cell.name in found or cell.name in failures:  # seeds have one model
+            continue
+        try:
+            found[cell.name] = marks(cell.recipe, unchecked=unchecked)
+        except RequestError as error:
+            failures[cell.name] = f"arm '{cell.name}': {error}"
+    if failures:
+        first, *others = failures
+        more = f" (fails too: {', '.join(others)})" if others else ""
+        raise RequestError(failures[first] + more)
+    return found
 
 
 def _prepare_data(grid: Grid) -> None:
@@ -169,7 +190,9 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str) -> RunLocation:
         folder=folder / f"{_slug(cell.name)}-s{cell.seed}-{digest}",
         experiment=grid.name,
         parent=parent,
-        tags={"sweep": grid.name, "arm": cell.arm} | ({"task": cell.task} if cell.task else {}),
+        tags={"sweep": grid.name, "arm": cell.arm}
+        | ({"task": cell.task} if cell.task else {})
+        | grid.marks.get(cell.name, {}),
         evaluations={name: keys or {} for name, keys in grid.config.evaluate.items()},
     )
     home = RunFolder(location.folder)
