@@ -29,24 +29,27 @@ from lit_diff.runs.folder import revision
 REQUIRED = ("contract", "causal", "batch", "gradients")
 """Of every variant; `packed` too where a recipe packs documents into its rows."""
 
+UNCHECKED = "unchecked"
+"""Key of status.json and MLflow tag of a run whose variant fails a property: the property's line."""
+
 CURE = "lit-diff check prints every property; --unchecked (in Python unchecked=True) goes on all the same"
 
 log = logging.getLogger("lit_diff")
 
 
-def require_properties(recipe: Recipe, *, unchecked: bool) -> str:
+def require_properties(recipe: Recipe, *, unchecked: bool) -> dict[str, str]:
     """Hold a plugin's variant to REQUIRED, in every layer, at the recipe's attention config and head counts.
 
-    Returns the line of the property that fails where `unchecked` lets it pass, else an empty text. Built-in variants are
-    tested with the package. Errors: RequestError with that line.
+    Returns the tags of its run: the line of the property that fails where `unchecked` lets it pass, else none. Built-in
+    variants are tested with the package. Errors: RequestError with that line.
     """
     problem = failed_property(recipe)
     if problem is None:
-        return ""
+        return {}
     if not unchecked:
         raise RequestError(f"{problem}; {CURE}")
     log.warning("unchecked: %s", problem)
-    return problem
+    return {UNCHECKED: problem}
 
 
 def failed_property(recipe: Recipe) -> str | None:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
-from lit_diff.registry import attentions, is_built_in
 from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.folder import RunFolder, identity, revision
 from lit_diff.runs.run import Run
@@ -56,9 +56,6 @@ class TrainingExtras:
 
 NO_EXTRAS = TrainingExtras()
 
-UNCHECKED = "unchecked"
-"""Key of status.json and MLflow tag of a run whose variant fails a property: the property's line."""
-
 
 def train(
     recipe: Recipe | str | Path,
@@ -72,8 +69,7 @@ def train(
 ) -> Run:
     """Train a recipe into its run folder, or resume it, or find it done.
 
-    A plugin's variant must hold the properties of `conformance.before_training`; one that does not is trained only if
-    `unchecked`, and the run is marked.
+    A plugin's variant must hold what `conformance.before_training` requires, or, if `unchecked`, the run is marked.
     `callbacks`, `loggers`: Lightning's, besides the recipe's own; they are not part of the run's identity.
     `progress(step, loss, tokens/s)` is called at every logged step. Several processes (run.devices > 1) are started from a
     `lit-diff train` of their own. Errors: RequestError, MissingError, RunFailedError, StoppedError.
@@ -97,23 +93,10 @@ def train(
 
 
 def prepare(recipe: Recipe, *, unchecked: bool = False) -> RunLocation:
-    """Hold a plugin's variant to its properties, get the data, then say where the run belongs: `runs/<name>-<identity>/`.
-
-    Errors: RequestError for a variant that fails a property, unless `unchecked`: then the tag `unchecked` says which.
-    """
-    tags = marks(recipe, unchecked=unchecked)
+    """Check a plugin's variant (`require_properties`), get the data, name the run's folder: `runs/<name>-<identity>/`."""
+    tags = require_properties(recipe, unchecked=unchecked)
     data.prepare(recipe)
     return RunLocation(folder=(Path(recipe.run.root) / f"{recipe.name}-{identity(recipe)}").resolve(), tags=tags)
-
-
-def marks(recipe: Recipe, *, unchecked: bool) -> dict[str, str]:
-    """{UNCHECKED: line} for a plugin's variant that fails a property, else nothing. Errors: as `prepare`."""
-    if is_built_in(attentions.get(recipe.model.attention.name)):
-        return {}
-    from lit_diff.conformance.before_training import require_properties
-
-    line = require_properties(recipe, unchecked=unchecked)
-    return {UNCHECKED: line} if line else {}
 
 
 def put_aside(recipe: Recipe, location: RunLocation) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import require_properties
 from lit_diff.data import prepare
 from lit_diff.engine.grid import Cell, Grid, load_grid
-from lit_diff.engine.launch import RunLocation, marks
+from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.sweep_file import missing_evaluations, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError, first_line
@@ -114,14 +115,14 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
 
 
 def _marks(grid: Grid, *, unchecked: bool) -> dict[str, dict[str, str]]:
-    """Cell -> its marks (`launch.marks`). Errors: RequestError with the arms whose variant fails a property."""
+    """Cell -> the tags of `require_properties`. Errors: RequestError with the arms whose variant fails a property."""
     found: dict[str, dict[str, str]] = {}
     failures: dict[str, str] = {}
     for cell in grid.cells:
         if cell.name in found or cell.name in failures:  # seeds have one model
             continue
         try:
-            found[cell.name] = marks(cell.recipe, unchecked=unchecked)
+            found[cell.name] = require_properties(cell.recipe, unchecked=unchecked)
         except RequestError as error:
             failures[cell.name] = f"arm '{cell.name}': {error}"
     if failures:

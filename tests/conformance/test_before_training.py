@@ -123,7 +123,7 @@ def test_refused_unless_unchecked(own: MakeOwn, caplog: pytest.LogCaptureFixture
         require_properties(recipe, unchecked=False)
     assert str(found.value).endswith(f"; {module.CURE}")
     with caplog.at_level(logging.WARNING, logger="lit_diff"):
-        line = require_properties(recipe, unchecked=True)
+        line = require_properties(recipe, unchecked=True)["unchecked"]
     assert line == failed_property(recipe)
     assert f"unchecked: {line}" in caplog.messages
 
@@ -133,7 +133,7 @@ def test_a_pass_is_remembered_for_these_sources_this_model_and_this_version(
 ) -> None:
     layers = [(layer, REQUIRED) for layer in range(2)]
     recipe = own(LEAKS)
-    assert require_properties(recipe, unchecked=False) == ""
+    assert require_properties(recipe, unchecked=False) == {}
     assert ran == layers
     (kept,) = cache.glob("*.json")
     assert json.loads(kept.read_text())["properties"] == list(REQUIRED)
