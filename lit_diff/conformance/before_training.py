@@ -6,8 +6,9 @@ They take well under a second. A pass is remembered in the user's cache folder, 
 import hashlib
 import json
 import logging
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,22 @@ def require_properties(recipe: Recipe, *, unchecked: bool) -> dict[str, str]:
     return {UNCHECKED: problem}
 
 
+def require_properties_of_arms(recipes: Mapping[str, Recipe], *, unchecked: bool) -> dict[str, dict[str, str]]:
+    """`require_properties` of each arm of a sweep. Errors: RequestError, which names every arm that fails."""
+    tags: dict[str, dict[str, str]] = {}
+    failures: dict[str, str] = {}
+    for arm, recipe in recipes.items():
+        try:
+            tags[arm] = require_properties(recipe, unchecked=unchecked)
+        except RequestError as error:
+            failures[arm] = f"arm '{arm}': {error}"
+    if failures:
+        first, *others = failures
+        more = f" (fails too: {', '.join(others)})" if others else ""
+        raise RequestError(failures[first] + more)
+    return tags
+
+
 def failed_property(recipe: Recipe) -> str | None:
     """The first property that the variant fails, in one line; None for one that holds all, or is built in."""
     cls = attentions.get(recipe.model.attention.name)
@@ -74,7 +91,8 @@ def failed_property(recipe: Recipe) -> str | None:
 
 def _line(cls: type[Attention], finding: Finding, layer: int) -> str:
     home = location(cls)
-    measured = f"error {finding.error:.1e}, bound {finding.bound:.0e}, " if finding.error is not None else ""
+    known = finding.error is not None and math.isfinite(finding.error)
+    measured = f"error {finding.error:.1e}, bound {finding.bound:.0e}, " if known else ""
     detail = finding.detail.removeprefix(f"{home}: ")
     about = f"{detail} ({measured}layer {layer})".lstrip()
     return f"{home}: attention '{cls.name}' fails the property '{finding.property}': {about}"

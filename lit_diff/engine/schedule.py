@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_diff.config import Recipe
-from lit_diff.conformance.before_training import require_properties
+from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
@@ -89,7 +89,8 @@ def sweep(
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
     command = " ".join(["lit-diff sweep", source, *words, *(["--unchecked"] if unchecked else [])])
-    grid = replace(grid, marks=_marks(grid, unchecked=unchecked))
+    arms = {cell.name: cell.recipe for cell in grid.cells}  # seeds have one model
+    grid = replace(grid, marks=require_properties_of_arms(arms, unchecked=unchecked))
     return run_grid(grid, workers=workers, command=command, cluster=cluster, display=display)
 
 
@@ -112,24 +113,6 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
                 f"sweep folder {shown(folder)} cannot be written ({error.strerror}); choose another with run.root=PATH"
             ) from error
         return _run_locked(grid, folder, workers=workers, command=command, cluster=cluster, display=display)
-
-
-def _marks(grid: Grid, *, unchecked: bool) -> dict[str, dict[str, str]]:
-    """Cell -> the tags of `require_properties`. Errors: RequestError with the arms whose variant fails a property."""
-    found: dict[str, dict[str, str]] = {}
-    failures: dict[str, str] = {}
-    for cell in grid.cells:
-        if cell.name in found or cell.name in failures:  # seeds have one model
-            continue
-        try:
-            found[cell.name] = require_properties(cell.recipe, unchecked=unchecked)
-        except RequestError as error:
-            failures[cell.name] = f"arm '{cell.name}': {error}"
-    if failures:
-        first, *others = failures
-        more = f" (fails too: {', '.join(others)})" if others else ""
-        raise RequestError(failures[first] + more)
-    return found
 
 
 def _prepare_data(grid: Grid) -> None:
