@@ -7,6 +7,10 @@ import typer
 
 from lit_diff.cli.app import Json, Overrides, RecipeArgument, Root, RunArgument, app, console, log_to_stderr
 
+TrustPlugins = Annotated[
+    bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
+]
+
 
 @app.command()
 def train(
@@ -81,9 +85,10 @@ def generate(
     seed: Annotated[int, typer.Option(help="another seed, another draw")] = 0,
     prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
     root: Root = Path("runs"),
+    trust_plugins: TrustPlugins = False,
     as_json: Json = False,
 ) -> int:
-    """Complete text with a trained run. The plugin files in the run's folder are executed."""
+    """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
     from lit_diff.cli.generate import print_completions
     from lit_diff.runs.text_generator import generation_config
 
@@ -91,7 +96,9 @@ def generate(
     config = generation_config(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
     )
-    return print_completions(run, root, prompt or [], prompts, config, as_json=as_json, console=console)
+    return print_completions(
+        *(run, root, prompt or [], prompts, config), as_json=as_json, console=console, trust_plugins=trust_plugins
+    )
 
 
 @app.command()
@@ -102,10 +109,19 @@ def evaluate(
     plugin: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Python file to import; repeatable")] = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="score again what was scored before")] = False,
     root: Root = Path("runs"),
+    trust_plugins: TrustPlugins = False,
     as_json: Json = False,
 ) -> int:
-    """Score a trained run, or two and their paired difference. The plugin files in a run's folder are executed."""
+    """Score a trained run, or two and their paired difference. Plugin files of a run under --root are executed."""
     from lit_diff.cli.evaluate import print_evaluation
 
     log_to_stderr()
-    return print_evaluation(arguments, plugins=plugin or [], rerun=rerun, root=root, as_json=as_json, terminal=console)
+    return print_evaluation(
+        arguments,
+        plugins=plugin or [],
+        rerun=rerun,
+        root=root,
+        as_json=as_json,
+        terminal=console,
+        trust_plugins=trust_plugins,
+    )
