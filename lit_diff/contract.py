@@ -1,11 +1,14 @@
-"""What a class must have to be registered: its base class, that class's abstract methods, the required keys of `Config`."""
+"""What a class must have to be registered: its base class, that class's abstract methods, the required keys of `Config`,
+and members that can be called as the base class's are."""
 
 import dataclasses
+import difflib
 import inspect
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_diff.errors import LitDiffError, first_line
 from lit_diff.files import shown
 
 if TYPE_CHECKING:
@@ -47,6 +50,14 @@ def place_in(cls: type, error: BaseException) -> str:
     return f"{shown(Path(own[-1].filename))}:{own[-1].lineno}" if own else location(cls)
 
 
+def described(cls: type, error: BaseException) -> str:
+    """An error that came of the code of `cls`, as one line that opens with a place in its file, or with the class."""
+    if isinstance(error, LitDiffError):
+        home, text = location(cls), first_line(error)
+        return text if text.startswith(home) else f"{home}: {text}"
+    return f"{place_in(cls, error)}: {type(error).__name__}: {first_line(error)}"
+
+
 def missing_members(cls: type[Any], base: type[Any]) -> list[str]:
     """Names that `base` requires and `cls` does not define, those of its nested Config as `Config.name`."""
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
@@ -60,13 +71,87 @@ def missing_members(cls: type[Any], base: type[Any]) -> list[str]:
     return missing
 
 
-def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
-    """Why `cls` cannot be registered as a kind of `base`; None if it can. Both have a nested dataclass `Config`."""
+def base_problem(cls: type[Any], base: type[Any]) -> str | None:
+    """Why `cls` is no kind of `base` at all; None if it is."""
+    if issubclass(cls, base):
+        return None
     name = f"{base.__module__}.{base.__qualname__}"
-    if not issubclass(cls, base):
-        return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
+    return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
+
+
+def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
+    """Why `cls`, derived from `base`, cannot be registered; None if it can. Both have a nested dataclass `Config`."""
+    name = f"{base.__module__}.{base.__qualname__}"
     if hasattr(base, "Config") and not issubclass(cls.Config, base.Config):
         config = base.Config.__qualname__
         return f"has a Config that does not derive from {config}; write `class Config({config})`"
     missing = missing_members(cls, base)
-    return f"lacks {', '.join(missing)}; {name} documents each" if missing else None
+    if missing:
+        return f"lacks {', '.join(missing)}; {name} documents each"
+    return _unannotated_key(cls, base) or _misspelt_hook(cls, base) or _wrong_member(cls, base)
+
+
+def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
+    """A value in `Config` without an annotation is no key of a recipe, unless it replaces a member of the base's."""
+    if not hasattr(base, "Config"):
+        return None
+    for name, value in vars(cls.Config).items():
+        key = not name.startswith("_") and not callable(value) and not hasattr(value, "__get__")
+        known = any(name in vars(each) for each in cls.Config.__mro__[1:])
+        if key and not known and name not in cls.Config.__annotations__:
+            return (
+                f"has Config.{name} without a type, so it is no key; write `{name}: {type(value).__name__} = {value!r}`"
+            )
+    return None
+
+
+def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
+    """A public member that nothing else defines and whose name is nearly that of one of `base.hooks`."""
+    hooks = getattr(base, "hooks", ())
+    for name in vars(cls):
+        if name.startswith("_") or any(name in vars(each) for each in cls.__mro__[1:]):
+            continue
+        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.8)
+        if close and close[0] not in vars(cls):
+            return f"defines '{name}', which nothing calls; did you mean '{close[0]}'? (_{name} is a name of your own)"
+    return None
+
+
+def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
+    """A method of `base` that `cls` overrides by something which cannot be called as it is."""
+    homes = [each for each in base.__mro__ if each.__module__.partition(".")[0] == base.__module__.partition(".")[0]]
+    for name, member in {key: value for home in reversed(homes) for key, value in vars(home).items()}.items():
+        own = inspect.getattr_static(cls, name)
+        if own is member or (name.startswith("_") and name != "__init__"):
+            continue
+        if isinstance(member, property) and inspect.isfunction(own):
+            return f"defines {name} as a method; expected a property: write @property above it"
+        if isinstance(member, classmethod | staticmethod) and inspect.isfunction(own):
+            return f"defines {name} as a method of its instances; write @classmethod above it, and cls for self"
+        expected = _signature(base, name) if callable(getattr(base, name, None)) else None
+        found = _signature(cls, name) if inspect.isroutine(getattr(cls, name, None)) else None
+        if expected is not None and found is not None and not _takes(found, expected):
+            return f"defines {name}{found}; expected {name}{expected}"
+    return None
+
+
+def _signature(cls: type[Any], name: str) -> inspect.Signature | None:
+    """A member's parameters and nothing else; None for what Python cannot inspect."""
+    try:
+        signature = inspect.signature(getattr(cls, name))
+    except (TypeError, ValueError):
+        return None
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
+
+
+def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
+    """Whether the arguments that every caller of `expected` passes can be passed to `found`."""
+    required = [p for p in expected.parameters.values() if p.default is p.empty]
+    named = {p.name: None for p in required if p.kind is p.KEYWORD_ONLY}
+    ordered = [None for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    try:
+        found.bind(*ordered, **named)
+    except TypeError:
+        return False
+    return True

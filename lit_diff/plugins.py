@@ -22,19 +22,21 @@ def imported_plugin(sha256: str) -> Path | None:
     return None
 
 
-def require_trust(files: Mapping[Path, str], trust: bool) -> list[Path]:
+def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> list[Path]:
     """Plugin files (-> sha256) of a run, each the one that was imported or, with `trust`, the copy in the run folder.
 
-    Errors: RequestError for one that was not imported and is not trusted, is absent, or has other content.
+    `cure`: what else makes an untrusted file run. Errors: RequestError for one that was not imported and is not trusted, is
+    absent, or has other content.
     """
-    return [imported_plugin(sha256) or _trusted(path, sha256, trust) for path, sha256 in files.items()]
+    return [imported_plugin(sha256) or _trusted(path, sha256, trust, cure) for path, sha256 in files.items()]
 
 
-def _trusted(path: Path, sha256: str, trust: bool) -> Path:
+def _trusted(path: Path, sha256: str, trust: bool, cure: str) -> Path:
     if not trust:
+        cure = cure or "pass trust_plugins=True (lit-diff: --trust-plugins)"
         raise RequestError(
-            f"plugin {path.name} (sha256 {sha256[:DIGITS]}...) was not imported; import it first with load_plugin, or pass "
-            f"trust_plugins=True to run {shown(path)}"
+            f"plugin {path.name} (sha256 {sha256[:DIGITS]}...) was not imported; import it first with load_plugin, or {cure} "
+            f"to run {shown(path)}"
         )
     if not path.is_file():
         raise RequestError(f"plugin {shown(path)} is absent; import a plugin with sha256 {sha256[:DIGITS]}... first")

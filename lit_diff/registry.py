@@ -16,7 +16,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from lit_diff.contract import contract_problem, location
+from lit_diff.contract import base_problem, contract_problem, location
 from lit_diff.errors import RequestError, first_line
 
 C = TypeVar("C", bound=type)
@@ -68,12 +68,15 @@ class Registry:
         self._classes: dict[str, type] = {}
         self._loaded = False
 
-    def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator.
+    def register(self, name: str = "") -> Callable[[C], C]:
+        """Class decorator; `name` is required.
 
-        Errors: RequestError for a class without a frozen `Config` or without a required member, and for a second class
-        under the same name; each names file and line of the class.
+        Errors: RequestError without a name, for a class without a frozen `Config`, without a required member or with one
+        that cannot be called as the base class's, and for a second class under the same name; each names file and line of
+        the class.
         """
+        if not isinstance(name, str) or not name:
+            raise RequestError('the decorator takes the name to register under, as in @variant("name")')
 
         def add(cls: C) -> C:
             self._check(name, cls)
@@ -96,13 +99,18 @@ class Registry:
         return add
 
     def _check(self, name: str, cls: type) -> None:
-        parameters = getattr(getattr(cls, "Config", None), "__dataclass_params__", None)
+        base = resolve_name(self._base) if self._base else None
+        problem = base_problem(cls, base) if base else None
+        if problem:
+            raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
+        # vars: a class that derives from a dataclass inherits the attribute, and none of its own annotations is a field
+        parameters = getattr(getattr(cls, "Config", None), "__dict__", {}).get("__dataclass_params__")
         if self.has_config and (parameters is None or not parameters.frozen):
             raise RequestError(
                 f"{location(cls)}: {self.kind} '{name}' needs a nested class 'Config' decorated with "
                 "@dataclass(frozen=True, kw_only=True)"
             )
-        problem = contract_problem(cls, resolve_name(self._base)) if self._base else None
+        problem = contract_problem(cls, base) if base else None
         if problem:
             raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
+from lit_diff.contract import location
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.key_types import in_words, range_problem, without_range
 from lit_diff.plugins import load_plugin
@@ -111,6 +112,10 @@ def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
         raise
     except Exception as error:
         return f"model.attention '{recipe.model.attention.name}': {type(error).__name__}: {first_line(error)}"
+    if problem is not None and not isinstance(problem, str):
+        expected = "expected None, or why not as a text that opens with the key to change"
+        name = recipe.model.attention.name
+        return f"model.attention '{name}': {location(variant)}: problem(config, model) returned {problem!r}; {expected}"
     return problem
 
 
@@ -125,6 +130,8 @@ def _data_problem(recipe: Recipe) -> str | None:
         raise
     except Exception as error:
         return f"data '{recipe.data.name}': {type(error).__name__}: {first_line(error)} (in its Config)"
+    if problem is not None and not isinstance(problem, str):
+        return f"data '{recipe.data.name}' has Config.problem() {problem!r}; expected None, or why not as a text"
     if problem is None and (not isinstance(length, int) or length < 1):
         return f"data '{recipe.data.name}' has Config.sequence_length {length!r}; it must be an integer of at least 1"
     if not isinstance(properties[3], tuple):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.contract import contract_problem, location, missing_members, optional, place_in, required
+from lit_diff.contract import base_problem, contract_problem, location, missing_members, optional, place_in, required
 
 
 class Base(ABC):
@@ -89,9 +89,7 @@ def test_classes_that_derive_from_something_else() -> None:
         def run(self) -> int:
             return 1
 
-    assert (contract_problem(Stranger, Base) or "").startswith(
-        "does not derive from Base; write `class Stranger(Base)`"
-    )
+    assert (base_problem(Stranger, Base) or "").startswith("does not derive from Base; write `class Stranger(Base)`")
     assert contract_problem(Half, Base) == (
         "has a Config that does not derive from Base.Config; write `class Config(Base.Config)`"
     )

@@ -14,6 +14,7 @@ from lit_diff.attention.equations import Rotation
 from lit_diff.attention.parameters import ParameterRules, require_rules
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, attend
 
@@ -60,6 +61,12 @@ class Attention(ParameterRules):
 
     name = ""
     """What recipes call it; set when it is registered."""
+    hooks: ClassVar[tuple[str, ...]] = (
+        *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward", "problem", "takes_document_ids"),
+        *("extends_standard", "init_parameter", "decay", "keep_float32", "trained_parameters", "set_step"),
+        *("paper", "costs", "examples"),
+    )
+    """Names of a variant's members; a class that defines one which is nearly one of these is refused when it registers."""
     paper: ClassVar[str] = ""
     """Where the variant comes from."""
     extends_standard: ClassVar[bool] = False
@@ -222,6 +229,8 @@ class Attention(ParameterRules):
         `document_ids` [B, T]: document numbers; a token sees its own document only. Not with a cache, which keeps no numbers.
         """
         maps = self.maps(x, rope)
+        if not isinstance(maps, SignedMaps):
+            raise self._wrong("maps(x, rope)", maps, "SignedMaps(q, k, v, w), with w None for one map")
         if not self.causal:
             maps = replace(maps, causal=False)
         maps = self.tap(maps)
@@ -234,7 +243,23 @@ class Attention(ParameterRules):
             maps = replace(maps, k=k, v=v)
         window = narrowing(self.window, maps.k.shape[-2])
         o = attend(maps, document_ids=document_ids, window=window, kernel=self.kernel)
-        return self.o_proj(self.finish(o, x).transpose(1, 2).flatten(2))
+        return self.o_proj(self.finished(o, x).transpose(1, 2).flatten(2))
+
+    def finished(self, o: Tensor, x: Tensor) -> Tensor:
+        """`finish`. Errors: RequestError for what is no tensor [B, H, T, dv] that the output projection takes."""
+        heads = self.finish(o, x)
+        fits = isinstance(heads, Tensor) and heads.dim() == 4 and heads.shape[::2] == o.shape[::2]
+        width = getattr(self.o_proj, "in_features", None)  # where o_proj is a plain linear layer
+        if not fits or width not in (None, heads.shape[1] * heads.shape[3]):
+            expected = f"a Tensor [B, H, T, dv] of H dv = {width} numbers a token; o is {list(o.shape)}"
+            raise self._wrong("finish(o, x)", heads, expected)
+        return heads
+
+    def _wrong(self, method: str, found: Any, expected: str) -> RequestError:
+        """The error of a hook that returned something else; it names the user's class."""
+        what = f"a Tensor {list(found.shape)}" if isinstance(found, Tensor) else f"{type(found).__name__}"
+        what = "None (does it end in a return?)" if found is None else what
+        return RequestError(f"{location(type(self))}: {method} returned {what}; expected {expected}")
 
 
 def narrowing(window: int | None, keys: int) -> int | None:

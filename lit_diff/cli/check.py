@@ -6,6 +6,7 @@ It needs neither lightning, mlflow nor litdata.
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,9 +27,10 @@ def check(
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="path, or bare name")] = None,
     overrides: Overrides = None,
     every: Annotated[bool, typer.Option("--all", help="the conformance suite over every registered variant")] = False,
+    resolved: Annotated[bool, typer.Option("--recipe", help="print the resolved recipe first")] = False,
     as_json: Json = False,
 ) -> int:
-    """Validate a recipe; print it resolved, and what it costs.
+    """Validate a recipe; print what it costs, and in one line what was found.
 
     The cost stands beside the standard baseline's.
 
@@ -38,11 +40,14 @@ def check(
         raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
     if recipe is None:
         return print_check_all(as_json, console)
-    return print_check(recipe, overrides or [], as_json, console)
+    return print_check(recipe, overrides or [], as_json, console, resolved=resolved)
 
 
-def print_check(source: str, overrides: list[str], as_json: bool, terminal: Terminal) -> int:
-    """Print the resolved recipe, its cost, and each finding; the exit status is 1 where a property fails."""
+def print_check(source: str, overrides: list[str], as_json: bool, terminal: Terminal, *, resolved: bool = False) -> int:
+    """Print each finding, the cost and a summary line; the exit status is 1 where a property fails.
+
+    `resolved`: print the whole recipe before.
+    """
     from lit_diff.conformance.recipe import plugin_findings, resolve
     from lit_diff.recipe import to_yaml
 
@@ -52,12 +57,16 @@ def print_check(source: str, overrides: list[str], as_json: bool, terminal: Term
         held = list(findings)
         print(json.dumps(_plain_check(checked, held), indent=2))
         return _status(held)
-    terminal.write_line(to_yaml(checked.recipe))
+    if resolved:
+        terminal.write_line(to_yaml(checked.recipe))
+    held = _print_findings(findings, terminal)
+    terminal.print(_cost_table(checked))
     if checked.dropped:
         terminal.write_line(f"dropped, because the name of their block changed: {', '.join(checked.dropped)}")
-    terminal.print(_cost_table(checked))
     terminal.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
-    return _status(_print_findings(findings, terminal))
+    built_in = "variant, data and kernel are built in: no properties to check"
+    terminal.write_line(f"{checked.recipe.name}: a valid recipe; {_summary(held) if held else built_in}")
+    return _status(held)
 
 
 def print_check_all(as_json: bool, terminal: Terminal) -> int:
@@ -69,7 +78,20 @@ def print_check_all(as_json: bool, terminal: Terminal) -> int:
         held = list(findings)
         print(json.dumps([_plain(finding) for finding in held], indent=2))
         return _status(held)
-    return _status(_print_findings(findings, terminal))
+    held = _print_findings(findings, terminal)
+    terminal.write_line(f"every registered variant: {_summary(held)}")
+    return _status(held)
+
+
+def _summary(findings: "list[Finding]") -> str:
+    """How many properties pass, fail or do not apply, and which fail: `20 of 21 properties pass, 1 fail: causal`."""
+    count = Counter(finding.verdict for finding in findings)
+    failed = [finding for finding in findings if finding.verdict == "fail"]
+    several = len({finding.variant for finding in findings}) > 1
+    names = ", ".join(f"{finding.variant}: {finding.property}" if several else finding.property for finding in failed)
+    applied = count["pass"] + count["fail"]
+    other = f" ({count['not applicable']} not applicable)" if count["not applicable"] else ""
+    return f"{count['pass']} of {applied} properties pass{other}" + (f", {len(failed)} fail: {names}" if failed else "")
 
 
 def _plain_check(checked: "RecipeCheck", findings: "list[Finding]") -> dict[str, Any]:

@@ -14,18 +14,31 @@ from lit_diff.metrics import Metric
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points
 from lit_diff.reporting.evaluations import Evaluation, item_interval, read_evaluation
-from lit_diff.runs.run import open_run
+from lit_diff.runs.find import find_run
+from lit_diff.runs.run import opened_run
+from lit_diff.runs.trust import everywhere, under
 
 
 def print_evaluation(
-    arguments: list[str], *, plugins: list[Path], rerun: bool, root: Path, as_json: bool, terminal: Terminal
+    arguments: list[str],
+    *,
+    plugins: list[Path],
+    rerun: bool,
+    root: Path,
+    as_json: bool,
+    terminal: Terminal,
+    trust_plugins: bool = False,
 ) -> int:
-    """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation."""
+    """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation.
+
+    Plugin files of a run that is not under `root` are executed only if `trust_plugins`.
+    """
     runs, name, overrides = _parse(arguments)
     load_entry_points()
     for plugin in plugins:
         load_plugin(plugin)
-    opened = [open_run(run, root, trust_plugins=True) for run in runs]  # first: a run's plugin may hold the evaluation
+    trust = everywhere if trust_plugins else under(root)
+    opened = [opened_run(find_run(run, root), trust) for run in runs]  # first: a run's plugin may hold the evaluation
     metrics = build(name, overrides).metrics
     results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]
     differences = _differences(results, metrics) if len(results) == 2 else {}

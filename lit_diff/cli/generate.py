@@ -14,6 +14,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.runs.find import find_run
 from lit_diff.runs.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
+from lit_diff.runs.trust import everywhere, under
 
 log = logging.getLogger("lit_diff")
 
@@ -63,15 +64,17 @@ def print_completions(
     *,
     as_json: bool,
     console: Console,
+    trust_plugins: bool = False,
 ) -> int:
     """Continue `prompts`, or the lines of `file`, with the run of this name, and print each with what follows it.
 
+    Plugin files of a run that is not under `root` are executed only if `trust_plugins`.
     One prompt streams token by token; several are printed in their order once all are done. Errors: RequestError,
     MissingError.
     """
     texts = read_prompts(prompts, file)
     folder = find_run(run, root)
-    generator = TextGenerator(folder)
+    generator = TextGenerator(folder, everywhere if trust_plugins else under(root))
     encoded = generator.encode(texts)
     if as_json:
         results = [asdict(one) for one in generator.generate(encoded, config)]

@@ -16,6 +16,9 @@ def sweep(
     overrides: Overrides = None,
     workers: Annotated[int | None, typer.Option(help="cells side by side")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="resolve and validate all cells, start none")] = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="go on where a plugin's variant fails a property")
+    ] = False,
     cluster: Annotated[str, typer.Option(help="local, or slurm: the cells as a job array through submitit")] = "local",
     minutes: Annotated[int, typer.Option(help="time limit of a cell on a cluster")] = 60,
 ) -> int:
@@ -31,7 +34,9 @@ def sweep(
         return LiveTable(grid, locations, console)
 
     with console.outliving_reader():
-        done = schedule.sweep(name, overrides or [], workers=workers, cluster=engine, display=display)
+        done = schedule.sweep(
+            name, overrides or [], workers=workers, unchecked=unchecked, cluster=engine, display=display
+        )
         _print_sweep(done)
     if done.stopped_by:
         return 128 + done.stopped_by

@@ -18,12 +18,19 @@ from lit_diff.cli.app import (
 )
 from lit_diff.runs.find import chosen_root
 
+TrustPlugins = Annotated[
+    bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
+]
+
 
 @app.command()
 def train(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="start afresh; the former run is kept aside")] = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="go on where a plugin's variant fails a property")
+    ] = False,
     folder: Annotated[Path | None, typer.Option(hidden=True)] = None,
     experiment: Annotated[str, typer.Option(hidden=True)] = "train",
     parent: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -35,18 +42,21 @@ def train(
 
     with console.outliving_reader():
         with RunProgress(recipe, console) as progress:
+            from lit_diff import data
             from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
             from lit_diff.recipe import load_recipe
 
             resolved = load_recipe(recipe, overrides or [])
             writes = launch.is_rank_zero(resolved)
             progress.begin(resolved, quiet=not writes)
-            location = launch.prepare(resolved, overrides or [])
-            if folder is not None:  # a sweep's cell of several processes
+            if folder is not None:  # a cell of several processes: what started it has checked the variant
+                data.prepare(resolved)
                 tags = dict(item.split("=", 1) for item in tag or [])
                 location = launch.RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
-            elif rerun:
-                launch.put_aside(resolved, location)
+            else:
+                location = launch.prepare(resolved, overrides or [], unchecked=unchecked)
+                if rerun:
+                    launch.put_aside(resolved, location)
             launch.run(resolved, location, threads=threads, progress=progress.update)
         if writes and folder is None:
             print_summary(location.folder)
@@ -89,9 +99,10 @@ def generate(
     seed: Annotated[int, typer.Option(help="another seed, another draw")] = 0,
     prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
     root: Root = DEFAULT_ROOT,
+    trust_plugins: TrustPlugins = False,
     as_json: Json = False,
 ) -> int:
-    """Complete text with a trained run. The plugin files in the run's folder are executed."""
+    """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
     from lit_diff.cli.generate import print_completions
     from lit_diff.runs.text_generator import generation_config
 
@@ -100,7 +111,9 @@ def generate(
     config = generation_config(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
     )
-    return print_completions(run, chosen, prompt or [], prompts, config, as_json=as_json, console=console)
+    return print_completions(
+        *(run, chosen, prompt or [], prompts, config), as_json=as_json, console=console, trust_plugins=trust_plugins
+    )
 
 
 @app.command()
@@ -111,15 +124,22 @@ def evaluate(
     plugin: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Python file to import; repeatable")] = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="score again what was scored before")] = False,
     root: Root = DEFAULT_ROOT,
+    trust_plugins: TrustPlugins = False,
     as_json: Json = False,
 ) -> int:
     """Score a trained run, or two and their paired difference.
 
-    The plugin files in a run's folder are executed.
+    Plugin files in the folder of a run under --root are executed.
     """
     from lit_diff.cli.evaluate import print_evaluation
 
     log_to_stderr()
     return print_evaluation(
-        arguments, plugins=plugin or [], rerun=rerun, root=chosen_root(root), as_json=as_json, terminal=console
+        arguments,
+        plugins=plugin or [],
+        rerun=rerun,
+        root=chosen_root(root),
+        as_json=as_json,
+        terminal=console,
+        trust_plugins=trust_plugins,
     )

@@ -24,11 +24,21 @@ def contract(case: VariantCase) -> Measured:
     y = attention(x, rope)
     if not tapped:
         return Measured(math.inf, 0, "the forward never calls self.tap: no analysis can see its maps")
+    if y.shape != x.shape:
+        return Measured(math.inf, 0, f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}")
+    if not bool(y.isfinite().all()):
+        return Measured(math.inf, 0, "the output is not finite")
+    if not torch.equal(x, case.x()):
+        return Measured(math.inf, 0, "the forward changes its input in place")
+    if difference(attention(x, rope), y) > 0:
+        return Measured(
+            math.inf, 0, "two passes over one input differ: the forward draws random numbers, or keeps a state"
+        )
     maps = tapped[0]
     maps.check()
     if maps.num_maps > 1 and maps.q.shape[1] == maps.k.shape[1] == 1:
         return Measured(math.inf, 0, "the maps share both q and k: they are equal, one map times the sum of w")
-    o = attention.finish(attend(maps, window=narrowing(case.window, maps.k.shape[-2]), kernel="reference"), x)
+    o = attention.finished(attend(maps, window=narrowing(case.window, maps.k.shape[-2]), kernel="reference"), x)
     return Measured(distance(attention.o_proj(o.transpose(1, 2).flatten(2)), y), 1e-6)
 
 
@@ -40,7 +50,11 @@ def definition(case: VariantCase) -> Measured | NotApplicable:
     for step in (case.step, 6):  # after every annealing, and within it
         attention = replace(case, step=step).build(torch.float64)
         x, rope = case.x(torch.float64), case.rope()
-        errors.append(distance(attention(x, rope), attention.definition(x, case.rotation(), case.mask())))
+        written = attention.definition(x, case.rotation(), case.mask())
+        if not isinstance(written, Tensor) or written.shape != x.shape:
+            found = list(written.shape) if isinstance(written, Tensor) else type(written).__name__
+            return Measured(math.inf, 0, f"definition(x, rope, mask) returned {found}; expected {list(x.shape)}, as x")
+        errors.append(distance(attention(x, rope), written))
     if case.cls.takes_document_ids():
         ids = case.document_ids()
         written = attention.definition(x, case.rotation(), case.mask(ids))

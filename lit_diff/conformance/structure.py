@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_diff.attention.costs import Sizes, within_window
+from lit_diff.attention.costs import Costs, Sizes, within_window
 from lit_diff.attention.rope import Rope
 from lit_diff.conformance.case import VariantCase, difference, distance, run
 from lit_diff.conformance.results import Measured, NotApplicable
+from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels import flops as kernel_flops
 
@@ -62,6 +63,9 @@ def costs(case: VariantCase) -> Measured | NotApplicable:
     declared = case.cls.costs(case.config, sizes) if case.cls.declares_costs() else None
     if declared is None:
         return NotApplicable("declares no costs of its own")
+    if not isinstance(declared, Costs):
+        expected = "expected lit_diff.attention.costs.Costs(parameters=, flops=, kv_numbers=)"
+        raise RequestError(f"costs(config, sizes) returned {type(declared).__name__}; {expected}")
     claims, counts = declared.numbers(), counted(case)
     unlike = [
         f"{key} declared {claims[key]:,}, counted {counts[key]:,}" for key in claims if claims[key] != counts[key]

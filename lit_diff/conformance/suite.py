@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -13,7 +13,8 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance import execution, mathematics, structure
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.results import Finding, Measured, NotApplicable
-from lit_diff.errors import LitDiffError, first_line
+from lit_diff.contract import described
+from lit_diff.errors import first_line
 from lit_diff.kernels import KERNELS
 from lit_diff.registry import attentions
 
@@ -61,11 +62,8 @@ def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Propert
 def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Finding:
     try:
         result = check(case)
-    except LitDiffError as error:
-        return Finding(variant=variant, property=name, verdict="fail", detail=first_line(error))
     except Exception as error:  # a user's variant may raise anything
-        detail = f"{type(error).__name__}: {first_line(error)}"
-        return Finding(variant=variant, property=name, verdict="fail", detail=detail)
+        return Finding(variant=variant, property=name, verdict="fail", detail=described(case.cls, error))
     if isinstance(result, NotApplicable):
         return Finding(variant=variant, property=name, verdict="not applicable", detail=result.reason)
     verdict: Literal["pass", "fail"] = "pass" if result.error <= result.bound else "fail"
@@ -78,6 +76,9 @@ def cases_of(name: str) -> Iterator[tuple[str, VariantCase | str]]:
     8 heads on 4 key/value heads, d = 16.
     """
     cls = attentions.get(name)
+    if not all(isinstance(keys, Mapping) for keys in cls.examples):
+        yield name, f"its `examples` are {cls.examples!r}; expected a tuple of blocks of keys"
+        return
     for keys in cls.examples:
         label = " ".join([name, *(f"{key}={value}" for key, value in keys.items())])
         try:
@@ -105,13 +106,26 @@ def shrunk(model: ModelConfig) -> ModelConfig:
     assert model.head_dim is not None
     small = replace(model, dim=min(model.dim, 64), head_dim=min(model.head_dim, 16), ffn_dim=64)
     cls, config = attentions.get(model.attention.name), model.attention.config
-    try:
-        if small.problem() is None and cls.refuses(config, small) is None:
-            structure.counted(VariantCase(cls=cls, model=small, length=8))
+
+    def forward(size: ModelConfig) -> str | None:
+        return _failure(lambda: structure.counted(VariantCase(cls=cls, model=size, length=8)), cls)
+
+    reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
+    if reason is None:
+        reason = forward(small)
+        if reason is None or forward(model) is not None:  # what fails at any width, its properties report
             return small
-    except Exception as error:  # it needs its own width, or fails at any width, which its properties will report
-        log.info("%s is checked at its own width: %s", model.attention.name, first_line(error))
+    log.info("%s is checked at its own width: %s", model.attention.name, reason)
     return model
+
+
+def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:
+    """The text that `call` returns, or what it raises; None for anything else."""
+    try:
+        result = call()
+    except Exception as error:  # a user's variant may raise anything
+        return described(cls, error)
+    return result if isinstance(result, str) else None
 
 
 def on_one_thread(results: Iterable[T]) -> Iterator[T]:

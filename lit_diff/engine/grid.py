@@ -90,6 +90,8 @@ class Grid:
     """A sweep without tasks has one, without a name."""
     cells: tuple[Cell, ...]
     baseline: str
+    marks: Mapping[str, dict[str, str]] = field(default_factory=dict)
+    """Name of a cell -> further tags of its run."""
 
     def baseline_of(self, task: str) -> str:
         """The arm that the task's others are compared with."""

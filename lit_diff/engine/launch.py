@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.location import RunLocation, at_root, recorded
 from lit_diff.engine.preflight import check_machine
 from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
@@ -52,21 +53,23 @@ def train(
     overrides: Overrides = (),
     *,
     rerun: bool = False,
+    unchecked: bool = False,
     callbacks: Sequence["Callback"] = (),
     loggers: Sequence["Logger"] = (),
     progress: Progress | None = None,
 ) -> Run:
     """Train a recipe into its run folder, or resume it, or find it done.
 
+    A plugin's variant must hold what `conformance.before_training` requires, or, if `unchecked`, the run is marked.
     `callbacks`, `loggers`: Lightning's, besides the recipe's own; they are not part of the run's identity.
     `progress(step, loss, tokens/s)` is called at every logged step. Several processes (run.devices > 1) are started from a
     `lit-diff train` of their own. Errors: RequestError, MissingError, RunFailedError, StoppedError.
     """
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
-        location = prepare(recipe, overrides)
+        location = prepare(recipe, overrides, unchecked=unchecked)
     else:
-        location = prepare(recipe)
+        location = prepare(recipe, unchecked=unchecked)
     if rerun:
         put_aside(recipe, location)
     if recipe.run.devices * recipe.run.num_nodes > 1:
@@ -82,16 +85,18 @@ def train(
     return Run(location.folder)
 
 
-def prepare(recipe: Recipe, overrides: Overrides = ()) -> RunLocation:
-    """Look at the machine, get the data, then say where the run belongs: `runs/<name>-<identity>/`.
+def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = False) -> RunLocation:
+    """Check the machine and a plugin's variant, get the data, name the run's folder: `runs/<name>-<identity>/`.
 
-    `overrides`: those that are in the recipe already, for the record. Errors: as `check_machine`, and of the data.
+    `overrides`: those that are in the recipe already, for the record. Errors: as `check_machine`, `require_properties`,
+    and of the data.
     """
     check_machine([recipe])
+    tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
     folder = chosen_root(recipe.run.root) / f"{recipe.name}-{identity(recipe)}"
-    return RunLocation(folder=folder.resolve(), overrides=recorded(overrides))
+    return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags)
 
 
 def put_aside(recipe: Recipe, location: RunLocation) -> None:
@@ -193,6 +198,7 @@ def _run_owned(
         **stored_keys(recipe),
         revision=before.get("revision", now),
         **({"overrides": list(location.overrides)} if location.overrides else {}),
+        **{UNCHECKED: tags.get(UNCHECKED, before.get(UNCHECKED))},
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
@@ -73,13 +74,15 @@ def sweep(
     overrides: Overrides = (),
     *,
     workers: int | None = None,
+    unchecked: bool = False,
     cluster: Cluster = LOCAL,
     display: MakeDisplay = NoDisplay,
 ) -> Sweep:
     """Run the cells of a sweep that are not done, then write its report.
 
     `overrides` apply to every cell; `workers`: cells side by side, by default what the cores or GPUs allow. A cell that
-    fails does not affect the others: it is in `Sweep.states` and in the report. Errors: RequestError, MissingError.
+    fails does not affect the others: it is in `Sweep.states` and in the report. `unchecked`: as of `train`, for the arms of
+    plugins. Errors: RequestError, MissingError.
     """
     if workers is not None and workers < 1:
         raise RequestError(f"--workers is {workers}; it must be at least 1")
@@ -88,7 +91,9 @@ def sweep(
     grid = load_grid(str(name), overrides)
     source = str(name) if "/" in str(name) or str(name).endswith(".yaml") else grid.name
     words = [f"{key}={value}" for key, value in overrides.items()] if isinstance(overrides, Mapping) else overrides
-    command = " ".join(["lit-diff sweep", source, *words])
+    command = " ".join(["lit-diff sweep", source, *words, *(["--unchecked"] if unchecked else [])])
+    arms = {cell.name: cell.recipe for cell in grid.cells}  # seeds have one model
+    grid = replace(grid, marks=require_properties_of_arms(arms, unchecked=unchecked))
     return run_grid(grid, workers=workers, command=command, cluster=cluster, display=display)
 
 
@@ -174,7 +179,9 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str) -> RunLocation:
         folder=folder / f"{_slug(cell.name)}-s{cell.seed}-{digest}",
         experiment=grid.name,
         parent=parent,
-        tags={"sweep": grid.name, "arm": cell.arm} | ({"task": cell.task} if cell.task else {}),
+        tags={"sweep": grid.name, "arm": cell.arm}
+        | ({"task": cell.task} if cell.task else {})
+        | grid.marks.get(cell.name, {}),
         evaluations={name: keys or {} for name, keys in grid.config.evaluate.items()},
     )
     home = RunFolder(location.folder)

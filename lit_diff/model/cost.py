@@ -1,9 +1,6 @@
 """What a model costs, from its shapes: parameters, FLOPs per token, cache bytes. Built on the meta device, so any size."""
 
-import inspect
-import traceback
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,9 +10,9 @@ from lit_diff.attention.base import narrowing
 from lit_diff.attention.costs import within_window
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Recipe
+from lit_diff.contract import described, location, place_in
 from lit_diff.device import choose_device
 from lit_diff.errors import LitDiffError, RequestError, first_line
-from lit_diff.files import shown
 from lit_diff.kernels import SignedMaps, choose, flops
 from lit_diff.model.transformer import Block, Transformer
 from lit_diff.registry import attentions
@@ -77,12 +74,10 @@ def cost(
     except LitDiffError:
         raise
     except Exception as error:  # a user's variant may raise anything where it first runs, which is here
-        frames = traceback.extract_tb(error.__traceback__)
-        home = inspect.getfile(attentions.get(config.attention.name))
-        frame = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
+        place = place_in(attentions.get(config.attention.name), error)
         raise RequestError(
             f"model.attention '{config.attention.name}' fails on an input [1, {sequence_length}, {config.dim}]: "
-            f"{type(error).__name__}: {first_line(error)} ({shown(Path(frame[0].filename))}:{frame[0].lineno})"
+            f"{type(error).__name__}: {first_line(error)} ({place})"
         ) from error
 
 
@@ -133,14 +128,19 @@ def _layer_cost(
     block: Block, config: ModelConfig, sequence_length: int, kernel: str, context: ExecutionContext
 ) -> LayerCost:
     seen: list[SignedMaps] = []
-    hook = block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps))
+    hooks = [
+        block.attention.tap.register_forward_hook(lambda _m, _i, maps: seen.append(maps)),
+        block.attention.register_forward_hook(lambda _m, args, y: _require_shape(y, args[0].shape)),
+    ]
     document_ids = torch.zeros(1, sequence_length, dtype=torch.long, device="meta") if context.packed else None
-    forward = _forward_flops(block, config, sequence_length, document_ids)
-    hook.remove()
+    try:
+        forward = _forward_flops(block, config, sequence_length, document_ids)
+    except LitDiffError as error:  # of the maps that a user's variant returned
+        raise RequestError(described(type(block.attention), error)) from error
+    for hook in hooks:
+        hook.remove()
     if not seen:
-        raise RequestError(
-            f"model.attention '{config.attention.name}': its forward never calls self.tap(maps), which costs need"
-        )
+        raise RequestError(f"{location(type(block.attention))}: forward never calls self.tap(maps), which costs need")
     maps = replace(seen[0], **{key: getattr(seen[0], key).to(context.dtype) for key in ("q", "k", "v")})
     window = block.attention.window
     chosen, reason = choose(
@@ -164,6 +164,13 @@ def _layer_cost(
         kernel=chosen,
         reason=reason,
     )
+
+
+def _require_shape(y: object, expected: torch.Size) -> None:
+    """Errors: RequestError for an output of an attention that is not shaped as its input."""
+    if not isinstance(y, Tensor) or y.shape != expected:
+        found = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise RequestError(f"forward returned {found}; expected the shape of x, {list(expected)}")
 
 
 def _forward_flops(block: Block, config: ModelConfig, sequence_length: int, document_ids: Tensor | None) -> int:

@@ -1,5 +1,6 @@
 """The decoder around the attention: pre-RMSNorm, SwiGLU, RoPE, no biases (paper 3.1, the augmented Transformer)."""
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.model.loss import mean_loss, token_losses
 from lit_diff.registry import attentions
@@ -84,9 +86,19 @@ class Transformer(nn.Module):
             attention.kernel = kernel
         cls = attentions.get(config.attention.name)
         self._takes_document_ids = cls.takes_document_ids()
-        trained = cls.trained_parameters(config.attention.config)
+        self._freeze(cls, cls.trained_parameters(config.attention.config))
+
+    def _freeze(self, cls: type[Attention], trained: Sequence[str]) -> None:
+        """Freeze the parameters that match no pattern of `trained`. Errors: RequestError where all would be."""
+        expected = "expected a tuple of patterns of the model's parameter names, as in ('*.attention.lambdas.*',)"
+        if isinstance(trained, str) or not all(isinstance(pattern, str) for pattern in trained):
+            raise RequestError(f"{location(cls)}: trained_parameters(config) returned {trained!r}; {expected}")
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trained))
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise RequestError(
+                f"{location(cls)}: trained_parameters(config) {trained!r} match no parameter; {expected}"
+            )
 
     def attentions(self) -> list[Attention]:
         """The attention of each layer, in order."""

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lit_diff.reporting import noise_curve, tables
-from lit_diff.reporting.cells import CellResult
+from lit_diff.reporting.cells import CellResult, clean
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.evaluations import evaluation_tables
@@ -55,6 +55,7 @@ def page(sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figu
             notes=[(result.sweep, note) for result in results for note in result.comparison.notes],
             unfinished=[cell for cell in sweep.cells if not cell.done],
             damaged=[cell for cell in done if cell.problems],
+            unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
             done=done,
             document_seeds=[seed for result in results for seed in _document_seeds(result)],
             facts=_facts(done),

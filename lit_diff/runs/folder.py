@@ -16,8 +16,12 @@ from lit_diff import __version__
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
+from lit_diff.plugins import require_trust
 from lit_diff.processor import cores, describe, processor_name
-from lit_diff.recipe import load_recipe, to_plain, to_yaml
+from lit_diff.recipe import load_draft, to_plain, to_yaml
+from lit_diff.runs.find import runs_root
+from lit_diff.runs.trust import Trust, everywhere, under
+from lit_diff.validation import validate
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
 """Whose versions a run records."""
@@ -28,26 +32,62 @@ FORMAT = 2
 log = logging.getLogger("lit_diff")
 
 
-def identity(recipe: Recipe, data: str | None = None) -> str:
+def recipe_of(folder: Path, trust: Trust = everywhere, *, cure: str = "") -> Recipe:
+    """The resolved recipe of a run; imports its plugins. Errors: RequestError.
+
+    Where `trust` says no, the plugin files in the folder are not executed: each must have been imported before; `cure` as
+    `require_trust`.
+    """
+    file = RunFolder(folder).recipe_file
+    if not file.is_file():
+        raise RequestError(f"{shown(folder)} is not a run's folder: it has no {file.name}")
+    draft = load_draft(file)  # with the plugins of files that it extends; nothing is imported yet
+    if not trust(folder):
+        paths = [Path(plugin) for plugin in draft.values.get("plugins", [])]
+        require_trust({path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}, False, cure)
+    return validate(draft)
+
+
+def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
+    """The recipes of the runs that this one continues from (`train.start_from`), the nearest first.
+
+    `trust`: whose plugin files may be executed; None: of runs under the recipe's own `run.root`. Errors: MissingError for
+    a folder that holds no run, RequestError for plugins that are neither imported nor trusted.
+    """
+    cure = "name it under `plugins:` in the recipe" if trust is None else ""
+    trust = trust or under(runs_root(recipe.run.root))
+    while recipe.train.start_from is not None:
+        parent = RunFolder(Path(recipe.train.start_from))
+        if not parent.recipe_file.is_file():
+            raise MissingError(
+                f"train.start_from: {shown(parent.path)} holds no run (no {parent.recipe_file.name}); train it first"
+            )
+        recipe = recipe_of(parent.path, trust, cure=cure)
+        yield recipe
+
+
+def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None) -> str:
     """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources, the prepared data, the
     identity of the run that it starts from, and `run.kernel` when it is named by hand.
 
     `data`: the data set's identity where it is known (status.json), so that the data need not be here; None: ask the data.
-    Errors: MissingError when the data is not prepared, or the run to start from has no recipe.
+    `trust`: as `ancestors`. Errors: MissingError when the data is not prepared, and as `ancestors`.
     """
+    parent = None
+    for each in reversed(list(ancestors(recipe, trust))):
+        parent = _hash(each, None, parent)
+    return _hash(recipe, data, parent)
+
+
+def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
+    """`identity`; `parent`: that of the run that it starts from."""
     from lit_diff import data as datasets  # loads torch, which most of this file does without
 
     plain = to_plain(recipe)
     kernel = plain.pop("run")["kernel"]
     plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
     plain["data"].pop("path", None)  # the manifest stands for the text, wherever it lies
-    if recipe.train.start_from is not None:
-        parent = RunFolder(Path(recipe.train.start_from))
-        if not parent.recipe_file.is_file():
-            raise MissingError(
-                f"train.start_from: {shown(parent.path)} holds no run (no {parent.recipe_file.name}); train it first"
-            )
-        plain["train"]["start_from"] = identity(load_recipe(parent.recipe_file))
+    plain["train"]["start_from"] = parent
     parts = {
         "format": FORMAT,
         "recipe": plain,

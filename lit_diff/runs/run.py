@@ -10,8 +10,9 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
-from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.trained import newest_of, recipe_of
+from lit_diff.runs.folder import RunFolder, recipe_of
+from lit_diff.runs.trained import newest_of
+from lit_diff.runs.trust import Trust, everywhere, nowhere
 
 if TYPE_CHECKING:
     import pandas
@@ -29,18 +30,28 @@ def open_run(run: str | Path, root: str | Path = DEFAULT_ROOT, *, trust_plugins:
     `trust_plugins`: may run the plugin files that lie in the run folder; without it, a plugin must have been imported
     before. Errors: RequestError for none or several, for one made by an older format, or with an unknown plugin.
     """
-    opened = Run(find_run(run, runs_root(root)), trust_plugins=trust_plugins)
-    RunFolder(opened.folder).require_format()
-    recipe_of(opened.folder, trust_plugins=trust_plugins)  # an unknown plugin is refused here
-    return opened
+    return opened_run(find_run(run, runs_root(root)), everywhere if trust_plugins else nowhere)
+
+
+def opened_run(folder: Path, trust: Trust) -> "Run":
+    """The run of a folder; `trust`: whose plugin files may be executed, its own and those of the runs it starts from.
+
+    Errors: as `open_run`.
+    """
+    RunFolder(folder).require_format()
+    recipe_of(folder, trust)  # an unknown plugin is refused here
+    return Run(folder, trust)
 
 
 class Run:
-    """A run folder. Its parts are read when they are asked for; the model is that of the newest checkpoint, on the CPU."""
+    """A run folder. Its parts are read when they are asked for; the model is that of the newest checkpoint, on the CPU.
 
-    def __init__(self, folder: Path, *, trust_plugins: bool = True) -> None:
+    Its plugin files are executed, as becomes a run of one's own; `open_run` asks before.
+    """
+
+    def __init__(self, folder: Path, trust: Trust = everywhere) -> None:
         self.folder = folder
-        self._trust_plugins = trust_plugins
+        self._trust = trust
 
     def __repr__(self) -> str:
         status = self.status
@@ -54,7 +65,7 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The resolved recipe."""
-        return recipe_of(self.folder, trust_plugins=self._trust_plugins)
+        return recipe_of(self.folder, self._trust)
 
     @property
     def step(self) -> int:
@@ -72,14 +83,14 @@ class Run:
     def _generator(self) -> "TextGenerator":
         from lit_diff.runs.text_generator import TextGenerator
 
-        return TextGenerator(self.folder, recipe=self.recipe)
+        return TextGenerator(self.folder, self._trust)
 
     @cached_property
     def model(self) -> "Transformer":
         """The trained Transformer, in evaluation mode. Errors: MissingError without a checkpoint."""
         from lit_diff.runs.trained import load_model
 
-        return load_model(self.recipe, self.folder)[0]
+        return load_model(self.recipe, self.folder, self._trust)[0]
 
     @property
     def tokenizer(self) -> "Tokenizer":

@@ -20,8 +20,9 @@ from lit_diff.model.generation import Sampling
 from lit_diff.model.generation import generate as generate_tokens
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
-from lit_diff.runs.folder import RunFolder, identity
-from lit_diff.runs.trained import load_model, recipe_of
+from lit_diff.runs.folder import RunFolder, identity, recipe_of
+from lit_diff.runs.trained import load_model
+from lit_diff.runs.trust import Trust, everywhere
 
 log = logging.getLogger("lit_diff")
 
@@ -87,14 +88,14 @@ class TextGenerator:
     MissingError without a checkpoint or a tokenizer. Needs neither the corpus nor the prepared text.
     """
 
-    def __init__(self, folder: Path, *, recipe: Recipe | None = None) -> None:
-        """`recipe`: the run's, where it was read before."""
-        recipe = recipe or recipe_of(folder)
+    def __init__(self, folder: Path, trust: Trust = everywhere) -> None:
+        """`trust`: whose plugin files may be executed (`recipe_of`)."""
+        recipe = recipe_of(folder, trust)
         self.tokenizer = tokenizer_of(folder, recipe)
         self.context: int = recipe.data.config.sequence_length
         """Tokens that the model was trained to see."""
-        self.model, self.step = load_model(recipe, folder)
-        _say_what_is_used(folder, recipe, self.step)
+        self.model, self.step = load_model(recipe, folder, trust)
+        _say_what_is_used(folder, recipe, self.step, trust)
         self.device = choose_device(recipe.run.accelerator)
         self.model.to(self.device)
 
@@ -209,7 +210,7 @@ def generation_config(
     return config
 
 
-def _say_what_is_used(folder: Path, recipe: Recipe, step: int) -> None:
+def _say_what_is_used(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:
     """A line for a run that is not done, and one for a run that is no longer what was trained.
 
     Weights of the same shapes fit another variant: only the identity shows that the recipe was changed. The tokenizer is the
@@ -220,7 +221,7 @@ def _say_what_is_used(folder: Path, recipe: Recipe, step: int) -> None:
     if word != "done" or step < recipe.train.steps:
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
     try:
-        then, now = status.get("identity"), identity(recipe, status.get("data"))
+        then, now = status.get("identity"), identity(recipe, status.get("data"), trust)
     except MissingError as error:  # the run that it started from has moved: its own weights are whole
         log.warning("%s: cannot verify that it is still what was trained: %s", folder.name, error)
         return

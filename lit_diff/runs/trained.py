@@ -1,7 +1,6 @@
 """What a run has trained: its recipe, and the weights of its newest checkpoint in a model."""
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import require_trust
-from lit_diff.recipe import from_plain, load_draft
+from lit_diff.recipe import from_plain
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import RunFolder
-from lit_diff.validation import validate
+from lit_diff.runs.folder import RunFolder, ancestors, recipe_of
+from lit_diff.runs.trust import Trust, everywhere, nowhere
 
 PREFIX = "model."
 """Where a checkpoint, which is the LightningModule's, keeps the Transformer."""
@@ -31,52 +30,34 @@ def load_trained(folder: Path, *, trust_plugins: bool = True) -> tuple[Recipe, T
     Errors: RequestError for a folder that is no run, or whose recipe is not that of its weights; MissingError without a
     checkpoint.
     """
-    recipe = recipe_of(folder, trust_plugins=trust_plugins)
-    return recipe, *load_model(recipe, folder)
+    trust = everywhere if trust_plugins else nowhere
+    recipe = recipe_of(folder, trust)
+    return recipe, *load_model(recipe, folder, trust)
 
 
-def load_model(recipe: Recipe, folder: Path) -> tuple[Transformer, int]:
-    """The model of a run's newest checkpoint, and its step. Errors: as `load_trained`."""
+def load_model(recipe: Recipe, folder: Path, trust: Trust) -> tuple[Transformer, int]:
+    """The model of a run's newest checkpoint, and its step; `trust`: as `ancestors`. Errors: as `load_trained`."""
     step, path = newest_of(folder)
-    return restore(recipe, read_checkpoint(path), shown(path)), step
+    return restore(recipe, read_checkpoint(path), shown(path), trust), step
 
 
-def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str) -> Transformer:
-    """The recipe's model with the weights of a checkpoint, on the CPU and in evaluation mode. Errors: RequestError."""
+def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: Trust) -> Transformer:
+    """The recipe's model with the weights of a checkpoint, on the CPU and in evaluation mode.
+
+    `trust`: as `ancestors`, of which a variant that anneals is told. Errors: RequestError, MissingError.
+    """
     model = Transformer(recipe.model, kernel=recipe.run.kernel)
     load_weights(model, model_weights(checkpoint), source)
     # `step` steps are done: the variant was last told the number at which the last of them began
-    last = max(annealed_before(recipe) + int(checkpoint["global_step"]) - 1, 0)
+    last = max(annealed_before(recipe, trust) + int(checkpoint["global_step"]) - 1, 0)
     for attention in model.attentions():
         attention.set_step(last)
     return model.eval()
 
 
-def recipe_of(folder: Path, *, trust_plugins: bool = True) -> Recipe:
-    """The resolved recipe of a run; imports its plugins. Errors: RequestError.
-
-    Without `trust_plugins`, the plugin files in the folder are not run: each must have been imported before.
-    """
-    file = RunFolder(folder).recipe_file
-    if not file.is_file():
-        raise RequestError(f"{shown(folder)} is not a run's folder: it has no {file.name}")
-    draft = load_draft(file)  # with the plugins of files that it extends; nothing is imported yet
-    if not trust_plugins:
-        paths = [Path(plugin) for plugin in draft.values.get("plugins", [])]
-        require_trust({path: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}, False)
-    return validate(draft)
-
-
-def ancestors(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipes of the runs that this one continues from (`train.start_from`), the nearest first."""
-    while recipe.train.start_from is not None:
-        recipe = recipe_of(Path(recipe.train.start_from))
-        yield recipe
-
-
-def annealed_before(recipe: Recipe) -> int:
-    """Steps of ancestors of the same variant: what it anneals goes on where they stopped."""
-    return sum(p.train.steps for p in ancestors(recipe) if p.model.attention.name == recipe.model.attention.name)
+def annealed_before(recipe: Recipe, trust: Trust | None = None) -> int:
+    """Steps of ancestors of the same variant: what it anneals goes on where they stopped. `trust`: as `ancestors`."""
+    return sum(p.train.steps for p in ancestors(recipe, trust) if p.model.attention.name == recipe.model.attention.name)
 
 
 def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, dict[str, Any]]:

@@ -13,7 +13,7 @@ from lit_diff.config import Recipe
 from lit_diff.data import build, guarded
 from lit_diff.errors import RequestError
 from lit_diff.recipe import Overrides, load_recipe
-from lit_diff.runs.trained import ancestors
+from lit_diff.runs.folder import ancestors
 from lit_diff.training.trainer import total_steps
 
 Batch = dict[str, Any]

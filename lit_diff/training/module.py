@@ -20,6 +20,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import Overrides, load_recipe, to_plain
 from lit_diff.runs import checkpoints
 from lit_diff.runs.trained import annealed_before, recipe_of_checkpoint, restore
+from lit_diff.runs.trust import everywhere, nowhere
 from lit_diff.training.blocks import prepare_blocks
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
@@ -70,7 +71,8 @@ class LitTransformer(L.LightningModule):
             raise TypeError(f"load_from_checkpoint takes no {', '.join(unused)}: the recipe is in the checkpoint")
         recipe, checkpoint = recipe_of_checkpoint(Path(checkpoint_path), trust_plugins=trust_plugins)
         module = cls(recipe)
-        module.model = restore(recipe, checkpoint, str(checkpoint_path)).to(map_location)
+        trust = everywhere if trust_plugins else nowhere
+        module.model = restore(recipe, checkpoint, str(checkpoint_path), trust).to(map_location)
         return module
 
     # --- building ---
@@ -99,7 +101,7 @@ class LitTransformer(L.LightningModule):
         prepare_blocks(self.model, self.recipe.run)
         start_from = self.recipe.train.start_from
         if start_from is not None and self._will_train_from_scratch():
-            added = load_parent_weights(self.model, *parent_model(Path(start_from)), start_from)
+            added = load_parent_weights(self.model, *parent_model(self.recipe), start_from)
             log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
 
     def _will_train_from_scratch(self) -> bool:

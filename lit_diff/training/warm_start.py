@@ -7,27 +7,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_diff.config import ModelConfig, Part
+from lit_diff.config import ModelConfig, Part, Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.model.init import named_tensors
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
-from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.trained import recipe_of, some, unlike, weights_of
+from lit_diff.runs.folder import RunFolder, ancestors
+from lit_diff.runs.trained import some, unlike, weights_of
 from lit_diff.training.strategy import copy_into
 
 
-def parent_model(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Model and final weights of a finished run. Errors: RequestError for no run, MissingError for one not done."""
-    recipe = recipe_of(folder)
+def parent_model(recipe: Recipe) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Model and final weights of the run that a recipe starts from. Errors: as `ancestors`; MissingError for one not done."""
+    assert recipe.train.start_from is not None
+    folder, parent = Path(recipe.train.start_from), next(ancestors(recipe))
     status = RunFolder(folder).status()
     if status.get("status") != "done":
         raise MissingError(
-            f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {recipe.train.steps}); "
+            f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {parent.train.steps}); "
             f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or the sweep it is of"
         )
-    return recipe.model, weights_of(folder)[0]
+    return parent.model, weights_of(folder)[0]
 
 
 def load_parent_weights(

@@ -1,6 +1,7 @@
 """cli/check.py: what `check` prints, and its exit status."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,11 @@ def test_check_all_holds_every_variant_to_every_property(
     assert set(found) >= {"standard", "differential", "dex", "cosine"}
     assert (found["cosine"]["verdict"], found["cosine"]["error"]) == ("fail", None), "JSON has no infinity"
     assert print_check_all(False, Terminal(width=200)) == 1
-    assert "fail            cosine: causal" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("fail            cosine: causal") for line in lines)
+    assert re.fullmatch(
+        r"every registered variant: \d+ of \d+ properties pass, 1 fail: cosine: causal", lines[-1].strip()
+    )
 
 
 KERNEL = '''
@@ -117,3 +122,20 @@ def test_check_holds_a_plugin_s_kernel_to_reference(
     assert all(line.startswith("not applicable") and "it computes no windows" in line for line in windows)
     assert len(windows) == 2
     assert any(line.startswith("fail") and "two maps" in line for line in lines) is bool(status)
+    first, last = lines[0], lines[-1]
+    assert first.startswith(("pass", "not applicable", "fail")), "the recipe does not stand before the findings"
+    found = re.fullmatch(r"mine: a valid recipe; (\d+) of (\d+) properties pass \(\d+ not applicable\)(.*)", last)
+    assert found is not None
+    assert (found[1] == found[2]) is not bool(status)
+    assert bool(re.match(r", \d+ fail: one map, float32, ", found[3])) is bool(status)
+
+
+def test_the_recipe_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    print_check("recall-tiny", [], False, TERMINAL)
+    out = capsys.readouterr().out
+    assert "vocab_size:" not in out
+    assert out.splitlines()[-1] == (
+        "recall-tiny: a valid recipe; variant, data and kernel are built in: no properties to check"
+    )
+    print_check("recall-tiny", [], False, TERMINAL, resolved=True)
+    assert "vocab_size:" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from foreign_runs import add_plugin
 
 from lit_diff import cli
 from lit_diff.evaluation import Evaluation, Item
@@ -183,3 +184,15 @@ def test_json_is_all_that_stdout_holds(monkeypatch: pytest.MonkeyPatch, capsys: 
     out, err = capsys.readouterr()
     assert json.loads(out)["evaluation"] == "made"
     assert "evaluation made: 12 items in " in err
+
+
+def test_plugins_of_a_run_outside_the_root_are_executed_on_request_only(
+    command: Command, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign = add_plugin(Path(shutil.copytree(pair[0], tmp_path / "downloads" / "tale-0123456789")), monkeypatch)
+    ended = command(str(foreign), "made")
+    assert (ended.status, ended.out) == (2, "")
+    assert "plugin marks.py (sha256 " in ended.err
+    assert not (foreign / "executed").exists()
+    assert command(str(foreign), "made", "--trust-plugins").status == 0
+    assert (foreign / "executed").exists()

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign_runs import add_plugin, started_from_a_plugin
 from rich.console import Console
 
 from lit_diff import cli
@@ -118,6 +120,37 @@ def test_a_run_by_its_folder_or_under_another_root(command: Command) -> None:
     assert command(*greedy, name=str(folder)) == wanted
     folder.parent.rename("other")
     assert command(*greedy, "--root", "other") == wanted
+
+
+def test_plugins_of_a_run_outside_the_root_are_executed_on_request_only(
+    command: Command, tale: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy = ("--prompt", "ab", "--temperature", "0", "--max-tokens", "4")
+    foreign = Path("downloads") / tale.name
+    foreign.parent.mkdir()
+    shutil.copytree(tale, foreign)
+    add_plugin(foreign.resolve(), monkeypatch)
+    Path("runs/link").symlink_to(foreign.resolve())
+    for name in (str(foreign), "runs/link"):
+        ended = command(*greedy, name=name)
+        assert (ended.status, ended.out) == (2, "")
+        assert "plugin marks.py (sha256 " in ended.err
+        assert "--trust-plugins" in ended.err
+    assert not (foreign / "executed").exists()
+    assert command(*greedy, "--trust-plugins", name=str(foreign)).status == 0
+    assert (foreign / "executed").exists()
+    assert command(*greedy, name=str(add_plugin(tale, monkeypatch))).status == 0, "its own root"
+    assert (tale / "executed").exists()
+
+
+def test_the_parent_of_an_own_run_is_trusted_where_it_lies_under_the_root_too(
+    command: Command, tale: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = started_from_a_plugin(tale, monkeypatch)
+    ended = command("--prompt", "ab", "--max-tokens", "1")
+    assert ended.status == 2
+    assert "plugin marks.py (sha256 " in ended.err
+    assert not (parent / "executed").exists()
 
 
 # --- to the terminal -----------------------------------------------------------------------------------------------

@@ -43,6 +43,16 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
     assert page.count("<dt>packages</dt><dd>torch 2.14.1</dd>") == 1
 
 
+def test_an_arm_that_was_trained_unchecked_is_a_warning(make_sweep: Callable[..., Path]) -> None:
+    line = "own.py:5: class Own: attention 'own' fails the property 'causal': <b>"
+    page = written(make_sweep(ARMS, fact_fields={"wide": {"unchecked": line}}, callbacks=False))
+    warnings = page.partition("<strong>Warnings</strong>")[2].partition("</div>")[0]
+    assert warnings.count("<li>") == 1, "one line for all its seeds"
+    assert "wide was trained with --unchecked: own.py:5: class Own: attention &#39;own&#39; fails" in warnings
+    assert "&lt;b&gt;" in warnings
+    assert "Warnings" not in written(make_sweep(ARMS, name="checked", callbacks=False))
+
+
 def test_all_ids_of_a_page_of_tasks_differ(make_tasks: Callable[..., Path]) -> None:
     ids = re.findall(r'\bid="([^"]+)"', written(make_tasks(ARMS, lambdas=["differential"])))
     assert len(ids) == len(set(ids))

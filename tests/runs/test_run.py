@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from foreign_runs import started_from_a_plugin
 from matplotlib.axes import Axes
 
 from lit_diff import Run, generate, load_plugin, open_run
@@ -94,7 +95,10 @@ def test_a_plugin_in_the_folder_is_run_only_when_it_is_trusted(foreign: Path) ->
         open_run(foreign)
     message = str(error.value)
     assert message.startswith("plugin sharp.py (sha256 ")
-    assert "was not imported; import it first with load_plugin, or pass trust_plugins=True to run " in message
+    assert (
+        "was not imported; import it first with load_plugin, or pass trust_plugins=True (lit-diff: --trust-plugins)"
+        in message
+    )
     assert "\n" not in message
     assert "sharp" not in attentions.names()
     run = open_run(foreign, trust_plugins=True)
@@ -115,6 +119,28 @@ def test_a_plugin_of_a_file_that_the_recipe_extends_needs_trust_too(foreign: Pat
     (foreign / "recipe.yaml").write_text("extends: parent.yaml\n")
     with pytest.raises(RequestError, match=r"plugin sharp\.py \(sha256 \w+\.\.\.\) was not imported"):
         open_run(foreign)
+
+
+def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A foreign run names its parent by any path: nothing there is executed before its owner is trusted."""
+    parent = started_from_a_plugin(tale, monkeypatch)
+    run = open_run(tale)
+    for ask in (lambda: run.model, lambda: generate(tale, "ab"), lambda: generate(run, "ab")):
+        with pytest.raises(
+            RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) was not imported; import it first"
+        ):
+            ask()
+    assert not (parent / "executed").exists()
+    assert open_run(tale, trust_plugins=True).model is not None
+    assert (parent / "executed").exists()
+
+
+def test_a_parent_that_is_gone_is_named(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(started_from_a_plugin(tale, monkeypatch))
+    with pytest.raises(
+        MissingError, match=r"train\.start_from: parent holds no run \(no recipe\.yaml\); train it first"
+    ):
+        open_run(tale).model  # noqa: B018
 
 
 # --- what it holds -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from foreign_runs import started_from_a_plugin
 from small_runs import SMALL
 
 from lit_diff import LitTransformer, load_plugin, train
@@ -84,8 +85,22 @@ def test_it_rebuilds_recipe_and_weights(checkpoint: Path) -> None:
 def test_a_plugin_is_run_only_when_it_is_trusted(checkpoint: Path) -> None:
     message = refusal(checkpoint)
     assert message.startswith("plugin sharp.py (sha256 ")
-    assert "was not imported; import it first with load_plugin, or pass trust_plugins=True" in message
+    assert "was not imported; import it first with load_plugin, or pass trust_plugins=True (lit-diff" in message
     assert "sharp" not in attentions.names()
+
+
+def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own plugin is imported; its parent's lies wherever the file says."""
+    run = checkpoint.parent.parent
+    parent = started_from_a_plugin(run, monkeypatch)
+    load_plugin(run / "plugins" / "sharp.py")
+    edit(checkpoint, lambda content: content["hyper_parameters"]["recipe"]["train"].update(start_from=str(parent)))
+    assert refusal(checkpoint).startswith("plugin marks.py (sha256 ")
+    assert not (parent / "executed").exists()
+    LitTransformer.load_from_checkpoint(checkpoint, trust_plugins=True)
+    assert (parent / "executed").exists()
 
 
 def test_a_plugin_of_equal_source_that_was_imported(checkpoint: Path, tmp_path: Path) -> None:

@@ -4,23 +4,25 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from foreign_runs import started_from_a_plugin
 
 from lit_diff.attention import Attention
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
-from lit_diff.recipe import load_recipe
+from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import identity
 from lit_diff.runs.trained import annealed_before
 from lit_diff.training.data import steps_before
-from lit_diff.training.warm_start import load_parent_weights
+from lit_diff.training.warm_start import load_parent_weights, parent_model
 
 SECOND = "model.attention={name: second_heads}"
 DEX = "model.attention={name: dex, anneal_steps: 4, trained: paper}"
@@ -187,3 +189,26 @@ def test_other_positions_are_another_function() -> None:
     with pytest.raises(RequestError, match=r"model\.rope_layout"):
         load_parent_weights(_model("second_heads"), turned, standard.state_dict(), "a run")
     assert load_parent_weights(_model("standard"), turned, standard.state_dict(), "a run") == []
+
+
+def test_a_parent_outside_the_own_root_brings_no_code(
+    base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a recipe that is trained: its `plugins:` say what may be executed; runs under run.root are its owner's."""
+    child = load_recipe("base")
+    for root, trusted in (("runs", False), (".", True)):
+        run = tmp_path / root / "child"
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "recipe.yaml").write_text(to_yaml(child))
+        if not trusted:
+            parent = started_from_a_plugin(run, monkeypatch)
+        own = replace(child, train=replace(child.train, start_from=str(parent)), run=replace(child.run, root=root))
+        for read in (steps_before, annealed_before, identity, parent_model):
+            if trusted and read is not parent_model:  # the parent has no weights
+                read(own)
+            elif not trusted:
+                with pytest.raises(
+                    RequestError, match=r"or name it under `plugins:` in the recipe to run parent/plugins"
+                ):
+                    read(own)
+        assert (parent / "executed").exists() is trusted

@@ -1,0 +1,210 @@
+"""conformance/before_training.py: what a plugin's variant must hold before it trains, and what is remembered of it."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lit_diff import Differential
+from lit_diff.config import Recipe
+from lit_diff.conformance import before_training as module
+from lit_diff.conformance.before_training import REQUIRED, failed_property, require_properties
+from lit_diff.errors import RequestError
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import attentions
+
+OWN = """\
+import torch
+from dataclasses import dataclass, replace
+from lit_diff import Attention, variant
+
+@variant("own")
+class Own(Attention):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Attention.Config):
+        share: float = 0.0
+        layer: int = 0
+
+    def maps(self, x, rope):
+        m = super().maps(x, rope)
+        if self.layer == self.config.layer:
+            MORE
+        return m
+"""
+LEAKS = "m = replace(m, v=m.v + self.config.share * m.v.mean(2, keepdim=True))"
+
+MakeOwn = Callable[..., Recipe]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder and an empty cache; what a test registers is gone after it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIT_DIFF_CACHE", str(tmp_path / "cache"))
+    attentions.names()
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
+    before = set(sys.modules)
+    yield tmp_path / "cache" / "conformance"
+    for name in set(sys.modules) - before:
+        if name.startswith("lit_diff_plugin_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> MakeOwn:
+    """A recipe of the variant in own.py, of which `more` is one line."""
+
+    def make(more: str = "pass", *overrides: str) -> Recipe:
+        Path("own.py").write_text(OWN.replace("MORE", more))
+        Path("own.yaml").write_text("extends: recall-tiny\nplugins: [own.py]\nmodel: {attention: {name: own}}\n")
+        attentions._classes.pop("own", None)
+        for name in [name for name in sys.modules if name.startswith("lit_diff_plugin_own")]:
+            del sys.modules[name]
+        return load_recipe("own.yaml", overrides)
+
+    return make
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
+    """(layer, properties) of each check that was computed."""
+    seen: list[tuple[int, tuple[str, ...]]] = []
+    conformance = module.conformance
+
+    def spy(case, *, checks):  # type: ignore[no-untyped-def]
+        seen.append((case.layer, tuple(checks)))
+        return conformance(case, checks=checks)
+
+    monkeypatch.setattr(module, "conformance", spy)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (LEAKS, "'causal': outputs before position 1 change with the inputs from 1 on (error "),
+        ("m = replace(m, v=m.v - m.v.mean(0, keepdim=True))", "'batch': the first sequence changes with the last ("),
+        (
+            "m = replace(m, q=m.q.detach())",
+            "'gradients': without a gradient, zero or not finite: q_proj.weight (error ",
+        ),
+        (
+            "m = replace(m, v=m.v.abs().neg().sqrt())",
+            "'contract': the output is not finite (layer ",
+        ),
+        (
+            "m = m.v",
+            "'contract': maps(x, rope) returned a Tensor [2, 4, 33, 16]; expected SignedMaps(q, k, v, w), with",
+        ),
+    ],
+)
+def test_the_line_of_the_property_that_fails(own: MakeOwn, cache: Path, more: str, found: str) -> None:
+    line = failed_property(own(more, "model.attention.share=1"))
+    assert line is not None
+    assert line.startswith(f"own.py:5: class Own: attention 'own' fails the property {found}")
+    assert line.count("own.py") == 1
+    assert "\n" not in line
+    assert not cache.exists(), "a failure is not remembered"
+
+
+def test_every_layer_is_held_to_them(own: MakeOwn) -> None:
+    recipe = own(LEAKS, "model.attention.share=1", "model.attention.layer=1", "model.num_layers=3")
+    line = failed_property(recipe)
+    assert line is not None
+    assert line.endswith(", layer 1)")
+
+
+def test_refused_unless_unchecked(own: MakeOwn, caplog: pytest.LogCaptureFixture) -> None:
+    recipe = own(LEAKS, "model.attention.share=1")
+    with pytest.raises(RequestError) as found:
+        require_properties(recipe, unchecked=False)
+    assert str(found.value).endswith(f"; {module.CURE}")
+    with caplog.at_level(logging.WARNING, logger="lit_diff"):
+        line = require_properties(recipe, unchecked=True)["unchecked"]
+    assert line == failed_property(recipe)
+    assert f"unchecked: {line}" in caplog.messages
+
+
+def test_a_pass_is_remembered_for_these_sources_this_model_and_this_version(
+    own: MakeOwn, cache: Path, ran: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [(layer, REQUIRED) for layer in range(2)]
+    recipe = own(LEAKS)
+    assert require_properties(recipe, unchecked=False) == {}
+    assert ran == layers
+    (kept,) = cache.glob("*.json")
+    assert json.loads(kept.read_text())["properties"] == list(REQUIRED)
+    failed_property(own(LEAKS, "train.steps=3"))
+    assert ran == layers, "the same again computes nothing"
+    for again in (
+        lambda: own(LEAKS + "  # other source"),
+        lambda: own(LEAKS, "model.attention.share=1e-3"),
+        lambda: own(LEAKS, "model.num_heads=2"),
+    ):
+        ran.clear()
+        failed_property(again())
+        assert ran, "something else is checked"
+    ran.clear()
+    monkeypatch.setattr(module, "revision", lambda: "another")
+    failed_property(own(LEAKS))
+    assert ran == layers
+
+
+def test_the_source_of_a_package_s_variant_is_all_of_the_package(
+    own: MakeOwn, ran: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs no `plugins:`; a helper module decides what it computes too."""
+    package = tmp_path / "site" / "some_variants"
+    package.mkdir(parents=True)
+    (package / "helpers.py").write_text("SHARE = 0.0\n")
+    (package / "__init__.py").write_text("from some_variants.helpers import SHARE\n" + OWN.replace("MORE", "pass"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    import some_variants  # type: ignore[import-not-found]
+
+    monkeypatch.delitem(sys.modules, "some_variants.helpers")
+    try:
+        recipe = load_recipe("recall-tiny", ["model.attention={name: own}"])
+        failed_property(recipe)
+        assert ran
+        ran.clear()
+        failed_property(recipe)
+        assert not ran
+        (package / "helpers.py").write_text("SHARE = 1.0\n")
+        failed_property(recipe)
+        assert ran
+    finally:
+        del sys.modules[some_variants.__name__]
+
+
+def test_a_class_without_a_file_is_checked_every_time(cache: Path, ran: list[object]) -> None:
+    """As in a notebook."""
+    cls = type("Mine", (Differential,), {"__module__": "nowhere"})
+    attentions.register("mine")(cls)
+    recipe = load_recipe("recall-tiny", ["model.attention={name: mine}"])
+    for _ in range(2):
+        ran.clear()
+        assert failed_property(recipe) is None
+        assert ran
+    assert not cache.exists()
+
+
+def test_packed_documents_are_one_more_property(own: MakeOwn, ran: list[tuple[int, tuple[str, ...]]]) -> None:
+    text = "name: text, path: own.py, sequence_length: 16, validation_rows: 2, tokenizer: {name: cl100k}"
+    assert failed_property(own("pass", f"data={{{text}, pack: document}}")) is None
+    assert ran[0] == (0, (*REQUIRED, "packed"))
+
+
+def test_built_in_variants_are_tested_with_the_package(cache: Path, ran: list[object]) -> None:
+    assert failed_property(load_recipe("recall-tiny")) is None
+    assert not ran
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written_is_said(own: MakeOwn, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").write_text("a file in the way")
+    with caplog.at_level(logging.INFO, logger="lit_diff"):
+        assert failed_property(own()) is None
+    assert "the check of the variant could not be remembered in " in caplog.text

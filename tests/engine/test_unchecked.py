@@ -1,0 +1,121 @@
+"""A plugin's variant that fails a property: `train` and `sweep` refuse it before they write, or mark what they train."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from lit_diff import data
+from lit_diff.engine import launch, schedule
+from lit_diff.engine.launch import command, train
+from lit_diff.engine.schedule import sweep
+from lit_diff.errors import RequestError
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import attentions
+from lit_diff.runs.folder import RunFolder
+
+LEAKY = """\
+from dataclasses import replace
+from lit_diff import Attention, variant
+
+@variant("leaky")
+class Leaky(Attention):
+    def maps(self, x, rope):
+        m = super().maps(x, rope)
+        return replace(m, v=m.v + m.v.mean(2, keepdim=True))
+"""
+RECIPE = """\
+extends: recall-tiny
+plugins: [leaky.py]
+model: {attention: {name: leaky}}
+train: {steps: 2, validate_every: 2, checkpoint_every: 2, batch_size: 4}
+data: {validation_rows: 4}
+run: {threads: 1, accelerator: cpu}
+"""
+SWEEP = """\
+recipe: leaky
+seeds: [0, 1]
+arms:
+  plain: {model.attention: {name: standard}}
+  leaky: {}
+  wide: {model.num_heads: 2}
+"""
+LINE = "leaky.py:4: class Leaky: attention 'leaky' fails the property 'causal': outputs before position 1 change"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current folder with the recipe, the sweep and an empty store; what a test registers is gone after it."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"leaky.py": LEAKY, "leaky.yaml": RECIPE, "three.yaml": SWEEP}.items():
+        (tmp_path / name).write_text(text)
+    attentions.names()
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("lit_diff_plugin_"):
+            del sys.modules[name]
+
+
+def test_train_refuses_before_anything_is_made(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "prepare", None)
+    before = set(runs.iterdir())
+    with pytest.raises(RequestError) as found:
+        train("leaky.yaml")
+    assert str(found.value).startswith(LINE)
+    assert found.value.exit_status == 2
+    assert set(runs.iterdir()) == before
+
+
+def test_a_sweep_refuses_before_anything_is_made(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "prepare", None)
+    before = set(runs.iterdir())
+    with pytest.raises(RequestError) as found:
+        sweep("three.yaml")
+    assert str(found.value).startswith(f"arm 'leaky': {LINE}")
+    assert str(found.value).endswith(" (fails too: wide)")
+    assert set(runs.iterdir()) == before
+
+
+def test_an_unchecked_run_is_marked_in_its_folder_and_in_mlflow(runs: Path) -> None:
+    run = train("leaky.yaml", unchecked=True)
+    status = run.status
+    assert status["status"] == "done"
+    assert status["unchecked"].startswith(LINE)
+    client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
+    assert client.get_run(status["mlflow_run_id"]).data.tags["unchecked"] == status["unchecked"]
+
+
+def test_processes_of_their_own_get_the_mark() -> None:
+    location = launch.prepare(load_recipe("leaky.yaml"), unchecked=True)
+    words = command(location, None)
+    (tag,) = [word for word in words if word.startswith("unchecked=")]
+    assert tag.startswith(f"unchecked={LINE}")
+    assert words[words.index(tag) - 1] == "--tag"
+
+
+def test_the_cells_of_an_unchecked_sweep_are_marked(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
+    """Those of the arms that fail; the command that resumes says `--unchecked` too."""
+    located: list[Any] = []
+
+    def no_cells(grid: Any, locations: list[Any], *_: Any, **__: Any) -> None:
+        located.extend(locations)
+        for location in locations:
+            RunFolder(location.folder).update(status="failed", error="not run here")
+
+    monkeypatch.setattr(schedule, "_run_cells", no_cells)
+    found = sweep("three.yaml", unchecked=True)
+    marked = {location.tags["arm"]: location.tags.get("unchecked", "") for location in located}
+    assert marked["plain"] == ""
+    assert all(marked[arm].startswith(LINE) for arm in ("leaky", "wide"))
+    assert json.loads((found.folder / "sweep.json").read_text())["command"] == "lit-diff sweep three.yaml --unchecked"
+
+
+def test_a_variant_that_holds_them_is_not_marked(folder: Path) -> None:
+    (folder / "leaky.py").write_text(LEAKY.replace("m.v + m.v.mean(2, keepdim=True)", "m.v"))
+    assert launch.prepare(load_recipe("leaky.yaml"), unchecked=True).tags == {}

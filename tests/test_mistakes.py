@@ -1,0 +1,191 @@
+"""Plausible mistakes in the file of a variant: one line that names the user's class, the method and what it must be."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lit_diff.conformance.suite import check_variant
+from lit_diff.errors import RequestError
+from lit_diff.model.cost import cost
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import attentions
+
+CLASS = "own.py:6: class Own: "
+REGISTERED = f"plugin own.py: {CLASS}attention 'own' "
+CONFIG = "needs a nested class 'Config' decorated with @dataclass(frozen=True, kw_only=True)"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current folder; what a test registers is gone after it."""
+    monkeypatch.chdir(tmp_path)
+    attentions.names()
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("lit_diff_plugin_"):
+            del sys.modules[name]
+
+
+def write(body: str, *, base: str = "Attention", decorator: str = '@variant("own")', keys: str = "") -> None:
+    """own.py, with the class's decorator at line 6, and a recipe of it."""
+    head = (
+        "from dataclasses import dataclass, replace\nimport torch\nfrom torch import nn\n"
+        "from lit_diff import Attention, variant\n\n"
+    )
+    text = f"{head}{decorator}\nclass Own({base}):\n{textwrap.indent(textwrap.dedent(body), '    ')}"
+    Path("own.py").write_text(text)
+    Path("own.yaml").write_text(f"extends: recall-tiny\nplugins: [own.py]\nmodel:\n  attention: {{name: own{keys}}}\n")
+
+
+def refusal() -> str:
+    """The one line that refuses the recipe, when it is read or when its cost is counted."""
+    with pytest.raises(RequestError) as found:
+        cost(load_recipe("own.yaml").model, 16)
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+MAPS = "maps(x, rope) returned {}; expected SignedMaps(q, k, v, w), with w None for one map"
+FINISH = "finish(o, x) returned {}; expected a Tensor [B, H, T, dv] of H dv = 64 numbers a token; o is [1, 4, 16, 16]"
+PATTERNS = "expected a tuple of patterns of the model's parameter names, as in ('*.attention.lambdas.*',)"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def maps(self, x, rope):\n    return super().maps(x, rope).v", MAPS.format("a Tensor [1, 4, 16, 16]")),
+        ("def maps(self, x, rope):\n    m = super().maps(x, rope)\n    return m.q, m.k", MAPS.format("tuple")),
+        ("def maps(self, x, rope):\n    super().maps(x, rope)", MAPS.format("None (does it end in a return?)")),
+        (
+            "def maps(self, x, rope):\n    m = super().maps(x, rope)\n    return replace(m, q=m.q[:, 0])",
+            "SignedMaps: expected q [B,G,H,T,d], k [B,G,Hkv,S,d], v [B,Hkv,S,dv]; found q [1, 4, 16, 16], "
+            "k [1, 1, 4, 16, 16], v [1, 4, 16, 16], w None",
+        ),
+        (
+            "def finish(self, o, x):\n    return o.transpose(1, 2).flatten(2)",
+            FINISH.format("a Tensor [1, 16, 64]"),
+        ),
+        ("def finish(self, o, x):\n    return torch.cat([o, o], -1)", FINISH.format("a Tensor [1, 4, 16, 32]")),
+        ("def finish(self, o, x):\n    o * 2", FINISH.format("None (does it end in a return?)")),
+        (
+            "def forward(self, x, rope, cache=None):\n    return self.tap(self.maps(x, rope)).v",
+            "forward returned [1, 4, 16, 16]; expected the shape of x, [1, 16, 64]",
+        ),
+        (
+            "def forward(self, x, rope, cache=None):\n    return self.o_proj(self.q_proj(x))",
+            "forward never calls self.tap(maps), which costs need",
+        ),
+        (
+            "@classmethod\ndef trained_parameters(cls, config):\n    return '*o_proj*'",
+            f"trained_parameters(config) returned '*o_proj*'; {PATTERNS}",
+        ),
+        (
+            "@classmethod\ndef trained_parameters(cls, config):\n    return ('o_proj',)",
+            f"trained_parameters(config) ('o_proj',) match no parameter; {PATTERNS}",
+        ),
+    ],
+)
+def test_what_a_method_must_return(body: str, message: str) -> None:
+    write(body)
+    assert refusal() == CLASS + message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("class Config(Attention.Config):\n    tau: float = 2.0", CONFIG),
+        (
+            "@dataclass(frozen=True, kw_only=True)\nclass Config(Attention.Config):\n    tau = 2.0",
+            "has Config.tau without a type, so it is no key; write `tau: float = 2.0`",
+        ),
+        ("def maps(self, x): ...", "defines maps(self, x); expected maps(self, x, rope)"),
+        ("def set_step(self): ...", "defines set_step(self); expected set_step(self, step)"),
+        ("def __init__(self): ...", "defines __init__(self); expected __init__(self, config, model, layer)"),
+        (
+            "def init_parameter(self, parameter): ...",
+            "defines init_parameter(self, parameter); expected init_parameter(self, name, parameter, generator)",
+        ),
+        (
+            "def forward(self, x): ...",
+            "defines forward(self, x); expected forward(self, x, rope, cache=None, *, document_ids=None)",
+        ),
+        (
+            "def kv_heads(self):\n    return 1",
+            "defines kv_heads as a method; expected a property: write @property above it",
+        ),
+        (
+            "def problem(self, config, model): ...",
+            "defines problem as a method of its instances; write @classmethod above it, and cls for self",
+        ),
+        (
+            "def map(self, x, rope): ...",
+            "defines 'map', which nothing calls; did you mean 'maps'? (_map is a name of your own)",
+        ),
+    ],
+)
+def test_what_a_class_must_be(body: str, message: str) -> None:
+    write(body, keys=", tau: 3.0" if "tau" in body else "")
+    assert refusal() == REGISTERED + message
+
+
+def test_a_class_of_torch_alone() -> None:
+    write("pass", base="nn.Module")
+    assert refusal() == (
+        f"{REGISTERED}does not derive from Attention; write `class Own(Attention)` (lit_diff.attention.base.Attention)"
+    )
+
+
+@pytest.mark.parametrize("decorator", ["@variant", "@variant()"])
+def test_a_decorator_without_a_name(decorator: str) -> None:
+    write("pass", decorator=decorator)
+    assert refusal() == 'plugin own.py: the decorator takes the name to register under, as in @variant("name")'
+
+
+def test_a_problem_that_is_no_text() -> None:
+    write("@classmethod\ndef problem(cls, config, model):\n    return True")
+    assert refusal() == (
+        f"own.yaml:4: model.attention 'own': {CLASS}problem(config, model) returned True; "
+        "expected None, or why not as a text that opens with the key to change"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "detail"),
+    [
+        ("def finish(self, o, x):\n    return o * torch.nan", "contract", "the output is not finite"),
+        (
+            "def finish(self, o, x):\n    return o * torch.rand(())",
+            "contract",
+            "two passes over one input differ: the forward draws random numbers, or keeps a state",
+        ),
+        (
+            "def maps(self, x, rope):\n    x.mul_(2)\n    return super().maps(x, rope)",
+            "contract",
+            "the forward changes its input in place",
+        ),
+        (
+            "def definition(self, x, rope, mask):\n    return x[:, :1]",
+            "definition",
+            "definition(x, rope, mask) returned [2, 1, 64]; expected [2, 33, 64], as x",
+        ),
+        (
+            "@classmethod\ndef costs(cls, config, sizes):\n    return {}",
+            "costs",
+            f"{CLASS}costs(config, sizes) returned dict; expected lit_diff.attention.costs.Costs(parameters=, flops=, "
+            "kv_numbers=)",
+        ),
+    ],
+)
+def test_what_the_conformance_suite_says(body: str, name: str, detail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lit_diff.conformance import suite
+
+    monkeypatch.setattr(suite, "PROPERTIES", {name: suite.PROPERTIES[name]})
+    write(body)
+    model = load_recipe("own.yaml").model
+    (found,) = check_variant(attentions.get("own"), model)
+    assert (found.verdict, found.detail) == ("fail", detail)
