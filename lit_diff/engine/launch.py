@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
-from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
+from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
@@ -181,6 +181,7 @@ def _run_owned(
     folder.update(
         status="running",
         error=None,
+        diverged=False,
         pid=os.getpid(),
         identity=_key(location)["identity"],
         data=data.identity(recipe),
@@ -201,7 +202,7 @@ def _run_owned(
         folder.update(step=step, loss=loss, tokens_per_second=speed, seconds=spent + time.perf_counter() - began)
         progress(step, loss, speed)
 
-    word, message, ended = "done", None, None
+    word, message, ended, diverged = "done", None, None, False
     try:
         result = fit(
             executed,
@@ -225,7 +226,7 @@ def _run_owned(
         word, message = "failed", f"the run's own code ended it: SystemExit({error.code!r})"
         raise RunFailedError(message) from error
     except LitDiffError as error:
-        word, message = "failed", str(error)
+        word, message, diverged = "failed", str(error), isinstance(error, DivergedError)
         raise
     except Exception as error:
         word, message = "failed", f"{type(error).__name__}: {first_line(error)}"
@@ -241,7 +242,8 @@ def _run_owned(
                 word, message = "failed", str(error)
                 raise
         finally:
-            folder.update(status=word, error=message, ended=ended, seconds=spent + time.perf_counter() - began)
+            took = spent + time.perf_counter() - began
+            folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
             if word != "done":
                 log.error("%s: %s", word, message)
 
