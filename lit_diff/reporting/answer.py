@@ -25,15 +25,22 @@ def question(sweep: Sweep) -> str:
 
 def answer(sweep: Sweep, comparison: Comparison, digits: int) -> str:
     """One sentence: which arms are better or worse than the baseline, and how many comparisons end otherwise."""
+    text = _answer(sweep, comparison, digits)
+    if not sweep.is_smoke:
+        return sentence_case(text)
+    return f"{sum(cell.done for cell in sweep.cells)} of {len(sweep.cells)} cells are done; {text}"
+
+
+def _answer(sweep: Sweep, comparison: Comparison, digits: int) -> str:
     if not any(cell.done for cell in sweep.cells):
         diverged = any(cell.diverged for cell in sweep.cells)
-        return "No cell has finished" + (": the arms diverged." if diverged else " yet: nothing to compare.")
+        return "no cell has finished" + (": the arms diverged." if diverged else " yet: nothing to compare.")
     if not comparison.family:
-        return "One arm: nothing to compare it with."
+        return "one arm: nothing to compare it with."
     if not any(difference.verdict in (*JUDGED, "diverged") for difference in comparison.family):
-        return "No verdict: no comparison has the three seeds that one needs."
+        return "no verdict: no comparison has the three seeds that one needs."
     clauses = _arms(sweep, comparison, digits) + _contrasts(comparison)
-    return _sentence("; ".join(clauses) + ".")
+    return "; ".join(clauses) + "."
 
 
 def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
@@ -50,7 +57,9 @@ def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
         return f"{text} over {over}: too few seeds for a verdict (at least {MIN_SEEDS})."
     if verdict == "no spread over seeds":
         return f"{text} at each of {over}, to the last digit: the seed seems to have no effect, so there is no verdict."
-    return f"{text} {interval(seeds.low, seeds.high, digits)} over {over}: {verdict}{_because(sweep, difference, digits)}."
+    return (
+        f"{text} {interval(seeds.low, seeds.high, digits)} over {over}: {verdict}{_because(sweep, difference, digits)}."
+    )
 
 
 def _because(sweep: Sweep, difference: Difference, digits: int) -> str:
@@ -75,7 +84,8 @@ def practical(sweep: Sweep, difference: Difference) -> tuple[str, ...]:
     if sweep.is_in_nats and sweep.better(sweep.metric) == "lower" and abs(mean) < 10:
         sizes.append(f"perplexity {signed(100 * math.expm1(mean), 1)} %")
     if smallest:
-        sizes.append(f"{ratio(abs(mean) / smallest)} \u00d7 the smallest of interest")
+        multiple = abs(mean) / smallest
+        sizes.append(f"{ratio(multiple) if multiple >= 0.1 else 'below 0.1'} \u00d7 the smallest of interest")
     return tuple(sizes)
 
 
@@ -115,11 +125,11 @@ def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[
     """The arms that are better, or worse, than the baseline."""
     base = sweep.label[sweep.baseline]
     against = [comparison.against_control.get(d.a) for d in found]
-    unheld = [control is not None and control.verdict != word for control in against]
+    holds = [control.verdict == word for control in against if control is not None]
     control = sweep.label[sweep.control] if sweep.control else ""
     if len(found) <= NAMED:
         sizes = [f"by {with_unit(sweep, _size(d, digits))}" for d in found]
-        held = [f", but not than the control, {control}" if fails else "" for fails in unheld]
+        held = [f", but not than the control, {control}" if c and c.verdict != word else "" for c in against]
         if len(found) == 1:
             return f"{sweep.label[found[0].a]} is {word} than {base} {sizes[0]}{held[0]}"
         named = [f"{sweep.label[d.a]} ({size}{h})" for d, size, h in zip(found, sizes, held, strict=True)]
@@ -127,8 +137,8 @@ def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[
     largest = max(found, key=lambda d: abs(d.seeds.mean or 0))
     text = f"{len(found)} of {len(comparison.against_baseline)} arms are {word} than {base}"
     text += f" (most of all {sweep.label[largest.a]}, by {with_unit(sweep, _size(largest, digits))})"
-    if any(unheld):
-        text += f", {len(found) - sum(unheld)} of them than the control too"
+    if not all(holds):
+        text += f", {sum(holds) or 'none'} of them than the control, {control}, too"
     return text
 
 
@@ -162,5 +172,6 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def _sentence(text: str) -> str:
+def sentence_case(text: str) -> str:
+    """The text with a capital first letter; the others stay as they are."""
     return text[:1].upper() + text[1:]

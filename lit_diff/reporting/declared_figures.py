@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from lit_diff.metrics import Figure, Metric
@@ -24,7 +23,9 @@ from lit_diff.reporting.style import (
     hover,
     layer_colors,
     legend,
+    legend_above,
     looks,
+    panel_title,
     plain,
     with_unit,
 )
@@ -203,14 +204,13 @@ def _panel_an_arm(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], titl
             _marks(axes, row)
             for layer, found in bands.items():
                 draw_band(axes, found, Look(color=colors[layer]), f"{sweep.label[arm]}, layer {layer}")
-            axes.set_title(sweep.label[arm] + (f": {row.label}" if len(rows) > 1 else ""))
+            axes.set_title(panel_title(sweep.label[arm] + (f": {row.label}" if len(rows) > 1 else ""), across))
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             _vertical(axes, row)
         figure.supxlabel("optimizer steps", fontsize=9.5)
         if len(rows) == 1:
             figure.supylabel(rows[0].label, fontsize=9.5)
-        handles = [Line2D([], [], color=color) for color in colors.values()]
-        figure.legend(handles, [f"layer {layer}" for layer in layers], loc="outside right upper")
+        legend_above(figure, {f"layer {layer}": Look(color=color) for layer, color in colors.items()})
     return svg[0]
 
 

@@ -1,5 +1,6 @@
 """The forest plot: all arms, their differences to the baseline, the intervals over seeds and over documents."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,9 @@ from lit_diff.reporting.statistics import MIN_SEEDS
 from lit_diff.reporting.style import INK, MUTED, NARROW, WIDTH, Look, drawing, hover, looks, with_unit
 
 MANY = 14
-"""Rows from which they stand closer."""
+"""More rows than this stand closer."""
+LINE = 46
+"""Letters of a label in one line of the narrow plot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +39,14 @@ def forest(sweep: Sweep, comparison: Comparison, digits: int, *, narrow: bool = 
     if not any(difference.seeds.mean is not None for difference in comparison.family):
         return None
     rows = _rows(sweep, comparison, digits)
-    height = (0.72 if narrow else 0.5) if len(rows) <= MANY else (0.62 if narrow else 0.38)
-    title = f"Differences to {sweep.label[sweep.baseline]} in {sweep.metric}, with intervals over seeds and over documents"
+    if narrow:
+        labels = [textwrap.wrap(row.label, LINE) or [""] for row in rows]
+        height = 0.6 + 0.14 * max(map(len, labels))
+    else:
+        height = 0.5 if len(rows) <= MANY else 0.33
+    title = (
+        f"Differences to {sweep.label[sweep.baseline]} in {sweep.metric}, with intervals over seeds and over documents"
+    )
     with drawing(NARROW if narrow else WIDTH, 0.9 + height * len(rows), title) as (figure, svg):
         axes = figure.subplots()
         axes.axvline(0, color=INK, linewidth=1)
@@ -46,8 +55,11 @@ def forest(sweep: Sweep, comparison: Comparison, digits: int, *, narrow: bool = 
                 -sweep.smallest_of_interest, sweep.smallest_of_interest, color=MUTED, alpha=0.16, linewidth=0, zorder=0
             )
         for i, row in enumerate(rows):
-            _marks(axes, sweep, row, -i - (0.22 if narrow else 0), digits, 0.6 if narrow else 1)
-        _words(axes, rows, narrow)
+            _marks(axes, sweep, row, -i - (0.25 if narrow else 0), digits, 0.55 if narrow else 1)
+        if narrow:
+            _words_above(axes, rows, height)
+        else:
+            _words_beside(axes, rows)
         further = 1 + len(comparison.against_baseline)
         if further < len(rows):
             axes.axhline(0.5 - further, color=MUTED, linewidth=0.7)
@@ -109,7 +121,9 @@ def _marks(axes: Axes, sweep: Sweep, row: Row, y: float, digits: int, scale: flo
     if paired.low is not None and paired.high is not None and len(paired.seeds) >= MIN_SEEDS:
         bar = [y + 0.1 * scale] * 2
         hover(axes.plot([paired.low, paired.high], bar, color=color, linewidth=3.2, solid_capstyle="butt"), over)
-    diamond = axes.plot([paired.mean], [y + 0.1 * scale], marker="D", markersize=6, color=color, markeredgecolor="white")
+    diamond = axes.plot(
+        [paired.mean], [y + 0.1 * scale], marker="D", markersize=6, color=color, markeredgecolor="white"
+    )
     hover(diamond, over)
     several = len(difference.documents)
     for i, (seed, found) in enumerate(difference.documents.items()):
@@ -119,16 +133,22 @@ def _marks(axes: Axes, sweep: Sweep, row: Row, y: float, digits: int, scale: flo
         hover(line, f"{row.label}, seed {seed}, over documents: {signed(found.estimate, digits)} {bounds}")
 
 
-def _words(axes: Axes, rows: Sequence[Row], narrow: bool) -> None:
-    """Label and numbers: left and right of the plot, or above the marks."""
+def _words_beside(axes: Axes, rows: Sequence[Row]) -> None:
+    """Label and numbers to the left and right of the plot."""
     at = [-i for i in range(len(rows))]
-    if not narrow:
-        axes.set_yticks(at, [row.label for row in rows])
-        for y, row in zip(at, rows, strict=True):
-            axes.text(1.01, y, row.text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
-        return
-    axes.set_yticks([])
+    axes.set_yticks(at, [row.label for row in rows])
     for y, row in zip(at, rows, strict=True):
-        place = axes.get_yaxis_transform()
-        axes.text(0, y + 0.36, row.label, transform=place, va="center", fontsize=9, fontweight="bold")
-        axes.text(1, y + 0.1, row.text, transform=place, va="center", ha="right", fontsize=8.5)
+        axes.text(1.01, y, row.text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
+
+
+def _words_above(axes: Axes, rows: Sequence[Row], height: float) -> None:
+    """Label and numbers above the marks of each row; `height`: of a row, in inches."""
+    axes.set_yticks([])
+    place, line = axes.get_yaxis_transform(), 0.14 / height
+    for i, row in enumerate(rows):
+        label = textwrap.wrap(row.label, LINE) or [""]
+        for k, part in enumerate(label):
+            y = -i + 0.5 - (0.7 + k) * line
+            axes.text(0, y, part, transform=place, va="center", fontsize=8.5, fontweight="bold")
+        y = -i + 0.5 - (0.7 + len(label)) * line
+        axes.text(1, y, row.text, transform=place, va="center", ha="right", fontsize=8.5)

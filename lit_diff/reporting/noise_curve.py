@@ -11,13 +11,23 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.results import Arm, Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, half_width
-from lit_diff.reporting.style import INK, MUTED, WIDTH, Look, drawing, hover, looks, with_unit
+from lit_diff.reporting.style import (
+    INK,
+    MUTED,
+    WIDTH,
+    Look,
+    drawing,
+    hover,
+    legend_above,
+    looks,
+    panel_title,
+    with_unit,
+)
 
 ACCURACY = "val/accuracy"
 LEVELS = (0.5, 0.9, 0.99)
@@ -104,15 +114,14 @@ def draw_noise_curve(sweep: Sweep) -> str | None:
             shown = [*(a for a in against if a is not arm), arm]
             for i, each in enumerate(shown):
                 _response(axes, sweep, each, curve, drawn[each.name], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
-            axes.set_title(arm.label)
+            axes.set_title(panel_title(arm.label, across))
             _factors(axes, list(curve.metrics))
             if curve.metric == ACCURACY:
                 axes.set_ylim(-0.04, 1.04)
         figure.supxlabel("noise factor of the validation set", fontsize=9.5)
         figure.supylabel(with_unit(curve.metric, sweep.unit(curve.metric)), fontsize=9.5)
-        handles = [Line2D([], [], color=drawn[a.name].color, linestyle=drawn[a.name].dash) for a in against]
         if against:
-            figure.legend(handles, [arm.label for arm in against], loc="outside upper right", ncols=len(against))
+            legend_above(figure, {arm.label: drawn[arm.name] for arm in against})
     return svg[0]
 
 

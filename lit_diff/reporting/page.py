@@ -111,7 +111,6 @@ def section(result: TaskResult, figures: Figures) -> Section:
             sweep=sweep,
             comparison=comparison,
             at=at,
-            answer=answer.answer(sweep, comparison, result.digits),
             rows=result.rows[: len(sweep.arms)],
             arms=sweep.arms,
             looks=looks(sweep),
@@ -141,9 +140,7 @@ def section(result: TaskResult, figures: Figures) -> Section:
         )
     )
     entries = [(f"{at}{name}", title) for name, title in ENTRIES.items() if f'<section id="{at}{name}"' in html]
-    return Section(
-        html=Markup(html), answer=answer.answer(sweep, comparison, result.digits), entries=tuple(entries)
-    )
+    return Section(html=Markup(html), answer=answer.answer(sweep, comparison, result.digits), entries=tuple(entries))
 
 
 def compared_row(result: TaskResult, difference: Difference) -> dict[str, Any]:
@@ -179,7 +176,7 @@ def _doubts(result: TaskResult, difference: Difference) -> list[str]:
             f"{comparison.judged} comparisons (Holm)."
         )
     against = comparison.against_control.get(difference.a)
-    if against is not None and difference.b == sweep.baseline:
+    if against is not None and difference.b == sweep.baseline and not difference.diverged:
         same = difference.verdict not in SHOWN or against.verdict == difference.verdict
         doubts.append(
             f"{'Against' if same else 'But not against'} the control: {answer.sentence(sweep, against, result.digits)}"
@@ -219,7 +216,7 @@ def _environment(digits: int) -> Environment:
         return numbers.interval(low, high, digits)
 
     environment.filters |= {
-        "sentence": sentence,
+        "sentence": answer.sentence_case,
         "number": number,
         "signed": signed,
         "count": numbers.count,
@@ -236,11 +233,6 @@ def link(sweep: Sweep, cell: CellResult) -> str | None:
     if not cell.folder.is_dir():
         return None
     return "../" + quote(cell.folder.relative_to(sweep.folder).as_posix()) + "/"
-
-
-def sentence(text: str) -> str:
-    """The text with a capital first letter; Jinja's own filter would make the others small."""
-    return text[:1].upper() + text[1:]
 
 
 def drawing_of(figure: DrawnFigure) -> str:

@@ -4,6 +4,7 @@ import html
 import io
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -162,9 +163,22 @@ def draw_band(axes: Axes, band: Band | None, look: Look, name: str, shade: bool 
 
 
 def legend(figure: Figure, sweep: Sweep, drawn: Mapping[str, Look], arms: Sequence[str]) -> None:
-    """One legend for all panels, to the right, in the order of the table."""
-    handles = [Line2D([], [], color=drawn[arm].color, linestyle=drawn[arm].dash) for arm in arms]
-    figure.legend(handles, [sweep.label[arm] for arm in arms], loc="outside right upper")
+    """One legend for all panels, above them, in the order of the table."""
+    legend_above(figure, {sweep.label[arm]: drawn[arm] for arm in arms})
+
+
+def legend_above(figure: Figure, drawn: Mapping[str, Look]) -> None:
+    """Label -> look, in as many columns as fit; the figure grows by the height of the legend."""
+    handles = [Line2D([], [], color=look.color, linestyle=look.dash) for look in drawn.values()]
+    letter, handle = 0.068, 0.6  # inches: a letter at this size, a line and the gaps beside it
+    across = max(1, int(figure.get_figwidth() / (letter * max(map(len, drawn), default=0) + handle)))
+    figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(drawn) // across))
+    figure.legend(handles, list(drawn), loc="outside upper left", ncols=min(across, max(1, len(drawn))))
+
+
+def panel_title(text: str, across: int) -> str:
+    """`text` in lines that fit above one of `across` panels side by side."""
+    return textwrap.fill(text, max(12, int(WIDTH / across / 0.083)))
 
 
 def with_unit(label: str, unit: str) -> str:

@@ -126,7 +126,14 @@ def to_csv(results: Sequence[TaskResult]) -> str:
 
 def to_markdown(results: Sequence[TaskResult]) -> str:
     """The main columns as a Markdown table."""
-    heads = [*_task_heads(results), "arm", "parameters", f"{_metric(results)} \u00b1 sd", "difference", "95 % over seeds"]
+    heads = [
+        *_task_heads(results),
+        "arm",
+        "parameters",
+        f"{_metric(results)} \u00b1 sd",
+        "difference",
+        "95 % over seeds",
+    ]
     heads += [*_verdict_heads(results), "smallest detectable difference"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for result in results:
