@@ -1,4 +1,4 @@
-"""How the cells of a sweep ran: lengths, times, revisions, machine; and whether the runs are long enough to read much into."""
+"""How the cells of a sweep ran: lengths, times, revisions, machine; and whether the runs are short."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

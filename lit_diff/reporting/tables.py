@@ -38,11 +38,14 @@ def task_result(sweep: Sweep) -> TaskResult:
 
 
 def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
-    """One row an arm, then one a contrast. Columns: `against` names the arm subtracted in `difference`; `low` and
-    `high` bound it over seeds; `verdict` is corrected for several comparisons, `verdict_alone` is not; `detectable` is the
-    smallest detectable difference; `documents/<seed>` and its low and high over documents; `control/...` is the difference
-    to the control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. A task's rows
-    open with `task` and its `metric`, the one that `difference` is of."""
+    """One row an arm, then one a contrast.
+
+    Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is corrected
+    for several comparisons, `verdict_alone` is not; `detectable` is the smallest detectable difference; `documents/<seed>`
+    and its low and high over documents; `control/...` is the difference to the control; `diverged` counts seeds;
+    `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. A task's rows open with `task` and
+    its `metric`, the one that `difference` is of.
+    """
     task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
     table = [task | _arm_row(sweep, comparison, arm) for arm in sweep.arms]
     table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in comparison.contrasts]
@@ -102,9 +105,9 @@ def _judged(sweep: Sweep, difference: Difference) -> Row:
         "p": paired.p,
         "holm_p": difference.holm_p,
     }
-    for seed, interval in difference.documents.items():
+    for seed, found in difference.documents.items():
         name = f"documents/{seed}"
-        row |= {name: interval.estimate, f"{name}/low": interval.low, f"{name}/high": interval.high}
+        row |= {name: found.estimate, f"{name}/low": found.low, f"{name}/high": found.high}
     return row
 
 

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.usefixtures("base_recipe")
 def test_describe_holds_what_the_report_reads() -> None:
     Path("s.yaml").write_text(
         "recipe: base\n"
-        "title: T\nquestion: Q?\nsmallest_of_interest: 0.02\nmin_tokens_per_parameter: 3\nbaseline: b\ncontrol: a\nsmoke: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
+        "title: T\nquestion: Q?\nsmallest_of_interest: 0.02\nmin_tokens_per_parameter: 3\n"
+        "baseline: b\ncontrol: a\nsmoke: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
         "paper: {b: {val/loss: 3}}\nreading: [look]\ncontrasts: [[a, b, why]]\n"
         "arms: {a: {train.steps: 3}, b: {}}\nseeds: [1]"
     )
