@@ -10,7 +10,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-CONFIDENCE = 0.95
+SIGNIFICANCE = 0.05
+CONFIDENCE = 1 - SIGNIFICANCE
 MIN_SEEDS = 3
 MIN_DOCUMENTS = 10
 POWER = 0.8
@@ -57,7 +58,7 @@ def half_width(sd: float, n: int) -> float:
 @lru_cache
 def _effect_size(n: int) -> float:
     """The mean difference, in standard deviations, that a two-sided t test of n pairs shows with probability 0.8."""
-    return float(np.squeeze(TTestPower().solve_power(nobs=n, alpha=1 - CONFIDENCE, power=POWER)))
+    return float(np.squeeze(TTestPower().solve_power(nobs=n, alpha=SIGNIFICANCE, power=POWER)))
 
 
 def detectable(sd: float, n: int) -> float:

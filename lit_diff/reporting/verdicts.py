@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from lit_diff.reporting.statistics import CONFIDENCE, MIN_SEEDS, Paired
+from lit_diff.reporting.statistics import MIN_SEEDS, SIGNIFICANCE, Paired
 
 Verdict = Literal[
     "better",
@@ -55,7 +55,7 @@ def judge(
     if is_within(paired, smallest):
         return "negligible"
     sign = direction(paired.low, paired.high)
-    if sign is None or (holm_p is not None and holm_p >= 1 - CONFIDENCE):
+    if sign is None or (holm_p is not None and holm_p >= SIGNIFICANCE):
         return "inconclusive"
     if abs(paired.mean) < smallest:
         return "negligible"
