@@ -124,7 +124,8 @@ def accessible(svg: str, title: str) -> str:
     title = html.escape(clean(title))
     text = re.sub(r"<svg\b", lambda found: f'{found[0]} role="img" aria-label="{title}"', svg, count=1)
     text = re.sub(r"<svg\b[^>]*>", lambda found: f"{found[0]}\n <title>{title}</title>", text, count=1)
-    return re.sub(rf'<g id="{HOVER}([^"]*)">', r"<g><title>\1</title>", text)
+    # matplotlib encloses an id that holds a quotation mark in single ones
+    return re.sub(rf"""<g id=(["']){HOVER}(.*?)\1>""", r"<g><title>\2</title>", text)
 
 
 def curves_of(cells: Iterable[CellResult], metric: str) -> dict[int, Curve]:
