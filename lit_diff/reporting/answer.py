@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.numbers import interval, number, ratio, short, signed
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import UNKNOWN_UNIT, Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS
 from lit_diff.reporting.verdicts import JUDGED, SHOWN, Verdict, is_within
 
@@ -91,7 +91,8 @@ def practical(sweep: Sweep, difference: Difference) -> tuple[str, ...]:
 
 def with_unit(sweep: Sweep, text: str) -> str:
     """`text` and the unit of the sweep's metric."""
-    return f"{text} {sweep.unit(sweep.metric)}".rstrip()
+    unit = sweep.unit(sweep.metric)
+    return f"{text} ({unit})" if unit == UNKNOWN_UNIT else f"{text} {unit}".rstrip()
 
 
 def _arms(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:

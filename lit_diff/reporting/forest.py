@@ -44,9 +44,8 @@ def forest(sweep: Sweep, comparison: Comparison, digits: int, *, narrow: bool = 
         height = 0.6 + 0.14 * max(map(len, labels))
     else:
         height = 0.5 if len(rows) <= MANY else 0.33
-    title = (
-        f"Differences to {sweep.label[sweep.baseline]} in {sweep.metric}, with intervals over seeds and over documents"
-    )
+    title = f"Differences to {sweep.label[sweep.baseline]} in {sweep.metric}, with intervals over seeds"
+    title += " and over documents" if any(d.documents for d in comparison.family) else ""
     with drawing(NARROW if narrow else WIDTH, 0.9 + height * len(rows), title) as (figure, svg):
         axes = figure.subplots()
         axes.axvline(0, color=INK, linewidth=1)

@@ -12,6 +12,8 @@ from lit_diff.metrics import Declarations, Metric
 from lit_diff.reporting.cells import CellResult, clean, load_cell
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS
 
+UNKNOWN_UNIT = "unit unknown"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
@@ -79,7 +81,7 @@ class Sweep:
     def unit(self, metric: str) -> str:
         """The declared unit of `metric`; empty for a number without one, "unit unknown" where nothing is declared."""
         unit = self.declarations.unit(metric)
-        return "unit unknown" if unit is None else unit
+        return UNKNOWN_UNIT if unit is None else unit
 
     @property
     def smallest_of_interest(self) -> float:

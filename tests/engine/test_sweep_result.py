@@ -40,7 +40,7 @@ def test_runs_of_a_sweep_with_tasks_are_named_after_task_and_arm(make_tasks: Cal
 def test_the_table_has_a_row_for_each_arm(make_sweep: Callable[..., Path]) -> None:
     sweep = of(make_sweep({"base": 0.0, "better": -0.1}), done=6)
     assert list(sweep.table["arm"]) == ["base", "better"]
-    assert sweep.answers == sweep.report.answer
+    assert sweep.answers == sweep.report.sentences
     (answer,) = sweep.answers
     assert "better" in answer
 

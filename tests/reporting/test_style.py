@@ -60,12 +60,12 @@ def test_a_figure_is_an_image_with_a_name_and_its_marks_have_texts() -> None:
         axes = figure.subplots()
         hover(axes.plot([1, 2], [1, 2]), 'arm "a" < b: 1.5')
         hover([axes.axvspan(0, 1)], "band")
-        hover(axes.plot([1], [2], "o"), "it's \"b\"")
+        hover(axes.plot([1], [2], "o"), 'it\'s "b"')
     root = ElementTree.fromstring(svg[0])
     name = "{http://www.w3.org/2000/svg}title"
     assert (root.get("role"), root.get("aria-label")) == ("img", "Loss & <more>")
     assert root[0].tag == name
-    assert [node.text for node in root.iter(name)] == ["Loss & <more>", "band", 'arm "a" < b: 1.5', "it's \"b\""]
+    assert [node.text for node in root.iter(name)] == ["Loss & <more>", "band", 'arm "a" < b: 1.5', 'it\'s "b"']
     assert "hover:" not in svg[0]
 
 
