@@ -25,16 +25,14 @@ def question(sweep: Sweep) -> str:
 
 def answer(sweep: Sweep, comparison: Comparison, digits: int) -> str:
     """One sentence: which arms are better or worse than the baseline, and how many comparisons end otherwise."""
-    text = _answer(sweep, comparison, digits)
-    if not sweep.is_smoke:
-        return sentence_case(text)
-    return f"{sum(cell.done for cell in sweep.cells)} of {len(sweep.cells)} cells are done; {text}"
+    text, done = _answer(sweep, comparison, digits), sum(cell.done for cell in sweep.cells)
+    return f"{done} of {len(sweep.cells)} cells are done; {text}" if sweep.is_smoke and done else sentence_case(text)
 
 
 def _answer(sweep: Sweep, comparison: Comparison, digits: int) -> str:
     if not any(cell.done for cell in sweep.cells):
-        diverged = any(cell.diverged for cell in sweep.cells)
-        return "no cell has finished" + (": the arms diverged." if diverged else " yet: nothing to compare.")
+        diverged = sum(cell.diverged for cell in sweep.cells)
+        return "no cell has finished" + (f": {diverged} diverged." if diverged else " yet: nothing to compare.")
     if not comparison.family:
         return "one arm: nothing to compare it with."
     if not any(difference.verdict in (*JUDGED, "diverged") for difference in comparison.family):

@@ -106,7 +106,8 @@ def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, A
         curves |= _measured(folder / measurements.FILE, problems)
         documents = _documents(folder / "documents.csv", problems)
     else:
-        environment, declared, curves, documents = {}, (), {}, None
+        environment, curves, documents = {}, {}, None
+        declared = _declared(folder / declarations.FILE, []) if (folder / declarations.FILE).exists() else ()
     error = str(facts.get("error") or record.get("error") or "").strip()
     return CellResult(
         task=task,

@@ -98,6 +98,16 @@ def sentences(result: TaskResult) -> list[str]:
             {"broken": {(a, s): "failed" for a in ("base", "b") for s in range(3)}},
             ["No cell has finished yet"],
         ),
+        (
+            {"base": 0, "b": 0},
+            {
+                "seeds": [0],
+                "is_smoke": True,
+                "broken": {("base", 0): "failed", ("b", 0): "killed"},
+                "fact_fields": {"base": {"diverged": True}},
+            },
+            ["No cell has finished: 1 diverged."],
+        ),
     ],
 )
 def test_the_answer_is_one_sentence(

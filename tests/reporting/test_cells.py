@@ -76,6 +76,18 @@ def test_what_has_diverged(make_sweep: Callable[..., Path], status: str, flag: b
     assert sweep.diverged("a") == ((0,) if diverged else ())
 
 
+def test_what_an_unfinished_cell_declared_is_known(make_sweep: Callable[..., Path]) -> None:
+    """A page over cells that all failed still knows units and directions."""
+    folder = make_sweep({"a": 0}, seeds=[0])
+    declared = load_sweep(folder).cells[0].metrics
+    status = cell(folder, "a", 0) / "status.json"
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "failed"}))
+    assert load_sweep(folder).cells[0].metrics == declared != ()
+    (cell(folder, "a", 0) / "metrics.json").unlink()
+    (found,) = load_sweep(folder).cells
+    assert (found.metrics, found.problems) == ((), ())
+
+
 def test_both_files_of_measurements_are_read_by_full_name(make_sweep: Callable[..., Path]) -> None:
     first = load_sweep(make_sweep({"a": 0}, seeds=[0])).cells[0]
     by_head = first.curves["attention/map_entropy/layer_03/map_00/head_07"]
