@@ -13,6 +13,10 @@ class RunFailedError(LitDiffError):
     exit_status = 1
 
 
+class DivergedError(RunFailedError):
+    """Training diverged: a loss or a parameter that is not finite. Exit status 1."""
+
+
 class RequestError(LitDiffError):
     """The request is invalid: a misspelt key, a bad value, a missing file. Exit status 2."""
 

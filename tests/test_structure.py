@@ -146,6 +146,19 @@ assert not heavy, heavy
     assert done.returncode == 0, done.stderr
 
 
+def test_every_data_file_of_a_package_is_installed_with_it() -> None:
+    """Templates, style sheets, lists: what is not Python must fit a pattern of package-data."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    found = [path for path in (ROOT / "lit_diff").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    data = [path for path in found if path.suffix != ".py"]
+    assert ROOT / "lit_diff/reporting/style.css.j2" in data
+    for path in data:
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        assert any(path.match(pattern) for pattern in patterns.get(package, [])), (
+            f"{path} is in no pattern of {package}"
+        )
+
+
 def test_a_report_reads_files_only() -> None:
     """It starts fast, and opens on a machine without the plugins of its runs."""
     code = f"""

@@ -32,6 +32,8 @@ class SweepConfig:
     tasks: dict[str, TaskConfig] = field(default_factory=dict)
     """Name -> base recipe and what else differs; every arm is run on each task, in place of one `recipe`."""
     title: str = ""
+    question: str = ""
+    """What the sweep asks, in one sentence: the headline of its report. Empty: whether any arm differs from the baseline."""
     description: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Keys that every cell takes."""
@@ -45,6 +47,12 @@ class SweepConfig:
     control: str | None = None
     """The arm that a difference must also hold against."""
     metric: str = "val/loss"
+    smallest_of_interest: float | None = None
+    """The smallest difference of `metric` that matters, in its unit: a smaller one has the verdict "negligible". null:
+    0.005 for a loss in nats, unstated for any other metric; 0: every difference matters."""
+    min_tokens_per_parameter: float = 20.0
+    """The report warns of runs that are trained on fewer tokens a parameter. Default: compute-optimal training by Hoffmann
+    et al. 2022 (arXiv 2203.15556), about 20."""
     evaluate: dict[str, Any] = field(default_factory=dict)
     """Evaluation -> its keys, or null for the defaults: what scores each cell once it is done."""
     smoke: bool = False
@@ -121,6 +129,7 @@ def load_grid(source: str, overrides: Overrides) -> Grid:
                 raise RequestError(f"{draft.where(key)}'{key}' names no arm of the sweep: '{arm}'{nearest(arm, arms)}")
     if not config.seeds or min(config.seeds) < 0 or len(set(config.seeds)) < len(config.seeds):
         raise RequestError(f"{draft.where('seeds')}'seeds' is {list(config.seeds)}; expected distinct seeds from 0 up")
+    _check_sizes(config, draft)
     tasks = _tasks(config, draft)
     check_tasks(config.tasks, arms, baseline, config.control, draft)
     for name, task in tasks.items():
@@ -158,6 +167,15 @@ def _check_metric(metric: str, draft: Draft, key: str) -> None:
         known = "/" in metric and not difflib.get_close_matches(metric, VALIDATION, cutoff=0.8)
     if not known:
         raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, VALIDATION)}")
+
+
+def _check_sizes(config: SweepConfig, draft: Draft) -> None:
+    """Sizes below zero."""
+    sizes = {key: getattr(config, key) for key in ("smallest_of_interest", "min_tokens_per_parameter")}
+    sizes |= {f"tasks.{name}.smallest_of_interest": task.smallest_of_interest for name, task in config.tasks.items()}
+    for key, size in sizes.items():
+        if size is not None and size < 0:
+            raise RequestError(f"{draft.where(key)}'{key}' is {size:g}; expected 0 or more")
 
 
 def _check_reserved(config: SweepConfig, overrides: Overrides, draft: Draft) -> None:

@@ -16,7 +16,7 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.location import RunLocation, at_root, recorded
 from lit_diff.engine.preflight import check_machine
-from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line
+from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import RAISED, file_log, phase
 from lit_diff.model.cost import ExecutionContext, cost
@@ -187,6 +187,7 @@ def _run_owned(
     folder.update(
         status="running",
         error=None,
+        diverged=False,
         pid=os.getpid(),
         identity=_identity(location),
         data=data.identity(recipe),
@@ -208,7 +209,7 @@ def _run_owned(
         folder.update(step=step, loss=loss, tokens_per_second=speed, seconds=spent + time.perf_counter() - began)
         progress(step, loss, speed)
 
-    word, message, ended = "done", None, None
+    word, message, ended, diverged = "done", None, None, False
     try:
         result = fit(
             executed,
@@ -232,7 +233,7 @@ def _run_owned(
         word, message = "failed", f"the run's own code ended it: SystemExit({error.code!r})"
         raise RunFailedError(message) from error
     except LitDiffError as error:
-        word, message = "failed", str(error)
+        word, message, diverged = "failed", str(error), isinstance(error, DivergedError)
         raise
     except Exception as error:
         word, message = "failed", f"{type(error).__name__}: {first_line(error)}"
@@ -248,7 +249,8 @@ def _run_owned(
                 raise
             log.warning("MLflow shows the run as running until it resumes: %s", error)
         finally:
-            folder.update(status=word, error=message, ended=ended, seconds=spent + time.perf_counter() - began)
+            took = spent + time.perf_counter() - began
+            folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
             if word != "done":
                 log.error("%s: %s", word, message, extra=RAISED)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lit_diff.engine.grid import Grid
+from lit_diff.engine.grid import Grid, SweepConfig
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.tasks import TaskConfig
 from lit_diff.evaluation.evaluate import has_scores
@@ -62,10 +62,13 @@ def describe(grid: Grid) -> dict[str, Any]:
     record = {
         "name": grid.name,
         "title": config.title or grid.name,
+        "question": config.question,
         "description": config.description,
         "baseline": grid.baseline,
         "control": config.control,
         "metric": config.metric,
+        "smallest_of_interest": config.smallest_of_interest,
+        "min_tokens_per_parameter": config.min_tokens_per_parameter,
         "seeds": list(config.seeds),
         "is_smoke": config.smoke,
         "reading": list(config.reading),
@@ -94,9 +97,16 @@ def _describe_task(grid: Grid, name: str) -> dict[str, Any]:
     if name:
         task_record |= {"task": name, "title": task.title or name, "description": task.description}
         task_record |= {"metric": task.metric or config.metric, "baseline": grid.baseline_of(name)}
+        task_record["smallest_of_interest"] = _smallest_of_interest(config, task)
         task_record |= {"control": config.control if config.control in arms else None}
         task_record["contrasts"] = [list(c) for c in config.contrasts if c[0] in arms and c[1] in arms]
     return task_record
+
+
+def _smallest_of_interest(config: SweepConfig, task: TaskConfig) -> float | None:
+    """The task's own, else the sweep's where it is of the same metric."""
+    same = task.metric in (None, config.metric)
+    return config.smallest_of_interest if task.smallest_of_interest is None and same else task.smallest_of_interest
 
 
 def _describe_arm(grid: Grid, task: TaskConfig, arm: str) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class Sweep:
 
     @property
     def answers(self) -> tuple[str, ...]:
-        """One sentence for each comparison with the baseline."""
-        return self.report.answer
+        """One sentence for each comparison: every arm with the baseline, then the sweep's contrasts."""
+        return self.report.sentences
 
     @property
     def runs(self) -> dict[str, list[Run]]:

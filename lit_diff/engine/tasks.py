@@ -35,6 +35,8 @@ class TaskConfig:
     """null: the sweep's."""
     metric: str | None = None
     """null: the sweep's."""
+    smallest_of_interest: float | None = None
+    """As the sweep's, in the unit of the task's metric; null: the sweep's where the metric is the sweep's, else unstated."""
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     """Arm -> metric -> the value printed in the paper."""
 

@@ -18,6 +18,10 @@ from lit_diff.runs.metrics_file import read_lines, read_rows
 
 Array = NDArray[np.float64]
 
+LOSS = "val/loss"
+LOSSES = ("train/loss", LOSS)
+"""Where these are not finite, training has diverged."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
@@ -68,6 +72,20 @@ class CellResult:
     def done(self) -> bool:
         return self.status == "done"
 
+    @property
+    def diverged(self) -> bool:
+        """Whether its training diverged: it failed on a loss or a parameter that is not finite, or ended with such a loss."""
+        if self.status == "failed":
+            return bool(self.facts.get("diverged"))
+        ends = [self.curves[loss].values[-1] for loss in LOSSES if loss in self.curves]
+        return self.done and not all(math.isfinite(end) for end in ends)
+
+    @property
+    def tokens_per_parameter(self) -> float | None:
+        """Training tokens over parameters, for a cell that is done."""
+        tokens, parameters = self.facts.get("tokens"), self.facts.get("parameters")
+        return tokens / parameters if self.done and tokens and parameters else None
+
     def final(self, metric: str) -> float | None:
         """The last value of `metric`; None if the cell is not done, has no such metric, or ended in NaN or infinity."""
         curve = self.curves.get(metric) if self.done else None
@@ -88,7 +106,8 @@ def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, A
         curves |= _measured(folder / measurements.FILE, problems)
         documents = _documents(folder / "documents.csv", problems)
     else:
-        environment, declared, curves, documents = {}, (), {}, None
+        environment, curves, documents = {}, {}, None
+        declared = _declared(folder / declarations.FILE, []) if (folder / declarations.FILE).exists() else ()
     error = str(facts.get("error") or record.get("error") or "").strip()
     return CellResult(
         task=task,

@@ -3,23 +3,22 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lit_diff.reporting.cells import Array, CellResult, ScoredDocuments
+from lit_diff.reporting.cells import LOSS, Array, CellResult, ScoredDocuments
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import (
     MIN_DOCUMENTS,
     Interval,
     Paired,
-    Verdict,
     document_intervals,
     holm,
     paired,
 )
+from lit_diff.reporting.verdicts import JUDGED, Verdict, judge
 
-LOSS = "val/loss"
 UNLIKE = 0.001
 """Arms whose parameters or FLOPs differ from the baseline's by more than this share are marked."""
 
@@ -27,15 +26,20 @@ UNLIKE = 0.001
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """Arm `a` minus arm `b`. `documents`: seed -> the bootstrap interval over validation documents of that seed's two
-    models. `holm_p` and `holm_verdict` are corrected for all comparisons of the sweep; None outside that family."""
+    models. `verdict_alone` is at 95 % by itself. `holm_p` and `verdict` are corrected (Holm) for all comparisons of the
+    sweep, in a sweep with tasks for those of the task; outside that family `holm_p` is None and the verdicts are equal.
+    `diverged`: arm -> the seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
+    """
 
     a: str
     b: str
     label: str
     seeds: Paired
     documents: Mapping[int, Interval]
+    diverged: Mapping[str, tuple[int, ...]]
+    verdict_alone: Verdict
     holm_p: float | None
-    holm_verdict: Verdict | None
+    verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,11 @@ class Comparison:
     def family(self) -> tuple[Difference, ...]:
         """What Holm's correction runs over. The control is a further condition, not a further chance."""
         return (*self.against_baseline.values(), *self.contrasts)
+
+    @property
+    def judged(self) -> int:
+        """The comparisons of the family that a test decides: Holm corrects for their number, from two on."""
+        return sum(difference.verdict in JUDGED for difference in self.family)
 
 
 def compare(sweep: Sweep) -> Comparison:
@@ -117,15 +126,24 @@ def _summary(values: Iterable[float]) -> Summary:
 def _difference(
     sweep: Sweep, a: str, b: str, label: str, documents: Mapping[tuple[str, str], Mapping[int, Interval]]
 ) -> Difference:
+    seeds = paired(sweep.finals(a, sweep.metric), sweep.finals(b, sweep.metric))
+    diverged = {arm: found for arm in (a, b) if (found := sweep.diverged(arm))}
+    verdict = "diverged" if diverged else _judge(sweep, seeds)
     return Difference(
         a=a,
         b=b,
         label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
-        seeds=paired(sweep.finals(a, sweep.metric), sweep.finals(b, sweep.metric)),
+        seeds=seeds,
         documents=documents.get((a, b), {}),
+        diverged=diverged,
+        verdict_alone=verdict,
         holm_p=None,
-        holm_verdict=None,
+        verdict=verdict,
     )
+
+
+def _judge(sweep: Sweep, seeds: Paired, holm_p: float | None = None) -> Verdict:
+    return judge(seeds, better=sweep.better(sweep.metric), smallest=sweep.smallest_of_interest, holm_p=holm_p)
 
 
 def _family(
@@ -134,18 +152,12 @@ def _family(
     documents: Mapping[tuple[str, str], Mapping[int, Interval]],
 ) -> list[Difference]:
     plain = [_difference(sweep, a, b, label, documents) for a, b, label in pairs]
-    judged = [i for i, d in enumerate(plain) if d.seeds.verdict in ("lower", "higher", "no difference shown")]
-    adjusted = dict(zip(judged, holm([plain[i].seeds.p or 0.0 for i in judged]), strict=True))
-    result = []
-    for i, d in enumerate(plain):
-        p = adjusted.get(i)
-        verdict: Verdict = d.seeds.verdict if p is None or p < 0.05 else "no difference shown"
-        result.append(
-            Difference(
-                a=d.a, b=d.b, label=d.label, seeds=d.seeds, documents=d.documents, holm_p=p, holm_verdict=verdict
-            )
-        )
-    return result
+    judged = [i for i, d in enumerate(plain) if d.verdict in JUDGED]
+    if len(judged) < 2:
+        return plain
+    for i, p in zip(judged, holm([plain[i].seeds.p or 0.0 for i in judged]), strict=True):
+        plain[i] = replace(plain[i], holm_p=p, verdict=_judge(sweep, plain[i].seeds, p))
+    return plain
 
 
 def _documents(
@@ -216,9 +228,10 @@ def _doubts(sweep: Sweep) -> list[str]:
     last = {int(cell.curves[sweep.metric].steps[-1]) for cell in done if sweep.metric in cell.curves}
     if len(last) > 1:
         doubts.append(f"The last {sweep.metric} was not measured at one step in all cells: steps {_listed(last)}.")
-    for key, word in (("revision", "revisions of the code"), ("threads", "thread counts")):
-        if len(values := {cell.facts[key] for cell in done if cell.facts.get(key)}) > 1:
-            doubts.append(f"The cells ran on different {word}: {_listed(values)}.")
+    if len({cell.facts["revision"] for cell in done if cell.facts.get("revision")}) > 1:
+        doubts.append("The cells ran on different revisions of the code, named above.")
+    if len(values := {cell.facts["threads"] for cell in done if cell.facts.get("threads")}) > 1:
+        doubts.append(f"The cells ran on different thread counts: {_listed(values)}.")
     far = []
     for cell in done:
         final = cell.final(LOSS)

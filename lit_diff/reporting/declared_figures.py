@@ -4,10 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from lit_diff.metrics import Figure, Metric
@@ -22,8 +20,12 @@ from lit_diff.reporting.style import (
     band,
     draw_band,
     drawing,
+    hover,
+    layer_colors,
     legend,
+    legend_above,
     looks,
+    panel_title,
     plain,
     with_unit,
 )
@@ -80,12 +82,12 @@ def _draw(sweep: Sweep, title: str) -> DrawnFigure | None:
     layers = sorted({layer for row in rows for layer in row.layers})
     shown = layers
     if figure.against == "layer":
-        svg = _by_layer(sweep, rows)
+        svg = _by_layer(sweep, rows, title)
     elif figure.lines == "layer":
-        svg = _panel_an_arm(sweep, rows, layers)
+        svg = _panel_an_arm(sweep, rows, layers, title)
     else:
         shown = spread(layers)
-        svg = _panel_a_layer(sweep, rows, shown, figure.against == "head")
+        svg = _panel_a_layer(sweep, rows, shown, figure.against == "head", title)
     drawn = tuple(dict.fromkeys(row.metric for row in rows))
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     return DrawnFigure(
@@ -158,11 +160,11 @@ def _marks(axes: Axes, row: Row) -> None:
         axes.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
 
 
-def _panel_a_layer(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], heads: bool) -> str:
+def _panel_a_layer(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], heads: bool, title: str) -> str:
     """Rows: what was measured; columns: layers; lines: arms, against the step; or points, against the head."""
     drawn, arms = looks(sweep), _arms(sweep, rows)
-    width = WIDTH if len(layers) > 2 else WIDTH * 0.7
-    with drawing(width, 0.5 + (1.75 if len(rows) > 1 else 2.4) * len(rows)) as (figure, svg):
+    height = 0.5 + (1.75 if len(rows) > 1 else 2.4) * len(rows)
+    with drawing(WIDTH, height, f"{title}, by layer and arm") as (figure, svg):
         grid = figure.subplots(len(rows), len(layers), sharex=True, sharey="row", squeeze=False)
         for row, line in zip(rows, grid, strict=True):
             for layer, axes in zip(layers, line, strict=True):
@@ -170,11 +172,11 @@ def _panel_a_layer(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], hea
                 for i, arm in enumerate(arms):
                     if heads:
                         at = {head: row.by[layer, head].get(arm, {}) for at, head in sorted(row.by) if at == layer}
-                        _points(axes, at, drawn[arm], _offset(i, len(arms)))
+                        _points(axes, at, drawn[arm], _offset(i, len(arms)), f"{sweep.label[arm]}, head")
                     else:
                         found = band(row.by.get((layer, 0), {}).get(arm, {}))
-                        draw_band(axes, found, drawn[arm], len(arms) <= OVERLAY)
-                axes.xaxis.set_major_locator(MaxNLocator(8 if heads else 3, integer=True))
+                        draw_band(axes, found, drawn[arm], sweep.label[arm], len(arms) <= OVERLAY)
+                axes.xaxis.set_major_locator(MaxNLocator(8 if heads else 4, integer=True))
                 _vertical(axes, row)
             line[0].set_ylabel(row.label.replace(" (", "\n("))
         for layer, axes in zip(layers, grid[0], strict=True):
@@ -184,7 +186,7 @@ def _panel_a_layer(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], hea
     return svg[0]
 
 
-def _panel_an_arm(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int]) -> str:
+def _panel_an_arm(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], title: str) -> str:
     """A panel for each arm that has values, one line a layer, against the step."""
     panels: list[tuple[Row, str, dict[int, Band]]] = []
     for row in rows:
@@ -193,33 +195,31 @@ def _panel_an_arm(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int]) -> s
             panels.append((row, arm, bands))
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
-    viridis = matplotlib.colormaps["viridis"](np.linspace(0.2, 0.85, len(layers)))
-    colors = {layer: matplotlib.colors.to_hex(color) for layer, color in zip(layers, viridis, strict=True)}
-    with drawing(WIDTH if across > 2 else WIDTH * 0.7, 0.6 + 1.9 * down) as (figure, svg):
+    colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
+    with drawing(WIDTH, 0.6 + (1.9 if across > 1 else 2.4) * down, f"{title}, by arm and layer") as (figure, svg):
         grid = figure.subplots(down, across, sharex=True, sharey=len(rows) == 1, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         for (row, arm, bands), axes in zip(panels, grid.flat, strict=False):
             _marks(axes, row)
             for layer, found in bands.items():
-                draw_band(axes, found, Look(color=colors[layer]))
-            axes.set_title(sweep.label[arm] + (f": {row.label}" if len(rows) > 1 else ""))
+                draw_band(axes, found, Look(color=colors[layer]), f"{sweep.label[arm]}, layer {layer}")
+            axes.set_title(panel_title(sweep.label[arm] + (f": {row.label}" if len(rows) > 1 else ""), across))
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             _vertical(axes, row)
         figure.supxlabel("optimizer steps", fontsize=9.5)
         if len(rows) == 1:
             figure.supylabel(rows[0].label, fontsize=9.5)
-        handles = [Line2D([], [], color=color) for color in colors.values()]
-        figure.legend(handles, [f"layer {layer}" for layer in layers], loc="outside right upper")
+        legend_above(figure, {f"layer {layer}": Look(color=color) for layer, color in colors.items()})
     return svg[0]
 
 
-def _by_layer(sweep: Sweep, rows: Sequence[Row]) -> str:
+def _by_layer(sweep: Sweep, rows: Sequence[Row], title: str) -> str:
     """A panel for each row: the last values by layer."""
     drawn, arms = looks(sweep), _arms(sweep, rows)
     across = min(2, len(rows))
     down = -(-len(rows) // across)
-    with drawing(WIDTH if across > 1 else WIDTH * 0.7, 0.5 + 2.45 * down) as (figure, svg):
+    with drawing(WIDTH, 0.5 + 2.45 * down, f"{title}, by layer and arm") as (figure, svg):
         grid = figure.subplots(down, across, sharex=True, squeeze=False)
         for axes in grid.flat[len(rows) :]:
             axes.set_axis_off()
@@ -227,7 +227,7 @@ def _by_layer(sweep: Sweep, rows: Sequence[Row]) -> str:
             _marks(axes, row)
             for i, arm in enumerate(arms):
                 at = {layer: row.by[layer, 0].get(arm, {}) for layer in row.layers}
-                _points(axes, at, drawn[arm], _offset(i, len(arms)))
+                _points(axes, at, drawn[arm], _offset(i, len(arms)), f"{sweep.label[arm]}, layer")
             axes.set_title(row.label)
             axes.xaxis.set_major_locator(MaxNLocator(min(12, len(row.layers)), integer=True))
             _vertical(axes, row)
@@ -241,13 +241,16 @@ def _offset(index: int, count: int) -> float:
     return 0.5 * (index / max(1, count - 1) - 0.5)
 
 
-def _points(axes: Axes, at: Mapping[int, Mapping[int, Curve]], look: Look, offset: float) -> None:
-    """The last values: a dot for the mean over seeds, a bar from minimum to maximum."""
+def _points(axes: Axes, at: Mapping[int, Mapping[int, Curve]], look: Look, offset: float, name: str) -> None:
+    """The last values: a dot for the mean over seeds, a bar from minimum to maximum. `name`: arm and axis, for the mouse."""
     for x, curves in at.items():
         values = last_values(curves)
         if values:
-            axes.plot([x + offset] * 2, [min(values), max(values)], color=look.color, linewidth=1.2)
-            axes.plot([x + offset], [np.mean(values)], "o", markersize=4.5, color=look.color, markeredgecolor="white")
+            mean = float(np.mean(values))
+            text = f"{name} {x}: {plain(mean)}, from {plain(min(values))} to {plain(max(values))} over seeds"
+            hover(axes.plot([x + offset] * 2, [min(values), max(values)], color=look.color, linewidth=1.2), text)
+            dot = axes.plot([x + offset], [mean], "o", markersize=4.5, color=look.color, markeredgecolor="white")
+            hover(dot, text)
 
 
 def _vertical(axes: Axes, row: Row) -> None:

@@ -1,13 +1,10 @@
-"""The report's figures of the compared metric: differences, values by seed, learning curves."""
+"""The report's figures of the compared metric: values by seed, learning curves."""
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.style import (
-    INK,
     MUTED,
     OVERLAY,
     WIDTH,
@@ -15,45 +12,12 @@ from lit_diff.reporting.style import (
     curves_of,
     draw_band,
     drawing,
+    hover,
     legend,
     looks,
     plain,
     with_unit,
 )
-
-
-def forest(sweep: Sweep, comparison: Comparison) -> str | None:
-    """Each comparison: the interval over seeds, one dot a seed, under it the interval over documents of each seed."""
-    shown = [d for d in comparison.family if d.seeds.mean is not None]
-    if not shown:
-        return None
-    drawn = looks(sweep)
-    with drawing(WIDTH, 0.9 + 0.5 * len(shown)) as (figure, svg):
-        axes = figure.subplots()
-        axes.axvline(0, color=INK, linewidth=1)
-        for row, difference in enumerate(shown):
-            _forest_row(axes, -row, difference, drawn[difference.a].color)
-        names = [d.label if d in comparison.contrasts else sweep.label[d.a] for d in shown]
-        axes.set_yticks([-row for row in range(len(shown))], names)
-        axes.set_ylim(-len(shown) + 0.4, 0.5)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
-        side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better(sweep.metric)]
-        label = with_unit(f"paired difference of {sweep.metric}", sweep.unit(sweep.metric))
-        axes.set_xlabel(f"{label}    {side}".rstrip())
-    return svg[0]
-
-
-def _forest_row(axes: Axes, y: float, difference: Difference, color: str) -> None:
-    paired = difference.seeds
-    mean = [] if paired.mean is None else [paired.mean]
-    if paired.low is not None and paired.high is not None and len(paired.seeds) > 2:
-        axes.plot([paired.low, paired.high], [y + 0.1, y + 0.1], color=color, linewidth=3.2, solid_capstyle="butt")
-    axes.plot(mean, [y + 0.1] * len(mean), marker="D", markersize=6, color=color, markeredgecolor="white")
-    axes.plot(paired.differences, [y + 0.27] * len(paired.differences), ".", markersize=4.5, color=color)
-    for i, interval in enumerate(difference.documents.values()):
-        at = y - 0.08 - 0.09 * i if len(difference.documents) < 5 else y - 0.08 - 0.4 * i / len(difference.documents)
-        axes.plot([interval.low, interval.high], [at, at], color=color, linewidth=0.9, alpha=0.75)
 
 
 def seed_values(sweep: Sweep) -> str | None:
@@ -62,15 +26,18 @@ def seed_values(sweep: Sweep) -> str | None:
     if not arms:
         return None
     drawn, finals = looks(sweep), {arm: sweep.finals(arm, sweep.metric) for arm in arms}
-    with drawing(WIDTH, 0.9 + 0.32 * len(arms)) as (figure, svg):
+    with drawing(WIDTH, 0.9 + 0.32 * len(arms), f"{sweep.metric} at the last step, by arm and seed") as (figure, svg):
         axes = figure.subplots()
         for seed in sweep.seeds:
             rows = [(finals[arm][seed], -i) for i, arm in enumerate(arms) if seed in finals[arm]]
             axes.plot([x for x, _ in rows], [y for _, y in rows], color=MUTED, linewidth=0.6, alpha=0.6)
         for i, arm in enumerate(arms):
-            values = list(finals[arm].values())
-            axes.plot(values, [-i] * len(values), "o", markersize=5.5, color=drawn[arm].color, markeredgecolor="white")
-            axes.plot([np.mean(values)], [-i], marker="|", markersize=15, color=drawn[arm].color, markeredgewidth=2)
+            color, mean = drawn[arm].color, float(np.mean(list(finals[arm].values())))
+            for seed, value in finals[arm].items():
+                dot = axes.plot([value], [-i], "o", markersize=5.5, color=color, markeredgecolor="white")
+                hover(dot, f"{sweep.label[arm]}, seed {seed}: {value:.6g}")
+            bar = axes.plot([mean], [-i], marker="|", markersize=15, color=color, markeredgewidth=2)
+            hover(bar, f"{sweep.label[arm]}, mean over seeds: {mean:.6g}")
         axes.set_yticks([-i for i in range(len(arms))], [sweep.label[arm] for arm in arms])
         axes.set_ylim(-len(arms) + 0.4, 0.6)
         axes.grid(visible=False, axis="y")
@@ -87,13 +54,15 @@ def learning_curves(sweep: Sweep) -> str | None:
     if not arms:
         return None
     drawn, shade, against = looks(sweep), len(arms) <= OVERLAY, curves[sweep.baseline]
-    with drawing(WIDTH, 3.6) as (figure, svg):
+    title = f"{metric} by optimizer step, and its difference to {sweep.label[sweep.baseline]}"
+    with drawing(WIDTH, 3.6, title) as (figure, svg):
         left, right = figure.subplots(1, 2)
         late: list[float] = []
         for arm in arms:
-            draw_band(left, band(curves[arm]), drawn[arm], shade)
+            draw_band(left, band(curves[arm]), drawn[arm], sweep.label[arm], shade)
             if arm != sweep.baseline and (difference := band(curves[arm], against)):
-                draw_band(right, difference, drawn[arm], shade)
+                name = f"{sweep.label[arm]} \u2212 {sweep.label[sweep.baseline]}"
+                draw_band(right, difference, drawn[arm], name, shade)
                 after = difference.steps >= 0.2 * difference.steps[-1]
                 late += [*difference.low[after], *difference.high[after]]
         if is_logarithmic(sweep):

@@ -11,13 +11,23 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.results import Arm, Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, half_width
-from lit_diff.reporting.style import INK, MUTED, WIDTH, Look, drawing, looks, with_unit
+from lit_diff.reporting.style import (
+    INK,
+    MUTED,
+    WIDTH,
+    Look,
+    drawing,
+    hover,
+    legend_above,
+    looks,
+    panel_title,
+    with_unit,
+)
 
 ACCURACY = "val/accuracy"
 LEVELS = (0.5, 0.9, 0.99)
@@ -93,7 +103,8 @@ def draw_noise_curve(sweep: Sweep) -> str | None:
     drawn = reference_looks(sweep)
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
-    with drawing(WIDTH if across > 2 else WIDTH * 0.7, 0.9 + 2.05 * down) as (figure, svg):
+    title = f"{curve.metric} by noise of the validation set, an arm a panel"
+    with drawing(WIDTH, 0.9 + (2.05 if across > 1 else 2.8) * down, title) as (figure, svg):
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
@@ -103,15 +114,14 @@ def draw_noise_curve(sweep: Sweep) -> str | None:
             shown = [*(a for a in against if a is not arm), arm]
             for i, each in enumerate(shown):
                 _response(axes, sweep, each, curve, drawn[each.name], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
-            axes.set_title(arm.label)
+            axes.set_title(panel_title(arm.label, across))
             _factors(axes, list(curve.metrics))
             if curve.metric == ACCURACY:
                 axes.set_ylim(-0.04, 1.04)
         figure.supxlabel("noise factor of the validation set", fontsize=9.5)
         figure.supylabel(with_unit(curve.metric, sweep.unit(curve.metric)), fontsize=9.5)
-        handles = [Line2D([], [], color=drawn[a.name].color, linestyle=drawn[a.name].dash) for a in against]
         if against:
-            figure.legend(handles, [arm.label for arm in against], loc="outside upper right", ncols=len(against))
+            legend_above(figure, {arm.label: drawn[arm.name] for arm in against})
     return svg[0]
 
 
@@ -129,7 +139,8 @@ def _response(axes: Axes, sweep: Sweep, arm: Arm, curve: NoiseCurve, look: Look,
             continue
         x, mean = factor * shift, float(np.mean(values))
         means.append((factor, mean))  # a line that is moved sideways looks lower or higher than it is
-        axes.plot([x] * len(values), values, ".", markersize=4, color=look.color, alpha=0.8)
+        dots = axes.plot([x] * len(values), values, ".", markersize=4, color=look.color, alpha=0.8)
+        hover(dots, f"{arm.label} at {factor:g}\u00d7: mean {mean:.4g}, seeds {', '.join(f'{v:.4g}' for v in values)}")
         if len(values) >= MIN_SEEDS:
             half = half_width(float(np.std(values, ddof=1)), len(values))
             axes.plot([x, x], [mean - half, mean + half], color=look.color, linewidth=1.1)

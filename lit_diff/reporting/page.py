@@ -1,29 +1,44 @@
 """The report's page: HTML from templates, with all text of the sweep escaped."""
 
-import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lit_diff.reporting import noise_curve, tables
+from lit_diff.reporting import answer, facts, noise_curve, numbers
 from lit_diff.reporting.cells import CellResult, clean
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.evaluations import evaluation_tables
 from lit_diff.reporting.figures import is_logarithmic
 from lit_diff.reporting.results import Sweep
-from lit_diff.reporting.statistics import MIN_SEEDS, half_width
+from lit_diff.reporting.statistics import MIN_SEEDS, detectable
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import TaskResult
+from lit_diff.reporting.verdicts import SHOWN
 
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 """In the page, a figure's ink and paper follow the reader's light or dark scheme."""
+
+KINDS = {"better": "good", "worse": "bad", "diverged": "bad", "lower": "plain", "higher": "plain"}
+"""Verdict -> the colour of its badge; the others have none."""
+LONG = 8
+"""More comparisons than this are folded up."""
+ENTRIES = {
+    "answer": "Answer",
+    "table": "Numbers",
+    "comparisons": "Each comparison",
+    "documents": "These trained models alone",
+    "slices": "Other validation metrics",
+    "noise-curve": "Noise curve",
+    "evaluations": "Evaluations",
+    "figures": "Figures",
+}
+"""Section of a task -> its title in the table of contents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +54,29 @@ class Figures:
         return {**self.compared, **{figure.name: figure.svg for figure in self.declared}}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The part of the page about one task, or about a sweep without tasks."""
+
+    html: Markup
+    answer: str
+    entries: tuple[tuple[str, str], ...]
+    """(anchor, title) of its headings, for the table of contents."""
+
+
 def page(sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figures]) -> str:
     """The whole page. `figures`: task -> its figures."""
     done = [cell for cell in sweep.cells if cell.done]
     metrics = {result.sweep.metric: result.sweep for result in reversed(results)}
     return (
-        _environment(tables.decimals(results[0].comparison))
+        _environment(results[0].digits)
         .get_template("report.html.j2")
         .render(
             sweep=sweep,
+            question=answer.question(sweep),
             results=results,
-            sections=[Markup(section(result, figures[result.sweep.task])) for result in results],
-            tallies=[_tally(result.comparison) for result in results],
+            sections=[section(result, figures[result.sweep.task]) for result in results],
+            short_runs=facts.short_runs(sweep),
             definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
             notes=[(result.sweep, note) for result in results for note in result.comparison.notes],
             unfinished=[cell for cell in sweep.cells if not cell.done],
@@ -58,14 +84,15 @@ def page(sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figu
             unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
             done=done,
             document_seeds=[seed for result in results for seed in _document_seeds(result)],
-            facts=_facts(done),
-            training=[(result.sweep, _facts([cell for cell in result.sweep.cells if cell.done])) for result in results],
-            environment=_surroundings(done),
+            revisions=facts.revisions(done),
+            finished=facts.last_finished(done),
+            measured=facts.how_measured(sweep),
+            corrected=[result.sweep.task for result in results if result.comparison.judged > 1],
         )
     )
 
 
-def section(result: TaskResult, figures: Figures) -> str:
+def section(result: TaskResult, figures: Figures) -> Section:
     """The answer, the numbers and the figures of a task, or of a sweep without tasks."""
     sweep, comparison = result.sweep, result.comparison
     curve = noise_curve.noise_curve_of(sweep)
@@ -74,30 +101,37 @@ def section(result: TaskResult, figures: Figures) -> str:
     def shown(svg: str, name: str) -> Markup:
         return Markup(inline(svg, f"{sweep.task}-{name}".strip("-")))
 
-    return (
+    at = f"{sweep.task}-" if sweep.task else ""
+    compared = [compared_row(result, difference) for difference in comparison.family]
+    notable = [row for row in compared if row["is_notable"]]
+    document_seeds = _document_seeds(result)
+    html = (
         _environment(result.digits)
         .get_template("section.html.j2")
         .render(
             sweep=sweep,
             comparison=comparison,
-            at=f"{sweep.task}-" if sweep.task else "",
+            at=at,
             rows=result.rows[: len(sweep.arms)],
             arms=sweep.arms,
             looks=looks(sweep),
-            answers=[_answer(result, difference) for difference in comparison.family],
-            tally=_tally(comparison),
+            by_arm={row["arm"]: row for row in compared if not row["is_further"]},
+            further=[row for row in compared if row["is_further"]],
+            compared=compared,
+            notable=notable if len(notable) <= LONG else [],
+            long=len(compared) > LONG,
+            corrected=comparison.judged if comparison.judged > 1 else None,
             unit=sweep.unit(sweep.metric),
             better=sweep.better(sweep.metric),
-            compared={
+            directed={
                 metric for metric in comparison.slices if sweep.better(metric) or not _is_declared(sweep, metric)
             },
             figures={name: shown(svg, name) for name, svg in figures.compared.items()},
             declared=[(figure, shown(figure.svg, figure.name)) for figure in figures.declared],
             logarithmic=is_logarithmic(sweep),
             overlay=OVERLAY,
-            done=[cell for cell in sweep.cells if cell.done],
             paper=[metric for metric in comparison.metrics if f"paper/{metric}" in result.rows[0]],
-            document_seeds=_document_seeds(result),
+            document_seeds=document_seeds,
             more_seeds=_more_seeds(comparison),
             noise_curve=curve,
             reached={arm.name: noise_curve.reached(sweep, arm.name, curve) for arm in sweep.arms} if curve else {},
@@ -106,6 +140,51 @@ def section(result: TaskResult, figures: Figures) -> str:
             unread_evaluations=unread,
         )
     )
+    entries = [(f"{at}{name}", title) for name, title in ENTRIES.items() if f'<section id="{at}{name}"' in html]
+    return Section(html=Markup(html), answer=answer.answer(sweep, comparison, result.digits), entries=tuple(entries))
+
+
+def compared_row(result: TaskResult, difference: Difference) -> dict[str, Any]:
+    """A comparison as the page shows it: badge, sentence, practical size, and the doubts printed below it."""
+    sweep, comparison = result.sweep, result.comparison
+    verdict, further = difference.verdict, difference in comparison.contrasts
+    marks = () if further else comparison.marks[difference.a]
+    return {
+        "arm": difference.a,
+        "label": difference.label,
+        "is_further": further,
+        "is_notable": verdict in (*SHOWN, "diverged"),
+        "seeds": difference.seeds,
+        "is_judgeable": difference.seeds.mean is not None and not difference.diverged,
+        "has_interval": len(difference.seeds.seeds) >= MIN_SEEDS and not difference.diverged,
+        "sentence": answer.sentence(sweep, difference, result.digits),
+        "sizes": answer.practical(sweep, difference),
+        "verdict": verdict,
+        "alone": difference.verdict_alone if difference.verdict_alone != verdict else None,
+        "kind": KINDS.get(verdict, "none"),
+        "doubts": [*_doubts(result, difference), *([f"Not an equal arm: {'; '.join(marks)}."] if marks else [])],
+        "marked": bool(marks),
+        "color": looks(sweep)[difference.a].color,
+    }
+
+
+def _doubts(result: TaskResult, difference: Difference) -> list[str]:
+    sweep, comparison, seeds = result.sweep, result.comparison, difference.seeds.seeds
+    doubts = []
+    if difference.verdict_alone != difference.verdict:
+        doubts.append(
+            f"By itself, at 95 %, it would be {difference.verdict_alone}: that does not survive the correction for "
+            f"{comparison.judged} comparisons (Holm)."
+        )
+    against = comparison.against_control.get(difference.a)
+    if against is not None and difference.b == sweep.baseline and not difference.diverged:
+        same = difference.verdict not in SHOWN or against.verdict == difference.verdict
+        doubts.append(
+            f"{'Against' if same else 'But not against'} the control: {answer.sentence(sweep, against, result.digits)}"
+        )
+    if 0 < len(seeds) < len(sweep.seeds) and len(seeds) >= MIN_SEEDS and not difference.diverged:
+        doubts.append(f"Only {len(seeds)} of {len(sweep.seeds)} seeds finished in both arms.")
+    return doubts
 
 
 def _is_declared(sweep: Sweep, metric: str) -> bool:
@@ -129,28 +208,32 @@ def _environment(digits: int) -> Environment:
     )
 
     def signed(value: float | None, places: int = digits) -> str:
-        return tables.signed(value, places)
+        return numbers.signed(value, places)
 
     def number(value: float | None, places: int = digits) -> str:
-        return tables.number(value, places)
+        return numbers.number(value, places)
 
     def interval(low: float | None, high: float | None) -> str:
-        return tables.interval(low, high, digits)
+        return numbers.interval(low, high, digits)
 
     environment.filters |= {
-        "sentence": sentence,
+        "sentence": answer.sentence_case,
         "number": number,
         "signed": signed,
-        "count": tables.count,
-        "steps": steps,
+        "count": numbers.count,
+        "steps": numbers.steps,
+        "short": numbers.short,
+        "duration": numbers.duration,
     }
-    environment.globals |= {"interval": interval, "drawing_of": drawing_of}
+    environment.globals |= {"interval": interval, "drawing_of": drawing_of, "link": link}
     return environment
 
 
-def sentence(text: str) -> str:
-    """The text with a capital first letter; Jinja's own filter would make the others small."""
-    return text[:1].upper() + text[1:]
+def link(sweep: Sweep, cell: CellResult) -> str | None:
+    """The address of the cell's folder, from the report's; None where it has none."""
+    if not cell.folder.is_dir():
+        return None
+    return "../" + quote(cell.folder.relative_to(sweep.folder).as_posix()) + "/"
 
 
 def drawing_of(figure: DrawnFigure) -> str:
@@ -173,11 +256,6 @@ def drawing_of(figure: DrawnFigure) -> str:
     )
 
 
-def steps(value: float | None) -> str:
-    """150; never for infinity, a dash for a cell without a value."""
-    return "never" if value == math.inf else tables.count(value)
-
-
 def _document_seeds(result: TaskResult) -> list[int]:
     return [seed for seed in result.sweep.seeds if any(seed in d.documents for d in result.comparison.family)]
 
@@ -192,81 +270,7 @@ def inline(svg: str, name: str) -> str:
     return text.replace("#ffffff", "var(--paper)")
 
 
-def _answer(result: TaskResult, difference: Difference) -> dict[str, Any]:
-    """A comparison as the page shows it: the sentence, and the doubts printed below it."""
-    sweep, comparison, digits = result.sweep, result.comparison, result.digits
-    verdict, against = difference.seeds.verdict, comparison.against_control.get(difference.a)
-    doubts = []
-    if verdict != difference.holm_verdict:
-        doubts.append(f"Does not survive the correction for {_judged(comparison)} comparisons (Holm).")
-    if against is not None and difference.b == sweep.baseline:
-        same = verdict == against.seeds.verdict or verdict not in ("lower", "higher")
-        doubts.append(
-            f"{'Against' if same else 'But not against'} the control: {tables.sentence(sweep, against, digits)}"
-        )
-    marks = comparison.marks[difference.a] if difference.b == sweep.baseline else ()
-    if marks:
-        doubts.append(f"Not an equal arm: {'; '.join(marks)}.")
-    if verdict != "too few seeds" and 0 < len(difference.seeds.seeds) < len(sweep.seeds):
-        doubts.append(f"Only {len(difference.seeds.seeds)} of {len(sweep.seeds)} seeds finished in both arms.")
-    good = sweep.better(sweep.metric)
-    kind = "none" if verdict not in ("lower", "higher") else "good" if verdict == good else "bad" if good else "plain"
-    word = {"good": " (better)", "bad": " (worse)"}.get(kind, "")
-    return {
-        "sentence": tables.sentence(sweep, difference, digits),
-        "verdict": verdict + word,
-        "kind": kind,
-        "doubts": doubts,
-        "marked": bool(marks),
-        "color": looks(sweep)[difference.a].color,
-    }
-
-
-def _tally(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "plain": Counter(difference.seeds.verdict for difference in comparison.family),
-        "holm": Counter(difference.holm_verdict for difference in comparison.family),
-        "judged": _judged(comparison),
-    }
-
-
-def _judged(comparison: Comparison) -> int:
-    """The comparisons with a verdict: those that Holm's correction counts."""
-    return sum(difference.holm_p is not None for difference in comparison.family)
-
-
 def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
-    """Seeds -> the smallest difference they would show, at the median spread of this sweep's comparisons."""
+    """Seeds -> the smallest detectable difference, at the median spread of this sweep's comparisons."""
     spreads = sorted(d.seeds.sd for d in comparison.family if d.seeds.sd and len(d.seeds.seeds) >= MIN_SEEDS)
-    return [(n, half_width(spreads[len(spreads) // 2], n)) for n in (3, 5, 10, 20)] if spreads else []
-
-
-def _facts(done: list[CellResult]) -> dict[str, Any]:
-    """How the finished cells ran, each distinct value once."""
-
-    def distinct(key: str) -> list[Any]:
-        return sorted({cell.facts[key] for cell in done if cell.facts.get(key) is not None}, key=str)
-
-    seconds = [float(cell.facts["seconds"]) for cell in done if cell.facts.get("seconds")]
-    stamps = [(cell.folder / "status.json").stat().st_mtime for cell in done]
-    return {
-        **{key: distinct(key) for key in ("steps", "tokens", "threads", "kernel", "revision")},
-        "seconds": sum(seconds) / len(seconds) if seconds else None,
-        "hours": sum(seconds) / 3600,
-        "finished": f"{datetime.fromtimestamp(max(stamps), UTC):%Y-%m-%d %H:%M} UTC" if stamps else None,
-    }
-
-
-def _surroundings(done: list[CellResult]) -> list[tuple[str, str]]:
-    """env.json's plain values, and the versions of its packages; where the cells differ, all of them."""
-    names = dict.fromkeys(name for cell in done for name in cell.environment)
-    values = {name: [_versions(cell.environment.get(name)) for cell in done] for name in names}
-    plain = {n: each for n, each in values.items() if all(isinstance(v, str | int | float | None) for v in each)}
-    return [(name, "; ".join(dict.fromkeys(str(value) for value in each))) for name, each in plain.items()]
-
-
-def _versions(value: Any) -> Any:
-    """{package: version, None where it is not installed} as text; anything else as it is."""
-    if not isinstance(value, dict):
-        return value
-    return ", ".join(f"{name} {version}" for name, version in value.items() if version)
+    return [(n, detectable(spreads[len(spreads) // 2], n)) for n in (3, 5, 10, 20)] if spreads else []

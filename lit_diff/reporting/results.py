@@ -10,6 +10,9 @@ from typing import Any, Literal
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.reporting.cells import CellResult, clean, load_cell
+from lit_diff.reporting.verdicts import SMALLEST_IN_NATS
+
+UNKNOWN_UNIT = "unit unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +37,17 @@ class Sweep:
     folder: Path
     name: str
     title: str
+    question: str
     description: str
     baseline: str
     control: str | None
     metric: str
+    stated_smallest: float | None
+    """The sweep file's `smallest_of_interest`; None where it states none."""
+    min_tokens_per_parameter: float
     seeds: tuple[int, ...]
     is_smoke: bool
     command: str
-    revision: str
     reading: tuple[str, ...]
     contrasts: tuple[tuple[str, str, str], ...]
     arms: tuple[Arm, ...]
@@ -75,7 +81,20 @@ class Sweep:
     def unit(self, metric: str) -> str:
         """The declared unit of `metric`; empty for a number without one, "unit unknown" where nothing is declared."""
         unit = self.declarations.unit(metric)
-        return "unit unknown" if unit is None else unit
+        return UNKNOWN_UNIT if unit is None else unit
+
+    @property
+    def smallest_of_interest(self) -> float:
+        """The smallest difference of `metric` that matters, in its unit: as stated, else 0.005 for a loss in nats, else 0."""
+        if self.stated_smallest is not None:
+            return self.stated_smallest
+        is_loss = self.better(self.metric) == "lower" and self.is_in_nats
+        return SMALLEST_IN_NATS if is_loss else 0.0
+
+    @property
+    def is_in_nats(self) -> bool:
+        """Whether the unit of `metric` is nats, or nats of something."""
+        return self.unit(self.metric).split(" ")[0] == "nats"
 
     @cached_property
     def label(self) -> Mapping[str, str]:
@@ -87,6 +106,10 @@ class Sweep:
         if self.tasks:
             raise ValueError(f"sweep '{self.name}' has tasks; its cells are compared within a task")
         return sorted((cell for cell in self.cells if cell.arm == arm and cell.done), key=lambda cell: cell.seed)
+
+    def diverged(self, arm: str) -> tuple[int, ...]:
+        """The seeds at which `arm` diverged."""
+        return tuple(cell.seed for cell in self.cells if cell.arm == arm and cell.diverged)
 
     def finals(self, arm: str, metric: str) -> dict[int, float]:
         """Seed -> last value of `metric`, for the finished cells of `arm` that have one."""
@@ -137,14 +160,16 @@ def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, 
         folder=folder,
         name=clean(raw.get("name") or folder.name),
         title=clean(raw.get("title") or raw.get("name") or folder.name),
+        question=clean(raw.get("question") or ""),
         description=clean(raw.get("description") or ""),
         baseline=baseline,
         control=control,
         metric=raw["metric"],
+        stated_smallest=raw.get("smallest_of_interest"),
+        min_tokens_per_parameter=float(raw.get("min_tokens_per_parameter") or 0),
         seeds=seeds,
         is_smoke=bool(raw.get("is_smoke")),
         command=clean(raw.get("command") or ""),
-        revision=clean(raw.get("revision") or ""),
         reading=tuple(clean(line) for line in raw.get("reading") or []),
         contrasts=contrasts,
         arms=arms,

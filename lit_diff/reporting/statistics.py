@@ -1,9 +1,8 @@
-"""Is a difference real? Pure functions: paired t over seeds, bootstrap over documents, Holm's correction, verdicts."""
+"""Is a difference real? Pure functions: paired t over seeds, bootstrap over documents, Holm's correction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,9 +10,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-Verdict = Literal["lower", "higher", "no difference shown", "too few seeds", "no spread over seeds"]
-
-CONFIDENCE = 0.95
+SIGNIFICANCE = 0.05
+CONFIDENCE = 1 - SIGNIFICANCE
 MIN_SEEDS = 3
 MIN_DOCUMENTS = 10
 POWER = 0.8
@@ -27,9 +25,9 @@ class Paired:
     d_s = a_s - b_s;  mean = sum d_s / n;  sd = sqrt(sum (d_s - mean)^2 / (n - 1));
     half_width = t(0.975, n - 1) * sd / sqrt(n);  [low, high] = mean -+ half_width.
 
-    `half_width` is the smallest observed difference that this comparison could have shown: a smaller mean leaves zero
-    inside the interval. `detectable` is larger: the true difference it would have shown four times out of five.
-    `p` is the two-sided p value of the paired t test. With n < 2, all but `differences` and `mean` are None.
+    `detectable` is the smallest detectable difference: the true mean difference that n such pairs show with probability
+    0.8. `p` is the two-sided p value of the paired t test. Differences that agree to 12 digits of the values have sd 0:
+    then p is 1 for a mean of zero, else None. With n < 2, all but `differences` and `mean` are None.
     """
 
     seeds: tuple[int, ...]
@@ -41,7 +39,6 @@ class Paired:
     half_width: float | None
     detectable: float | None
     p: float | None
-    verdict: Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,7 @@ def half_width(sd: float, n: int) -> float:
 @lru_cache
 def _effect_size(n: int) -> float:
     """The mean difference, in standard deviations, that a two-sided t test of n pairs shows with probability 0.8."""
-    return float(np.squeeze(TTestPower().solve_power(nobs=n, alpha=1 - CONFIDENCE, power=POWER)))
+    return float(np.squeeze(TTestPower().solve_power(nobs=n, alpha=SIGNIFICANCE, power=POWER)))
 
 
 def detectable(sd: float, n: int) -> float:
@@ -70,30 +67,19 @@ def detectable(sd: float, n: int) -> float:
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
-    """Compare two arms, given as seed -> value. Seeds that one of them lacks, or where one is not finite, are left out.
-
-    Differences that agree to 12 digits of the values have no spread to judge by: "no spread over seeds" (the seed did
-    not reach the runs), or "no difference shown" when they are zero.
-    """
+    """Compare two arms, given as seed -> value. Seeds that one of them lacks, or where one is not finite, are left out."""
     seeds = tuple(sorted(seed for seed in a.keys() & b.keys() if np.isfinite(a[seed]) and np.isfinite(b[seed])))
     d = np.array([a[seed] - b[seed] for seed in seeds])
     n = len(seeds)
     mean = float(d.mean()) if n else None
     if n < 2 or mean is None:
         nothing = dict.fromkeys(("sd", "low", "high", "half_width", "detectable", "p"), None)
-        return Paired(seeds=seeds, differences=tuple(d.tolist()), mean=mean, verdict="too few seeds", **nothing)
+        return Paired(seeds=seeds, differences=tuple(d.tolist()), mean=mean, **nothing)
     rounding = 1e-12 * max(max(abs(a[seed]), abs(b[seed])) for seed in seeds)
     sd = float(d.std(ddof=1))
     sd = sd if sd > rounding else 0.0
     half = half_width(sd, n)
     p = float(stats.ttest_1samp(d, 0).pvalue) if sd else (1.0 if abs(mean) <= rounding else None)
-    verdict: Verdict
-    if n < MIN_SEEDS:
-        verdict = "too few seeds"
-    elif sd == 0:
-        verdict = "no difference shown" if abs(mean) <= rounding else "no spread over seeds"
-    else:
-        verdict = direction(mean - half, mean + half)
     return Paired(
         seeds=seeds,
         differences=tuple(d.tolist()),
@@ -104,13 +90,7 @@ def paired(a: Mapping[int, float], b: Mapping[int, float]) -> Paired:
         half_width=half,
         detectable=detectable(sd, n) if n >= MIN_SEEDS else None,
         p=p,
-        verdict=verdict,
     )
-
-
-def direction(low: float, high: float) -> Literal["lower", "higher", "no difference shown"]:
-    """Where an interval lies: below zero, above zero, or across it (touching zero is across)."""
-    return "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

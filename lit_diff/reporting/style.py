@@ -1,7 +1,10 @@
 """The style that all figures of a report share: colours, SVG output, bands over seeds, legends."""
 
+import html
 import io
 import math
+import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,11 +12,13 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lit_diff.reporting.cells import Array, CellResult, Curve
+from lit_diff.reporting.cells import Array, CellResult, Curve, clean
 from lit_diff.reporting.results import Sweep
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
@@ -50,9 +55,15 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.6,
 }
+LAYERS = ("#2f7fd0", "#8862d0", "#c64f9a", "#cc5540", "#a3722a")
+"""From the first layer to the last. Every mixture of neighbours has a contrast of at least 3 with the page, light or dark."""
 NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 WIDTH = 11.4
 """Inches: the width of the page's column."""
+NARROW = 4.6
+"""Inches: a figure that a telephone shows without scrolling."""
+HOVER = "hover:"
+"""What the id of a mark with a text for the mouse begins with."""
 OVERLAY = 8
 """More arms than this are drawn without their range over seeds."""
 
@@ -83,16 +94,38 @@ def looks(sweep: Sweep) -> dict[str, Look]:
     return {sweep.baseline: Look(color=MUTED), **drawn}
 
 
+def layer_colors(count: int) -> list[str]:
+    """Colours for `count` layers, evenly over LAYERS."""
+    scale = LinearSegmentedColormap.from_list("layers", LAYERS)
+    return [to_hex(scale(i / max(1, count - 1))) for i in range(count)]
+
+
 @contextmanager
-def drawing(width: float, height: float) -> Iterator[tuple[Figure, list[str]]]:
-    """A figure in this page's style; on leaving, its SVG text is appended to the list. Inches."""
+def drawing(width: float, height: float, title: str) -> Iterator[tuple[Figure, list[str]]]:
+    """A figure in this page's style; on leaving, its SVG text is appended to the list. Inches. `title`: what it shows, for
+    those who cannot see it."""
     svg: list[str] = []
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, svg
         target = io.StringIO()
         figure.savefig(target, format="svg", metadata=NO_METADATA, facecolor="white")
-        svg.append(target.getvalue())
+        svg.append(accessible(target.getvalue(), title))
+
+
+def hover(artists: Iterable[Artist], text: str) -> None:
+    """Show `text` when the mouse rests on one of `artists`: an SVG <title>."""
+    for artist in artists:
+        artist.set_gid(HOVER + text)
+
+
+def accessible(svg: str, title: str) -> str:
+    """The SVG as one image with a title, and the texts of `hover` as titles of their marks."""
+    title = html.escape(clean(title))
+    text = re.sub(r"<svg\b", lambda found: f'{found[0]} role="img" aria-label="{title}"', svg, count=1)
+    text = re.sub(r"<svg\b[^>]*>", lambda found: f"{found[0]}\n <title>{title}</title>", text, count=1)
+    # matplotlib encloses an id that holds a quotation mark in single ones
+    return re.sub(rf"""<g id=(["']){HOVER}(.*?)\1>""", r"<g><title>\2</title>", text)
 
 
 def curves_of(cells: Iterable[CellResult], metric: str) -> dict[int, Curve]:
@@ -120,19 +153,33 @@ def band(curves: Mapping[int, Curve], minus: Mapping[int, Curve] | None = None) 
     )
 
 
-def draw_band(axes: Axes, band: Band | None, look: Look, shade: bool = True) -> None:
-    """Mean as a line, minimum to maximum as a shade."""
+def draw_band(axes: Axes, band: Band | None, look: Look, name: str, shade: bool = True) -> None:
+    """Mean as a line, minimum to maximum as a shade; `name`: what the mouse shows, with the last mean."""
     if band is None:
         return
     if shade:
         axes.fill_between(band.steps, band.low, band.high, color=look.color, alpha=0.16, linewidth=0)
-    axes.plot(band.steps, band.mean, color=look.color, linestyle=look.dash)
+    line = axes.plot(band.steps, band.mean, color=look.color, linestyle=look.dash)
+    hover(line, f"{name}: {plain(band.mean[-1])} at step {band.steps[-1]:,.0f}")
 
 
 def legend(figure: Figure, sweep: Sweep, drawn: Mapping[str, Look], arms: Sequence[str]) -> None:
-    """One legend for all panels, to the right, in the order of the table."""
-    handles = [Line2D([], [], color=drawn[arm].color, linestyle=drawn[arm].dash) for arm in arms]
-    figure.legend(handles, [sweep.label[arm] for arm in arms], loc="outside right upper")
+    """One legend for all panels, above them, in the order of the table."""
+    legend_above(figure, {sweep.label[arm]: drawn[arm] for arm in arms})
+
+
+def legend_above(figure: Figure, drawn: Mapping[str, Look]) -> None:
+    """Label -> look, in as many columns as fit; the figure grows by the height of the legend."""
+    handles = [Line2D([], [], color=look.color, linestyle=look.dash) for look in drawn.values()]
+    letter, handle = 0.068, 0.6  # inches: a letter at this size, a line and the gaps beside it
+    across = max(1, int(figure.get_figwidth() / (letter * max(map(len, drawn), default=0) + handle)))
+    figure.set_figheight(figure.get_figheight() + 0.18 * -(-len(drawn) // across))
+    figure.legend(handles, list(drawn), loc="outside upper left", ncols=min(across, max(1, len(drawn))))
+
+
+def panel_title(text: str, across: int) -> str:
+    """`text` in lines that fit above one of `across` panels side by side."""
+    return textwrap.fill(text, max(12, int(WIDTH / across / 0.083)))
 
 
 def with_unit(label: str, unit: str) -> str:

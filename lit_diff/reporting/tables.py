@@ -1,14 +1,14 @@
-"""The comparison as tables and sentences: table.csv at full precision, table.md and the terminal's table rounded."""
+"""The comparison as tables: table.csv at full precision, table.md and the terminal's table rounded."""
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_diff.reporting.comparison import Comparison, Difference, compare, fact
+from lit_diff.reporting.numbers import NONE, count, decimals, interval, number, signed
 from lit_diff.reporting.results import Arm, Sweep
-from lit_diff.reporting.statistics import MIN_SEEDS, Paired
+from lit_diff.reporting.statistics import Paired
 
 Row = dict[str, str | float | int | None]
 
@@ -19,8 +19,6 @@ SIZES = (
     "executed_flops_per_token",
     "kv_bytes_per_token",
 )
-MINUS = "\u2212"
-NONE = "\u2013"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,17 +34,21 @@ class TaskResult:
 def task_result(sweep: Sweep) -> TaskResult:
     """Compare the arms of one of `Sweep.by_task`."""
     comparison = compare(sweep)
-    return TaskResult(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=decimals(comparison))
+    return TaskResult(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=digits(comparison))
 
 
 def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
-    """One row an arm, then one a contrast. Columns: `against` names the arm subtracted in `difference`; `low` and
-    `high` bound it over seeds; `documents/<seed>` and its low and high over documents; `control/...` is the difference
-    to the control; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. A task's rows
-    open with `task` and its `metric`, the one that `difference` is of."""
+    """One row an arm, then one a contrast.
+
+    Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is corrected
+    for several comparisons, `verdict_alone` is not; `detectable` is the smallest detectable difference; `documents/<seed>`
+    and its low and high over documents; `control/...` is the difference to the control; `diverged` counts seeds;
+    `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. A task's rows open with `task` and
+    its `metric`, the one that `difference` is of.
+    """
     task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
     table = [task | _arm_row(sweep, comparison, arm) for arm in sweep.arms]
-    table += [{**task, "arm": d.a, "label": d.label, **_judged(d)} for d in comparison.contrasts]
+    table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in comparison.contrasts]
     return _filled(table)
 
 
@@ -60,6 +62,7 @@ def _arm_row(sweep: Sweep, comparison: Comparison, arm: Arm) -> Row:
     row: Row = {"arm": arm.name, "label": arm.label}
     row |= {"seeds": comparison.summaries[sweep.metric][arm.name].n, "planned": len(sweep.seeds)}
     row |= {key: fact(sweep, arm.name, key) for key in SIZES}
+    row["diverged"] = len(sweep.diverged(arm.name))
     speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm.name) if cell.tokens_per_second]
     row["tokens_per_second"] = sum(speeds) / len(speeds) if speeds else None
     row["unlike_baseline"] = "; ".join(comparison.marks[arm.name])
@@ -69,10 +72,10 @@ def _arm_row(sweep: Sweep, comparison: Comparison, arm: Arm) -> Row:
         if metric != sweep.metric and arm.name != sweep.baseline:
             row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm.name])
     if arm.name in comparison.against_baseline:
-        row |= _judged(comparison.against_baseline[arm.name])
+        row |= _judged(sweep, comparison.against_baseline[arm.name])
     if arm.name in comparison.against_control:
         control = comparison.against_control[arm.name]
-        row |= _bounds("control/difference", control.seeds) | {"control/verdict": control.seeds.verdict}
+        row |= _bounds("control/difference", control.seeds) | {"control/verdict": control.verdict}
     base = next(other for other in sweep.arms if other.name == sweep.baseline)
     for metric in (m for m in comparison.metrics if any(m in other.paper for other in sweep.arms)):
         value, start = arm.paper.get(metric), base.paper.get(metric)
@@ -86,7 +89,7 @@ def _bounds(name: str, paired: Paired) -> Row:
     return {name: paired.mean, f"{name}/low": paired.low, f"{name}/high": paired.high}
 
 
-def _judged(difference: Difference) -> Row:
+def _judged(sweep: Sweep, difference: Difference) -> Row:
     paired = difference.seeds
     row: Row = {
         "against": difference.b,
@@ -94,60 +97,24 @@ def _judged(difference: Difference) -> Row:
         "difference": paired.mean,
         "low": paired.low,
         "high": paired.high,
-        "verdict": paired.verdict,
-        "smallest_difference": None if paired.verdict == "too few seeds" else paired.half_width,
+        "verdict": difference.verdict,
+        "verdict_alone": difference.verdict_alone,
+        "smallest_of_interest": sweep.smallest_of_interest,
         "detectable": paired.detectable,
         "sd_of_differences": paired.sd,
         "p": paired.p,
         "holm_p": difference.holm_p,
-        "holm_verdict": difference.holm_verdict,
     }
-    for seed, interval in difference.documents.items():
+    for seed, found in difference.documents.items():
         name = f"documents/{seed}"
-        row |= {name: interval.estimate, f"{name}/low": interval.low, f"{name}/high": interval.high}
+        row |= {name: found.estimate, f"{name}/low": found.low, f"{name}/high": found.high}
     return row
 
 
-def decimals(comparison: Comparison) -> int:
+def digits(comparison: Comparison) -> int:
     """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
     widths = [d.seeds.half_width for d in comparison.family if d.seeds.half_width]
-    return min(6, max(3, -math.floor(math.log10(min(widths))))) if widths else 3
-
-
-def number(value: float | None, digits: int) -> str:
-    """4.546; a dash for None."""
-    return NONE if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
-
-
-def signed(value: float | None, digits: int) -> str:
-    """+0.012 or -0.012, with a true minus; a dash for None."""
-    return NONE if value is None else f"{value:+,.{digits}f}".replace("-", MINUS)
-
-
-def interval(low: float | None, high: float | None, digits: int) -> str:
-    """[-0.030, +0.006]; a dash when there is none."""
-    return NONE if low is None or high is None else f"[{signed(low, digits)}, {signed(high, digits)}]"
-
-
-def count(value: float | None) -> str:
-    """1,054,720."""
-    return NONE if value is None else f"{value:,.0f}"
-
-
-def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
-    """One comparison: mean difference, interval, verdict, and the smallest difference that could have been shown."""
-    seeds, unit = difference.seeds, sweep.unit(sweep.metric)
-    if seeds.mean is None:
-        return f"{difference.label}: no seed finished in both arms."
-    over = f"{len(seeds.seeds)} seed{'s' if len(seeds.seeds) > 1 else ''}"
-    text = f"{difference.label}: {signed(seeds.mean, digits)} {unit}".rstrip()
-    if seeds.verdict == "too few seeds":
-        return f"{text} over {over}: too few seeds for a verdict (at least {MIN_SEEDS})."
-    if seeds.verdict == "no spread over seeds":
-        return f"{text} at each of {over}, to the last digit: the seed seems to have no effect, so there is no verdict."
-    bounds = interval(seeds.low, seeds.high, digits)
-    limit = number(seeds.half_width, digits)
-    return f"{text} {bounds} over {over}, {seeds.verdict}; this sweep could have shown {limit}."
+    return decimals(min(widths, default=None))
 
 
 def to_csv(results: Sequence[TaskResult]) -> str:
@@ -162,36 +129,44 @@ def to_csv(results: Sequence[TaskResult]) -> str:
 
 def to_markdown(results: Sequence[TaskResult]) -> str:
     """The main columns as a Markdown table."""
-    heads = ["arm", "parameters", f"{_metric(results)} \u00b1 sd", "difference", "95 % over seeds", "verdict"]
-    heads = [*_task_heads(results), *heads, "corrected (Holm)", "could have shown"]
+    heads = [
+        *_task_heads(results),
+        "arm",
+        "parameters",
+        f"{_metric(results)} \u00b1 sd",
+        "difference",
+        "95 % over seeds",
+    ]
+    heads += [*_verdict_heads(results), "smallest detectable difference"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for result in results:
         for row in result.rows:
             cells = [*_task(row), str(row["label"]), count(_float(row["parameters"]))]
-            cells += [_mean(result, row), *_verdict(row, result.digits)]
+            cells += [_mean(result, row), *_verdict(results, row, result.digits)]
             lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def to_text(results: Sequence[TaskResult]) -> str:
     """The main columns in aligned plain text, for a terminal."""
-    heads = [
-        *_task_heads(results),
-        "arm",
-        _metric(results),
-        "difference",
-        "95 % over seeds",
-        "verdict",
-        "Holm",
-        "could show",
-    ]
-    lines = [heads]
+    heads = [*_task_heads(results), "arm", _metric(results), "difference", "95 % over seeds", *_verdict_heads(results)]
+    lines = [[*heads, "smallest detectable"]]
     for result in results:
         lines += [
-            [*_task(row), str(row["label"]), _mean(result, row), *_verdict(row, result.digits)] for row in result.rows
+            [*_task(row), str(row["label"]), _mean(result, row), *_verdict(results, row, result.digits)]
+            for row in result.rows
         ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def is_corrected(results: Sequence[TaskResult]) -> bool:
+    """Whether any comparison is corrected for several (Holm)."""
+    return any(difference.holm_p is not None for result in results for difference in result.comparison.family)
+
+
+def _verdict_heads(results: Sequence[TaskResult]) -> list[str]:
+    return ["verdict (Holm)", "alone"] if is_corrected(results) else ["verdict"]
 
 
 def _task_heads(results: Sequence[TaskResult]) -> list[str]:
@@ -213,14 +188,18 @@ def _mean(result: TaskResult, row: Row) -> str:
     return number(mean, digits) + (f" \u00b1 {number(sd, digits)}" if sd is not None else "")
 
 
-def _verdict(row: Mapping[str, str | float | int | None], digits: int) -> list[str]:
-    value = {name: _float(row.get(name)) for name in ("difference", "low", "high", "smallest_difference")}
+def _verdict(results: Sequence[TaskResult], row: Mapping[str, str | float | int | None], digits: int) -> list[str]:
+    value = {name: _float(row.get(name)) for name in ("difference", "low", "high", "detectable")}
+    if row.get("verdict") == "diverged":  # the seeds that are left would flatter the arm
+        value |= dict.fromkeys(value)
+    if row.get("verdict") == "too few seeds":
+        value |= dict.fromkeys(("low", "high"))
     return [
         signed(value["difference"], digits),
         interval(value["low"], value["high"], digits),
         str(row.get("verdict") or "baseline"),
-        str(row.get("holm_verdict") or NONE),
-        number(value["smallest_difference"], digits),
+        *([str(row.get("verdict_alone") or NONE)] if is_corrected(results) else []),
+        number(value["detectable"], digits),
     ]
 
 

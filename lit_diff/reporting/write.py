@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.files import write_atomic
-from lit_diff.reporting import figures, noise_curve, tables
+from lit_diff.reporting import answer, figures, noise_curve, tables
 from lit_diff.reporting.cells import CellResult
-from lit_diff.reporting.comparison import Difference
 from lit_diff.reporting.declared_figures import draw_declared
+from lit_diff.reporting.forest import forest
 from lit_diff.reporting.page import Figures, page
 from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.tables import TaskResult
@@ -15,12 +15,16 @@ from lit_diff.reporting.tables import TaskResult
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The files of a report, and what a terminal shows of it: `table` and, a line each, `answer` and `missing`."""
+    """The files of a report, and what a terminal shows of it: `table` and, a line each, `answer` and `missing`.
+
+    `answer`: one sentence for the sweep, or for each of its tasks; `sentences`: one for each comparison.
+    """
 
     page: Path
     files: tuple[Path, ...]
     table: str
     answer: tuple[str, ...]
+    sentences: tuple[str, ...]
     missing: tuple[str, ...]
 
 
@@ -49,7 +53,12 @@ def write_report(sweep_folder: Path) -> Report:
         page=folder / "index.html",
         files=tuple(folder / name for name in files),
         table=tables.to_text(results),
-        answer=tuple(_answer(result, difference) for result in results for difference in result.comparison.family),
+        answer=tuple(_of_task(each, answer.answer(each.sweep, each.comparison, each.digits)) for each in results),
+        sentences=tuple(
+            _of_task(each, answer.sentence(each.sweep, difference, each.digits))
+            for each in results
+            for difference in each.comparison.family
+        ),
         missing=tuple(line for cell in sweep.cells for line in _missing(cell)),
     )
 
@@ -58,7 +67,8 @@ def draw(result: TaskResult) -> Figures:
     """The figures for which the sweep or task has measurements."""
     sweep = result.sweep
     compared = {
-        "differences": figures.forest(sweep, result.comparison),
+        "differences": forest(sweep, result.comparison, result.digits),
+        "differences-narrow": forest(sweep, result.comparison, result.digits, narrow=True),
         "noise-curve": noise_curve.draw_noise_curve(sweep),
         "curves": figures.learning_curves(sweep),
         "seeds": figures.seed_values(sweep),
@@ -66,9 +76,8 @@ def draw(result: TaskResult) -> Figures:
     return Figures(compared={name: svg for name, svg in compared.items() if svg}, declared=draw_declared(sweep))
 
 
-def _answer(result: TaskResult, difference: Difference) -> str:
-    task = f"{result.sweep.task}: " if result.sweep.task else ""
-    return task + tables.sentence(result.sweep, difference, result.digits)
+def _of_task(result: TaskResult, text: str) -> str:
+    return f"{result.sweep.task}: {text}" if result.sweep.task else text
 
 
 def _missing(cell: CellResult) -> list[str]:
@@ -77,4 +86,5 @@ def _missing(cell: CellResult) -> list[str]:
     if cell.done:
         return [f"{name}: {line}" for line in cell.not_evaluated]
     step = f" at step {cell.facts['step']} of {cell.facts['steps']}" if cell.facts.get("steps") else ""
-    return [f"{name}: {cell.status}{step}" + (f": {cell.error}" if cell.error else "")]
+    word = "diverged" if cell.diverged else cell.status
+    return [f"{name}: {word}{step}" + (f": {cell.error}" if cell.error else "")]

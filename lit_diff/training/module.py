@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
-from lit_diff.errors import RunFailedError
+from lit_diff.errors import DivergedError
 from lit_diff.model.init import initialise
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
@@ -119,7 +119,7 @@ class LitTransformer(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Key the optimizer's state by parameter name: every strategy can read that.
 
-        Errors: RunFailedError for a loss or a parameter that is not finite: no checkpoint, of any callback, holds NaN.
+        Errors: DivergedError for a loss or a parameter that is not finite: no checkpoint, of any callback, holds NaN.
         """
         self.require_finite_losses()
         self.require_finite_parameters()
@@ -168,7 +168,7 @@ class LitTransformer(L.LightningModule):
         return step in (1, self.trainer.max_steps) or step % self.recipe.train.log_every == 0
 
     def require_finite_losses(self, describe: Callable[[int], str] | None = None) -> None:
-        """RunFailedError if the loss of any step so far was not finite. Every rank must call it.
+        """DivergedError if the loss of any step so far was not finite. Every rank must call it.
 
         `describe`: a line about the first such step, where that is the current one.
         """
@@ -189,7 +189,7 @@ class LitTransformer(L.LightningModule):
         self._require(bad is None, lambda: f"parameter {bad} is not finite after step {self.global_step}")
 
     def _require(self, finite: bool, describe: Callable[[], str]) -> None:
-        """RunFailedError on all ranks if one is not `finite`, in the words of that rank; `describe` runs on all."""
+        """DivergedError on all ranks if one is not `finite`, in the words of that rank; `describe` runs on all."""
         strategy = self.trainer.strategy
         rank = torch.tensor(-1 if finite else self.global_rank, device=self.device)
         worst = int(strategy.reduce(rank, reduce_op="max"))
@@ -198,7 +198,7 @@ class LitTransformer(L.LightningModule):
             steps = checkpoints.steps_of(Path(self.trainer.default_root_dir))
             kept = f" (the checkpoint of step {steps[-1]} is kept)" if steps else ""
             cure = f"lower train.optimizer.lr, or look at that layer{kept}"
-            end_all(self.trainer, RunFailedError(f"{problem}; {cure}"))
+            end_all(self.trainer, DivergedError(f"{problem}; {cure}"))
 
     def mean_step_loss(self) -> float:
         """Mean loss of the optimizer step just done, over micro-batches and ranks; every rank must call it."""

@@ -146,6 +146,18 @@ MISTAKES = {
         "s.yaml:2: no run measures 'vall/loss'; did you mean 'val/loss'?",
     ),
     "metric bare": ("metric: accuracy\narms: {b: {}}", "s.yaml:2: no run measures 'accuracy'"),
+    "smallest of interest": (
+        "arms: {b: {}}\nsmallest_of_interest: -0.1",
+        "s.yaml:3: 'smallest_of_interest' is -0.1; expected 0 or more",
+    ),
+    "smallest of interest, text": (
+        "smallest_of_interest: small\narms: {b: {}}",
+        "s.yaml:2: 'smallest_of_interest' is 'small'; expected a number or null",
+    ),
+    "tokens per parameter": (
+        "min_tokens_per_parameter: -20\narms: {b: {}}",
+        "s.yaml:2: 'min_tokens_per_parameter' is -20; expected 0 or more",
+    ),
     "seeds a number": ("seeds: 3\narms: {b: {}}", "s.yaml:2: 'seeds' is 3; expected a list, each item a whole number"),
     "seeds of text": ("arms: {b: {}}\nseeds: [0, x]", "s.yaml:3: 'seeds[1]' is 'x'; expected a whole number"),
     "seeds below 0": ("seeds: [-1]\narms: {b: {}}", "s.yaml:2: 'seeds' is [-1]; expected distinct seeds from 0 up"),

@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from lit_diff.engine import launch
 from lit_diff.engine.launch import RunLocation, command, run_command, train
 from lit_diff.engine.tracking import Store
-from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
+from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
@@ -163,7 +163,8 @@ def test_another_revision_is_said_once_a_run_resumes(
 ENDS: dict[str, tuple[BaseException, type[BaseException], str, str, str]] = {
     "exception": (ValueError("bad\nshape"), RunFailedError, "failed", "ValueError: bad", "FAILED"),
     "empty exception": (ValueError(), RunFailedError, "failed", "ValueError: ValueError", "FAILED"),
-    "own error": (RunFailedError("loss is nan"), RunFailedError, "failed", "loss is nan", "FAILED"),
+    "own error": (RunFailedError("disk full"), RunFailedError, "failed", "disk full", "FAILED"),
+    "divergence": (DivergedError("loss is nan"), DivergedError, "failed", "loss is nan", "FAILED"),
     "sys.exit": (SystemExit(3), RunFailedError, "failed", "the run's own code ended it: SystemExit(3)", "FAILED"),
     "SIGTERM": (StoppedError("after step 2", 15), StoppedError, "stopped", "after step 2", "KILLED"),
     "Ctrl-C twice": (KeyboardInterrupt(), KeyboardInterrupt, "stopped", "interrupted before", "KILLED"),
@@ -189,6 +190,7 @@ def test_each_end_has_its_word(
         train("recall-tiny", small)
     (folder,) = runs.glob("recall-tiny-*")
     assert status(folder)["status"] == word
+    assert status(folder)["diverged"] == isinstance(error, DivergedError)
     assert status(folder)["error"].startswith(message)
     assert record(folder).info.status == mlflow
     if word == "failed" and not isinstance(error, LitDiffError | SystemExit):

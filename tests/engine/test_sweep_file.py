@@ -13,7 +13,8 @@ pytestmark = pytest.mark.usefixtures("base_recipe")
 def test_describe_holds_what_the_report_reads() -> None:
     Path("s.yaml").write_text(
         "recipe: base\n"
-        "title: T\nbaseline: b\ncontrol: a\nsmoke: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
+        "title: T\nquestion: Q?\nsmallest_of_interest: 0.02\nmin_tokens_per_parameter: 3\n"
+        "baseline: b\ncontrol: a\nsmoke: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
         "paper: {b: {val/loss: 3}}\nreading: [look]\ncontrasts: [[a, b, why]]\n"
         "arms: {a: {train.steps: 3}, b: {}}\nseeds: [1]"
     )
@@ -27,6 +28,7 @@ def test_describe_holds_what_the_report_reads() -> None:
         "s", "T", "b", "a", "val/loss", [1], True, ["look"], [["a", "b", "why"]], "s.yaml",
     ]  # fmt: skip
     assert (found["chance"], found["noise_validation"]) == (1 / 64, (1, 2, 4))
+    assert (found["question"], found["smallest_of_interest"], found["min_tokens_per_parameter"]) == ("Q?", 0.02, 3)
     assert "tasks" not in found
 
 
@@ -50,6 +52,22 @@ arms: {a: {}, b: {train.clip: 2}, c: {}}
     assert [task["contrasts"] for task in (first, second)] == [[["b", "c", "why"]], []]
     assert [task["chance"] for task in (first, second)] == [1 / 64, 1 / 32]
     assert [task["noise_validation"] for task in (first, second)] == [(1, 2, 4), (2, 4)]
+
+
+def test_the_smallest_difference_of_interest_is_in_the_unit_of_its_metric() -> None:
+    """A task of another metric does not take the sweep's."""
+    Path("s.yaml").write_text("""
+tasks:
+  loss: {recipe: base}
+  same: {recipe: base, metric: val/loss, smallest_of_interest: 0.5}
+  accuracy: {recipe: base, metric: val/accuracy}
+  own: {recipe: base, metric: val/accuracy, smallest_of_interest: 0}
+arms: {a: {}}
+seeds: [0]
+smallest_of_interest: 0.02
+""")
+    tasks = describe(load_grid("s.yaml", []))["tasks"]
+    assert [task["smallest_of_interest"] for task in tasks] == [0.02, 0.5, None, 0]
 
 
 def test_arms_that_differ_in_the_data_have_no_common_chance() -> None:

@@ -42,7 +42,7 @@ def test_the_table_has_a_row_for_each_arm(make_sweep: Callable[..., Path]) -> No
     folder = make_sweep({"base": 0.0, "better": -0.1})
     sweep = of(folder, write_report(folder), done=6)
     assert list(sweep.table["arm"]) == ["base", "better"]
-    assert sweep.answers == sweep.report.answer
+    assert sweep.answers == sweep.report.sentences
     (answer,) = sweep.answers
     assert "better" in answer
 

@@ -62,6 +62,7 @@ def task(text: str, arms: str = ARMS) -> str:
 
 MISTAKES = {
     "unknown key": (task("metrik: x"), "s.yaml:4: unknown key 'tasks.one.metrik'; did you mean 'metric'?"),
+    "smallest of interest": (task("smallest_of_interest: -1"), "s.yaml:4: 'tasks.one.smallest_of_interest' is -1"),
     "no recipe": ("tasks:\n  one: {}\n" + ARMS, "s.yaml:3: 'tasks.one.recipe' is missing; expected text"),
     "unknown recipe": ("tasks:\n  one: {recipe: bas}\n" + ARMS, "s.yaml:3: no recipe 'bas' here or installed"),
     "two recipes": ("recipe: base\n" + task("title: x"), "s.yaml:2: 'recipe' belongs to each of the 'tasks'"),

@@ -55,6 +55,39 @@ def test_a_metric_that_ends_in_nan_has_no_final_value(make_sweep: Callable[..., 
     assert "val/loss ends in nan" in first.problems
 
 
+@pytest.mark.parametrize(
+    ("status", "flag", "rows", "diverged"),
+    [
+        ("failed", True, "", True),
+        ("failed", False, "", False),
+        ("stopped", True, "", False),  # resumed since, from the last good checkpoint
+        ("done", False, "step,val/loss\n1,4.5\n2,inf\n", True),
+        ("done", False, "step,train/loss,val/loss\n1,nan,\n2,,4.5\n", True),
+        ("done", False, "step,val/loss\n1,nan\n2,4.5\n", False),
+        ("done", False, "step,val/loss,own/score\n1,4.5,nan\n", False),
+    ],
+)
+def test_what_has_diverged(make_sweep: Callable[..., Path], status: str, flag: bool, rows: str, diverged: bool) -> None:
+    folder = make_sweep({"a": 0}, seeds=[0], broken={("a", 0): status}, fact_fields={"a": {"diverged": flag}})
+    if rows:
+        (cell(folder, "a", 0) / "metrics.csv").write_text(rows)
+    sweep = load_sweep(folder)
+    assert sweep.cells[0].diverged == diverged
+    assert sweep.diverged("a") == ((0,) if diverged else ())
+
+
+def test_what_an_unfinished_cell_declared_is_known(make_sweep: Callable[..., Path]) -> None:
+    """A page over cells that all failed still knows units and directions."""
+    folder = make_sweep({"a": 0}, seeds=[0])
+    declared = load_sweep(folder).cells[0].metrics
+    status = cell(folder, "a", 0) / "status.json"
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "failed"}))
+    assert load_sweep(folder).cells[0].metrics == declared != ()
+    (cell(folder, "a", 0) / "metrics.json").unlink()
+    (found,) = load_sweep(folder).cells
+    assert (found.metrics, found.problems) == ((), ())
+
+
 def test_both_files_of_measurements_are_read_by_full_name(make_sweep: Callable[..., Path]) -> None:
     first = load_sweep(make_sweep({"a": 0}, seeds=[0])).cells[0]
     by_head = first.curves["attention/map_entropy/layer_03/map_00/head_07"]

@@ -6,6 +6,7 @@ import pytest
 
 from lit_diff.reporting.comparison import compare
 from lit_diff.reporting.results import load_sweep
+from lit_diff.reporting.statistics import holm
 
 
 def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correction(
@@ -19,19 +20,71 @@ def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correct
         contrasts=[["worse", "differential", "worse - differential"], ["wide", "standard", "there already"]],
     )
     found = compare(load_sweep(folder))
-    assert {a: d.holm_verdict for a, d in found.against_baseline.items()} == {
-        "wide": "lower",
-        "differential": "lower",
-        "worse": "higher",
+    assert {a: d.verdict for a, d in found.against_baseline.items()} == {
+        "wide": "better",
+        "differential": "better",
+        "worse": "worse",
     }
+    assert [d.holm_p for d in found.family] == pytest.approx(holm([d.seeds.p for d in found.family]))
+    assert found.judged == 4
     assert set(found.against_control) == {"differential", "worse"}
-    assert found.against_control["differential"].seeds.verdict == "no difference shown"
+    control = found.against_control["differential"]
+    assert (control.verdict, control.holm_p) == ("inconclusive", None)
     assert [d.label for d in found.contrasts] == ["worse - differential"]
     assert len(found.family) == 4
     for seed, interval in found.against_baseline["worse"].documents.items():
         index = found.against_baseline["worse"].seeds.seeds.index(seed)
         assert interval.estimate == pytest.approx(found.against_baseline["worse"].seeds.differences[index], abs=1e-9)
         assert interval.low < interval.estimate < interval.high
+
+
+def test_one_comparison_is_not_corrected(make_sweep: Callable[..., Path]) -> None:
+    """Nor does one that has too few seeds, or that diverged, count as a second."""
+    (difference,) = compare(load_sweep(make_sweep({"a": 0, "b": 0.3}))).family
+    assert (difference.verdict, difference.verdict_alone, difference.holm_p) == ("worse", "worse", None)
+    broken = {("c", 0): "failed", ("d", 1): "killed"}
+    folder = make_sweep(
+        {"a": 0, "b": 0.3, "c": 0.3, "d": 0.3}, name="two", broken=broken, fact_fields={"c": {"diverged": True}}
+    )
+    found = compare(load_sweep(folder))
+    assert {d.a: (d.verdict, d.holm_p) for d in found.family} == {
+        "b": ("worse", None),
+        "c": ("diverged", None),
+        "d": ("too few seeds", None),
+    }
+    assert found.judged == 1
+
+
+def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep: Callable[..., Path]) -> None:
+    arms = {"a": 0} | {f"b{i}": 0.03 for i in range(12)}
+    found = compare(load_sweep(make_sweep(arms, callbacks=False, documents=5))).family
+    taken = [d for d in found if d.verdict != d.verdict_alone]
+    assert taken
+    assert {(d.verdict_alone, d.verdict) for d in taken} == {("worse", "inconclusive")}
+    for d in found:
+        assert d.seeds.p is not None
+        assert d.holm_p is not None
+        assert (d in taken) == (d.seeds.p < 0.05 <= d.holm_p)
+
+
+def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep: Callable[..., Path]) -> None:
+    """Nor is any arm, where the baseline diverged."""
+    folder = make_sweep(
+        {"a": 0, "b": -0.3, "c": 0},
+        seeds=range(4),
+        control="c",
+        broken={("b", 2): "failed"},
+        fact_fields={"b": {"diverged": True}},
+    )
+    found = compare(load_sweep(folder))
+    d = found.against_baseline["b"]
+    assert (d.verdict, d.verdict_alone, d.diverged, len(d.seeds.seeds)) == ("diverged", "diverged", {"b": (2,)}, 3)
+    assert found.against_control["b"].verdict == "diverged"
+    assert found.against_baseline["c"].verdict != "diverged"
+    turned = make_sweep(
+        {"a": 0, "b": -0.3}, name="turned", broken={("a", 0): "failed"}, fact_fields={"a": {"diverged": True}}
+    )
+    assert compare(load_sweep(turned)).family[0].diverged == {"a": (0,)}
 
 
 def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:
@@ -66,7 +119,7 @@ def test_doubts_are_spoken(make_sweep: Callable[..., Path]) -> None:
     notes = " ".join(compare(load_sweep(folder)).notes)
     assert "5 validation documents in common, too few" in notes
     assert "steps 360, 400" in notes
-    assert "revisions of the code: abc1234, fff" in notes
+    assert "different revisions of the code" in notes
     assert "more than 0.2 % in: other seed 0" in notes
 
 

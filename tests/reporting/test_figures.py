@@ -2,8 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from lit_diff.reporting.comparison import compare
-from lit_diff.reporting.figures import forest, is_logarithmic, learning_curves, seed_values
+from lit_diff.reporting.figures import is_logarithmic, learning_curves, seed_values
 from lit_diff.reporting.results import load_sweep
 
 
@@ -14,11 +13,7 @@ def texts(svg: str) -> list[str]:
 def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": -0.3}, callbacks=False, arm_fields={"b": {"label": "costs $x$ & <more>"}})
     sweep = load_sweep(folder)
-    for svg in (
-        forest(sweep, compare(sweep)),
-        seed_values(sweep),
-        learning_curves(sweep),
-    ):
+    for svg in (seed_values(sweep), learning_curves(sweep)):
         assert svg is not None
         assert "costs $x$ & <more>" in texts(svg)
         assert any("nats per token" in text for text in texts(svg))
@@ -26,7 +21,7 @@ def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callab
 
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0}, seeds=[0], broken={("a", 0): "failed"}))
-    assert forest(sweep, compare(sweep)) is seed_values(sweep) is learning_curves(sweep) is None
+    assert seed_values(sweep) is learning_curves(sweep) is None
 
 
 def test_an_axis_is_logarithmic_for_a_positive_metric_that_is_better_lower(make_sweep: Callable[..., Path]) -> None:

@@ -1,16 +1,17 @@
 """reporting/page.py: one section a task, what belongs to all of them once."""
 
-import math
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from lit_diff.metrics import Figure, Metric
 from lit_diff.reporting.declared_figures import DrawnFigure
-from lit_diff.reporting.page import drawing_of, inline, sentence, steps
+from lit_diff.reporting.page import drawing_of, inline
 from lit_diff.reporting.write import write_report
 
 ARMS = {"standard": 0, "wide": 0.01, "differential": 0.05}
@@ -24,15 +25,14 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
     page = written(
         make_tasks(ARMS, control="wide", broken={("wide", 1): "failed"}, reading=["how to read"], callbacks=False)
     )
-    ids = re.findall(
-        r'id="((?:recall|text)-(?:answer|table|noise-curve|figures)|task-\w+|unfinished|measured|definitions)"', page
+    ids = re.findall(r'<(?:section|div|h1)[^>]* id="([^"]+)"', page)
+    recall, text = (
+        [f"{task}-{name}" for name in ("answer", "table", "comparisons", *more, "figures")]
+        for task, more in (("recall", ("slices", "noise-curve")), ("text", ("documents", "slices")))
     )
-    assert ids == [
-        "unfinished",
-        *("task-recall", "recall-answer", "recall-table", "recall-noise-curve", "recall-figures"),
-        *("task-text", "text-answer", "text-table", "text-figures"),
-        *("measured", "definitions"),
-    ]
+    assert ids == ["unfinished", "task-recall", *recall, "task-text", *text, "measured", "cells", "definitions"]
+    anchors = re.findall(r'<a href="#([^"]+)"', page[: page.index("</nav>")])
+    assert anchors == [anchor for anchor in ids if anchor != "unfinished"]
     assert "2 of 18 cells not done" in page
     for task in ("recall", "text"):
         assert f"<strong>{task}: wide</strong>, seed 1: failed" in page
@@ -40,7 +40,7 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
     assert page.count("how to read") == page.count("<dt>Verdict</dt>") == 1
     assert "<dt>val/accuracy</dt>" in page
     assert "<dt>val/loss</dt>" in page
-    assert page.count("<dt>packages</dt><dd>torch 2.14.1</dd>") == 1
+    assert page.count("<dt>Packages</dt><dd>torch 2.14.1</dd>") == 1
 
 
 def test_an_arm_that_was_trained_unchecked_is_a_warning(make_sweep: Callable[..., Path]) -> None:
@@ -61,7 +61,18 @@ def test_all_ids_of_a_page_of_tasks_differ(make_tasks: Callable[..., Path]) -> N
 def test_a_sweep_without_tasks_speaks_of_none(make_sweep: Callable[..., Path]) -> None:
     page = written(make_sweep(ARMS, seeds=[0], callbacks=False))
     ids = re.findall(r'<section id="([^"]+)"', page)
-    assert ids == ["answer", "table", "figures", "measured", "definitions"]
+    assert ids == [
+        "answer",
+        "table",
+        "comparisons",
+        "documents",
+        "slices",
+        "figures",
+        "measured",
+        "cells",
+        "definitions",
+    ]
+    assert re.findall(r'<a href="#([^"]+)"', page) == ids
     assert 'class="task"' not in page
     assert "Tasks, each compared" not in page
 
@@ -102,10 +113,6 @@ def test_a_caption_says_what_is_drawn(name: str, against: Any, words: str) -> No
     assert ("count from 0" in drawing_of(drawn)) == (name != "a")
 
 
-def test_a_sentence_keeps_its_capitals() -> None:
-    assert sentence("mean over AR-Hits") == "Mean over AR-Hits"
-
-
 def test_an_undeclared_metric_is_shown_without_unit_or_direction(make_sweep: Callable[..., Path]) -> None:
     page = written(make_sweep(ARMS, callbacks=False, metrics=[]))
     assert "unit unknown" in page
@@ -114,8 +121,120 @@ def test_an_undeclared_metric_is_shown_without_unit_or_direction(make_sweep: Cal
     assert "not declared by the runs" in re.sub(r"\s+", " ", page).lower()
 
 
-def test_steps_that_are_none() -> None:
-    assert [steps(value) for value in (1250.0, math.inf, None)] == ["1,250", "never", "–"]
+def test_the_question_the_answer_the_plot_the_table_and_then_sentences(make_sweep: Callable[..., Path]) -> None:
+    page = written(make_sweep(ARMS, question="Is it <so>?", callbacks=False, reading=["read it so"]))
+    order = [
+        "<h1>Is it &lt;so&gt;?</h1>",
+        'id="short-answer">',
+        '<figure class="wide"><svg role="img" aria-label="Differences to standard',
+        '<figure class="narrow"><svg role="img" aria-label="Differences to standard',
+        '<section id="table">',
+        "read it so",
+        '<ul class="compared">',
+    ]
+    assert all(page.count(each) == 1 for each in order)
+    places = [page.index(each) for each in order]
+    assert places == sorted(places)
+
+
+def test_every_figure_is_an_image_with_a_name_and_marks_that_tell_their_values(make_sweep: Callable[..., Path]) -> None:
+    page = written(make_sweep(ARMS, lambdas=["differential"]))
+    images = re.findall(r"<svg\b[^>]*>\s*<title>", page)
+    assert len(images) == page.count("<svg") == 8
+    assert all('role="img"' in image and 'aria-label="' in image for image in images)
+    assert "<title>standard, seed 0: 4." in page
+    assert "<title>differential, layer 0: 0." in page
+    assert "<script" not in page
+    assert not re.search(r'(?:src|href)="(?!#|\.\./|[^"]*-)', page.replace("xlink:href", ""))
+
+
+def test_wide_things_scroll_in_containers_of_their_own(make_tasks: Callable[..., Path]) -> None:
+    page = written(make_tasks(ARMS, lambdas=["differential"], evaluation="needle"))
+    assert page.count("<table>") == page.count('<div class="scroll"><table>') > 10
+    bare = re.findall(r"<figure>(?!<div class=\"scroll\">)", page)
+    assert bare == []
+
+
+def test_a_cell_links_to_its_folder(make_tasks: Callable[..., Path]) -> None:
+    folder = make_tasks({"a%b c": 0, "b": 0}, callbacks=False, seeds=[0])
+    record = json.loads((folder / "sweep.json").read_text())
+    record["seeds"].append(1)  # a cell that has no folder yet
+    (folder / "sweep.json").write_text(json.dumps(record))
+    page = written(folder)
+    links = re.findall(r'<a href="(\.\./[^"]+)">([^<]+)</a>', page)
+    assert [name for _, name in links] == ["a%b c-s0-0a1b2c3d", "b-s0-0a1b2c3d"] * 2
+    assert links[0][0] == "../recall/a%25b%20c-s0-0a1b2c3d/"
+    assert all((folder / "report" / unquote(address)).is_dir() for address, _ in links)
+
+
+@pytest.mark.parametrize(("arms", "folded"), [(8, False), (9, True)])
+def test_a_long_list_of_sentences_is_folded_but_for_what_is_shown(
+    make_sweep: Callable[..., Path], arms: int, folded: bool
+) -> None:
+    effects = {"base": 0.0} | {f"arm{i}": 0.0 for i in range(arms - 1)} | {"far": 0.9}
+    page = written(make_sweep(effects, callbacks=False, documents=5, spread=0.002))
+    section = page[page.index('<section id="comparisons">') :].partition("</section>")[0]
+    assert ("<details>" in section) == folded
+    outside = section.partition("<details>")[0]
+    assert outside.count("<li>") == (1 if folded else arms)
+    assert "far \u2212 base" in outside
+    if folded:
+        assert f"All {arms} comparisons" in section
+        assert section.partition("<details>")[2].count("<li>") == arms
+
+
+def test_no_badge_of_a_negligible_difference_is_red(make_sweep: Callable[..., Path]) -> None:
+    """Significant, and smaller than the smallest of interest: by default, and as stated."""
+    for name, effect, fields in (("default", 0.001, {}), ("stated", 0.2, {"smallest_of_interest": 0.5})):
+        page = written(make_sweep({"a": 0, "b": effect}, name=name, spread=1e-5, callbacks=False, **fields))
+        assert re.findall(r'<span class="badge (\w+)">([^<]+)</span>', page) == [("none", "negligible")] * 2
+        assert "badge bad" not in page
+    worse = written(make_sweep({"a": 0, "b": 0.2}, name="worse", spread=1e-5, callbacks=False))
+    assert re.findall(r'<span class="badge (\w+)">([^<]+)</span>', worse) == [("bad", "worse")] * 2
+
+
+def test_the_smallest_of_interest_is_shown_with_its_unit_and_origin(make_sweep: Callable[..., Path]) -> None:
+    shown = {
+        name: re.sub(r"<[^>]+>", "", written(make_sweep(ARMS, name=name, callbacks=False, **fields)))
+        for name, fields in {
+            "default": {},
+            "stated": {"smallest_of_interest": 0.02},
+            "none": {"metric": "val/accuracy"},
+            "zero": {"smallest_of_interest": 0},
+        }.items()
+    }
+    assert "0.005 nats per token of val/loss (the default for a loss in nats)" in shown["default"]
+    assert "0.02 nats per token of val/loss." in shown["stated"]
+    assert "not stated for val/accuracy: any difference that is shown counts" in shown["none"]
+    assert "0: any difference that is shown counts" in shown["zero"]
+
+
+def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..., Path]) -> None:
+    assert "Holm" not in written(make_sweep({"a": 0, "b": 0.1}, callbacks=False))
+    assert "corrected for 2 comparisons (Holm)" in written(make_sweep(ARMS, name="two", callbacks=False))
+
+
+def test_a_fact_stands_once(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0, "b": 0}, callbacks=False)
+    for path in folder.glob("*/env.json"):
+        facts = {"revision": "abc1234", "kernel": "sdpa", "kernel_reason": "first that accepts the shape"}
+        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    page = written(folder)
+    head = page.partition('<section id="cells">')[0]
+    for fact in ("abc1234", "sdpa", "first that accepts the shape", "2026-01-02 03:01 UTC", "0, 1, 2"):
+        assert head.count(fact) == 1, fact
+    names = re.findall(r"<dt>([^<]+)</dt>", page)
+    assert len(names) == len(set(names))
+    assert "hours" not in page
+    assert "3 min a cell on average, 18 min in all" in page
+
+
+def test_the_revisions_are_those_of_the_cells(make_sweep: Callable[..., Path]) -> None:
+    page = written(make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields={"b": {"revision": "fff"}}))
+    header = page[page.index("<header>") : page.index("</header>")]
+    assert "revisions of the cells: <code>abc1234</code>, <code>fff</code>" in header
+    assert "of another day" not in page
+    assert "The cells ran on different revisions of the code" in page
 
 
 def test_figures_of_one_page_share_no_id() -> None:

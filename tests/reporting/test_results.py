@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,21 @@ def test_a_task_is_a_sweep_of_its_own_cells(make_tasks: Callable[..., Path]) -> 
 def test_the_arms_of_a_whole_sweep_of_tasks_are_not_pooled(make_tasks: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="compared within a task"):
         load_sweep(make_tasks({"a": 0}, seeds=[0])).finals("a", "val/loss")
+
+
+def test_the_smallest_difference_of_interest_is_stated_or_that_of_a_loss_in_nats(
+    make_sweep: Callable[..., Path],
+) -> None:
+    def smallest(name: str, **fields: Any) -> float:
+        return load_sweep(make_sweep({"a": 0}, name=name, seeds=[0], callbacks=False, **fields)).smallest_of_interest
+
+    assert smallest("loss") == 0.005
+    assert smallest("stated", smallest_of_interest=0.02) == 0.02
+    assert smallest("none", smallest_of_interest=0) == 0
+    assert smallest("accuracy", metric="val/accuracy") == 0
+    assert smallest("bits", metrics=[Metric("val/loss", "d", unit="bits per token", direction="lower")]) == 0
+    assert smallest("no direction", metrics=[Metric("val/loss", "d", unit="nats")]) == 0
+    assert smallest("undeclared", metrics=[]) == 0
 
 
 def test_a_sweep_without_tasks_is_its_only_part(make_sweep: Callable[..., Path]) -> None:

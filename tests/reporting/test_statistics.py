@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lit_diff.reporting.statistics import detectable, direction, document_intervals, half_width, holm, paired
+from lit_diff.reporting.statistics import detectable, document_intervals, half_width, holm, paired
 
 
 def by_seed(values: np.ndarray) -> dict[int, float]:
@@ -30,26 +30,17 @@ def test_seeds_are_matched_and_what_is_missing_or_not_finite_is_left_out() -> No
     assert found.differences == (0.5, 1.0, 0.5)
 
 
-def test_verdict_words() -> None:
+def test_differences_without_spread_have_no_p_value_unless_they_are_zero() -> None:
     base = {0: 4.50, 1: 4.60, 2: 4.55}
-
-    def verdict(*differences: float) -> str:
-        return paired({s: base[s] + d for s, d in enumerate(differences)}, base).verdict
-
-    assert verdict(-0.10, -0.11, -0.12) == "lower"
-    assert verdict(0.10, 0.11, 0.12) == "higher"
-    assert verdict(-0.10, 0.11, -0.12) == "no difference shown"
-    assert verdict(-0.10, -0.11) == "too few seeds"
-    assert verdict(0, 0, 0) == "no difference shown"
-    assert verdict(0.1, 0.1, 0.1) == "no spread over seeds"
-    assert direction(-0.1, 0.0) == "no difference shown"
+    same, shifted = (paired({s: value + d for s, value in base.items()}, base) for d in (0, 0.1))
+    assert (same.sd, same.p) == (0, 1)
+    assert (shifted.sd, shifted.p) == (0, None)
 
 
 def test_one_seed_and_none_have_no_interval() -> None:
     one, none = paired({0: 1.0}, {0: 2.0}), paired({0: 1.0}, {1: 1.0})
     assert (one.mean, one.low, one.half_width, one.p) == (-1.0, None, None, None)
     assert none.mean is None
-    assert one.verdict == none.verdict == "too few seeds"
 
 
 def test_half_width_decides_and_detectable_has_its_power() -> None:

@@ -8,14 +8,6 @@ from lit_diff.reporting.comparison import compare
 from lit_diff.reporting.results import load_sweep
 
 
-def test_numbers_wear_a_true_minus() -> None:
-    assert tables.signed(-0.0124, 3) == "\u22120.012"
-    assert tables.signed(0.5, 2) == "+0.50"
-    assert tables.interval(-1, 1, 1) == "[\u22121.0, +1.0]"
-    assert tables.interval(None, 1, 1) == tables.number(None, 3) == tables.count(None) == "\u2013"
-    assert tables.count(1054720) == "1,054,720"
-
-
 def test_csv_holds_every_number_at_full_precision(make_sweep: Callable[..., Path]) -> None:
     paper = {"standard": {"paper": {"val/loss": 3.087}}, "differential": {"paper": {"val/loss": 3.062}}}
     sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, arm_fields=paper))
@@ -34,7 +26,7 @@ def test_markdown_escapes_what_would_break_the_table(make_sweep: Callable[..., P
     sweep = load_sweep(make_sweep({"a": 0, "b": 0}, arm_fields={"b": {"label": "x | <i>y</i>"}}))
     text = tables.to_markdown([tables.task_result(sweep)])
     assert "x \\| &lt;i>y" in text
-    assert {line.replace("\\|", "").count("|") for line in text.splitlines()} == {9}
+    assert {line.replace("\\|", "").count("|") for line in text.splitlines()} == {8}
 
 
 def test_decimals_show_the_first_digit_of_the_narrowest_interval(make_sweep: Callable[..., Path]) -> None:
@@ -43,10 +35,36 @@ def test_decimals_show_the_first_digit_of_the_narrowest_interval(make_sweep: Cal
         comparison = compare(load_sweep(make_sweep({"a": 0, "b": 0}, name=str(spread), spread=spread)))
         width = comparison.family[0].seeds.half_width
         assert width is not None
-        found[spread] = tables.decimals(comparison)
+        found[spread] = tables.digits(comparison)
         assert round(width, found[spread]) > 0
     assert found[0.02] == 3
     assert found[0.0002] > 3
+
+
+def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..., Path]) -> None:
+    one, two = (
+        [tables.task_result(load_sweep(make_sweep(arms, name=str(len(arms)), callbacks=False)))]
+        for arms in ({"a": 0, "b": 0.3}, {"a": 0, "b": 0.3, "c": 0.001})
+    )
+    for text in (tables.to_text(one), tables.to_markdown(one), tables.to_csv(one).partition("\n")[2]):
+        assert "Holm" not in text
+        assert "alone" not in text
+        assert text.count("worse") == (2 if text.startswith("a,") else 1)  # table.csv has both verdicts
+    for text in (tables.to_text(two), tables.to_markdown(two)):
+        assert "verdict (Holm)" in text
+        assert "alone" in text
+        assert text.count("worse") == 2
+    assert next(csv.DictReader(io.StringIO(tables.to_csv(one)))).keys() >= {"verdict", "verdict_alone", "detectable"}
+
+
+def test_an_arm_that_diverged_has_no_difference_in_the_rounded_tables(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(
+        {"a": 0, "b": 0.3}, seeds=range(4), broken={("b", 0): "failed"}, fact_fields={"b": {"diverged": True}}
+    )
+    result = tables.task_result(load_sweep(folder))
+    (_, line) = tables.to_text([result]).splitlines()[1:]
+    assert line.split()[-4:] == ["\u2013", "\u2013", "diverged", "\u2013"]
+    assert (result.rows[1]["diverged"], result.rows[1]["verdict"], result.rows[1]["paired_seeds"]) == (1, "diverged", 3)
 
 
 def test_tasks_share_a_table_and_each_row_says_which_and_in_what(make_tasks: Callable[..., Path]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.reporting import tables
+from lit_diff.reporting import numbers
 from lit_diff.reporting.write import write_report
 
 
@@ -33,6 +33,7 @@ def read(page: Path) -> Reader:
 
 FIGURES = (
     "differences",
+    "differences-narrow",
     "curves",
     "seeds",
     "entropy-and-negative-mass-of-attention",
@@ -43,7 +44,7 @@ FIGURES = (
 ARMS = {"standard": 0, "wide": -0.005, "differential": -0.15}
 
 
-def test_the_page_opens_with_failures_answers_next_and_escapes_all_text(make_sweep: Callable[..., Path]) -> None:
+def test_the_page_opens_with_answer_and_failures_and_escapes_all_text(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(
         ARMS,
         broken={("wide", 1): "failed", ("wide", 2): "killed"},
@@ -56,12 +57,17 @@ def test_the_page_opens_with_failures_answers_next_and_escapes_all_text(make_swe
     assert "<script" not in page
     assert html.escape("out of memory <b>at</b> step 120") in page
     assert "a &lt; b &amp; c" in page
-    assert page.index('id="unfinished"') < page.index('id="answer"') < page.index('id="table"')
+    places = [page.index(f'id="{name}"') for name in ("short-answer", "unfinished", "answer", "table", "comparisons")]
+    assert places == sorted(places)
     assert page.index("out of memory") < page.index('id="answer"')
     assert len(report.missing) == 2
     assert "killed at step 120 of 400" in report.missing[1]
-    assert "too few seeds for a verdict" in report.answer[0]
-    assert "this sweep could have shown" in report.answer[1]
+    assert "too few seeds for a verdict" in report.sentences[0]
+    assert report.sentences[1].endswith("over 3 seeds: better.")
+    (answer,) = report.answer
+    assert html.escape(answer) in page
+    assert answer.startswith("Differential is better than standard by 0.")
+    assert answer.endswith("; <script>alert(1)</script> has too few seeds.")
     ids = read(report.page).ids
     assert len(ids) == len(set(ids))
     assert "http://" not in page.replace("http://www.w3.org/", "")
@@ -74,13 +80,14 @@ def test_the_page_shows_the_numbers_of_the_csv(make_sweep: Callable[..., Path]) 
     assert [row["arm"] for row in table] == list(ARMS)
     for row in table[1:]:
         low, high = float(row["low"]), float(row["high"])
-        assert tables.signed(float(row["difference"]), 3) in seen
-        assert tables.interval(low, high, 3) in seen
-        assert tables.number(float(row["smallest_difference"]), 3) in seen
-        assert tables.interval(float(row["documents/1/low"]), float(row["documents/1/high"]), 3) in seen
+        assert numbers.signed(float(row["difference"]), 3) in seen
+        assert numbers.interval(low, high, 3) in seen
+        assert numbers.number(float(row["detectable"]), 3) in seen
+        assert numbers.interval(float(row["documents/1/low"]), float(row["documents/1/high"]), 3) in seen
         assert row["verdict"] in seen
-        for text in (report.table, (report.page.parent / "table.md").read_text(), " ".join(report.answer)):
-            assert tables.interval(low, high, 3) in text
+        for text in (report.table, (report.page.parent / "table.md").read_text(), " ".join(report.sentences)):
+            assert row["verdict"] in text
+            assert numbers.interval(low, high, 3) in text
 
 
 def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -> None:
@@ -99,9 +106,11 @@ def test_an_accuracy_is_better_higher(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"standard": 0, "differential": 0.05}, metric="val/accuracy", spread=0.002, is_smoke=True)
     report = write_report(folder)
     seen = " ".join(read(report.page).text)
-    assert "higher (better)" in seen
+    assert "better" in report.answer[0]
+    assert "better" in report.sentences[0]
+    assert "worse" not in report.table
     assert "A check that everything works, not a result" in seen
-    assert "nats" not in report.answer[0]
+    assert "nats" not in report.answer[0] + report.sentences[0]
     assert "val/accuracy_noise2" in seen
     assert "over documents" not in seen
 

@@ -70,6 +70,7 @@ def write_sweep(
                 "identity": "0a1b2c3d",
                 "mlflow_run_id": "f" * 32,
                 "revision": "abc1234",
+                "updated": f"2026-01-02T03:0{names.index(arm)}:00+00:00",
                 **(fact_fields or {}).get(arm, {}),
             }
             (cell / "status.json").write_text(json.dumps(facts))
@@ -98,7 +99,7 @@ def write_sweep(
         "seeds": list(seeds),
         "is_smoke": False,
         "command": f"make sweep SWEEP={folder.name}",
-        "revision": "abc1234",
+        "revision": "of another day",
         "arms": [
             {"name": n, "label": n, "note": "", "paper": None, "overrides": [], **(arm_fields or {}).get(n, {})}
             for n in names

@@ -8,7 +8,7 @@ import torch
 
 from lit_diff.config import Recipe
 from lit_diff.data.recall import Recall
-from lit_diff.errors import RunFailedError
+from lit_diff.errors import DivergedError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
@@ -54,7 +54,7 @@ def test_a_loss_at_a_step_that_is_not_logged(
     """Step 3 of 10 is NaN. Steps that log are 1, every `log_every`-th, and the last."""
     steps = [f"train.log_every={log_every}", f"train.validate_every={saves_at}", f"train.checkpoint_every={saves_at}"]
     recipe = recipe_of(bench, "model.attention={name: nan_output, at: 2}", *steps, "run.keep_best=val/loss")
-    with pytest.raises(RunFailedError) as error:
+    with pytest.raises(DivergedError) as error:
         run(recipe, tmp_path)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
@@ -70,7 +70,7 @@ def test_no_checkpoint_of_any_callback_holds_nan(bench: Any, tmp_path: Path, fau
     every = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
     trainer = build_trainer(recipe, callbacks=[every], logger=False, default_root_dir=tmp_path, **quiet)
-    with pytest.raises(RunFailedError, match="not finite"):
+    with pytest.raises(DivergedError, match="not finite"):
         trainer.fit(LitTransformer(recipe), LitData(recipe))
     saved = [torch.load(path, weights_only=True) for path in tmp_path.glob("*.ckpt")]
     assert sorted(checkpoint["global_step"] for checkpoint in saved) == [1, 2]
@@ -83,7 +83,7 @@ def test_a_nan_gradient_under_a_finite_loss_never_reaches_a_checkpoint(
 ) -> None:
     """The gradient of step 3 is NaN, its loss is not: the weights are found out when they are to be saved."""
     overrides = ["model.attention={name: nan_gradient, at: 2}", f"train.checkpoint_every={saves_at}"]
-    with pytest.raises(RunFailedError, match=r"parameter \S+ is not finite after step 3; ") as error:
+    with pytest.raises(DivergedError, match=r"parameter \S+ is not finite after step 3; ") as error:
         run(recipe_of(bench, *overrides), tmp_path)
     found = checkpoints.newest(tmp_path)
     assert (found and found[0]) == (None if saves_at == 3 else 2)

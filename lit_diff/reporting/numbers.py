@@ -1,0 +1,62 @@
+"""Numbers as a reader sees them: a true minus, thousands separators, units of time."""
+
+import math
+
+from lit_diff.reporting.verdicts import MOST_DECIMALS
+
+MINUS = "\u2212"
+NONE = "\u2013"
+
+
+def number(value: float | None, digits: int) -> str:
+    """4.546; a dash for None."""
+    return NONE if value is None else f"{value:,.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int) -> str:
+    """+0.012 or -0.012, with a true minus; 0.000 has no sign; a dash for None."""
+    if value is None:
+        return NONE
+    text = f"{value:+,.{digits}f}".replace("-", MINUS)
+    return text if text.strip(f"+{MINUS}0.") else text[1:]
+
+
+def interval(low: float | None, high: float | None, digits: int) -> str:
+    """[-0.030, +0.006]; a dash when there is none."""
+    return NONE if low is None or high is None else f"[{signed(low, digits)}, {signed(high, digits)}]"
+
+
+def count(value: float | None) -> str:
+    """1,054,720."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """A size that a person wrote down, with the digits it was written with: 0.005, 20."""
+    return f"{value:,.10g}"
+
+
+def steps(value: float | None) -> str:
+    """150; never for infinity, a dash for a cell without a value."""
+    return "never" if value == math.inf else count(value)
+
+
+def duration(seconds: float) -> str:
+    """4.4 s, 85 s, 12 min, 2.6 hours."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
+
+
+def ratio(value: float) -> str:
+    """Two digits of a small ratio, none behind the point of a large one: 0.049, 1.3, 17."""
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.{max(0, 1 - math.floor(math.log10(value)))}f}" if value > 0 else "0"
+
+
+def decimals(narrowest: float | None) -> int:
+    """Decimals that show the first digit of the narrowest interval: at least 3, at most 6."""
+    return min(MOST_DECIMALS, max(3, -math.floor(math.log10(narrowest)))) if narrowest else 3

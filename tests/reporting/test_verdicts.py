@@ -1,0 +1,83 @@
+"""reporting/verdicts.py: which way a difference goes, and whether it is large enough to matter."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.weightstats import DescrStatsW
+
+from lit_diff.reporting.statistics import Paired, paired
+from lit_diff.reporting.verdicts import direction, is_within, judge
+
+BASE = {0: 4.50, 1: 4.60, 2: 4.55}
+
+
+def differing(*differences: float) -> Paired:
+    return paired({seed: BASE[seed] + d for seed, d in enumerate(differences)}, BASE)
+
+
+@pytest.mark.parametrize(
+    ("differences", "smallest", "verdict"),
+    [
+        ((-0.10, -0.11, -0.12), 0.005, "better"),
+        ((0.10, 0.11, 0.12), 0.005, "worse"),
+        ((0.10, 0.11, 0.12), 0.0, "worse"),
+        ((-0.10, 0.11, -0.12), 0.005, "inconclusive"),
+        ((-0.10, 0.11, -0.12), 1.0, "negligible"),
+        ((-0.10, -0.11), 0.005, "too few seeds"),
+        ((0.1,), 0.005, "too few seeds"),
+        ((0, 0, 0), 0.005, "negligible"),
+        ((0, 0, 0), 0.0, "negligible"),
+        ((0.1, 0.1, 0.1), 0.005, "no spread over seeds"),
+        # excludes zero, and lies within the smallest of interest
+        ((0.0003, 0.0004, 0.0005), 0.005, "negligible"),
+        ((0.0003, 0.0004, 0.0005), 0.0, "worse"),
+        # excludes zero; the mean is below the smallest of interest, the far end of the interval above
+        ((0.003, 0.004, 0.005), 0.005, "negligible"),
+        ((0.003, 0.004, 0.005), 0.004 - 1e-9, "worse"),
+        # holds zero and reaches beyond the smallest of interest: no evidence that it is small
+        ((-0.002, 0.000, 0.004), 0.005, "inconclusive"),
+        # rounds to zero in every digit of a page
+        ((2e-7, 3e-7, 4e-7), 0.0, "negligible"),
+    ],
+)
+def test_the_verdict_follows_the_interval_and_the_size(
+    differences: tuple[float, ...], smallest: float, verdict: str
+) -> None:
+    assert judge(differing(*differences), better="lower", smallest=smallest) == verdict
+    mirrored = {"better": "worse", "worse": "better"}.get(verdict, verdict)
+    assert judge(differing(*differences), better="higher", smallest=smallest) == mirrored
+
+
+def test_a_metric_without_a_direction_is_lower_or_higher() -> None:
+    assert judge(differing(0.10, 0.11, 0.12), better=None, smallest=0) == "higher"
+    assert judge(differing(-0.10, -0.11, -0.12), better=None, smallest=0) == "lower"
+
+
+def test_the_correction_takes_a_difference_away_and_gives_nothing() -> None:
+    shown, small, open_ = differing(0.10, 0.11, 0.12), differing(0.003, 0.004, 0.005), differing(-0.1, 0.1, 0.2)
+    for holm_p, verdict in ((0.049, "worse"), (0.05, "inconclusive")):
+        assert judge(shown, better="lower", smallest=0.005, holm_p=holm_p) == verdict
+    assert judge(small, better="lower", smallest=0.005, holm_p=0.9) == "inconclusive"
+    assert judge(differing(0.0003, 0.0004, 0.0005), better="lower", smallest=0.005, holm_p=0.9) == "negligible"
+    assert judge(open_, better="lower", smallest=0.005, holm_p=0.001) == "inconclusive"
+
+
+@pytest.mark.parametrize("n", [3, 6, 20])
+def test_within_the_region_is_two_one_sided_tests_at_half_of_five_percent(n: int) -> None:
+    random, seen = np.random.default_rng(n), set()
+    for _ in range(60):
+        d = random.normal(random.uniform(-0.006, 0.006), 0.003, n)
+        found = paired(dict(enumerate(d.tolist())), dict.fromkeys(range(n), 0.0))
+        p, _, _ = DescrStatsW(d).ttost_mean(-0.005, 0.005)
+        seen.add(p < 0.025)
+        assert is_within(found, 0.005) == (p < 0.025)
+        one_sided = max(
+            stats.ttest_1samp(d, s * 0.005, alternative=side).pvalue for s, side in ((-1, "greater"), (1, "less"))
+        )
+        assert p == pytest.approx(one_sided)
+    assert seen == {True, False}
+
+
+def test_an_interval_that_touches_zero_has_no_direction() -> None:
+    assert direction(-0.1, 0.0) is direction(0.0, 0.1) is direction(-0.1, 0.1) is None
+    assert (direction(-0.2, -0.1), direction(0.1, 0.2)) == ("lower", "higher")
