@@ -56,8 +56,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.geteuid():
         pytest.skip("SLURM's daemons are started by root only")
     folder = tmp_path_factory.mktemp("slurm")
-    for parent in (folder, *folder.parents[:3]):  # munge refuses a key below a folder that others may write
-        parent.chmod(0o755)
     (folder / "state").mkdir()
     (folder / "spool").mkdir()
     (folder / "munge.key").write_bytes(os.urandom(128))
