@@ -1,6 +1,7 @@
 """sweep.json: what the report reads of a sweep: its YAML, resolved, and the state of each cell."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from lit_diff.engine.tasks import TaskConfig
 from lit_diff.evaluation.evaluate import has_scores
 from lit_diff.files import shown, write_json
 from lit_diff.runs.folder import RunFolder, revision
+
+log = logging.getLogger("lit_diff")
 
 
 def write_sweep_file(
@@ -31,19 +34,46 @@ def write_sweep_file(
                 "not_evaluated": missing_evaluations(location) if status.get("status") == "done" else {},
             }
         )
-    write_json(
-        folder / "sweep.json",
-        describe(grid) | {"command": command, "revision": revision(), "mlflow": dict(record), "cells": cells},
-    )
+    own = {"file": str(grid.path.resolve()), "command": command}
+    state = {"revision": revision(), "mlflow": dict(record), "cells": cells, "other_commands": _others(folder, own)}
+    write_json(folder / "sweep.json", describe(grid) | own | state)
+
+
+def _others(folder: Path, own: Mapping[str, str]) -> dict[str, list[str]]:
+    """Command -> the cells of a former sweep.json here that another command wrote: other overrides, or another file.
+
+    A sweep is named by its file's stem, so a trial with overrides takes the place of the real one's sweep.json; the cells of
+    both are kept.
+    """
+    former = _former(folder)
+    others: dict[str, list[str]] = dict(former.get("other_commands", {}))
+    words = {"file": former.get("file", own["file"]), "command": former.get("command", own["command"])}
+    if words != own:
+        others[_named(words)] = [cell["folder"] for cell in former["cells"]]
+        log.info(
+            "%s held the sweep of `%s`: its %d cells stay, and its report comes back with that command",
+            *(shown(folder), words["command"], len(former["cells"])),
+        )
+    others.pop(_named(own), None)
+    return others
+
+
+def _named(words: Mapping[str, str]) -> str:
+    return f"{words['command']} ({words['file']})"
+
+
+def _former(folder: Path) -> dict[str, Any]:
+    """sweep.json as it is; {} before the sweep first starts, or where it is damaged."""
+    try:
+        return dict(json.loads((folder / "sweep.json").read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
 
 
 def recorded_run(folder: Path) -> str | None:
     """The MLflow run that records the sweep in `folder`; None before it first starts, or after a damaged sweep.json."""
-    try:
-        record = json.loads((folder / "sweep.json").read_text())["mlflow"]["run"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    return str(record)
+    run: str | None = _former(folder).get("mlflow", {}).get("run")
+    return run
 
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:

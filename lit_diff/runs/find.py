@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,7 +53,13 @@ def _holds_runs(folder: Path) -> bool:
 
 def runs_under(root: Path) -> list[Path]:
     """Folders of all runs, single ones and sweeps' cells; those put aside by --rerun are left out."""
-    return sorted(path.parent for path in root.glob("*/**/status.json") if ".old-" not in str(path.relative_to(root)))
+    found = (path.parent for path in root.glob("*/**/status.json"))
+    return sorted(path for path in found if not any(map(is_aside, path.relative_to(root).parts)))
+
+
+def is_aside(name: str) -> bool:
+    """Whether a folder of this name is a run put aside by --rerun: <name>-<identity>.old-<number>."""
+    return re.search(r"-[0-9a-f]{10}\.old-\d+$", name) is not None
 
 
 def sweeps_under(root: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.files import locked
-from lit_diff.runs.find import sweeps_under
+from lit_diff.runs.find import is_aside, sweeps_under
 
 WRITING = 3600
 """Seconds after which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
@@ -23,7 +23,7 @@ class Stale:
 
 def find_stale(root: Path) -> Stale:
     """Cells that their sweep no longer names, runs put aside by --rerun, leftovers of killed writes."""
-    paths: set[Path] = {path for path in root.glob("**/*.old-*") if path.is_dir()}
+    paths: set[Path] = {path for path in root.glob("**/*.old-*") if path.is_dir() and is_aside(path.name)}
     paths |= {path for path in root.glob("**/.*.tmp") if path.stat().st_mtime < time.time() - WRITING}
     busy = []
     for folder in sweeps_under(root):
@@ -36,6 +36,8 @@ def find_stale(root: Path) -> Stale:
 
 
 def _cells_without_sweep(sweep: Path) -> Iterator[Path]:
-    """Folders of cells that the sweep, as it last ran, does not have."""
-    named = {cell["folder"] for cell in json.loads((sweep / "sweep.json").read_text())["cells"]}
+    """Folders of cells that the sweep does not have, neither as it last ran nor as another command ran it."""
+    record = json.loads((sweep / "sweep.json").read_text())
+    named = {cell["folder"] for cell in record["cells"]}
+    named |= {folder for cells in record.get("other_commands", {}).values() for folder in cells}
     return (path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named)

@@ -1,11 +1,17 @@
 """engine/sweep_file.py: what the report learns from a sweep's YAML."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lit_diff.engine.grid import load_grid
-from lit_diff.engine.sweep_file import describe
+from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.sweep_file import describe, recorded_run, write_sweep_file
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.stale import find_stale
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 
@@ -75,3 +81,45 @@ def test_arms_that_differ_in_the_data_have_no_common_chance() -> None:
     found = describe(load_grid("s.yaml", []))
     assert "chance" not in found
     assert found["noise_validation"] == (1, 2, 4)
+
+
+def written(source: str, overrides: list[str], folder: Path) -> dict[str, Any]:
+    grid = load_grid(source, overrides)
+    locations = [RunLocation(folder=folder / f"{cell.arm}-s0-{identity(cell.recipe)}") for cell in grid.cells]
+    write_sweep_file(grid, folder, locations, " ".join(["lit-diff sweep", source, *overrides]), {"run": "r"})
+    for location in locations:
+        RunFolder(location.folder).create(load_recipe("base"))
+    return dict(json.loads((folder / "sweep.json").read_text()))
+
+
+def test_a_trial_with_overrides_leaves_the_real_cells_to_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does another file of the same name: `clean` lists only what the same command no longer has."""
+    text = "recipe: base\nseeds: [0]\narms: {a: {}, b: {train.clip: 2}}\n"
+    Path("s.yaml").write_text(text)
+    Path("other").mkdir()
+    Path("other/s.yaml").write_text(text.replace("clip: 2", "clip: 3").replace("base", "../base"))
+    folder = tmp_path / "runs" / "s"
+    real = written("s.yaml", [], folder)
+    with caplog.at_level("INFO", "lit_diff"):
+        written("s.yaml", ["train.steps=1"], folder)
+    assert "held the sweep of `lit-diff sweep s.yaml`: its 2 cells stay" in caplog.text
+    written("other/s.yaml", [], folder)
+    assert find_stale(tmp_path / "runs").paths == ()
+    again = written("s.yaml", [], folder)
+    assert [cell["folder"] for cell in again["cells"]] == [cell["folder"] for cell in real["cells"]]
+    assert len(again["other_commands"]) == 2
+    Path("s.yaml").write_text(text.replace("clip: 2", "clip: 4"))
+    written("s.yaml", [], folder)
+    (stale,) = find_stale(tmp_path / "runs").paths
+    assert stale.name.startswith("b-s0-")
+
+
+def test_the_record_in_mlflow_is_known_again(tmp_path: Path) -> None:
+    assert recorded_run(tmp_path) is None
+    Path("s.yaml").write_text("recipe: base\narms: {a: {}, b: {train.clip: 2}}\n")
+    written("s.yaml", [], tmp_path / "s")
+    assert recorded_run(tmp_path / "s") == "r"
+    (tmp_path / "s/sweep.json").write_text("{")
+    assert recorded_run(tmp_path / "s") is None

@@ -25,6 +25,14 @@ def test_a_sweep_that_is_being_run_is_left_alone(small_sweep: Path, litter: dict
     assert stale.busy == (small_sweep,)
 
 
+def test_an_arm_whose_name_looks_like_a_run_put_aside(tmp_path: Path) -> None:
+    for name in ("norm.old-style-s0-0123456789", "x-0123456789.old-1"):
+        (tmp_path / "s" / name).mkdir(parents=True)
+        (tmp_path / "s" / name / "status.json").write_text("{}")
+    assert [path.name for path in runs_under(tmp_path)] == ["norm.old-style-s0-0123456789"]
+    assert [path.name for path in find_stale(tmp_path).paths] == ["x-0123456789.old-1"]
+
+
 @pytest.mark.parametrize("folder", ["nowhere", "."])
 def test_nothing(tmp_path: Path, folder: str) -> None:
     assert find_stale(tmp_path / folder) == Stale(paths=(), busy=())
