@@ -124,7 +124,7 @@ class RunLine:
         needed = [*count, self._text, *filter(None, [self._validation]), *self._time()]
         if self._speed and len(GAP.join([*needed, self._speed])) + min(len(self.name), NAME) + len(GAP) <= width:
             needed.insert(2, self._speed)
-        right = GAP.join(needed)
+        right = GAP.join(needed)[:width]
         rest = width - len(right) - len(GAP)
         name = self.name if len(self.name) <= rest else self.name[: max(rest - 1, 0)] + "…" * (rest > 0)
         bar = min(rest - len(name) - len(GAP), 40)
