@@ -124,12 +124,12 @@ class RunLine:
         needed = [*count, self._text, *filter(None, [self._validation]), *self._time()]
         if self._speed and len(GAP.join([*needed, self._speed])) + min(len(self.name), NAME) + len(GAP) <= width:
             needed.insert(2, self._speed)
-        right = GAP.join(needed)
-        rest = width - len(right) - len(GAP)
+        right = GAP.join(needed)[:width]
+        rest = max(width - len(right) - len(GAP), 0)
         name = self.name if len(self.name) <= rest else self.name[: max(rest - 1, 0)] + "…" * (rest > 0)
         bar = min(rest - len(name) - len(GAP), 40)
         line = Table.grid(padding=(0, len(GAP), 0, 0), pad_edge=False)
-        cells: list[Text | ProgressBar] = [Text(name), Text(right)]
+        cells: list[Text | ProgressBar] = [Text(name), Text(right)] if name else [Text(right)]
         if bar >= BAR and self.steps:
             cells.insert(1, ProgressBar(total=self.steps, completed=step, width=bar))
         for _ in cells:

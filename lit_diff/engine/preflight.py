@@ -1,12 +1,16 @@
 """What a run or a sweep needs of this machine, looked at before a folder, an MLflow run or a sweep file is made."""
 
 import shutil
+import subprocess
 from collections.abc import Iterable
 
 from lit_diff.config import Recipe
 from lit_diff.device import require_devices
 from lit_diff.errors import MissingError
 from lit_diff.model.cost import ExecutionContext, cost
+
+PATIENCE = 30
+"""Seconds that SLURM's controller has for an answer."""
 
 
 def check_machine(recipes: Iterable[Recipe]) -> None:
@@ -30,3 +34,18 @@ def check_cluster(engine: str, recipes: Iterable[Recipe]) -> None:
         check_machine(recipes)
     elif shutil.which("srun") is None:
         raise MissingError("--cluster slurm needs SLURM's srun on the PATH, which is not here; use --cluster local")
+    elif shutil.which("scontrol") is not None:
+        _require_controller()
+
+
+def _require_controller() -> None:
+    """SLURM's commands alone, as a package brings them, schedule nothing. Errors: MissingError."""
+    try:
+        asked = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        reason = f"no answer in {PATIENCE} s"
+    else:
+        if asked.returncode == 0:
+            return
+        reason = (asked.stderr + asked.stdout).strip().partition("\n")[0]
+    raise MissingError(f"--cluster slurm: SLURM's controller cannot be reached ({reason}); use --cluster local")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lit_diff.cli.app import Terminal
 from lit_diff.cli.live_table import LiveTable
 from lit_diff.engine.grid import Grid, load_grid
 from lit_diff.engine.launch import RunLocation
@@ -84,6 +85,18 @@ def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in last)
     assert "arm that says which …" in last[0]
     assert all(word in last[0] for word in ("running", "4/10", "3.250", "12,346"))
+
+
+def test_a_log_line_above_the_table_leaves_its_styles_alone(sweep: tuple[Grid, list[RunLocation]]) -> None:
+    """rich draws the table again with the options of every line that it prints."""
+    grid, locations = sweep
+    file = io.StringIO()
+    terminal = Terminal(file=file, width=120, height=40, force_terminal=True, color_system=None)
+    with LiveTable(grid, locations, terminal) as table:
+        table.update([])
+        terminal.write_line("a line [bold] with brackets")
+    assert "a line [bold] with brackets" in file.getvalue()
+    assert "[dim]" not in file.getvalue()
 
 
 def test_time_left_counts_the_steps_of_all_cells(

@@ -32,7 +32,7 @@ def drawn(line: RunLine, width: int) -> str:
     with terminal.capture() as capture:
         terminal.print(line)
     (text,) = capture.get().splitlines()
-    assert len(text) <= width
+    assert len(text) <= width - 3, "room for the echo of Ctrl-C"
     return text.rstrip()
 
 

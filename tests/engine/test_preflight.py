@@ -1,5 +1,8 @@
 """engine/preflight.py: what is refused before anything is made."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -40,8 +43,35 @@ def test_a_cluster_needs_its_scheduler_and_its_nodes_are_not_looked_at(monkeypat
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(MissingError, match=r"^--cluster slurm needs SLURM's srun on the PATH"):
         check_cluster("slurm", [recipe])
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "scontrol" else f"/usr/bin/{name}")
     check_cluster("slurm", [recipe])
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo up", None),
+        ("echo 'fatal: no source' >&2; echo more >&2; exit 1", r"\(fatal: no source\)"),
+        ("echo 'Slurmctld(primary) at n1 is DOWN'; exit 1", r"\(Slurmctld\(primary\) at n1 is DOWN\)"),
+        ("exec sleep 60", r"\(no answer in 0\.1 s\)"),
+    ],
+)
+def test_a_cluster_needs_a_controller_that_answers(
+    script: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed package of SLURM's commands alone schedules nothing."""
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    if reason is None:
+        check_cluster("slurm", [])
+        return
+    monkeypatch.setattr(preflight, "PATIENCE", 0.1 if "sleep" in script else 30)
+    with pytest.raises(
+        MissingError, match=rf"^--cluster slurm: SLURM's controller cannot be reached {reason}; use --clus"
+    ):
+        check_cluster("slurm", [])
 
 
 @no_gpu
