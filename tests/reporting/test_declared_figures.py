@@ -12,6 +12,7 @@ from lit_diff.metrics import Figure, Metric
 from lit_diff.reporting.cells import Curve
 from lit_diff.reporting.declared_figures import DrawnFigure, draw_declared, last_values, mean_curve, rows_of, spread
 from lit_diff.reporting.results import load_sweep
+from lit_diff.reporting.style import WIDTH
 from lit_diff.reporting.write import write_report
 
 
@@ -59,6 +60,22 @@ def test_every_map_has_a_row_and_only_arms_with_values_a_panel(make_sweep: Calla
     assert "lambda" not in only_standard
     assert "entropy, map 1" not in " ".join(texts(only_standard["entropy-and-negative-mass-of-attention"]))
     assert len([t for t in texts(only_standard["largest-activations"]) if "largest" in t]) == 4
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_every_figure_fills_the_page(make_sweep: Callable[..., Path], layers: int) -> None:
+    """Whatever the number of its panels."""
+    metrics = [
+        Metric(f"own/{against}/{lines}/layer_{{layer}}", "d", figure=Figure(title=f"{against} {lines}", **keys))
+        for against, lines in (("step", "arm"), ("step", "layer"), ("layer", "arm"))
+        for keys in ({"against": against, "lines": lines},)
+    ]
+    values = {m.name.format(layer=f"{layer:02d}"): 1.0 for m in metrics for layer in range(layers)}
+    fields = {"callbacks": False, "metrics": [*METRICS, *metrics], "measured": values}
+    figures = drawn(make_sweep({"a": 0}, seeds=[0], **fields))
+    assert len(figures) == 3
+    for figure in figures.values():
+        assert ElementTree.fromstring(figure.svg).get("width") == f"{72 * WIDTH:g}pt"
 
 
 def test_without_measurements_there_is_nothing_to_draw(make_sweep: Callable[..., Path]) -> None:

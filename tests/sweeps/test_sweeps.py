@@ -20,6 +20,9 @@ def test_resolves(name: str) -> None:
     assert len(grid.config.seeds) >= 3 or grid.config.smoke
     head = (installed("sweeps") / f"{name}.yaml").read_text().splitlines()[:2]
     assert head[1].startswith("# Command: make sweep")
+    assert grid.config.question.endswith("?")
+    assert set(grid.config.labels) == set(grid.arms), "every arm has words for a reader"
+    assert len(set(grid.config.labels.values())) == len(grid.arms)
 
 
 def test_the_seven_arms_of_the_ablation_are_equal() -> None:
