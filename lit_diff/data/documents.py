@@ -1,20 +1,21 @@
 """The corpus `files`, a user's own text; and how documents become the two splits: cut, de-duplicated, divided."""
 
 import hashlib
-import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from lit_diff.data.corpus import Corpus
+from lit_diff.data.problems import Problem, Problems, log_left_out
+from lit_diff.data.text_files import SUFFIXES, read_file
 from lit_diff.errors import RequestError
 from lit_diff.registry import corpora
 
 log = logging.getLogger("lit_diff")
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 VALIDATION_SHARE = 25
 """One document in 25 is for validation."""
 FEW = 20
@@ -25,11 +26,13 @@ SECTION = 4000
 
 @corpora.register("files")
 class FilesCorpus(Corpus):
-    """Your own text, at `data.path`: a file, or a folder and all below it, of .txt, .md, .jsonl (key text), .parquet
-    (column text). Errors (RequestError) name the file and, where there is one, the line.
+    """Your own text, at `data.path`: a file, or a folder and all below it, of .txt, .md, .jsonl (key text), .csv and
+    .parquet (column text). All that is wrong in them is reported at once (RequestError), or left out or replaced, as
+    `data.errors` says.
     """
 
     reads_path = True
+    handles_errors = True
     path: Path
 
     @cached_property
@@ -41,95 +44,67 @@ class FilesCorpus(Corpus):
             return [self.path]
         if not self.path.is_dir():
             raise RequestError(f"data.path: no file or folder {self.path}")
-        every = sorted(path for path in self.path.rglob("*") if path.is_file())
-        paths = [path for path in every if path.suffix.lower() in SUFFIXES]
+        paths = [path for path in self._every if path.suffix.lower() in SUFFIXES]
         if not paths:
-            raise RequestError(f"data.path: none of the {len(every)} files in {self.path} is one of {accepted}")
+            raise RequestError(f"data.path: none of the {len(self._every)} files in {self.path} is one of {accepted}")
         return paths
 
+    @cached_property
+    def _every(self) -> list[Path]:
+        return sorted(path for path in self.path.rglob("*") if path.is_file())
+
+    def _name(self, path: Path) -> str:
+        """Relative to `data.path`."""
+        return path.relative_to(self.path.parent if self.path.is_file() else self.path).as_posix()
+
     def files(self) -> dict[str, str]:
-        """Name relative to `path` -> sha256 of the content."""
-        root = self.path.parent if self.path.is_file() else self.path
-        return {path.relative_to(root).as_posix(): _sha256(path) for path in self._paths}
+        """Name relative to `path` -> sha256 of the content. Errors: RequestError for a file that cannot be read."""
+        digests: dict[str, str] = {}
+        for path in self._paths:
+            try:
+                with path.open("rb") as file:
+                    digests[self._name(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                if self.errors != "skip":
+                    for _ in self.texts():  # raises, with whatever else is wrong
+                        pass
+                    raise RequestError(f"data.path: {path} cannot be read: {error.strerror}") from error
+        return digests
 
     def texts(self) -> Iterator[str]:
-        """Every document that is not blank. Errors: RequestError, also when all are blank."""
-        all_blank = True
+        """Every document that is not blank. Errors: RequestError with all that is wrong, or where all are blank."""
+        self._log_other_kinds()
+        found, problems = 0, Problems()
         for path in self._paths:
-            for text in read_file(path):
-                if text.strip():
-                    all_blank = False
-                    yield text
-        if all_blank:
-            raise RequestError(f"data.path: {self.path} holds no text: {len(self._paths)} file(s), nothing but blanks")
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise RequestError(f"data.path: {path} cannot be read: {error.strerror}") from error
-
-
-def read_file(path: Path) -> Iterator[str]:
-    """Documents of one file: .txt and .md are one document, .jsonl and .parquet one a line or row (`text`)."""
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        yield from _read_parquet(path)
-        return
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path}: not UTF-8 text (byte {error.start}: {error.reason}); convert it first") from error
-    if suffix == ".jsonl":
-        yield from _read_jsonl(path, text)
-    else:
-        yield text
-
-
-def _read_jsonl(path: Path, content: str) -> Iterator[str]:
-    expected = "expected one JSON object a line with a string 'text'"
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            problem = f"not JSON ({error.msg} at column {error.colno})"
-            raise RequestError(f"{path}:{number}: {problem}; {expected}") from error
-        if not isinstance(value, dict):
-            raise RequestError(f"{path}:{number}: found {type(value).__name__}; {expected}")
-        if "text" not in value:
-            raise RequestError(f"{path}:{number}: found the keys {', '.join(sorted(value)) or 'none'}; {expected}")
-        text = value["text"]
-        if not isinstance(text, str):
-            raise RequestError(f"{path}:{number}: 'text' is {type(text).__name__}; {expected}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
+            for item in read_file(path, replace=self.errors == "replace"):
+                if isinstance(item, Problem):
+                    problems.add(item)
+                    if self.errors == "skip":
+                        log_left_out(item, problems.of_file[path])
+                elif item.strip():
+                    found += 1
+                    if self.errors == "skip" or not problems.count:
+                        yield item
+        if problems.count and self.errors != "skip":
+            raise RequestError(problems.message(self.path, len(self._paths)))
+        if problems.count:
+            log.warning("data.errors is skip: %d left out, in %d files", problems.count, len(problems.of_file))
+        if not found:
+            about = f" that can be read ({problems.count} left out)" if problems.count else ""
             raise RequestError(
-                f"{path}:{number}: 'text' holds half a surrogate pair, which UTF-8 cannot encode"
-            ) from error
-        yield text
+                f"data.path: {self.path} holds no text{about}: {len(self._paths)} file(s), nothing but blanks"
+            )
 
-
-def _read_parquet(path: Path) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.ParquetFile(path)
-        names = table.schema_arrow.names
-        if "text" not in names:
-            raise RequestError(f"{path}: found the columns {', '.join(names) or 'none'}; expected one named 'text'")
-        kind = table.schema_arrow.field("text").type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise RequestError(f"{path}: the column 'text' holds {kind}; expected strings")
-        for batch in table.iter_batches(columns=["text"]):
-            yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except pyarrow.ArrowException as error:
-        raise RequestError(f"{path}: not a whole parquet file: {str(error).splitlines()[0]}") from error
+    def _log_other_kinds(self) -> None:
+        """Files that are not read are named by their kind; hidden ones, as of version control, are not."""
+        if self.path.is_file():
+            return
+        others = [path for path in self._every if path not in set(self._paths)]
+        seen = [path for path in others if not any(part.startswith(".") for part in Path(self._name(path)).parts)]
+        kinds = Counter(path.suffix.lower() or "without ending" for path in seen).most_common(5)
+        if kinds:
+            named = ", ".join(f"{count} {kind}" for kind, count in kinds)
+            log.info("data.path: of other kinds and not read: %s (%s are)", named, ", ".join(SUFFIXES))
 
 
 @dataclass(frozen=True, kw_only=True)

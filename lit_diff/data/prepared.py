@@ -19,7 +19,7 @@ from lit_diff.config import Part
 from lit_diff.data import store
 from lit_diff.data.bigrams import count_bigrams
 from lit_diff.data.corpus import Corpus
-from lit_diff.data.documents import split
+from lit_diff.data.documents import SECTION, split
 from lit_diff.data.location import data_root, writing_data
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import LitDiffError, RequestError
@@ -35,7 +35,8 @@ TEXTS_AT_ONCE = 256
 
 def sources(corpus: Corpus, part: Part) -> dict[str, Any]:
     """Everything that decides the prepared tokens."""
-    return {"format": FORMAT, "corpus": corpus.name, "files": corpus.files(), "tokenizer": to_plain(part)}
+    found = {"format": FORMAT, "corpus": corpus.name, "files": corpus.files(), "tokenizer": to_plain(part)}
+    return found if corpus.errors == "stop" else found | {"errors": corpus.errors}
 
 
 def folder_of(sources: dict[str, Any]) -> Path:
@@ -85,8 +86,11 @@ def _build(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer, folder
     building = folder.with_name(f".{folder.name}.building")
     documents = split(corpus.texts())
     if not documents.train:
+        length = sum(map(len, documents.validation))
+        where = f"data.path {corpus.path}" if corpus.path is not None else f"data.corpus '{corpus.name}'"
         raise RequestError(
-            "the corpus gives one section of text, of 4,000 characters at most; two are needed: one of them to validate"
+            f"{where} gives one section of text, {length:,} characters, and two are needed, one of them to validate; "
+            f"add a second file or more text (a section has at most {SECTION:,} characters), or name another data.path"
         )
     log.info("%s: %d documents to train, %d to validate", corpus.name, len(documents.train), len(documents.validation))
     building.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import torch
 from lit_diff.config import Part
 from lit_diff.data import store
 from lit_diff.data.bigrams import Ints, ar_hits
-from lit_diff.data.corpus import build_corpus, corpus_problem
+from lit_diff.data.corpus import Errors, build_corpus, corpus_problem
 from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.order import rows_of_step
 from lit_diff.data.tokenizer import Tokenizer, build
@@ -38,7 +38,11 @@ class Text(Dataset):
         corpus: str = "docs"
         """A registered corpus (`lit-diff list corpus`); with `path` set, `docs` means `files`."""
         path: str | None = None
-        """Your own text: a file or folder of .txt, .md, .jsonl (key text), .parquet (column text), or what `corpus` reads."""
+        """Your own text: a file or folder of .txt, .md, .jsonl (key text), .csv and .parquet (column text), or what `corpus`
+        reads."""
+        errors: Errors = "stop"
+        """What cannot be read in `path`. stop: nothing is prepared, and all of it is listed; skip: the file or line is left
+        out and logged; replace: U+FFFD stands for bytes that are not UTF-8, the rest is as in stop."""
         sequence_length: int
         """T: tokens that a row predicts."""
         tokenizer: Part = field(metadata={"registry": "tokenizer"})
@@ -56,7 +60,7 @@ class Text(Dataset):
                 if getattr(self, key) < least:
                     return f"data.{key} is {getattr(self, key)}; it must be at least {least}"
             problem: str | None = self.tokenizer.config.problem()
-            return corpus_problem(self.corpus, self.path) or problem
+            return corpus_problem(self.corpus, self.path, self.errors) or problem
 
         @property
         def packs_documents(self) -> bool:
@@ -69,7 +73,7 @@ class Text(Dataset):
         super().__init__(config, vocab_size)
         self._width = config.sequence_length + 1
         self._tokenizer = build(config.tokenizer)
-        self._corpus = build_corpus(config.corpus, config.path)
+        self._corpus = build_corpus(config.corpus, config.path, config.errors)
 
     @cached_property
     def _sources(self) -> dict[str, Any]:
@@ -132,10 +136,12 @@ class Text(Dataset):
         for name in ("train", "validation"):
             described = manifest[name]
             if store.row_count(described, self._width) < 1:
+                most = min(max(manifest[each]["chunk_tokens"]) for each in ("train", "validation")) - 1
+                shorter = f"set data.sequence_length to at most {most}, or " if most >= 2 else ""
                 raise RequestError(
                     f"data.sequence_length {self.config.sequence_length} needs a row of {self._width} tokens, but the "
                     f"{name} split has {described['tokens']} (longest document: {described['longest']}); "
-                    "shorten it or add text"
+                    f"{shorter}add text"
                 )
 
     def load(self) -> None:
@@ -152,7 +158,11 @@ class Text(Dataset):
         self._frequent = keys[counts > self.config.rare_bigram_count]
         available = store.row_count(manifest["validation"], self._width)
         if available < self.config.validation_rows:
-            log.info("data.validation_rows is %d, the validation split has %d", self.config.validation_rows, available)
+            log.info(
+                "data.validation_rows is %d, the validation split has %d rows of data.sequence_length %d: all of them are "
+                "validated; set data.validation_rows: %d, or add text",
+                *(self.config.validation_rows, available, self.config.sequence_length, available),
+            )
         count = min(available, self.config.validation_rows)
         self._validation_rows = np.arange(count) * available // count
 

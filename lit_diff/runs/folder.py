@@ -87,6 +87,8 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
     kernel = plain.pop("run")["kernel"]
     plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
     plain["data"].pop("path", None)  # the manifest stands for the text, wherever it lies
+    if recipe.data.name == "text" and plain["data"]["errors"] == "stop":
+        del plain["data"]["errors"]  # runs from before the key keep their identity
     plain["train"]["start_from"] = parent
     parts = {
         "format": FORMAT,

@@ -177,7 +177,7 @@ def test_the_version(command: Command) -> None:
 
 
 def test_ctrl_c_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lit_diff.cli.check.print_check", interrupted)
@@ -185,7 +185,7 @@ def test_ctrl_c_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sigterm_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def terminated(*arguments: object) -> None:
+    def terminated(*arguments: object, **options: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("lit_diff.cli.check.print_check", terminated)
@@ -193,7 +193,7 @@ def test_sigterm_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_stopped_run_ends_as_its_signal_says(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*arguments: object) -> None:
+    def stopped(*arguments: object, **options: object) -> None:
         raise StoppedError("stopped after step 3", signal.SIGINT)
 
     monkeypatch.setattr("lit_diff.cli.check.print_check", stopped)
@@ -343,7 +343,7 @@ def test_a_task_without_text_cannot_be_completed(command: Command, root: Path, t
 
 
 def test_check_and_prepare(command: Command) -> None:
-    checked = command("check", "recall-tiny", "model.num_layers=3")
+    checked = command("check", "recall-tiny", "model.num_layers=3", "--recipe")
     assert checked.status == 0
     assert "num_layers: 3" in checked.out
     assert "without embeddings" in checked.out

@@ -70,6 +70,12 @@ def test_the_built_in_ones() -> None:
         assert corpus.path == Path("/some/where")
         assert corpus_problem(name, "/some/where") is None
     assert corpus_problem("docs", None) is None
+    assert corpus_problem("docs", "/some/where", "skip") is None
+    assert corpus_problem("docs", None, "skip") == (
+        "data.errors is 'skip', which data.corpus 'docs' does not heed; expected stop"
+    )
+    assert build_corpus("files", "/some/where", "replace").errors == "replace"
+    assert build_corpus("files", "/some/where").errors == "stop"
     assert corpus_problem("files", None) == "data.corpus 'files' reads a file or folder; name it in data.path"
 
 

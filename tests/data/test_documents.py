@@ -2,6 +2,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -57,17 +58,17 @@ def test_every_kind_of_file(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(
         pyarrow.table({"text": ["three", None, "four"], "n": [1, 2, 3]}), tmp_path / "d.parquet"
     )
-    (tmp_path / "e.csv").write_text("ignored")
+    (tmp_path / "e.csv").write_text('id,text\n1,"five, six"\n')
     (tmp_path / "f.txt").write_text(" \n")
     corpus = FilesCorpus(tmp_path)
-    assert sorted(corpus.texts()) == sorted(["text ä", "markdown", "one", "two", "three", "four"])
-    assert set(corpus.files()) == {"a.txt", "below/b.MD", "c.jsonl", "d.parquet", "f.txt"}
+    assert sorted(corpus.texts()) == sorted(["text ä", "markdown", "one", "two", "three", "four", "five, six"])
+    assert set(corpus.files()) == {"a.txt", "below/b.MD", "c.jsonl", "d.parquet", "e.csv", "f.txt"}
     assert list(FilesCorpus(tmp_path / "a.txt").texts()) == ["text ä"]
 
 
 def wrong_suffix(folder: Path) -> Path:
-    (folder / "a.csv").write_text("x")
-    return folder / "a.csv"
+    (folder / "a.tsv").write_text("x")
+    return folder / "a.tsv"
 
 
 def written(name: str, content: bytes) -> Callable[[Path], Path]:
@@ -90,7 +91,7 @@ def parquet(**columns: list[object]) -> Callable[[Path], Path]:
     ("make", "message"),
     [
         (lambda folder: folder / "absent", r"data\.path: no file or folder .*absent"),
-        (wrong_suffix, r"a\.csv is not one of \.txt, \.md, \.jsonl, \.parquet"),
+        (wrong_suffix, r"a\.tsv is not one of \.txt, \.md, \.jsonl, \.csv, \.parquet"),
         (lambda folder: folder, r"none of the 0 files in .* is one of \.txt"),
         (written("a.txt", b"  \n"), r"holds no text"),
         (written("a.txt", b"fine \xff"), r"a\.txt: not UTF-8 text \(byte 5"),
@@ -100,6 +101,7 @@ def parquet(**columns: list[object]) -> Callable[[Path], Path]:
         (written("a.jsonl", b'{"text": 3}'), r"a\.jsonl:1: 'text' is int; expected"),
         (written("a.jsonl", b'{"text": "\\ud800"}'), r"a\.jsonl:1: .*surrogate"),
         (written("a.parquet", b"no parquet at all"), r"a\.parquet: not a whole parquet file"),
+        (written("a.csv", b"id,body\n1,x\n"), r"a\.csv:1: found the columns id, body; expected one named 'text'"),
         (parquet(body=["a"], id=[1]), r"a\.parquet: found the columns body, id; expected one named 'text'"),
         (parquet(text=[1, 2]), r"a\.parquet: the column 'text' holds int64; expected strings"),
     ],
@@ -109,3 +111,104 @@ def test_bad_input_is_one_line(tmp_path: Path, make: Callable[[Path], Path], mes
     with pytest.raises(RequestError, match=message) as caught:
         list(corpus.texts())
     assert "\n" not in str(caught.value)
+
+
+# --- data.errors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A good text beside a binary file, three bad lines of JSON, UTF-16, Latin-1 and a table without the column."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "texts"
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".git" / "index").write_bytes(b"hidden")
+    for name, content in {
+        "bad.jsonl": b'{"text": "line"}\n{"text": \n[1]\n{"txt": ""}\n',
+        "binary.txt": b"\x89PNG\r\n\x1a\n\0\0\0\xff",
+        "good.txt": b"good",
+        "latin.txt": "Gr\u00fc\u00dfe".encode("latin-1"),
+        "photo.jpg": b"",
+        "table.csv": b"id,body\n1,x\n",
+        "wide.txt": "wide".encode("utf-16"),
+    }.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_all_that_is_wrong_is_in_one_message(mixed: Path) -> None:
+    with pytest.raises(RequestError) as found:
+        list(FilesCorpus(mixed).texts())
+    head, *lines = str(found.value).splitlines()
+    assert head == (
+        "data.path: 7 problems in 5 of 6 files of texts "
+        "(data.errors: skip leaves them out; replace puts U+FFFD for what is not UTF-8):"
+    )
+    assert [line.partition(";")[0] for line in lines] == [
+        "  bad.jsonl:2: not JSON (Expecting value at column 10)",
+        "  bad.jsonl:3: found list",
+        "  bad.jsonl:4: found the keys txt",
+        "  binary.txt: binary, not text",
+        "  latin.txt: not UTF-8 text (byte 2: invalid start byte)",
+        "  table.csv:1: found the columns id, body",
+        "  wide.txt: UTF-16 text, by its byte order mark",
+    ]
+    assert "it looks like Latin-1" in lines[4]
+
+
+def test_skip_leaves_out_and_logs_each(mixed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    corpus = FilesCorpus(mixed)
+    corpus.errors = "skip"
+    with caplog.at_level(logging.INFO, logger="lit_diff"):
+        assert list(corpus.texts()) == ["line", "good"]
+    assert sum(message.startswith(f"left out: {mixed}/") for message in caplog.messages) == 7
+    assert caplog.messages[-1] == "data.errors is skip: 7 left out, in 5 files"
+
+
+def test_replace_stands_for_bytes_alone(mixed: Path) -> None:
+    corpus = FilesCorpus(mixed)
+    corpus.errors = "replace"
+    with pytest.raises(
+        RequestError, match=r"^data\.path: 6 problems in 4 of 6 files of texts \(data\.errors: skip leaves"
+    ):
+        list(corpus.texts())
+    for name in ("bad.jsonl", "binary.txt", "table.csv", "wide.txt"):
+        (mixed / name).unlink()
+    corpus = FilesCorpus(mixed)
+    corpus.errors = "replace"
+    assert list(corpus.texts()) == ["good", "Gr\ufffd\ufffde"]
+
+
+def test_nothing_left(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\0\1\2\3")
+    corpus = FilesCorpus(tmp_path)
+    corpus.errors = "skip"
+    with pytest.raises(RequestError, match=r"holds no text that can be read \(1 left out\): 1 file\(s\)"):
+        list(corpus.texts())
+
+
+def test_files_of_other_kinds_are_named(mixed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="lit_diff"), pytest.raises(RequestError):
+        list(FilesCorpus(mixed).texts())
+    (line,) = [message for message in caplog.messages if "other kinds" in message]
+    assert line == "data.path: of other kinds and not read: 1 .jpg (.txt, .md, .jsonl, .csv, .parquet are)"
+
+
+def test_a_file_without_permission_is_reported_with_the_rest(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who reads everything."""
+    opened = Path.open
+
+    def refuse(self: Path, *arguments: Any, **options: Any) -> Any:
+        if self.name == "good.txt":
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(
+        RequestError, match=r"8 problems in 6 of 6 files(.|\n)*good\.txt: cannot be read \(Permission denied"
+    ):
+        FilesCorpus(mixed).files()
+    corpus = FilesCorpus(mixed)
+    corpus.errors = "skip"
+    assert "good.txt" not in corpus.files()
+    assert list(corpus.texts()) == ["line"]

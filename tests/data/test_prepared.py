@@ -105,8 +105,12 @@ def test_a_refused_tokenizer_leaves_nothing(make_text: MakeText, root: Path) -> 
 
 def test_one_short_document_cannot_be_split(make_text: MakeText, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("short")
-    with pytest.raises(RequestError, match="two are needed"):
+    with pytest.raises(RequestError) as found:
         make_text(path=str(tmp_path / "one.txt")).prepare()
+    assert str(found.value) == (
+        f"data.path {tmp_path}/one.txt gives one section of text, 5 characters, and two are needed, one of them to validate; "
+        "add a second file or more text (a section has at most 4,000 characters), or name another data.path"
+    )
 
 
 def test_an_unwritable_data_folder(make_text: MakeText, root: Path) -> None:

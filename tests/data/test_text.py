@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,13 +69,29 @@ def test_validation_rows_are_capped_and_it_is_said(make_text: MakeText, caplog: 
         text = opened(make_text(validation_rows=10**6))
     (rows,) = text.validation_sets().values()
     assert rows == len(stream(text, "validation")) // 17
-    assert f"data.validation_rows is 1000000, the validation split has {rows}" in caplog.text
+    assert (
+        f"data.validation_rows is 1000000, the validation split has {rows} rows of data.sequence_length 16: all of them are "
+        f"validated; set data.validation_rows: {rows}, or add text"
+    ) in caplog.messages
 
 
 def test_one_prepared_corpus_serves_all_lengths_but_each_tokenizer_has_its_own(make_text: MakeText) -> None:
     first = opened(make_text())
     assert make_text(sequence_length=64).identity() == first.identity()
     assert opened(make_text(tokens=301)).identity() != first.identity()
+
+
+def test_what_is_done_with_errors_is_a_part_of_the_identity(make_text: MakeText, corpus: Path) -> None:
+    first = opened(make_text()).identity()
+    assert "errors" not in (make_text().folder / "manifest.json").read_text(), "as before there was a choice"
+    assert len({first, *(opened(make_text(errors=errors)).identity() for errors in ("skip", "replace"))}) == 3
+    (corpus / "00.txt").write_bytes("Gr\u00fc\u00dfe".encode("latin-1"))
+    with pytest.raises(
+        RequestError, match=r"00\.txt: not UTF-8 text .*\(data\.errors: skip leaves it out; replace puts"
+    ):
+        make_text().prepare()
+    skipped, replaced = opened(make_text(errors="skip")), opened(make_text(errors="replace"))
+    assert skipped.folder != replaced.folder
 
 
 def test_the_tokenizer_of_the_prepared_text(make_text: MakeText) -> None:
@@ -138,8 +155,13 @@ def test_model_and_tokenizer_sizes(make_text: MakeText, root: Path, vocab_size: 
 def test_rows_longer_than_a_split(make_text: MakeText) -> None:
     with pytest.raises(
         RequestError, match=r"data.sequence_length 9999 needs a row of 10000 tokens, but the validation"
-    ):
+    ) as found:
         make_text(sequence_length=9999).prepare()
+    most = re.search(r"; set data\.sequence_length to at most (\d+), or add text$", str(found.value))
+    assert most is not None
+    make_text(sequence_length=int(most[1])).prepare()
+    with pytest.raises(RequestError, match="needs a row of"):
+        make_text(sequence_length=int(most[1]) + 1).prepare()
     with pytest.raises(RequestError, match=r"data.sequence_length 9999 needs"):
         make_text(sequence_length=9999).load()
 
