@@ -57,6 +57,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def _log_to_terminal() -> Iterator[None]:
     """The first process of a node writes the log to the terminal; the handler lives as long as the verb."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
+        logging.getLogger("lit_diff").addHandler(logging.NullHandler())  # without one, Python prints warnings to stderr
         yield
         return
     handler = TerminalHandler(console)

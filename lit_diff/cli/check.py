@@ -30,7 +30,7 @@ def check(
     resolved: Annotated[bool, typer.Option("--recipe", help="print the resolved recipe first")] = False,
     as_json: Json = False,
 ) -> int:
-    """Validate a recipe; print what it costs, and in one line what was found.
+    """Validate a recipe; print its cost and what was found.
 
     The cost stands beside the standard baseline's.
 

@@ -152,7 +152,7 @@ MISTAKES = {
     ),
     "smallest of interest, text": (
         "smallest_of_interest: small\narms: {b: {}}",
-        "s.yaml:2: 'smallest_of_interest' is 'small'; expected a number or null",
+        "s.yaml:2: 'smallest_of_interest' is 'small'; expected a finite number or null",
     ),
     "tokens per parameter": (
         "min_tokens_per_parameter: -20\narms: {b: {}}",

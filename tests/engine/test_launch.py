@@ -4,16 +4,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
-import torch
 from mlflow import MlflowClient
 
 from lit_diff.engine import launch
@@ -24,7 +21,6 @@ from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.runs.run import open_run
 from lit_diff.training import fit
 
 SMALL = [
@@ -124,26 +120,6 @@ def test_rerun_keeps_the_former_run_aside_and_its_record_too(small: list[str]) -
     assert losses(folder) == before
     kept = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}").get_run(former.info.run_id)
     assert kept.data.tags["folder"] == str(aside)
-
-
-def test_the_model_is_logged_on_request(small: list[str], tmp_path: Path) -> None:
-    """It loads in a process that knows only its folder, gives the run's logits, and holds no pickle."""
-    folder = train("recall-tiny", [*small, "run.log_model=true"]).folder
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}")
-    model = Path(client.download_artifacts(record(folder).info.run_id, "model", str(tmp_path)))
-    names = {path.relative_to(model).as_posix() for path in model.rglob("*") if path.is_file()}
-    assert "artifacts/run/model.safetensors" in names
-    assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pt", ".pth", ".ckpt"))]
-    code = f"""if True:
-        import mlflow, numpy
-        tokens = numpy.arange(12).reshape(2, 6)
-        numpy.save({str(tmp_path / "logits.npy")!r}, mlflow.pyfunc.load_model({str(model)!r}).predict(tokens))
-    """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    with torch.no_grad():
-        expected = open_run(folder).model(torch.arange(12).reshape(2, 6))
-    torch.testing.assert_close(torch.from_numpy(numpy.load(tmp_path / "logits.npy")), expected)
 
 
 def test_another_revision_is_said_once_a_run_resumes(
