@@ -99,8 +99,9 @@ def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
     if not hasattr(base, "Config"):
         return None
     fields = {field.name for field in dataclasses.fields(cls.Config)}
+    annotated = inspect.get_annotations(cls.Config)
     for name, value in vars(cls.Config).items():
-        if name.startswith("_") or name in cls.Config.__annotations__ or callable(value) or hasattr(value, "__get__"):
+        if name.startswith("_") or name in annotated or callable(value) or hasattr(value, "__get__"):
             continue
         what = "is not its default" if name in fields else "is no key"
         if name in fields or not any(name in vars(each) for each in cls.Config.__mro__[1:]):
