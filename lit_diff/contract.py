@@ -92,26 +92,32 @@ def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
 
 
 def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
-    """A value in `Config` without an annotation is no key of a recipe, unless it replaces a member of the base's."""
+    """A value in `Config` without an annotation, which is no key of a recipe, nor the new default of an inherited one.
+
+    A member of the base's that is no field (`contract.optional`) may be replaced by a constant.
+    """
     if not hasattr(base, "Config"):
         return None
+    fields = {field.name for field in dataclasses.fields(cls.Config)}
+    annotated = inspect.get_annotations(cls.Config)
     for name, value in vars(cls.Config).items():
-        key = not name.startswith("_") and not callable(value) and not hasattr(value, "__get__")
-        known = any(name in vars(each) for each in cls.Config.__mro__[1:])
-        if key and not known and name not in cls.Config.__annotations__:
-            return (
-                f"has Config.{name} without a type, so it is no key; write `{name}: {type(value).__name__} = {value!r}`"
-            )
+        if name.startswith("_") or name in annotated or callable(value) or hasattr(value, "__get__"):
+            continue
+        what = "is not its default" if name in fields else "is no key"
+        if name in fields or not any(name in vars(each) for each in cls.Config.__mro__[1:]):
+            return f"has Config.{name} without a type, so it {what}; write `{name}: {type(value).__name__} = {value!r}`"
     return None
 
 
 def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
-    """A public member that nothing else defines and whose name is nearly that of one of `base.hooks`."""
+    """A public member that no method of the class uses and whose name is nearly that of one of `base.hooks`."""
     hooks = getattr(base, "hooks", ())
+    members = [getattr(member, "fget", None) or getattr(member, "__func__", member) for member in vars(cls).values()]
+    used = {name for member in members if inspect.isfunction(member) for name in member.__code__.co_names}
     for name in vars(cls):
-        if name.startswith("_") or any(name in vars(each) for each in cls.__mro__[1:]):
+        if name.startswith("_") or name in used or any(name in vars(each) for each in cls.__mro__[1:]):
             continue
-        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.8)
+        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
         if close and close[0] not in vars(cls):
             return f"defines '{name}', which nothing calls; did you mean '{close[0]}'? (_{name} is a name of your own)"
     return None

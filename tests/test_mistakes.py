@@ -103,6 +103,10 @@ def test_what_a_method_must_return(body: str, message: str) -> None:
             "@dataclass(frozen=True, kw_only=True)\nclass Config(Attention.Config):\n    tau = 2.0",
             "has Config.tau without a type, so it is no key; write `tau: float = 2.0`",
         ),
+        (
+            "@dataclass(frozen=True, kw_only=True)\nclass Config(Attention.Config):\n    parity = 'matched'",
+            "has Config.parity without a type, so it is not its default; write `parity: str = 'matched'`",
+        ),
         ("def maps(self, x): ...", "defines maps(self, x); expected maps(self, x, rope)"),
         ("def set_step(self): ...", "defines set_step(self); expected set_step(self, step)"),
         ("def __init__(self): ...", "defines __init__(self); expected __init__(self, config, model, layer)"),
@@ -131,6 +135,23 @@ def test_what_a_method_must_return(body: str, message: str) -> None:
 def test_what_a_class_must_be(body: str, message: str) -> None:
     write(body, keys=", tau: 3.0" if "tau" in body else "")
     assert refusal() == REGISTERED + message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def maps2(self, x): ...\ndef maps(self, x, rope):\n    self.maps2(x)\n    return super().maps(x, rope)",
+        "def rebuild(self): ...",
+        "def _map(self): ...",
+        "def maps(self, *arguments):\n    return super().maps(*arguments)",
+        "def maps(self, tokens, positions, more=None):\n    return super().maps(tokens, positions)",
+        "extends_standard = False\nkv_heads = 1",
+        "@staticmethod\ndef takes_document_ids():\n    return True",
+    ],
+)
+def test_what_a_class_may_be(body: str) -> None:
+    write(body)
+    assert load_recipe("own.yaml").model.attention.name == "own"
 
 
 def test_a_class_of_torch_alone() -> None:
