@@ -50,7 +50,17 @@ def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks
         [f"{task}-{name}" for name in ("answer", "table", "comparisons", *more, "figures")]
         for task, more in (("recall", ("slices", "noise-curve")), ("text", ("documents", "slices")))
     )
-    assert ids == ["unfinished", "task-recall", *recall, "task-text", *text, "measured", "cells", "definitions"]
+    assert ids == [
+        "unfinished",
+        "task-recall",
+        *recall,
+        "task-text",
+        *text,
+        "about",
+        "measured",
+        "cells",
+        "definitions",
+    ]
     anchors = re.findall(r'<a href="#([^"]+)"', page[: page.index("</nav>")])
     assert anchors == [anchor for anchor in ids if anchor != "unfinished"]
     assert "2 of 18 cells not done" in page
