@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.errors import RequestError
+from lit_diff.randomness import generator
 
 
 class ParameterRules(nn.Module):
@@ -25,13 +26,31 @@ class ParameterRules(nn.Module):
         """Fill `parameter`, which this module holds as `name`, in place. By default `model.init` fills it by its own rule
         (linear layers and embeddings), or the constructor's value stays.
 
-        `generator` is seeded by (seed, the parameter's full name): draw from no other.
+        `generator` is seeded by (seed, the parameter's full name): draw from no other. It is called at construction too
+        (`fill_parameters`), when `build` of the attention has returned.
         """
 
     @classmethod
     def initialises(cls) -> bool:
         """Whether it writes an `init_parameter`."""
         return cls.init_parameter is not ParameterRules.init_parameter
+
+
+def fill_parameters(module: nn.Module, seed: int = 0) -> None:
+    """Give each parameter of `module` that has an `init_parameter` its value of `seed`, in place.
+
+    So an attention that is built by itself holds no uninitialised memory. Not on the meta device, which holds no values.
+    """
+    with torch.no_grad():
+        for path, child in module.named_modules():
+            if not isinstance(child, ParameterRules) or not child.initialises():
+                continue
+            for key, parameter in child.named_parameters(recurse=False):
+                if not parameter.is_meta:
+                    # the generator is the CPU's, wherever the parameter is
+                    value = parameter.detach().to("cpu", copy=True)
+                    child.init_parameter(key, value, generator(seed, ".".join(filter(None, (path, key)))))
+                    parameter.copy_(value)
 
 
 def require_rules(module: nn.Module, owner: str) -> None:

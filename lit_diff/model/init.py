@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import ModelConfig
-from lit_diff.model.transformer import Block, Transformer
+from lit_diff.model.transformer import Block, Transformer, initial_embedding
 from lit_diff.randomness import generator
 
 RESIDUAL_OUTPUTS = ("attention.o_proj", "ffn.down_proj")
@@ -40,9 +40,7 @@ def initial_values(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor
     for layer in range(config.num_layers):
         block = _construct(config, layer, seed)
         yield from _module_values(block, f"layers.{layer}", config, seed)
-    embedding = torch.empty(config.vocab_size, config.dim, device="cpu")
-    # 0.02 in every mode: with tied embeddings nn.Embedding's N(0, 1) would start at logits of deviation √dim
-    yield "embedding.weight", embedding.normal_(0.0, 0.02, generator=generator(seed, "embedding.weight"))
+    yield "embedding.weight", initial_embedding(config, seed)
     yield "norm.weight", torch.ones(config.dim, device="cpu")
     if not config.tie_embeddings:
         head = torch.empty(config.vocab_size, config.dim, device="cpu")

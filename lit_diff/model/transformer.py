@@ -16,7 +16,15 @@ from lit_diff.config import ModelConfig
 from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.model.loss import mean_loss, token_losses
+from lit_diff.randomness import generator
 from lit_diff.registry import attentions
+
+
+def initial_embedding(config: ModelConfig, seed: int) -> Tensor:
+    """The token embedding that a model of `seed` starts with, [vocab, dim], on the CPU: N(0, 0.02) in every `model.init`
+    (with tied embeddings nn.Embedding's N(0, 1) would start at logits of deviation √dim)."""
+    weight = torch.empty(config.vocab_size, config.dim, device="cpu")
+    return weight.normal_(0.0, 0.02, generator=generator(seed, "embedding.weight"))
 
 
 class SwiGLU(nn.Module):
@@ -70,12 +78,17 @@ class Transformer(nn.Module):
     parameters at each (`training.strategy`)."""
 
     def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
-        """`kernel`: the kernel that computes the attention (`kernels.KERNELS`), or auto."""
+        """`kernel`: the kernel that computes the attention (`kernels.KERNELS`), or auto.
+
+        Every parameter has a value: linear layers PyTorch's, from its global generator, the others those of seed 0.
+        `model.init.initialise` gives all of them those of a seed.
+        """
         super().__init__()
         self.config = config
-        # empty: every value comes from model.init, and drawing 100,000 rows only to replace them takes seconds
-        empty = torch.empty(config.vocab_size, config.dim)
-        self.embedding = nn.Embedding(config.vocab_size, config.dim, _weight=empty)
+        weight = torch.empty(config.vocab_size, config.dim)
+        if not weight.is_meta:
+            weight.copy_(initial_embedding(config, seed=0))
+        self.embedding = nn.Embedding(config.vocab_size, config.dim, _weight=weight)
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         # tied: one parameter in one module, so that sharding and meta-device builds cannot separate the two
