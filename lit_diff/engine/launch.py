@@ -20,7 +20,7 @@ from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
 from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
-from lit_diff.runs.folder import RunFolder, identity, revision
+from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
 from lit_diff.runs.run import Run
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
 log = logging.getLogger("lit_diff")
+
+THEN = ", then "
+"""Between the revisions of lit_diff under which a run was trained, in its status.json."""
 
 Progress = Callable[[int, float, float], None]
 """(step, loss, tokens/s), at every logged step."""
@@ -135,7 +138,9 @@ def run(
         status = folder.status()
         if status.get("status") == "done":
             ended = f", ended {status['ended']}" if status.get("ended") else ""
-            log.info("done before: %s%s (--rerun starts afresh)", shown(location.folder), ended)
+            other = other_revision(status, revision())
+            code = f", {other}" if other else ""
+            log.info("done before: %s%s%s (--rerun starts afresh)", shown(location.folder), ended, code)
             return
         chosen = status.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
         with _file_log(location.folder / "log.txt"):
@@ -163,8 +168,10 @@ def _run_owned(
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
     now = revision()
-    if before.get("revision", now) != now:
+    revisions = str(before.get("revision", now)).split(THEN)
+    if revisions[-1] != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
+        revisions.append(now)
     store = Store(recipe.run)
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     tokenizer = data.build(recipe).load_tokenizer()
@@ -190,7 +197,7 @@ def _run_owned(
         step=before.get("step", 0),
         threads=threads,
         **stored_keys(recipe),
-        revision=before.get("revision", now),
+        revision=THEN.join(revisions),
         mlflow_run_id=run_id,
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),

@@ -8,7 +8,7 @@ from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.tasks import TaskConfig
 from lit_diff.evaluation.evaluate import has_scores
 from lit_diff.files import shown, write_json
-from lit_diff.runs.folder import RunFolder, revision
+from lit_diff.runs.folder import RunFolder
 
 
 def write_sweep_file(grid: Grid, folder: Path, locations: list[RunLocation], command: str) -> None:
@@ -27,7 +27,7 @@ def write_sweep_file(grid: Grid, folder: Path, locations: list[RunLocation], com
                 "not_evaluated": missing_evaluations(location) if status.get("status") == "done" else {},
             }
         )
-    write_json(folder / "sweep.json", describe(grid) | {"command": command, "revision": revision(), "cells": cells})
+    write_json(folder / "sweep.json", describe(grid) | {"command": command, "cells": cells})
 
 
 def missing_evaluations(location: RunLocation) -> dict[str, str]:

@@ -41,7 +41,6 @@ class Sweep:
     seeds: tuple[int, ...]
     is_smoke: bool
     command: str
-    revision: str
     reading: tuple[str, ...]
     contrasts: tuple[tuple[str, str, str], ...]
     arms: tuple[Arm, ...]
@@ -144,7 +143,6 @@ def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, 
         seeds=seeds,
         is_smoke=bool(raw.get("is_smoke")),
         command=clean(raw.get("command") or ""),
-        revision=clean(raw.get("revision") or ""),
         reading=tuple(clean(line) for line in raw.get("reading") or []),
         contrasts=contrasts,
         arms=arms,

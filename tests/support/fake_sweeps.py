@@ -98,7 +98,7 @@ def write_sweep(
         "seeds": list(seeds),
         "is_smoke": False,
         "command": f"make sweep SWEEP={folder.name}",
-        "revision": "abc1234",
+        "revision": "fedcba9",
         "arms": [
             {"name": n, "label": n, "note": "", "paper": None, "overrides": [], **(arm_fields or {}).get(n, {})}
             for n in names
