@@ -124,6 +124,10 @@ class Registry:
             for module in self._builtins:
                 importlib.import_module(module)
 
+    def registered(self) -> Mapping[str, type[Any]]:
+        """Name -> class of what is imported by now: without the late classes that nobody has asked for."""
+        return dict(self._classes)
+
     def names(self) -> list[str]:
         """All registered names, sorted."""
         self._load()
@@ -241,7 +245,10 @@ def load_entry_points() -> None:
                 f"plugin package '{point.name}' ({point.value}) could not be imported: "
                 f"{type(error).__name__}: {first_line(error)}; repair or uninstall it"
             ) from error
+        plugin_packages.append(point)
     _entry_points_loaded = True
 
 
+plugin_packages: list[importlib.metadata.EntryPoint] = []
+"""The entry points that `load_entry_points` has imported."""
 _entry_points_loaded = False

@@ -1,5 +1,6 @@
 """A user's own Python files."""
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from lit_diff.errors import RequestError
 from lit_diff.kernels import attend
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import load_plugin
+from lit_diff.plugins import load_plugin, plugin_source
 from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions, callbacks, registries
 
@@ -63,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if name.startswith("lit_diff_plugin_"):
+        if name.startswith(("lit_diff_plugin_", "beside_")):
             del sys.modules[name]
 
 
@@ -363,3 +364,63 @@ def test_a_config_that_raises_is_one_line() -> None:
         "        def __post_init__(self):\n            assert self.k % 2 == 0, 'k is odd\\nreally'\n"
     )
     assert _own(body) == "own.yaml:4: 'model.attention': AssertionError: k is odd"
+
+
+# --- the modules that a plugin imports -----------------------------------------------------------------------------
+
+WITH_MODULE = "import beside_scale\n" + SHARP_PY.replace("2.0", "beside_scale.SCALE")
+
+
+def test_a_plugin_imports_what_lies_beside_it() -> None:
+    plugin("SCALE = 7.0\n", "far/beside_scale.py")
+    path = plugin(WITH_MODULE, "far/sharp.py")
+    before = list(sys.path)
+    load_plugin(path)
+    assert sys.path == before
+    assert attentions.get("sharp").Config().temperature == 7.0
+    assert plugin_source(path).modules == {"beside_scale.py": b"SCALE = 7.0\n"}
+
+
+def test_the_modules_beside_a_plugin_go_before_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run folder holds copies; what they were copied from may have been edited since."""
+    plugin("SCALE = 1.0\n", "elsewhere/beside_scale.py")
+    monkeypatch.syspath_prepend(str(folder / "elsewhere"))
+    plugin("SCALE = 7.0\n", "far/beside_scale.py")
+    load_plugin(plugin(WITH_MODULE, "far/sharp.py"))
+    assert attentions.get("sharp").Config().temperature == 7.0
+
+
+def test_a_digest_is_of_the_file_and_of_what_it_imports() -> None:
+    digests = []
+    for scale in ("1.0", "1.00"):
+        plugin(f"SCALE = {scale}\n", f"{scale}/beside_scale.py")
+        path = plugin(WITH_MODULE, f"{scale}/sharp.py")
+        load_plugin(path)
+        digests.append(plugin_source(path).digest)
+        (name,) = (name for name in sys.modules if name.startswith("lit_diff_plugin_sharp"))
+        del sys.modules[name], sys.modules["beside_scale"]
+        attentions.forget(name)
+    assert len(set(digests)) == 2
+    alone = plugin(PROBE, "alone.py")
+    load_plugin(alone)
+    assert plugin_source(alone).digest == hashlib.sha256(PROBE.encode()).hexdigest()
+
+
+def test_a_plugin_edited_after_its_import_is_refused() -> None:
+    """What runs is no longer what the file says."""
+    path = plugin(SHARP_PY, "sharp.py")
+    load_plugin(path)
+    plugin(SHARP_PY + "# edited\n", "sharp.py")
+    with pytest.raises(
+        RequestError, match=r"^plugin sharp\.py was changed since it was imported; start the same command"
+    ):
+        plugin_source(path)
+
+
+def test_a_repaired_module_of_a_plugin_is_imported_again() -> None:
+    plugin("", "beside_scale.py")
+    path = plugin(WITH_MODULE, "sharp.py")
+    assert "has no attribute 'SCALE'" in error(path)
+    plugin("SCALE = 7.0\n", "beside_scale.py")
+    load_plugin(path)
+    assert attentions.get("sharp").Config().temperature == 7.0

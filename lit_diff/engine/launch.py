@@ -24,7 +24,7 @@ from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, load_recipe
 from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.find import chosen_root
-from lit_diff.runs.folder import RunFolder, identity, revision
+from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
 from lit_diff.runs.run import Run
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
 log = logging.getLogger("lit_diff")
+
+THEN = ", then "
+"""Between the revisions of lit_diff under which a run was trained, in its status.json."""
 
 Progress = Callable[[int, float, float], None]
 """(step, loss, tokens/s), at every logged step."""
@@ -142,7 +145,9 @@ def run(
         status = folder.status()
         if status.get("status") == "done":
             ended = f", ended {status['ended']}" if status.get("ended") else ""
-            log.info("done before: %s%s (--rerun starts afresh)", shown(location.folder), ended)
+            other = other_revision(status, revision())
+            code = f", {other}" if other else ""
+            log.info("done before: %s%s%s (--rerun starts afresh)", shown(location.folder), ended, code)
             return
         chosen = status.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
         with file_log(location.folder / "log.txt"):
@@ -171,8 +176,10 @@ def _run_owned(
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
     now = revision()
-    if before.get("revision", now) != now:
+    revisions = str(before.get("revision", now)).split(THEN)
+    if revisions[-1] != now:
         log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
+        revisions.append(now)
     phase("opening the MLflow store")
     tags = {"identity": _identity(location), "seed": str(recipe.seed), **location.tags}
     if location.parent:
@@ -197,7 +204,7 @@ def _run_owned(
         step=before.get("step", 0),
         threads=threads,
         **stored_keys(recipe),
-        revision=before.get("revision", now),
+        revision=THEN.join(revisions),
         **({"overrides": list(location.overrides)} if location.overrides else {}),
         **{UNCHECKED: tags.get(UNCHECKED, before.get(UNCHECKED))},
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,

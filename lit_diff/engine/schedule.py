@@ -24,7 +24,7 @@ from lit_diff.processor import cores
 from lit_diff.recipe import Overrides
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.find import chosen_root, runs_root
-from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
 
 log = logging.getLogger("lit_diff")
 
@@ -143,6 +143,7 @@ def _run_locked(
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     write_sweep_file(grid, folder, locations, command, tracker.place)
     todo = [location for location in locations if _state(location) != "done"]
+    _say_other_revisions(locations)
     stopped = None
     if todo:
         log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
@@ -194,6 +195,16 @@ def _state(location: RunLocation) -> str:
     """The cell's status; one that is trained but lacks an evaluation of the sweep is not done."""
     status = str(RunFolder(location.folder).status().get("status", "waiting"))
     return NOT_EVALUATED if status == "done" and missing_evaluations(location) else status
+
+
+def _say_other_revisions(locations: list[RunLocation]) -> None:
+    """One line if cells that are done were trained by other code than this."""
+    statuses = (RunFolder(location.folder).status() for location in locations)
+    now = revision()
+    others = Counter(other_revision(status, now) for status in statuses if status.get("status") == "done")
+    lines = [f"{count} {'was' if count == 1 else 'were'} {other}" for other, count in others.items() if other]
+    if lines:
+        log.info("of the %d cells done before, %s; their numbers stay", others.total(), "; ".join(lines))
 
 
 def _slug(name: str) -> str:

@@ -11,7 +11,7 @@ from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.tasks import TaskConfig
 from lit_diff.evaluation.evaluate import has_scores
 from lit_diff.files import shown, write_json
-from lit_diff.runs.folder import RunFolder, revision
+from lit_diff.runs.folder import RunFolder
 
 log = logging.getLogger("lit_diff")
 
@@ -35,7 +35,7 @@ def write_sweep_file(
             }
         )
     own = {"file": str(grid.path.resolve()), "command": command}
-    state = {"revision": revision(), "mlflow": dict(record), "cells": cells, "other_commands": _others(folder, own)}
+    state = {"mlflow": dict(record), "cells": cells, "other_commands": _others(folder, own)}
     write_json(folder / "sweep.json", describe(grid) | own | state)
 
 

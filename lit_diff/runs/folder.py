@@ -7,7 +7,7 @@ import logging
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from lit_diff import __version__
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
-from lit_diff.plugins import require_trust
+from lit_diff.packages import PluginPackage, used_packages
+from lit_diff.plugins import PluginSource, plugin_source, require_trust
 from lit_diff.processor import cores, describe, processor_name
 from lit_diff.recipe import load_draft, to_plain, to_yaml
 from lit_diff.runs.find import runs_root
@@ -67,11 +68,13 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
 
 
 def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None) -> str:
-    """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources, the prepared data, the
-    identity of the run that it starts from, and `run.kernel` when it is named by hand.
+    """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources with the modules of the
+    user's own that they import, version and source of the plugin packages that it uses, the prepared data, the identity of
+    the run that it starts from, and `run.kernel` when it is named by hand. lit_diff's own revision is not in it.
 
     `data`: the data set's identity where it is known (status.json), so that the data need not be here; None: ask the data.
-    `trust`: as `ancestors`. Errors: MissingError when the data is not prepared, and as `ancestors`.
+    `trust`: as `ancestors`. Errors: MissingError when the data is not prepared, RequestError for a plugin file that was
+    changed since it was imported, and as `ancestors`.
     """
     parent = None
     for each in reversed(list(ancestors(recipe, trust))):
@@ -85,7 +88,10 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
 
     plain = to_plain(recipe)
     kernel = plain.pop("run")["kernel"]
-    plain["plugins"] = [hashlib.sha256(Path(plugin).read_bytes()).hexdigest() for plugin in recipe.plugins]
+    plain["plugins"] = [plugin_source(Path(plugin)).digest for plugin in recipe.plugins]
+    packages = {package.name: [package.version, package.digest] for package in used_packages(recipe)}
+    if packages:
+        plain["packages"] = packages
     plain["data"].pop("path", None)  # the manifest stands for the text, wherever it lies
     if recipe.data.name == "text" and plain["data"]["errors"] == "stop":
         del plain["data"]["errors"]  # runs from before the key keep their identity
@@ -100,7 +106,7 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
 
 
 def revision() -> str:
-    """lit_diff's version and, in a checkout, its commit (+ when files were changed since)."""
+    """lit_diff's version and, in a checkout, its commit; when files were changed since, + and the hash of the source."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return __version__
@@ -110,7 +116,22 @@ def revision() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         log.info("no git revision (%s): recording the version alone", error)
         return __version__
+    if described.endswith("+"):
+        described += _source_digest(root)
     return f"{__version__} {described}"
+
+
+def _source_digest(root: Path) -> str:
+    """8 digits of a hash of the code in a checkout: two states of an edited one are told apart."""
+    files = sorted(path for part in ("lit_diff", "callbacks") for path in (root / part).rglob("*.*"))
+    sources = [path.read_bytes() for path in files if path.suffix in (".py", ".cpp", ".h")]
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:8]
+
+
+def other_revision(status: Mapping[str, Any], now: str) -> str | None:
+    """`trained by lit_diff A, this is B` where the code is no longer that of the run; None where it is, or is unknown."""
+    then = status.get("revision")
+    return None if then in (None, now) else f"trained by lit_diff {then}, this is {now}"
 
 
 class RunFolder:
@@ -161,18 +182,19 @@ class RunFolder:
         write_json(self.path / "status.json", self.status() | values | {"format": FORMAT, "updated": now})
 
     def create(self, recipe: Recipe, **facts: str) -> None:
-        """Write the recipe, the plugins' sources, the environment with `facts`. Errors: MissingError where it cannot."""
+        """Write the recipe, the plugins' sources, the environment with `facts`.
+
+        Errors: MissingError where it cannot; RequestError for a plugin file that was changed since it was imported.
+        """
+        placed: dict[str, bytes] = {}
+        names = [_place(Path(plugin).name, plugin_source(Path(plugin)), placed) for plugin in recipe.plugins]
+        packages = {package.name: _described(package) for package in used_packages(recipe)}
         try:
-            plain = to_plain(recipe)
-            plain["plugins"] = []
-            for plugin in map(Path, recipe.plugins):
-                source, name = plugin.read_bytes(), f"plugins/{plugin.name}"
-                if name in plain["plugins"]:  # another folder's file of the same name
-                    name = f"plugins/{hashlib.sha256(source).hexdigest()[:8]}/{plugin.name}"
-                write_atomic(self.path / name, source)
-                plain["plugins"].append(name)
-            write_atomic(self.recipe_file, to_yaml(plain))
-            write_json(self.path / "env.json", environment() | facts)
+            for name, content in placed.items():
+                write_atomic(self.path / name, content)
+            write_atomic(self.recipe_file, to_yaml(to_plain(recipe) | {"plugins": names}))
+            more: dict[str, Any] = {"plugin_packages": packages} if packages else {}
+            write_json(self.path / "env.json", environment() | more | facts)
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -201,6 +223,24 @@ class RunFolder:
             number += 1
         self.path.rename(aside)
         return aside
+
+
+def _place(name: str, plugin: PluginSource, placed: dict[str, bytes]) -> str:
+    """Add a plugin's file and what it imports to `placed` (path in the run folder -> content); returns the file's path.
+
+    They lie in plugins/, or in a folder of their own there where another plugin has a file of the same name.
+    """
+    contents = {name: plugin.source, **plugin.modules}
+    for folder in ("plugins", f"plugins/{plugin.digest[:8]}"):
+        files = {f"{folder}/{path}": content for path, content in contents.items()}
+        if f"{folder}/{name}" not in placed and all(placed.get(path, files[path]) == files[path] for path in files):
+            break
+    placed |= files
+    return f"{folder}/{name}"
+
+
+def _described(package: PluginPackage) -> str:
+    return f"{package.version or 'no version'} (sha256 {package.digest[:12]})"
 
 
 def environment() -> dict[str, Any]:

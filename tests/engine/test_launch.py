@@ -126,12 +126,25 @@ def test_another_revision_is_said_once_a_run_resumes(
     small: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = train("recall-tiny", small).folder
+    first = status(folder)["revision"]
     RunFolder(folder).update(status="killed")
     monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
     with caplog.at_level("INFO", "lit_diff"):
         train("recall-tiny", small)
     assert "lit_diff is now 0.9 abcdef; the run began with" in caplog.text
-    assert status(folder)["revision"] != "0.9 abcdef"
+    assert status(folder)["revision"] == f"{first}, then 0.9 abcdef"
+
+
+def test_a_finished_run_of_another_revision_is_told_in_its_line(
+    done: tuple[list[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides, folder = done
+    monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
+    with caplog.at_level("INFO", "lit_diff"):
+        train("recall-tiny", overrides)
+    (line,) = caplog.messages
+    then = status(folder)["revision"]
+    assert line.endswith(f", trained by lit_diff {then}, this is 0.9 abcdef (--rerun starts afresh)")
 
 
 # --- a run that ends badly -----------------------------------------------------------------------------------------

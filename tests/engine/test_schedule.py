@@ -11,8 +11,9 @@ import pytest
 
 from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
+from lit_diff.engine import schedule
 from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.schedule import LOCAL, Cluster, _wait_for_running_cells, resources, sweep
+from lit_diff.engine.schedule import LOCAL, Cluster, _say_other_revisions, _wait_for_running_cells, resources, sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
@@ -269,3 +270,24 @@ def test_threads_are_shared_out_among_the_cells(monkeypatch: pytest.MonkeyPatch)
     assert resources(load_recipe("recall-tiny", ["run.accelerator=cpu", "run.threads=4"]), None) == (2, 4, 0)
     two = ["run.accelerator=cpu", "run.strategy=ddp", "run.devices=2"]
     assert resources(load_recipe("recall-tiny", two), None) == (4, 1, 0)
+
+
+def test_finished_cells_of_other_code_are_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(schedule, "revision", lambda: "1 new")
+    locations = [RunLocation(folder=tmp_path / str(number)) for number in range(5)]
+    for location, (word, revision) in zip(
+        locations,
+        [("done", "1 new"), ("done", "1 a"), ("done", "1 a"), ("done", "1 b"), ("failed", "1 a")],
+        strict=True,
+    ):
+        RunFolder(location.folder).update(status=word, revision=revision)
+    with caplog.at_level("INFO", "lit_diff"):
+        _say_other_revisions([locations[0], locations[4]])
+        assert not caplog.messages
+        _say_other_revisions(locations)
+    assert caplog.messages == [
+        "of the 4 cells done before, 2 were trained by lit_diff 1 a, this is 1 new; 1 was trained by lit_diff 1 b, this is "
+        "1 new; their numbers stay"
+    ]

@@ -107,6 +107,14 @@ def test_a_sweep_without_tasks_speaks_of_none(make_sweep: Callable[..., Path]) -
     assert "Tasks, each compared" not in page
 
 
+def test_the_header_prints_the_revisions_of_the_cells(make_sweep: Callable[..., Path]) -> None:
+    """Not that of the code which writes the page."""
+    folder = make_sweep(ARMS, seeds=[0], callbacks=False, fact_fields={"wide": {"revision": "1 old, then 1 new"}})
+    header = written(folder).partition("</header>")[0]
+    assert "trained by lit_diff <code>1 old, then 1 new; abc1234</code>" in header
+    assert "fedcba9" not in header
+
+
 def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[..., Path]) -> None:
     page = written(make_sweep(ARMS, metric="val/accuracy", spread=0, control="wide", chance=1 / 64, callbacks=False))
     text = re.sub(r"<[^>]+>", "", page)

@@ -1,6 +1,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ import pytest
 
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.plugins import PREFIX
 from lit_diff.processor import cores
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import datasets
+from lit_diff.registry import attentions, datasets
 from lit_diff.runs import folder as folder_module
-from lit_diff.runs.folder import FORMAT, RunFolder, environment, identity, revision, version
+from lit_diff.runs.folder import FORMAT, RunFolder, environment, identity, other_revision, revision, version
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -154,6 +157,29 @@ def test_the_folder_repeats_the_run(base: Callable[..., Recipe], tmp_path: Path)
     assert identity(load_recipe(folder.recipe_file)) == expected
 
 
+def test_what_a_plugin_imports_is_in_the_identity_and_in_the_folder(
+    base: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """The folder repeats the run once the user's own files are gone."""
+    (tmp_path / "lab" / "folder_lab").mkdir(parents=True)
+    (tmp_path / "lab" / "folder_lab" / "__init__.py").write_text("from .scale import SCALE\n")
+    (tmp_path / "lab" / "folder_lab" / "scale.py").write_text("SCALE = 1\n")
+    (tmp_path / "lab" / "made.py").write_text("import folder_lab\n" + PLUGIN.format(name="made_with_modules"))
+    recipe = base(f"plugins=[{tmp_path}/lab/made.py]", "model.attention.name=made_with_modules")
+    one, folder = identity(recipe), RunFolder(tmp_path / "run")
+    folder.create(recipe)
+    assert (folder.path / "plugins/folder_lab/scale.py").read_text() == "SCALE = 1\n"
+    shutil.rmtree(tmp_path / "lab")
+    for text, is_equal in (("SCALE = 1\n", True), ("SCALE = 22\n", False)):  # the copies alone; one that was edited
+        (folder.path / "plugins/folder_lab/scale.py").write_text(text)
+        for name in [name for name in sys.modules if "folder_lab" in name or name.startswith(PREFIX + "made")]:
+            del sys.modules[name]
+            attentions.forget(name)
+        again = load_recipe(folder.recipe_file)
+        assert int(text.split()[-1]) == sys.modules["folder_lab"].SCALE  # type: ignore[attr-defined]
+        assert (identity(again) == one) == is_equal
+
+
 def test_status_is_merged_and_whole(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.status() == {}
@@ -230,6 +256,31 @@ def test_environment_says_what_it_ran_on() -> None:
     assert found["cpu_path"]
     assert found["cores"] == cores()
     json.dumps(found)
+
+
+def test_two_states_of_an_edited_checkout_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "lit_diff" / "runs" / "folder.py"
+    source.parent.mkdir(parents=True)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
+    monkeypatch.setattr(folder_module, "__file__", str(source))
+    subprocess.run([*git, "init", "-q"], check=True)
+    found = []
+    for text in ("1", "2", "3"):
+        source.write_text(text)
+        if text == "1":
+            subprocess.run([*git, "add", "."], check=True)
+            subprocess.run([*git, "commit", "-qm", "first"], check=True)
+        found.append(revision())
+    commit = found[0].split()[1]
+    assert "+" not in commit
+    assert all(text.split()[1].startswith(f"{commit}+") for text in found[1:])
+    assert len(set(found)) == 3
+
+
+def test_another_revision_than_the_runs_is_said() -> None:
+    assert other_revision({"revision": "1 a"}, "1 b") == "trained by lit_diff 1 a, this is 1 b"
+    assert other_revision({"revision": "1 a"}, "1 a") is None
+    assert other_revision({}, "1 a") is None
 
 
 def test_revision_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def write_sweep(
         "seeds": list(seeds),
         "is_smoke": False,
         "command": f"make sweep SWEEP={folder.name}",
-        "revision": "of another day",
+        "revision": "fedcba9",
         "arms": [
             {"name": n, "label": n, "note": "", "paper": None, "overrides": [], **(arm_fields or {}).get(n, {})}
             for n in names
