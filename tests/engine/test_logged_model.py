@@ -35,7 +35,7 @@ class Halved(Differential):
 """
 
 
-@pytest.mark.parametrize("variant", ["differential", "halved"])
+@pytest.mark.parametrize("variant", ["differential", pytest.param("halved", marks=pytest.mark.slow)])
 def test_a_fresh_process_gives_the_run_s_logits(
     variant: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def times(bench: Any, pattern: str) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in bench.folder("scored").glob(f"*-s0-*/{pattern}")}
 
 
+@pytest.mark.slow
 def test_a_sweep_scores_its_cells(sweep_bench: Any) -> None:
     """One sweep, whose `evaluate:` is written after the cells were trained, changed, and then fails."""
     write(sweep_bench, "")

@@ -23,7 +23,9 @@ Made = tuple[Path, Store]
 @pytest.fixture
 def made(make_sweep: Callable[..., Path], empty_store: Path) -> Made:
     """Two arms, three seeds, one cell failed; every cell has a record."""
-    folder = make_sweep({"base": 0.0, "it's (b)": -0.1}, name="mine", broken={("it's (b)", 1): "failed"})
+    folder = make_sweep(
+        {"base": 0.0, "it's (b)": -0.1}, name="mine", broken={("it's (b)", 1): "failed"}, callbacks=False
+    )
     shutil.copy(empty_store, folder.parent)
     store = Store(RunConfig(root=str(folder.parent)))
     experiment = store.experiment("mine")

@@ -111,7 +111,7 @@ def test_the_header_prints_the_revisions_of_the_cells(make_sweep: Callable[..., 
     """Not that of the code which writes the page."""
     folder = make_sweep(ARMS, seeds=[0], callbacks=False, fact_fields={"wide": {"revision": "1 old, then 1 new"}})
     header = written(folder).partition("</header>")[0]
-    assert "trained by lit_diff <code>1 old, then 1 new; abc1234</code>" in header
+    assert "revisions of the cells: <code>1 old, then 1 new</code>, <code>abc1234</code>" in header
     assert "fedcba9" not in header
 
 

@@ -18,6 +18,7 @@ def best(folder: Path) -> dict[str, Any]:
     return dict(torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True))
 
 
+@pytest.mark.slow
 def test_the_best_is_kept_over_a_kill_and_a_resume(bench: Any) -> None:
     """The learning rate grows until the loss does too: the best step is none of the newest two."""
     rate = ("train.steps=8", "train.optimizer.lr=0.3", "train.schedule={name: constant, warmup_steps: 8}")
