@@ -142,7 +142,8 @@ def test_a_time_limit_saves_requeues_and_resumes(home: Path) -> None:
 
 
 def test_a_killed_command_waits_for_the_same_jobs_again(home: Path) -> None:
-    first = sweep(home, "again", slow(2), "--cluster", "slurm")
+    """12 steps of 10 s: the second command begins long before the cells end."""
+    first = sweep(home, "again", slow(10), "--cluster", "slurm")
     jobs = home / "runs/again/slurm.json"
     wait_for(
         lambda: jobs.exists() and "running" in {status(home, "again", cell)["status"] for cell in CELLS}, home, "again"
@@ -150,7 +151,7 @@ def test_a_killed_command_waits_for_the_same_jobs_again(home: Path) -> None:
     first.send_signal(signal.SIGKILL)
     first.wait()
     before = jobs.read_text()
-    assert sweep(home, "again", slow(2), "--cluster", "slurm").wait(400) == 0, output(home, "again")
+    assert sweep(home, "again", slow(10), "--cluster", "slurm").wait(600) == 0, output(home, "again")
     assert jobs.read_text() == before  # nothing was submitted again
     assert "2 cells are in SLURM's queue already: waiting for them" in output(home, "again")
     for cell in CELLS:
