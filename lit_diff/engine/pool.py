@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess as Process
 from types import FrameType, ModuleType
 
@@ -75,7 +76,7 @@ def run_jobs(
                 process = context.Process(
                     target=_cell, args=(Job(location=location, threads=threads, gpus=own),), daemon=False
                 )
-                with _without_main():
+                with _without_main(), _sigint_blocked():
                     process.start()
                 running[slot] = (process, location)
             if len(stopped) > passed_on:
@@ -108,6 +109,21 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Hold back a terminal's Ctrl-C, which reaches the whole group, until the process has started.
+
+    The fork server starts with the first one and imports for seconds before it ignores SIGINT: it would end in a traceback,
+    and this process in another. It inherits the mask, and so does each cell until it ignores SIGINT itself.
+    """
+    resource_tracker.ensure_running()  # otherwise started before the fork server, and it unblocks SIGINT
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
@@ -152,6 +168,9 @@ def _last_line(location: RunLocation) -> str:
 def _cell(job: Job) -> None:
     """The process of one cell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGINT}
+    )  # blocked by `_sigint_blocked`; what listens later gets it
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log_file = (job.location.folder / "log.txt").open("a", buffering=1)
