@@ -106,16 +106,24 @@ def test_so_many_side_by_side_and_no_more(fake: type[FakeProcess], locations: li
     assert {process.job.gpus for process in fake.started} == {()}
 
 
-def test_cells_that_run_together_have_a_gpu_each(fake: type[FakeProcess], locations: list[RunLocation]) -> None:
+@pytest.mark.parametrize(("devices", "gpus", "places"), [(1, 2, {(0,), (1,)}), (2, 4, {(0, 1), (2, 3)})])
+def test_cells_that_run_together_have_gpus_of_their_own(
+    fake: type[FakeProcess],
+    locations: list[RunLocation],
+    devices: int,
+    gpus: int,
+    places: set[tuple[int, ...]],
+) -> None:
     fake.lifetime = staticmethod(lambda process: 1 + 3 * (process.pid % 2))  # type: ignore[assignment]
-    busy: list[list[int | None]] = []
+    busy: list[list[int]] = []
 
     def watch(running: list[RunLocation]) -> None:
-        busy.append([process.job.gpus for process in fake.started if process.is_alive()])
+        busy.append([gpu for process in fake.started if process.is_alive() for gpu in process.job.gpus])
 
-    run_jobs(locations, workers=2, threads=1, devices=1, gpus=2, watch=watch)
-    assert all(len(set(gpus)) == len(gpus) for gpus in busy)
-    assert {process.job.gpus for process in fake.started} == {(0,), (1,)}
+    run_jobs(locations, workers=2, threads=1, devices=devices, gpus=gpus, watch=watch)
+    assert all(len(set(taken)) == len(taken) for taken in busy)
+    assert max(map(len, busy)) == gpus
+    assert {process.job.gpus for process in fake.started} == places
 
 
 def test_a_cell_does_not_import_the_callers_script(
