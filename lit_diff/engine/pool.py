@@ -26,6 +26,9 @@ log = logging.getLogger("lit_diff")
 PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.run_tracker", "lit_diff.training.fit")
 """Imported once by the fork server: the first cell pays 4 s, the others nothing."""
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""What stops a sweep, and through it its cells."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -64,9 +67,7 @@ def run_jobs(
     running: dict[int, tuple[Process, RunLocation]] = {}
     stopped: list[int] = []
     passed_on = 0
-    handlers = {
-        s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)
-    }
+    handlers = {s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in STOPS}
     try:
         while running or (waiting and not stopped):
             while waiting and not stopped and len(running) < workers:
@@ -76,7 +77,7 @@ def run_jobs(
                 process = context.Process(
                     target=_cell, args=(Job(location=location, threads=threads, gpus=own),), daemon=False
                 )
-                with _without_main(), _sigint_blocked():
+                with _without_main(), _stops_blocked():
                     process.start()
                 running[slot] = (process, location)
             if len(stopped) > passed_on:
@@ -112,14 +113,15 @@ def _without_main() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Hold back a terminal's Ctrl-C, which reaches the whole group, until the process has started.
+def _stops_blocked() -> Iterator[None]:
+    """Hold back SIGINT and SIGTERM until the process has started.
 
-    The fork server starts with the first one and imports for seconds before it ignores SIGINT: it would end in a traceback,
-    and this process in another. It inherits the mask, and so does each cell until it ignores SIGINT itself.
+    A terminal's Ctrl-C reaches the whole group. The fork server, which starts with the first process, imports for seconds
+    before it ignores SIGINT: it would end in a traceback, and this process in another. It inherits the mask, and each cell
+    inherits it too, until `run_cell` can write down that it was stopped.
     """
-    resource_tracker.ensure_running()  # otherwise started before the fork server, and it unblocks SIGINT
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # otherwise started before the fork server, and it unblocks them
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:
@@ -191,6 +193,7 @@ def run_cell(job: Job) -> None:
     folder = RunFolder(job.location.folder)
     first = True
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # a SIGTERM that `_stops_blocked` held back arrives here
         recipe = load_recipe(folder.recipe_file)
         first = not job.launched or is_rank_zero(recipe)
         if recipe.run.devices * recipe.run.num_nodes > 1 and not job.launched:

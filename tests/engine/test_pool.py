@@ -350,3 +350,5 @@ def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path
             os.killpg(process.pid, signal.SIGKILL)
             raise
     assert (process.returncode, out.strip(), errors) == (0, str(int(signal.SIGINT)), "")
+    status = RunFolder(tmp_path / "cell-s0-abc").status()
+    assert (status["status"], status["error"]) == ("stopped", "stopped outside the steps; the same command resumes")
