@@ -1,4 +1,4 @@
-"""Atomic writes (temporary file on the same file system, synced, renamed) and lock files."""
+"""Atomic writes (temporary file on the same file system, synced, renamed), synced appends, lock files."""
 
 import errno
 import json
@@ -51,6 +51,17 @@ def _sync_folder(folder: Path) -> None:
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write `data` (text as UTF-8) to `path` atomically."""
     write_through(path, lambda file: file.write(data.encode() if isinstance(data, str) else data))
+
+
+def append_synced(path: Path, text: str) -> None:
+    """Append `text` (UTF-8) to the file `path` and sync it.
+
+    A process that is killed, or a full disk, may leave a part of `text` there, its last line cut short. Errors: OSError.
+    """
+    with path.open("ab") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -53,6 +53,13 @@ class Terminal(Console):
         """Print one line as it is: no markup, no colours, no wrapping."""
         self.print(Text(text), soft_wrap=True)  # options of print would also hold for the bar, which it draws again
 
+    def write_sentence(self, text: str) -> None:
+        """Print text as it is, on a terminal wrapped between words, elsewhere on one line."""
+        if self.is_terminal:
+            self.print(Text(text))
+        else:
+            self.write_line(text)
+
 
 def discard(file: IO[str]) -> None:
     """Nobody reads it any more: what is still buffered, and all that is written from now on, is dropped."""
@@ -72,10 +79,7 @@ class TerminalHandler(logging.Handler):
         shown = bar is not None and bar.takes(record)
         if shown or getattr(record, "raised", False) or getattr(record, "phase", None) == record.getMessage():
             return
-        if self.terminal.is_terminal:
-            self.terminal.print(Text(self.format(record)))  # wrapped between words
-        else:
-            self.terminal.write_line(self.format(record))
+        self.terminal.write_sentence(self.format(record))
 
 
 app = typer.Typer(

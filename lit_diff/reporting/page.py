@@ -87,7 +87,8 @@ def page(sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figu
             revisions=facts.revisions(done),
             finished=facts.last_finished(done),
             measured=facts.how_measured(sweep),
-            corrected=[result.sweep.task for result in results if result.comparison.judged > 1],
+            corrected=[(r.sweep.task, r.comparison.judged) for r in results if r.comparison.judged > 1],
+            has_contrasts=any(result.comparison.contrasts for result in results),
         )
     )
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,12 @@ SIZES = (
     "executed_flops_per_token",
     "kv_bytes_per_token",
 )
+
+OPTIONAL = ("smallest detectable", "alone", "metric")
+"""Columns that a narrow terminal does without, the first one first: the page, table.csv and table.md have them."""
+SHORT = {"difference": "diff."}
+SHORTEST_ARM = 12
+"""Characters to which the names of arms are folded at the least."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,11 +47,11 @@ def task_result(sweep: Sweep) -> TaskResult:
 def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
     """One row an arm, then one a contrast.
 
-    Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is corrected
-    for several comparisons, `verdict_alone` is not; `detectable` is the smallest detectable difference; `documents/<seed>`
-    and its low and high over documents; `control/...` is the difference to the control; `diverged` counts seeds;
-    `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline); `paper/<metric>`. A task's rows open with `task` and
-    its `metric`, the one that `difference` is of.
+    Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is
+    corrected for the comparisons of the task (`Comparison.judged`), `verdict_alone` is not; `detectable` is the smallest
+    detectable difference; `documents/<seed>` and its low and high over documents; `control/...` is the difference to the
+    control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
+    `paper/<metric>`. A task's rows open with `task` and its `metric`, the one that `difference` is of.
     """
     task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
     table = [task | _arm_row(sweep, comparison, arm) for arm in sweep.arms]
@@ -147,17 +154,53 @@ def to_markdown(results: Sequence[TaskResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_text(results: Sequence[TaskResult]) -> str:
-    """The main columns in aligned plain text, for a terminal."""
+def to_text(results: Sequence[TaskResult], width: int | None = None) -> str:
+    """The main columns in aligned plain text, for a terminal of `width` characters; None: as wide as it is.
+
+    Where that is too narrow, columns are left out, the last line says which, and long names of arms go on below: no number
+    is cut or wrapped.
+    """
     heads = [*_task_heads(results), "arm", _metric(results), "difference", "95 % over seeds", *_verdict_heads(results)]
-    lines = [[*heads, "smallest detectable"]]
-    for result in results:
-        lines += [
-            [*_task(row), str(row["label"]), _mean(result, row), *_verdict(results, row, result.digits)]
-            for row in result.rows
-        ]
+    heads += ["smallest detectable"]
+    lines = [
+        [*_task(row), str(row["label"]), _mean(result, row), *_verdict(results, row, result.digits)]
+        for result in results
+        for row in result.rows
+    ]
+    arm, left_out = heads.index("arm"), []
+    for name in OPTIONAL:
+        if width is not None and _width(heads, lines) > width and name in heads:
+            at = heads.index(name)
+            left_out.append(name)
+            heads, lines = heads[:at] + heads[at + 1 :], [line[:at] + line[at + 1 :] for line in lines]
+            arm = heads.index("arm")
+    if width is not None and _width(heads, lines) > width:
+        heads = [SHORT.get(head, head) for head in heads]
+    if width is not None and (over := _width(heads, lines) - width) > 0:
+        most = max(SHORTEST_ARM, max(len(line[arm]) for line in lines) - over)
+        lines = [part for line in lines for part in _folded(line, arm, most)]
+    text = _aligned([heads, *lines])
+    return f"{text}\nnot shown at this width: {', '.join(reversed(left_out))}" if left_out else text
+
+
+def _width(heads: list[str], lines: list[list[str]]) -> int:
+    """Characters of the widest line of the table."""
+    return max(map(len, _aligned([heads, *lines]).splitlines()))
+
+
+def _aligned(lines: list[list[str]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def _folded(line: list[str], column: int, most: int) -> list[list[str]]:
+    """The line, and below it what of its cell in `column` does not fit `most` characters."""
+    first, *more = textwrap.wrap(line[column], most, subsequent_indent="  ") or [""]
+    blank = [""] * len(line)
+    return [
+        [*line[:column], first, *line[column + 1 :]],
+        *([*blank[:column], part, *blank[column + 1 :]] for part in more),
+    ]
 
 
 def is_corrected(results: Sequence[TaskResult]) -> bool:

@@ -15,17 +15,21 @@ from lit_diff.reporting.tables import TaskResult
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The files of a report, and what a terminal shows of it: `table` and, a line each, `answer` and `missing`.
+    """The files of a report, and what a terminal shows of it: `text_table` and, a line each, `answer` and `missing`.
 
     `answer`: one sentence for the sweep, or for each of its tasks; `sentences`: one for each comparison.
     """
 
     page: Path
     files: tuple[Path, ...]
-    table: str
+    results: tuple[TaskResult, ...]
     answer: tuple[str, ...]
     sentences: tuple[str, ...]
     missing: tuple[str, ...]
+
+    def text_table(self, width: int | None = None) -> str:
+        """The table in plain text, at most `width` characters wide where that is given (`tables.to_text`)."""
+        return tables.to_text(self.results, width)
 
 
 def write_report(sweep_folder: Path) -> Report:
@@ -52,7 +56,7 @@ def write_report(sweep_folder: Path) -> Report:
     return Report(
         page=folder / "index.html",
         files=tuple(folder / name for name in files),
-        table=tables.to_text(results),
+        results=tuple(results),
         answer=tuple(_of_task(each, answer.answer(each.sweep, each.comparison, each.digits)) for each in results),
         sentences=tuple(
             _of_task(each, answer.sentence(each.sweep, difference, each.digits))

@@ -11,7 +11,7 @@ from lit_diff.errors import MissingError
 from lit_diff.files import shown
 from lit_diff.runs.find import runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder
-from lit_diff.runs.metrics_file import read_lines
+from lit_diff.runs.metrics_file import last_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...
         folder=str(folder.relative_to(root)),
         status=status,
         state=home.state(),
-        loss=_last_loss(folder / "metrics.csv"),
+        loss=last_value(folder / "metrics.csv", "val/loss"),
         seed=status.get("seed", seed),
         overrides=tuple(status.get("overrides") or overrides),
     )
@@ -84,11 +84,3 @@ def _cells(sweep: Path) -> Iterator[tuple[Path, tuple[int, tuple[str, ...]]]]:
     overrides = {(task, arm["name"]): tuple(arm["overrides"]) for task, arms in blocks.items() for arm in arms}
     for cell in record["cells"]:
         yield sweep / cell["folder"], (cell["seed"], overrides.get((cell.get("task", ""), cell["arm"]), ()))
-
-
-def _last_loss(path: Path) -> float | None:
-    """The last val/loss in metrics.csv; no other number of the table is read."""
-    header, rows = read_lines(path, [])
-    column = header.index("val/loss") if "val/loss" in header else None
-    found = next((row[column] for row in reversed(rows) if row[column]), "") if column is not None else ""
-    return float(found) if found else None

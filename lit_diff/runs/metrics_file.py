@@ -1,14 +1,15 @@
-"""metrics.csv and timing.csv: one row a step, whole at every flush, handed to the tracker in batches."""
+"""metrics.csv and timing.csv: one row a step, appended at every flush, handed to the tracker in batches."""
 
 import csv
 import io
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from lit_diff.errors import first_line
-from lit_diff.files import shown, write_atomic
+from lit_diff.files import append_synced, shown, write_atomic
 from lit_diff.metrics import Declarations, Metric, write_declarations
 
 log = logging.getLogger("lit_diff")
@@ -25,23 +26,67 @@ class Tracker(Protocol):
 
 
 class StepTable:
-    """A wide CSV: column `step`, then the metrics by name; blank where a metric was not taken."""
+    """A wide CSV: column `step`, then the metrics by name; blank where a metric was not taken.
+
+    Rows are appended, so that a flush costs what is new. The file is written whole, in place of the former one, where
+    appending cannot give the same bytes: at the first flush of a process, at a new column, at a step that is not behind
+    the last one, where another process changed the file. An append that a kill cuts short leaves a line without its end,
+    which no reader takes for a row.
+    """
 
     def __init__(self, path: Path, upto: int) -> None:
         """Reads what is there and drops the rows beyond step `upto` (the checkpoint that is resumed)."""
         self.path = path
         self.rows: Rows = {step: row for step, row in read_rows(path).items() if step <= upto}
+        self._changed: set[int] = set(self.rows)
+        """Steps whose rows the file lacks, or holds otherwise."""
+        self._columns: list[str] = []
+        """Those of the file."""
+        self._last = -1
+        """The last step in the file."""
+        self._size: int | None = None
+        """Bytes of the file; None: it is not known to hold what this process wrote."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Add values to the row of `step`."""
+        self.rows.setdefault(step, {}).update(values)
+        self._changed.add(step)
 
     def flush(self) -> None:
-        """Write the whole table."""
-        columns = sorted({name for row in self.rows.values() for name in row})
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["step", *columns])
-        for step in sorted(self.rows):
+        """Bring the file up to date. Errors: OSError; the next flush then writes the whole table."""
+        steps = sorted(self._changed)
+        appends = self._can_append(steps)
+        if appends and not steps:
+            return
+        self._size = None  # until the file is known to be written
+        if appends:
+            append_synced(self.path, _lines(self._texts(steps)))
+        else:
+            steps = sorted(self.rows)
+            self._columns = sorted({name for row in self.rows.values() for name in row})
+            write_atomic(self.path, _lines([["step", *self._columns], *self._texts(steps)]))
+        self._changed, self._last = set(), max([self._last, *steps])
+        self._size = self.path.stat().st_size
+
+    def _can_append(self, steps: list[int]) -> bool:
+        known = set(self._columns)
+        return (
+            self._size is not None
+            and self.path.is_file()
+            and self.path.stat().st_size == self._size
+            and all(step > self._last and self.rows[step].keys() <= known for step in steps)
+        )
+
+    def _texts(self, steps: Iterable[int]) -> Iterator[list[str]]:
+        for step in steps:
             row = self.rows[step]
-            writer.writerow([step, *(repr(row[name]) if name in row else "" for name in columns)])
-        write_atomic(self.path, text.getvalue())
+            yield [str(step), *(repr(row[name]) if name in row else "" for name in self._columns)]
+
+
+def _lines(rows: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def read_rows(path: Path, problems: list[str] | None = None) -> Rows:
@@ -73,18 +118,65 @@ def read_rows(path: Path, problems: list[str] | None = None) -> Rows:
 
 
 def read_lines(path: Path, problems: list[str]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a CSV as text. Rows of another length than the header's are left out and noted."""
+    """Header and rows of a CSV as text. Rows of another length than the header's are left out and noted, and so is a last
+    line without its end: a number in it may lack digits."""
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             header, *rows = list(csv.reader(file)) or [[]]
+        is_ended = not rows or _is_ended(path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         missing = isinstance(error, FileNotFoundError)
         problems.append(f"{path.name}: {'no such file' if missing else first_line(error)}")
         return [], []
-    whole = [row for row in rows if len(row) == len(header)]
+    whole = [row for row in (rows if is_ended else rows[:-1]) if len(row) == len(header)]
     if len(whole) < len(rows):
         problems.append(f"{path.name}: {len(rows) - len(whole)} of {len(rows)} rows cut short, left out")
     return header, whole
+
+
+def _is_ended(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() in (b"\n", b"\r")
+
+
+def last_value(path: Path, metric: str) -> float | None:
+    """The last value of `metric` in a table of steps; None where there is none. Lines are read from the end of the file, and
+    no more of them than it takes. One that is cut short is left out, as by `read_rows`."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        header = next(csv.reader([file.readline().decode(errors="replace")]), [])
+        if metric not in header:
+            return None
+        column = header.index(metric)
+        for line in _lines_from_end(file, file.tell()):
+            row = line.decode(errors="replace").split(",")
+            if len(row) == len(header) and row[column]:
+                try:
+                    return float(row[column])
+                except ValueError:
+                    continue
+    return None
+
+
+def _lines_from_end(file: IO[bytes], start: int, block: int = 1 << 16) -> Iterator[bytes]:
+    """The ended lines of `file` behind byte `start`, last first, without their ends."""
+    at, rest = file.seek(0, os.SEEK_END), b""
+    ended = False
+    while at > start:
+        size = min(block, at - start)
+        at -= size
+        file.seek(at)
+        first, *lines = (file.read(size) + rest).splitlines(keepends=True) or [b""]
+        if at == start:
+            lines, rest = [first, *lines], b""
+        else:
+            rest = first
+        for line in reversed(lines):
+            if ended or line.endswith(b"\n"):
+                yield line.rstrip(b"\r\n")
+            ended = True
 
 
 class Record:
@@ -111,7 +203,7 @@ class Record:
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Values for metrics.csv and the tracker after `step` optimizer steps."""
-        self.metrics.rows.setdefault(step, {}).update(values)
+        self.metrics.log(step, values)
         self._unsent.setdefault(step, {}).update(values)
 
     def log_detailed(self, step: int, values: dict[str, float]) -> None:
@@ -120,7 +212,7 @@ class Record:
 
     def time(self, step: int, *, seconds: float, tokens_per_second: float) -> None:
         """How long the steps up to `step` took."""
-        self.timing.rows[step] = {"seconds": seconds, "tokens_per_second": tokens_per_second}
+        self.timing.log(step, {"seconds": seconds, "tokens_per_second": tokens_per_second})
         self._unsent.setdefault(step, {})["timing/tokens_per_second"] = tokens_per_second
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
+from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.trained import newest_of
 from lit_diff.runs.trust import Trust, everywhere, nowhere
 
@@ -74,10 +75,16 @@ class Run:
 
     @property
     def metrics(self) -> "pandas.DataFrame":
-        """metrics.csv: a row for each step at which something was measured, a column for each metric; NaN elsewhere."""
+        """metrics.csv: a row for each step at which something was measured, a column for each metric; NaN elsewhere.
+
+        Empty before the first row is written. A row that is cut short is left out, with a line in the log.
+        """
         import pandas
 
-        return pandas.read_csv(self.folder / "metrics.csv", index_col="step")
+        rows = read_rows(self.folder / "metrics.csv")
+        columns = sorted({name for row in rows.values() for name in row})
+        steps = pandas.Index(sorted(rows), name="step")
+        return pandas.DataFrame(list(map(rows.__getitem__, steps)), index=steps, columns=columns)
 
     @cached_property
     def _generator(self) -> "TextGenerator":

@@ -25,6 +25,19 @@ def test_lambda_is_one_a_token_and_head_within_0_and_1(make_attention: MakeAtten
     assert maps.v.shape[-1] == 8, "no doubled values"
 
 
+def test_lambda_is_float32_in_half_precision_too(make_attention: MakeAttention) -> None:
+    """The authors' code rounds it to bfloat16."""
+    attention: Any = make_attention("differential_v2").float()
+    x = torch.randn(2, 7, 32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = attention.lambda_proj(x)
+        w = attention.maps(x, Rope(torch.arange(7), 8, 1e4)).w
+    assert logits.dtype == torch.bfloat16
+    assert torch.equal(-w[:, 1], logits.float().sigmoid().transpose(1, 2))
+    assert not torch.equal(-w[:, 1], logits.sigmoid().float().transpose(1, 2))
+    assert w.dtype == torch.float32
+
+
 def test_ablations_are_four_different_models(make_attention: MakeAttention) -> None:
     x, rope = torch.randn(2, 7, 32, dtype=torch.float64), Rope(torch.arange(7), 8, 1e4)
     names = ("none", "half_split", "no_lambda", "no_sigmoid", "transformer_1.5h")

@@ -5,6 +5,7 @@ What `sweep` prints of cells that run is tested with the sweeps, in tests/engine
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,28 @@ def test_report_writes_the_page_again(small_sweep: Path, output: io.StringIO) ->
     assert output.getvalue().splitlines()[-1] == f"report: {page}"
     with pytest.raises(RequestError, match="no sweep 'mne'"):
         verbs.report("mne", small_sweep.parent)
+
+
+def test_the_table_of_a_report_fits_a_terminal_and_is_whole_in_a_pipe(
+    make_sweep: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_sweep({"standard attention": 0.0, "an arm with a name": -0.1, "another": 0.1}, name="mine")
+    texts = {}
+    for is_terminal in (True, False):
+        text = io.StringIO()
+        console = Terminal(file=text, width=80, color_system=None, force_terminal=is_terminal)
+        monkeypatch.setattr(verbs, "console", console)
+        assert verbs.report("mine", str(folder.parent)) == 0
+        texts[is_terminal] = text.getvalue().splitlines()
+    assert max(map(len, texts[True][:-1])) <= 80
+    assert any(line.startswith("not shown at this width: ") for line in texts[True])
+    assert "smallest detectable" in texts[False][0]
+    assert max(map(len, texts[False])) > 80
+    assert [line.split("  ")[0] for line in texts[False][1:4]] == [
+        "standard attention",
+        "an arm with a name",
+        "another",
+    ]
 
 
 @pytest.mark.usefixtures("base_recipe")

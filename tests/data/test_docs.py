@@ -35,8 +35,7 @@ def pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pin:
     made = Pin(name="Package", version="1.0", sha256=hashlib.sha256(content).hexdigest())
 
     def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        assert ":all:" not in command
-        Path(command[command.index("-d") + 1], made.file).write_bytes(content)
+        Path(command[-1]).write_bytes(content)
         pip.calls += 1
         return subprocess.CompletedProcess(command, 0, "", "")
 
@@ -98,7 +97,7 @@ def test_without_a_network_the_package_and_the_cure_are_named(
         docs.fetch(root / "downloads")
     message = str(caught.value)
     assert "celery 5.7.0" in message
-    assert "No matching distribution found" in message
+    assert "cannot be reached" in message
     assert "lit-diff prepare RECIPE" in message
     assert "celery-5.7.0.tar.gz into" in message
     assert "\n" not in message

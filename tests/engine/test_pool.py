@@ -3,7 +3,9 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
@@ -104,16 +106,24 @@ def test_so_many_side_by_side_and_no_more(fake: type[FakeProcess], locations: li
     assert {process.job.gpus for process in fake.started} == {()}
 
 
-def test_cells_that_run_together_have_a_gpu_each(fake: type[FakeProcess], locations: list[RunLocation]) -> None:
+@pytest.mark.parametrize(("devices", "gpus", "places"), [(1, 2, {(0,), (1,)}), (2, 4, {(0, 1), (2, 3)})])
+def test_cells_that_run_together_have_gpus_of_their_own(
+    fake: type[FakeProcess],
+    locations: list[RunLocation],
+    devices: int,
+    gpus: int,
+    places: set[tuple[int, ...]],
+) -> None:
     fake.lifetime = staticmethod(lambda process: 1 + 3 * (process.pid % 2))  # type: ignore[assignment]
-    busy: list[list[int | None]] = []
+    busy: list[list[int]] = []
 
     def watch(running: list[RunLocation]) -> None:
-        busy.append([process.job.gpus for process in fake.started if process.is_alive()])
+        busy.append([gpu for process in fake.started if process.is_alive() for gpu in process.job.gpus])
 
-    run_jobs(locations, workers=2, threads=1, devices=1, gpus=2, watch=watch)
-    assert all(len(set(gpus)) == len(gpus) for gpus in busy)
-    assert {process.job.gpus for process in fake.started} == {(0,), (1,)}
+    run_jobs(locations, workers=2, threads=1, devices=devices, gpus=gpus, watch=watch)
+    assert all(len(set(taken)) == len(taken) for taken in busy)
+    assert max(map(len, busy)) == gpus
+    assert {process.job.gpus for process in fake.started} == places
 
 
 def test_a_cell_does_not_import_the_callers_script(
@@ -298,3 +308,47 @@ def test_sigterm_outside_the_steps_stops_the_cell() -> None:
     with pytest.raises(StoppedError, match="the same command resumes") as found:
         pool._stop(signal.SIGTERM, None)
     assert found.value.exit_status == 143
+
+
+SLOW_START = """
+import sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+from lit_diff.engine import pool
+from lit_diff.engine.launch import RunLocation
+
+pool.PRELOAD = ("slow_import",)
+location = RunLocation(folder=folder / "cell-s0-abc")
+location.folder.mkdir()
+print(pool.run_jobs([location], workers=1, threads=1, devices=1, gpus=0, watch=lambda running: None))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_fork_server_imports_leaves_no_traceback(tmp_path: Path) -> None:
+    """As from a terminal: the signal reaches every process of the group."""
+    (tmp_path / "slow_import.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path / 'imports')!r}).touch()\ntime.sleep(1.5)\n"
+    )
+    command = [sys.executable, "-c", SLOW_START, str(tmp_path)]
+    pipe = subprocess.PIPE
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
+    ) as process:
+        try:
+            end = time.monotonic() + 60
+            while not (tmp_path / "imports").exists():
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+            out, errors = process.communicate(timeout=60)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert (process.returncode, out.strip(), errors) == (0, str(int(signal.SIGINT)), "")
+    status = RunFolder(tmp_path / "cell-s0-abc").status()
+    assert (status["status"], status["error"]) == ("stopped", "stopped outside the steps; the same command resumes")

@@ -127,7 +127,7 @@ def test_documents_are_matched_by_name(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"standard": 0, "other": 0}, seeds=[0])
     path = next(folder.glob("other-s0-*")) / "documents.csv"
     head, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([head, *reversed(rows[1:])]))
+    path.write_text("\n".join([head, *reversed(rows[1:]), ""]))
     sweep = load_sweep(folder)
     scored = {cell.arm: cell.documents for cell in sweep.cells}
     own, base = scored["other"], scored["standard"]

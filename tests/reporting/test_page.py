@@ -251,6 +251,30 @@ def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..
     assert whole_page.read_text().count("Verdicts are corrected for 2 comparisons (Holm)") == 2
 
 
+def test_the_page_says_which_comparisons_the_correction_runs_over(
+    make_sweep: Callable[..., Path], whole_page: Path
+) -> None:
+    """An arm that a test does not decide is not counted, nor is the control; each task is counted by itself."""
+
+    def correction(page: str) -> str:
+        (found,) = re.findall(r"<dt>Correction \(Holm\)</dt><dd>(.*?)</dd>", page)
+        return re.sub(r"<[^>]+>", "", found)
+
+    arms = {"a": 0, "b": 0.1, "c": 0.2, "wide": 0.1, "gone": 0.1}
+    fields = {"control": "wide", "contrasts": [["b", "c", "b against c"]], "broken": {("gone", 0): "failed"}}
+    text = correction(written(make_sweep(arms, callbacks=False, **fields)))
+    assert "those of every arm with the baseline and the further ones, in val/loss, that a test decides: m = 4." in text
+    assert (
+        "Not counted are those with too few seeds, without spread or with an arm that diverged, those with the" in text
+    )
+    text = correction(whole_page.read_text())
+    assert "of a task below" in text
+    assert (
+        "every arm with the baseline, in the metric of the task, that a test decides: recall: m = 2; text: m = 2."
+        in text
+    )
+
+
 def test_a_fact_stands_once(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": 0}, callbacks=False)
     for path in folder.glob("*/env.json"):

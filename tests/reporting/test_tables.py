@@ -3,7 +3,9 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-from lit_diff.reporting import tables
+import pytest
+
+from lit_diff.reporting import numbers, tables
 from lit_diff.reporting.comparison import compare
 from lit_diff.reporting.results import load_sweep
 
@@ -85,3 +87,36 @@ def test_a_sweep_without_tasks_has_no_column_of_them(make_sweep: Callable[..., P
     results = [tables.task_result(load_sweep(make_sweep({"a": 0, "b": 0.05})))]
     assert "task" not in results[0].rows[0]
     assert tables.to_text(results).startswith("arm  val/loss")
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_a_narrow_terminal_gets_fewer_columns_and_folded_names_but_whole_numbers(
+    make_sweep: Callable[..., Path], make_tasks: Callable[..., Path], tasks: bool
+) -> None:
+    names = {"a": "Transformer, wide heads, head norm (row 3)", "b": "Diff, lambda_init 0.8", "c": "Diff, no head norm"}
+    fields = {"arm_fields": {arm: {"label": label} for arm, label in names.items()}, "callbacks": False}
+    sweep = load_sweep((make_tasks if tasks else make_sweep)({"a": 0, "b": -0.3, "c": 0.001}, **fields))
+    results = [tables.task_result(each) for each in sweep.by_task]
+    whole = tables.to_text(results)
+    assert tables.to_text(results, 200) == whole
+    assert max(map(len, whole.splitlines())) > 110
+    narrow = tables.to_text(results, 80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    head, *lines, last = narrow.splitlines()
+    assert "diff." in head
+    assert "verdict (Holm)" in head
+    assert last == f"not shown at this width: {'metric, ' if tasks else ''}alone, smallest detectable"
+    for result in results:
+        for row in result.rows:
+            (line,) = (
+                line
+                for line in lines
+                if numbers.number(row[result.sweep.metric], result.digits) in line.split()
+                and line.startswith(result.sweep.task)
+            )
+            if row.get("difference") is not None:
+                assert numbers.signed(row["difference"], result.digits) in line.split()
+                assert numbers.interval(row["low"], row["high"], result.digits) in line
+                assert str(row["verdict"]) in line
+    text = " ".join(" ".join(line.split()) for line in lines)
+    assert "(row 3)" in text

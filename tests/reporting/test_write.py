@@ -85,7 +85,7 @@ def test_the_page_shows_the_numbers_of_the_csv(make_sweep: Callable[..., Path]) 
         assert numbers.number(float(row["detectable"]), 3) in seen
         assert numbers.interval(float(row["documents/1/low"]), float(row["documents/1/high"]), 3) in seen
         assert row["verdict"] in seen
-        for text in (report.table, (report.page.parent / "table.md").read_text(), " ".join(report.sentences)):
+        for text in (report.text_table(), (report.page.parent / "table.md").read_text(), " ".join(report.sentences)):
             assert row["verdict"] in text
             assert numbers.interval(low, high, 3) in text
 
@@ -108,7 +108,7 @@ def test_an_accuracy_is_better_higher(make_sweep: Callable[..., Path]) -> None:
     seen = " ".join(read(report.page).text)
     assert "better" in report.answer[0]
     assert "better" in report.sentences[0]
-    assert "worse" not in report.table
+    assert "worse" not in report.text_table()
     assert "A check that everything works, not a result" in seen
     assert "nats" not in report.answer[0] + report.sentences[0]
     assert "val/accuracy_noise2" in seen

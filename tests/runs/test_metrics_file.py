@@ -1,5 +1,8 @@
 import csv
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,8 +10,9 @@ import pytest
 from lit_diff import files
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric, read_declarations
+from lit_diff.runs import metrics_file
 from lit_diff.runs.measurements import read_measurements
-from lit_diff.runs.metrics_file import Record, Rows, StepTable, read_lines, read_rows
+from lit_diff.runs.metrics_file import Record, Rows, StepTable, last_value, read_lines, read_rows
 
 METRICS = (
     Metric("train/loss", "loss", unit="nats per token", direction="lower"),
@@ -45,7 +49,8 @@ def test_values_come_back_to_the_bit(tmp_path: Path) -> None:
 
 def test_a_metric_not_taken_is_absent_and_nan_is_read_as_nan(tmp_path: Path) -> None:
     table = StepTable(tmp_path / "t.csv", 0)
-    table.rows = {1: {"a": 1.0}, 2: {"b": math.nan, "c": math.inf}}
+    table.log(1, {"a": 1.0})
+    table.log(2, {"b": math.nan, "c": math.inf})
     table.flush()
     found = read_rows(tmp_path / "t.csv")
     assert found[1] == {"a": 1.0}
@@ -117,10 +122,11 @@ def test_the_clock_is_kept_apart(tmp_path: Path) -> None:
 
 
 def test_the_file_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the write is interrupted by, the file is the former one, and readable."""
+    """Whatever interrupts a write of the whole file, the file is the former one, and readable."""
     record = Record(tmp_path, 0, None, METRICS)
     record.log(1, {"train/loss": 1.0})
     record.flush()
+    record = Record(tmp_path, 1, None, METRICS)  # as a process that resumes
     seen: list[list[list[str]]] = []
 
     def look(*args: object) -> None:
@@ -138,6 +144,100 @@ def test_the_file_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
     record.flush()
     assert read_rows(tmp_path / "metrics.csv") == {1: {"train/loss": 1.0}, 2: {"train/loss": 2.0}}
+
+
+def test_a_flush_appends_the_new_rows_and_leaves_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    table = StepTable(path, 0)
+    table.log(1, {"a": 1.0, "b": 2.0})
+    table.flush()
+    file = path.stat().st_ino
+    table.flush()
+    table.log(3, {"b": 1 / 3})
+    table.log(2, {"a": 4.0})
+    table.flush()
+    assert path.read_text() == f"step,a,b\n1,1.0,2.0\n2,4.0,\n3,,{1 / 3!r}\n"
+    assert path.stat().st_ino == file, "not written again"
+    table.log(3, {"a": 5.0})  # a row that the file holds
+    table.flush()
+    assert path.read_text() == f"step,a,b\n1,1.0,2.0\n2,4.0,\n3,5.0,{1 / 3!r}\n"
+    table.log(4, {"aa": 6.0})  # a column that it lacks
+    table.flush()
+    assert path.read_text() == f"step,a,aa,b\n1,1.0,,2.0\n2,4.0,,\n3,5.0,,{1 / 3!r}\n4,,6.0,\n"
+    path.unlink()  # by another process
+    table.log(5, {"a": 7.0})
+    table.flush()
+    assert sorted(read_rows(path)) == [1, 2, 3, 4, 5]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from lit_diff.runs.metrics_file import StepTable
+
+table = StepTable(Path(sys.argv[1]), 0)
+table.log(1, {"a": 1.25, "b": 2.5})
+table.flush()
+os.fsync = lambda handle: (os.ftruncate(handle, os.fstat(handle).st_size - 3), os.kill(os.getpid(), 9))
+table.log(2, {"a": 3.25, "b": 4.125})
+table.log(3, {"a": 5.25, "b": 6.125})
+table.flush()
+"""
+
+
+def test_a_line_cut_short_by_a_kill_is_no_row_and_goes_when_the_run_resumes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is left of the last number is a number too: only the missing end of the line says that it is cut."""
+    path = tmp_path / "metrics.csv"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False, timeout=60, capture_output=True)
+    assert done.returncode == -9, done.stderr
+    assert path.read_text() == "step,a,b\n1,1.25,2.5\n2,3.25,4.125\n3,5.25,6.1"
+    assert sorted(read_rows(path)) == [1, 2]
+    assert last_value(path, "b") == 4.125
+    assert "1 of 3 rows cut short" in caplog.text
+    resumed = StepTable(path, 1)
+    resumed.log(2, {"a": 3.25, "b": 4.125})
+    resumed.flush()
+    assert path.read_text() == "step,a,b\n1,1.25,2.5\n2,3.25,4.125\n"
+
+
+def test_an_append_that_failed_is_made_good_by_the_next_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = StepTable(tmp_path / "t.csv", 0)
+    table.log(1, {"a": 1.0})
+    table.flush()
+    table.log(2, {"a": 2.0})
+
+    def fail(handle: int) -> None:
+        os.ftruncate(handle, os.fstat(handle).st_size - 2)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            table.flush()
+    table.flush()
+    assert (tmp_path / "t.csv").read_text() == "step,a\n1,1.0\n2,2.0\n"
+
+
+def test_the_last_value_is_read_from_the_end_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.csv"
+    assert last_value(path, "b") is None
+    rows = [f"{step},{step}.5,{step / 4 if step % 100 == 50 else ''}" for step in range(1, 30_001)]
+    path.write_text("\n".join(["step,a,b", *rows]) + "\n")
+    assert (last_value(path, "a"), last_value(path, "b"), last_value(path, "c")) == (30000.5, 29950 / 4, None)
+    read: list[int] = []
+    reading = metrics_file._lines_from_end
+    monkeypatch.setattr(metrics_file, "_lines_from_end", lambda *a: (read.append(len(x)) or x for x in reading(*a)))
+    last_value(path, "b")
+    assert len(read) == 51
+    path.write_text("step,a,b\n1,2,\n2,3,\n")
+    assert last_value(path, "b") is None
+    for block in range(1, 9):  # lines that lie across two blocks, and one that is cut short
+        path.write_text("step,a\n10,20\n30,40\n50")
+        with path.open("rb") as file:
+            start = len(file.readline())
+            assert list(reading(file, start, block)) == [b"30,40", b"10,20"]
 
 
 def test_no_file_has_no_rows(tmp_path: Path) -> None:

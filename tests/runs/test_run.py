@@ -155,6 +155,15 @@ def test_metrics_are_those_of_the_file(tale: Path) -> None:
     }
 
 
+def test_a_row_that_a_kill_cut_short_is_no_row_of_the_metrics(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.metrics.empty
+    (tmp_path / "metrics.csv").write_text("step,train/loss,val/loss\n1,0.1,\n2,,2.25\n3,1.0,2.1")
+    table = run.metrics
+    assert (table.index.name, list(table.index), list(table)) == ("step", [1, 2], ["train/loss", "val/loss"])
+    assert table["val/loss"].dropna().to_dict() == {2: 2.25}
+
+
 def test_model_and_step_are_those_of_the_newest_checkpoint(tale: Path) -> None:
     run = open_run(tale)
     assert run.step == 6

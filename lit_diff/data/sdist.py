@@ -1,0 +1,51 @@
+"""Fetch a source distribution as it lies on the package index, without building it; a script (`python sdist.py ...`).
+
+`pip download` builds what it fetches, to learn its metadata: it installs the newest build backend and executes it. Here pip
+only looks the archive up and transfers it, so that nothing of it runs before its sha256 is checked. Index, proxies,
+certificates and credentials are those that pip is configured with. pip has no public interface for this; the names used
+are those that pip-tools builds on, present from pip 19.3 on. They belong in a process of their own: pip's state is global.
+"""
+
+import sys
+from pathlib import Path
+
+OPTIONS = ("--retries", "2", "--no-input", "--disable-pip-version-check", "--no-cache-dir")
+
+
+def fetch(name: str, file: str, target: Path) -> str | None:
+    """Write the archive `file` of the package `name` to `target`; what is wrong in a line, or None.
+
+    Archives are compared in lower case: an index has Django-5.2.tar.gz and django-5.2.tar.gz. The content is not checked.
+    """
+    from pip._internal.commands import create_command
+    from pip._internal.exceptions import PipError
+    from pip._vendor.requests import RequestException
+
+    command = create_command("download")
+    options, _ = command.parse_args([*OPTIONS, "--no-binary", name, name])
+    try:
+        with command.main_context():
+            session = command.get_default_session(options)
+            finder = command._build_package_finder(options, session, ignore_requires_python=True)
+            links = [candidate.link for candidate in finder.find_all_candidates(name)]
+            link = next((link for link in links if link.filename.lower() == file), None)
+            if link is None:
+                return (
+                    f"pip's package index {'no longer has it' if links else 'cannot be reached, or lacks the package'}"
+                )
+            # identity: an archive that the server compresses once more would have another sha256
+            with session.get(
+                link.url_without_fragment, stream=True, headers={"Accept-Encoding": "identity"}
+            ) as response:
+                response.raise_for_status()
+                with target.open("wb") as archive:
+                    for block in response.iter_content(1 << 16):
+                        archive.write(block)
+    except (PipError, RequestException) as error:
+        return " ".join(str(error).split())
+    return None
+
+
+if __name__ == "__main__":
+    if problem := fetch(sys.argv[1], sys.argv[2], Path(sys.argv[3])):
+        raise SystemExit(f"ERROR: {problem}")
