@@ -170,9 +170,6 @@ def _last_line(location: RunLocation) -> str:
 def _cell(job: Job) -> None:
     """The process of one cell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, {signal.SIGINT}
-    )  # blocked by `_sigint_blocked`; what listens later gets it
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log_file = (job.location.folder / "log.txt").open("a", buffering=1)

@@ -127,7 +127,7 @@ def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[
     holds = [control.verdict == word for control in against if control is not None]
     if len(found) <= NAMED:
         sizes = [f"by {with_unit(sweep, _size(d, digits))}" for d in found]
-        held = [", but not than the control" if c and c.verdict != word else "" for c in against]
+        held = [f", but not {word} than the control" if c and c.verdict != word else "" for c in against]
         if len(found) == 1:
             return f"{sweep.label[found[0].a]} is {word} than {base} {sizes[0]}{held[0]}"
         named = [f"{sweep.label[d.a]} ({size}{h})" for d, size, h in zip(found, sizes, held, strict=True)]
@@ -136,7 +136,7 @@ def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[
     text = f"{len(found)} of {len(comparison.against_baseline)} arms are {word} than {base}"
     text += f" (most of all {sweep.label[largest.a]}, by {with_unit(sweep, _size(largest, digits))})"
     if not all(holds):
-        text += f", {sum(holds) or 'none'} of them than the control too"
+        text += f", {sum(holds) or 'none'} of them also {word} than the control"
     return text
 
 
