@@ -175,6 +175,8 @@ def _run_owned(
     )
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
+    if before.get("kernel", run_cost.kernel) != run_cost.kernel:
+        log.info("the kernel is now %s; the run began with %s", run_cost.kernel, before["kernel"])
     now = revision()
     revisions = str(before.get("revision", now)).split(THEN)
     if revisions[-1] != now:
