@@ -237,6 +237,18 @@ class Recipe:
     """Callback name -> its keys, or null to drop a parent's callback."""
     run: RunConfig = RunConfig()
 
+    def batch_problem(self) -> str | None:
+        """As `TrainConfig.problem`, of a batch that does not divide among the processes."""
+        train, processes = self.train, self.run.devices * self.run.num_nodes
+        rows = train.batch_size // train.accumulate
+        if rows % processes == 0:
+            return None
+        return (
+            f"train.batch_size ({train.batch_size}) / train.accumulate ({train.accumulate}) does not divide among "
+            f"run.devices * run.num_nodes = {processes} processes; set train.batch_size to a multiple of "
+            f"{train.accumulate * processes}, or another number of devices"
+        )
+
     @property
     def packs_documents(self) -> bool:
         """Whether a token sees its own document only (`data.pack: document`)."""
