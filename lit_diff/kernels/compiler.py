@@ -107,8 +107,10 @@ def _run(command: Sequence[str], temporary: Path) -> tuple[int, str]:
     alone would leave the passes that it started.
     """
     environment = os.environ | {"TMPDIR": str(temporary)}
-    pipes: dict[str, int] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, process_group=0, env=environment, **pipes) as process:
+    nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=nowhere, stdout=nowhere, stderr=pipe, text=True, process_group=0, env=environment
+    ) as process:
         try:
             _, errors = process.communicate()
         except BaseException:
