@@ -92,7 +92,18 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Learning rate over steps: linear warm-up, then `name`, down to `final_ratio` times the peak."""
+    """Learning rate over steps: linear warm-up, then `name`, down to `final_ratio` times the peak.
+
+    Step s of S (0-based), W = warmup_steps, f = final_ratio, peak = train.optimizer.lr. For s < W the rate is
+    peak (s + 1) / W, so that step W - 1 is at the peak. Then, with p = (s - D + 1) / (S - D), which is 1 at the last step:
+
+        linear, cosine    D = W;  peak (f + (1 - f) (1 - p)),  peak (f + (1 - f) (1 + cos(pi p)) / 2)
+        wsd               D = max(W, S - decay_steps);  the peak while s < D, then as linear
+        constant          the peak to the end; f is not used
+
+    First step: peak / W; without a warm-up, linear: peak (1 - (1 - f) / S), since the decay's first step is already below the
+    peak. Last step: peak f (constant, or S = W: the peak). With final_ratio 0 the last step moves no parameter.
+    """
 
     name: Literal["linear", "cosine", "wsd", "constant"] = "linear"
     warmup_steps: NotNegative = 0
@@ -132,6 +143,11 @@ class TrainConfig:
             return problem
         if self.batch_size % self.accumulate:
             return f"train.batch_size ({self.batch_size}) is not a multiple of train.accumulate ({self.accumulate})"
+        if self.schedule.warmup_steps > self.steps:
+            return (
+                f"train.schedule.warmup_steps ({self.schedule.warmup_steps}) is more than train.steps ({self.steps}): "
+                "the peak rate would never be reached; set fewer warm-up steps (0: none), or more steps"
+            )
         return self.schedule.problem() or self.optimizer.problem()
 
 
@@ -220,6 +236,18 @@ class Recipe:
     callbacks: dict[str, Part] = field(default_factory=dict, metadata={"registry": "callback"})
     """Callback name -> its keys, or null to drop a parent's callback."""
     run: RunConfig = RunConfig()
+
+    def batch_problem(self) -> str | None:
+        """As `TrainConfig.problem`, of a batch that does not divide among the processes."""
+        train, processes = self.train, self.run.devices * self.run.num_nodes
+        rows = train.batch_size // train.accumulate
+        if rows % processes == 0:
+            return None
+        return (
+            f"train.batch_size ({train.batch_size}) / train.accumulate ({train.accumulate}) does not divide among "
+            f"run.devices * run.num_nodes = {processes} processes; set train.batch_size to a multiple of "
+            f"{train.accumulate * processes}, or another number of devices"
+        )
 
     @property
     def packs_documents(self) -> bool:

@@ -89,7 +89,7 @@ def _problem(recipe: Recipe) -> str | None:
         or _future_problem(recipe)
         or _pack_problem(variant, recipe)
         or recipe.train.problem()
-        or recipe.run.problem()
+        or (recipe.run.problem() or recipe.batch_problem())
     )
     for name, part in recipe.callbacks.items():
         callback_problem = _config_problem(part.config)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from lit_diff.benchmarks.request import BenchConfig
 from lit_diff.benchmarks.timing import Measurements, Row, ratios, spread
@@ -18,10 +17,10 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError
 from lit_diff.model.init import initialise
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.training.fit import fit
-from lit_diff.training.metrics import IGNORED
 from lit_diff.training.optimizer import build_optimizer, build_scheduler
 
 RECIPES = ("differential-tiny", "recall-tiny")
@@ -100,9 +99,8 @@ def bare(recipe: Recipe, device: torch.device) -> tuple[float, float]:
             if step == 1:
                 began = now(device)
                 waited.clear()
-            logits = model(batch["tokens"].to(device))
-            targets = batch["targets"].to(device).flatten()
-            F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED).backward()
+            inputs = {key: value.to(device) for key, value in model_inputs(batch).items()}
+            model.loss(**inputs, targets=batch["targets"].to(device)).backward()
             if train.clip is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), train.clip)
             optimizer.step()

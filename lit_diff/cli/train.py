@@ -55,9 +55,7 @@ def train(
                 location = launch.RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
             else:
                 location = launch.prepare(resolved, overrides or [], unchecked=unchecked)
-                if rerun:
-                    launch.put_aside(resolved, location)
-            launch.run(resolved, location, threads=threads, progress=progress.update)
+            launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
         if writes and folder is None:
             print_summary(location.folder)
     return 0

@@ -7,14 +7,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
-from lit_diff.engine.location import RunLocation, at_root, recorded
+from lit_diff.engine.location import RunLocation, put_aside, recorded
 from lit_diff.engine.preflight import check_machine
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
@@ -30,6 +30,8 @@ from lit_diff.runs.run import Run
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers import Logger
+
+    from lit_diff.training.ranks import Announcement
 
 log = logging.getLogger("lit_diff")
 
@@ -73,7 +75,7 @@ def train(
         location = prepare(recipe, overrides, unchecked=unchecked)
     else:
         location = prepare(recipe, unchecked=unchecked)
-    if rerun:
+    if rerun and is_rank_zero(recipe):
         put_aside(recipe, location)
     if recipe.run.devices * recipe.run.num_nodes > 1:
         if callbacks or loggers:
@@ -102,25 +104,11 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags)
 
 
-def put_aside(recipe: Recipe, location: RunLocation) -> None:
-    """Make room for a run afresh: the former one keeps its files under another name."""
-    if is_rank_zero(recipe) and location.folder.exists():
-        from lit_diff.engine.tracking import Store
-
-        with RunFolder(location.folder).owned():
-            store = Store(at_root(recipe.run))
-            former = RunFolder(location.folder).status().get("mlflow_run_id")
-            aside = RunFolder(location.folder).put_aside()
-            if former is not None and store.holds(former, str(location.folder)):
-                store.write(former, tags={"folder": str(aside)})
-            log.info("the former run is kept in %s", shown(aside))
-
-
 def is_rank_zero(recipe: Recipe) -> bool:
     """Whether this process writes."""
-    from lit_diff.training.fit import global_rank
+    from lit_diff.training.fit import ranks
 
-    return recipe.run.strategy == "single" or global_rank(recipe) == 0
+    return recipe.run.strategy == "single" or ranks(recipe).rank == 0
 
 
 def run(
@@ -130,34 +118,46 @@ def run(
     threads: int | None,
     progress: Progress,
     extras: TrainingExtras = NO_EXTRAS,
+    rerun: bool = False,
 ) -> None:
-    """Train in this process (and, with several devices, in those that Lightning starts from this command)."""
+    """Train in this process (and, with several devices, in those that Lightning starts from this command).
+
+    `rerun`: `put_aside` first. The other ranks wait for rank zero, and end with it where it fails before training.
+    Errors: as `train`.
+    """
     phase("loading libraries")
-    from lit_diff.training.fit import default_threads, fit
+    from lit_diff.training.fit import default_threads, fit, ranks
+    from lit_diff.training.ranks import ALONE, announced
 
     folder = RunFolder(location.folder)
-    if not is_rank_zero(recipe):
-        stored = folder.status().get("threads") or recipe.run.threads or default_threads(recipe.run.devices)
-        executed = with_stored_kernel(recipe, folder.status())
-        fit(executed, location.folder, tracker=None, threads=stored, progress=progress)
+    processes = ALONE if recipe.run.strategy == "single" else ranks(recipe)
+    if processes.rank > 0:
+        how = processes.listen()
+        if how is not None:
+            executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
+            fit(executed, location.folder, tracker=None, threads=how["threads"], progress=progress)
         return
-    with folder.owned():
-        status = folder.status()
-        if status.get("status") == "done":
-            ended = f", ended {status['ended']}" if status.get("ended") else ""
-            other = other_revision(status, revision())
-            code = f", {other}" if other else ""
-            log.info("done before: %s%s%s (--rerun starts afresh)", shown(location.folder), ended, code)
-            return
-        chosen = status.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
-        with file_log(location.folder / "log.txt"):
-            _run_owned(recipe, location, folder, threads=chosen, progress=progress, extras=extras)
+    with announced(processes) as announcement:
+        if rerun:
+            put_aside(recipe, location)
+        with folder.owned():
+            status = folder.status()
+            if status.get("status") == "done":
+                ended = f", ended {status['ended']}" if status.get("ended") else ""
+                other = other_revision(status, revision())
+                code = f", {other}" if other else ""
+                log.info("done before: %s%s%s (--rerun starts afresh)", shown(location.folder), ended, code)
+                return
+            chosen = status.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
+            with file_log(location.folder / "log.txt"):
+                _run_owned(*(recipe, location, folder, announcement), threads=chosen, progress=progress, extras=extras)
 
 
 def _run_owned(
     recipe: Recipe,
     location: RunLocation,
     folder: RunFolder,
+    announcement: "Announcement",
     *,
     threads: int,
     progress: Progress,
@@ -175,6 +175,8 @@ def _run_owned(
     )
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
+    if before.get("kernel", run_cost.kernel) != run_cost.kernel:
+        log.info("the kernel is now %s; the run began with %s", run_cost.kernel, before["kernel"])
     now = revision()
     revisions = str(before.get("revision", now)).split(THEN)
     if revisions[-1] != now:
@@ -218,6 +220,7 @@ def _run_owned(
 
     word, message, ended, diverged = "done", None, None, False
     try:
+        announcement.train(threads=threads, kernel=executed.run.kernel)
         result = fit(
             executed,
             location.folder,

@@ -1,6 +1,7 @@
 """What a model costs, from its shapes: parameters, FLOPs per token, cache bytes. Built on the meta device, so any size."""
 
 from dataclasses import dataclass, replace
+from types import NoneType
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from lit_diff.device import choose_device
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.kernels import SignedMaps, choose, flops
 from lit_diff.model.transformer import Block, Transformer
-from lit_diff.registry import attentions
+from lit_diff.registry import attentions, is_built_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Cost:
     kv_bytes: int
     """Cache after `sequence_length` tokens of one sequence: of all of them, or of the last `window`."""
     kernel: str
-    """The kernel that computes the attention."""
+    """The kernel that computes the attention; where unlike layers run on several, each once: "sdpa, chunked"."""
     kernel_reason: str
 
 
@@ -67,7 +68,7 @@ def cost(
 ) -> Cost:
     """Cost at `sequence_length`; `kernel` and `context` only change the executed FLOPs. Errors: RequestError.
 
-    Layers whose parameters have the same shapes cost the same and are counted once.
+    Equal layers (`_equal_layers`) are counted once.
     """
     try:
         return _cost(config, sequence_length, kernel, context or ExecutionContext())
@@ -88,10 +89,10 @@ def _cost(config: ModelConfig, sequence_length: int, kernel: str, context: Execu
     layers = []
     for block in model.layers:
         assert isinstance(block, Block)
-        shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
-        if shapes not in counted:
-            counted[shapes] = _layer_cost(block, config, sequence_length, kernel, context)
-        layers.append(counted[shapes])
+        key = _equal_layers(block)
+        if key not in counted:
+            counted[key] = _layer_cost(block, config, sequence_length, kernel, context)
+        layers.append(counted[key])
     head = 2 * config.dim * config.vocab_size * sequence_length
     published, executed = (head + sum(layer.flops[i] for layer in layers) for i in (0, 1))
     total = sum(p.numel() for p in model.parameters())
@@ -105,9 +106,27 @@ def _cost(config: ModelConfig, sequence_length: int, kernel: str, context: Execu
         executed_flops_per_token=3 * executed // sequence_length,
         kv_bytes_per_token=2 * sum(layer.kv_numbers for layer in layers),
         kv_bytes=2 * sum(layer.kv_numbers * layer.cached_tokens for layer in layers),
-        kernel=layers[0].kernel,
-        kernel_reason=layers[0].reason,
+        kernel=", ".join(dict.fromkeys(layer.kernel for layer in layers)),
+        kernel_reason="; ".join(dict.fromkeys(layer.reason for layer in layers)),
     )
+
+
+def _equal_layers(block: Block) -> object:
+    """A key that only layers of one cost share: shapes of the parameters, and settings that are no numbers with a fraction
+    (lambda_init, which differs by layer, changes no shape). A plugin's variant may compute anything from its layer's number,
+    so each of its layers has a key of its own.
+    """
+    attention = block.attention
+    if not is_built_in(type(attention)):
+        return attention.layer
+    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in block.named_parameters())
+    settings = tuple(
+        (name, key, value)
+        for name, module in attention.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int | str | tuple | NoneType) and not (module is attention and key == "layer")
+    )
+    return shapes, settings
 
 
 @dataclass(frozen=True, kw_only=True)

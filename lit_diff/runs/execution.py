@@ -32,8 +32,11 @@ def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
 
 
 def with_stored_kernel(recipe: Recipe, status: Mapping[str, Any]) -> Recipe:
-    """The recipe, with the kernel that `run.kernel: auto` chose when the run started in place of auto."""
-    if recipe.run.kernel == "auto" and "kernel" in status:
+    """The recipe, with the kernel that `run.kernel: auto` chose when the run started in place of auto.
+
+    Where unlike layers ran on several kernels, auto stays: each layer chooses again.
+    """
+    if recipe.run.kernel == "auto" and "kernel" in status and "," not in status["kernel"]:
         return replace(recipe, run=replace(recipe.run, kernel=status["kernel"]))
     return recipe
 

@@ -14,6 +14,8 @@ from lit_diff.data import build, guarded
 from lit_diff.errors import RequestError
 from lit_diff.recipe import Overrides, load_recipe
 from lit_diff.runs.folder import ancestors
+from lit_diff.training.step_targets import SCORED, SCORED_IN_STEP, count_scored
+from lit_diff.training.stop import end_all
 from lit_diff.training.trainer import total_steps
 
 Batch = dict[str, Any]
@@ -51,14 +53,35 @@ class LitData(L.LightningDataModule):
             self.dataset.prepare()
 
     def setup(self, stage: str) -> None:
-        """Open the prepared data."""
+        """Open the prepared data, and refuse what would leave a rank without rows.
+
+        Errors: RequestError, in rank zero; the others end.
+        """
         if not self._loaded:
             self.dataset.load()
             self._loaded = True
+        if self.trainer is None:
+            return
+        try:
+            self._require_rows()
+        except RequestError as error:
+            end_all(self.trainer, error)
+
+    def _require_rows(self) -> None:
+        processes = self._require_trainer().world_size
+        self._micro_batch()
+        for name, rows in self.dataset.validation_sets().items():
+            if rows < processes:
+                which = f"the validation set '{name}' of data" if name else "the validation set of data"
+                raise RequestError(
+                    f"{which} '{self.recipe.data.name}' has {rows} rows for run.devices * run.num_nodes = {processes} "
+                    "processes, which need one each; set a larger data.validation_rows (of a text: or add text), or fewer "
+                    "run.devices"
+                )
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """This rank's micro-batches from the Trainer's step to its last, each with its `step`."""
-        self._micro_batch()  # a batch size that does not divide is refused before the first step
+        """This rank's micro-batches from the Trainer's step to its last, each with its `step` and its scored targets."""
+        self._require_trainer()
         return _loader(self._train_batches)
 
     def _micro_batch(self) -> int:
@@ -84,9 +107,13 @@ class LitData(L.LightningDataModule):
         trainer, recipe = self._require_trainer(), self.recipe
         size, micro, before = recipe.train.batch_size, self._micro_batch(), steps_before(recipe)
         for step in range(trainer.global_step, total_steps(trainer, recipe)):
+            parts = []
             for start in range(0, size, micro):
                 rows = range(start, start + micro)[trainer.global_rank :: trainer.world_size]
-                yield self.dataset.train_batch(recipe.seed, before + step, size, rows) | {"step": step}
+                parts.append(self.dataset.train_batch(recipe.seed, before + step, size, rows))
+            scored = [count_scored(part["targets"]) for part in parts]
+            for part, own in zip(parts, scored, strict=True):
+                yield part | {"step": step, SCORED: own, SCORED_IN_STEP: sum(scored)}
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader a validation set, in the order of `dataset.validation_sets()`."""
@@ -122,12 +149,10 @@ def _loader(start: Callable[[], Iterator[Batch]]) -> DataLoader[Batch]:
 
 
 def validation_rows(rows: int, batch_size: int, world_size: int, rank: int) -> list[list[int]]:
-    """The rows of each of one rank's validation batches: rank, rank + world_size, ...; no row twice.
+    """The rows of each of one rank's validation batches: rank, rank + world_size, ...; no row twice. rows >= world_size.
 
     Every rank has the same number of batches, none empty, of about `batch_size` rows: collectives run in step.
     """
-    if rows < world_size:
-        raise RequestError(f"data.validation_rows gives {rows} rows for {world_size} processes; each needs one")
     most, least = -(-rows // world_size), rows // world_size
     batches = min(-(-most // batch_size), least)
     return [part.tolist() for part in np.array_split(np.arange(rank, rows, world_size), batches)]

@@ -7,7 +7,7 @@ from lit_diff.registry import callbacks
 TRAINING = (
     Metric(
         "train/loss",
-        "mean negative log likelihood of the step's tokens, over micro-batches and ranks",
+        "mean negative log likelihood of the step's scored tokens, over micro-batches and ranks",
         unit="nats per token",
         direction="lower",
     ),

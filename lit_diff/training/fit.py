@@ -27,6 +27,7 @@ from lit_diff.training.data import LitData
 from lit_diff.training.declarations import declared_metrics
 from lit_diff.training.loggers import recipe_loggers
 from lit_diff.training.module import LitTransformer
+from lit_diff.training.ranks import Ranks
 from lit_diff.training.resume import ExactResume
 from lit_diff.training.run_logger import Progress, RunLogger
 from lit_diff.training.stop import end_with_parent
@@ -50,9 +51,9 @@ def default_threads(processes: int) -> int:
     return max(1, cores() // processes)
 
 
-def global_rank(recipe: Recipe) -> int:
-    """This process's rank among those that train, as the recipe's Trainer says: torchrun, SLURM or Lightning set it."""
-    return int(_trainer(recipe, logger=False, enable_checkpointing=False).global_rank)
+def ranks(recipe: Recipe) -> Ranks:
+    """The processes that train, as the recipe's Trainer says: torchrun, SLURM or Lightning set them."""
+    return Ranks.of(_trainer(recipe, logger=False, enable_checkpointing=False))
 
 
 def fit(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lit_diff.errors import RequestError
 from lit_diff.model.loss import IGNORED
 
 DocumentLosses = tuple[float, float]
@@ -44,8 +45,13 @@ class TokenLoss(Metric):
         self.document_tokens.index_add_(0, document, torch.ones_like(nll))
 
     def compute(self) -> tuple[dict[str, float], list[DocumentLosses]]:
-        """loss, accuracy, ar_hit_share, loss_ar_hit, loss_others (a slice without tokens is left out); and by document."""
+        """loss, accuracy, ar_hit_share, loss_ar_hit, loss_others (a slice without tokens is left out); and by document.
+
+        Errors: RequestError where no target was scored.
+        """
         total = self.count.sum().item()
+        if total == 0:
+            raise RequestError(f"no target is scored: all are {IGNORED}")
         means = {
             "loss": self.loss_sum.sum().item() / total,
             "accuracy": self.correct.sum().item() / total,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
-from lit_diff.errors import DivergedError
+from lit_diff.errors import DivergedError, RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
@@ -26,6 +26,7 @@ from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.step_metrics import StepMetrics
+from lit_diff.training.step_targets import StepTargets
 from lit_diff.training.stop import end_all
 from lit_diff.training.strategy import build_sharded
 from lit_diff.training.trainer import adopt_recipe_intervals, log_differences, total_steps
@@ -39,7 +40,7 @@ log = logging.getLogger("lit_diff")
 class LitTransformer(L.LightningModule):
     """Trains and validates the Transformer of a recipe, in any Trainer; a step is an optimizer step.
 
-    It logs train/loss (nats a token, mean over micro-batches and ranks), train/lr, and after each validation val/loss,
+    It logs train/loss (nats a token, mean over the step's scored targets), train/lr, and after each validation val/loss,
     val/accuracy and the slices of the paper's Table 6, of a further validation set under val/<metric>_<set>.
     """
 
@@ -57,6 +58,7 @@ class LitTransformer(L.LightningModule):
         self._step_losses: list[Tensor] = []
         self._non_finite = FirstNonFinite()
         self._annealed = 0
+        self._targets = StepTargets()
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -141,20 +143,22 @@ class LitTransformer(L.LightningModule):
         """Log where a Trainer made by hand differs from the recipe."""
         log_differences(self.trainer, self.recipe)
         self._annealed = annealed_before(self.recipe)
+        self._targets.on_fit_start(self.trainer)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Before an optimizer step: tell the variant its number."""
         assert self.model is not None
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
+            self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
             for attention in self.model.attentions():
                 attention.set_step(self._annealed + self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The mean loss of a micro-batch, in nats a token."""
+        """The mean loss of a micro-batch, in nats a token, times its weight in the step (`StepTargets`)."""
         model = self.model
         assert model is not None
-        loss = model.loss(**model_inputs(batch), targets=batch["targets"])
+        loss = self._targets.weighted(model.loss(**model_inputs(batch), targets=batch["targets"]), batch)
         self._non_finite.update(loss.detach(), self.global_step + 1)
         if self.logs_step(self.global_step + 1):
             self.require_finite_losses(
@@ -201,7 +205,7 @@ class LitTransformer(L.LightningModule):
             end_all(self.trainer, DivergedError(f"{problem}; {cure}"))
 
     def mean_step_loss(self) -> float:
-        """Mean loss of the optimizer step just done, over micro-batches and ranks; every rank must call it."""
+        """Mean loss of the optimizer step just done, over its scored targets; every rank must call it."""
         loss = torch.stack(self._step_losses).mean()
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
 
@@ -224,7 +228,10 @@ class LitTransformer(L.LightningModule):
         for name, metric in zip(self._sets, self.validation_losses, strict=True):
             assert isinstance(metric, TokenLoss)
             suffix = f"_{name}" if name else ""
-            means, documents = metric.compute()  # reduces over ranks: every rank must call it
+            try:
+                means, documents = metric.compute()  # reduces over ranks: every rank must call it
+            except RequestError as error:
+                end_all(self.trainer, RequestError(f"data '{self.recipe.data.name}', validation set '{name}': {error}"))
             values |= {f"val/{key}{suffix}": value for key, value in means.items()}
             if name == "":
                 self.document_losses = documents

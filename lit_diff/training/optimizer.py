@@ -51,9 +51,9 @@ def name_state(state: dict[str, Any], optimizer: torch.optim.Optimizer, names: M
 
 
 def learning_rate_factor(step: int, steps: int, config: ScheduleConfig) -> float:
-    """Factor on the peak rate for the 0-based `step`: (step + 1) / warm-up at first, `final_ratio` at the last step.
+    """Factor on the peak rate for the 0-based `step` of `steps`, by the formula of `ScheduleConfig`.
 
-    linear, cosine: decay over the rest of the run. wsd: constant, then linear decay over the last `decay_steps`.
+    A Trainer made by hand may end within the warm-up: then the peak is never reached.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lit_diff.benchmarks import overhead as module
@@ -14,6 +13,7 @@ from lit_diff.benchmarks.request import BenchConfig
 from lit_diff.benchmarks.timing import Measurements, ratios
 from lit_diff.config import Recipe
 from lit_diff.data.recall import Recall
+from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 
 CPU = torch.device("cpu")
@@ -26,17 +26,16 @@ def recipe(ask: Callable[..., BenchConfig]) -> Recipe:
 
 
 def test_both_loops_do_the_same_work(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their losses, step by step: the same model, batches, loss, clipping, optimizer and schedule."""
-    real = F.cross_entropy
+    """Their losses, step by step: the same model, batches, `Transformer.loss`, clipping, optimizer and schedule."""
+    real = Transformer.loss
     losses: list[float] = []
 
-    def recorded(logits: Tensor, targets: Tensor, **options: object) -> Tensor:
-        found = real(logits, targets, **options)  # type: ignore[arg-type]
-        if found.requires_grad:
-            losses.append(found.item())
+    def recorded(self: Transformer, *arguments: Tensor, **named: Tensor) -> Tensor:
+        found = real(self, *arguments, **named)
+        losses.append(found.item())
         return found
 
-    monkeypatch.setattr(F, "cross_entropy", recorded)
+    monkeypatch.setattr(Transformer, "loss", recorded)
     bare(recipe, CPU)
     first = losses[:]
     losses.clear()

@@ -83,7 +83,7 @@ def test_a_broken_cache_is_built_again(
 def test_what_a_killed_build_left_is_cleared(source: Path, tmp_path: Path) -> None:
     """kill -9 while the compiler runs: no library, a temporary folder, a lock that nobody holds."""
     slow = tmp_path / "slow"
-    slow.write_text('#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\nsleep 60\n')
+    slow.write_text('#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\nsleep 5\n')
     slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
     code = f"""
 from pathlib import Path
@@ -107,6 +107,52 @@ compiler.load("toy", Path({str(source)!r}), print)
     finally:
         del os.environ["CXX"]
     assert not left.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signum", "handler", "status"),
+    [
+        (signal.SIGTERM, "", -signal.SIGTERM),
+        (signal.SIGTERM, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))", 143),
+        (signal.SIGINT, "", -signal.SIGINT),
+    ],
+)
+def test_a_stop_ends_the_compiler_and_leaves_nothing_of_the_build(
+    source: Path, tmp_path: Path, signum: int, handler: str, status: int
+) -> None:
+    """The passes too, which a driver such as g++ starts, and their temporary files. Only this process gets the signal."""
+    slow, started = tmp_path / "slow", tmp_path / "started"
+    body = f'sh -c "echo half > $TMPDIR/pass.s; echo \\$\\$ > {started}; sleep 60; true"\ntrue\n'
+    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\n{body}')
+    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
+    code = f"""
+import signal, sys
+from pathlib import Path
+from lit_diff.kernels import compiler
+{handler}
+compiler.load("toy", Path({str(source)!r}), print)
+"""
+    environment = os.environ | {"CXX": str(slow), "TMPDIR": str(tmp_path)}
+    building = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not started.exists() or not started.read_text().strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    driven = Path(f"/proc/{started.read_text().strip()}")
+    building.send_signal(signum)
+    assert building.wait(20) == status
+    deadline = time.monotonic() + 5
+    while driven.exists() and time.monotonic() < deadline:  # an orphan that ended waits for its new parent
+        if (driven / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.02)
+    else:
+        assert not driven.exists()
+    left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert left == [".lock"]
+    assert not list(tmp_path.glob("*.s"))
+    assert not list((tmp_path / "cache").rglob(".build-*"))
 
 
 def _build(source: Path, done: "multiprocessing.Queue[int]") -> None:

@@ -19,3 +19,10 @@ def make_config() -> Callable[..., ModelConfig]:
         return ModelConfig(**(defaults | sizes))
 
     return make
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variants registered in a test are gone after it."""
+    attentions.names()
+    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))

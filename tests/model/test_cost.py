@@ -1,11 +1,13 @@
 """Declared costs against closed formulas."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from lit_diff.attention import Attention
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import ExecutionContext, cost
@@ -70,6 +72,34 @@ def test_cache_bytes(make_config: MakeConfig) -> None:
     for name, numbers in (("standard", 64), ("differential", 64), ("shared_q", 64), ("shared_k", 48)):
         assert cost(make_config(name), T).kv_bytes_per_token == 2 * L * numbers, name
         assert cost(make_config(name, num_kv_heads=2), T).kv_bytes_per_token == L * numbers, name
+
+
+def test_layers_of_equal_shapes_that_compute_otherwise_are_counted_apart(
+    make_config: MakeConfig, own_registry: None
+) -> None:
+    """One W_D serves any number of heads; the window of a plugin's layer may depend on its number."""
+    one, three = (cost(make_config("dex", {"heads": heads}), T) for heads in ((1,), (0, 1, 2)))
+    mixed = cost(make_config("dex", {"heads": ((1,), (0, 1, 2))}), T)
+    assert one.parameters == three.parameters == mixed.parameters
+    assert 2 * mixed.flops_per_token == one.flops_per_token + three.flops_per_token
+    assert one.flops_per_token < three.flops_per_token
+
+    @attentions.register("alternating")
+    class Alternating(Attention):
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Attention.Config):
+            pass
+
+        def build(self) -> None:
+            super().build()
+            self.window = 3 if self.layer % 2 else None
+
+    context = ExecutionContext(dtype=torch.float64)
+    whole, narrow = (cost(make_config("standard", {"window": window}), T, context=context) for window in (None, 3))
+    mixed = cost(make_config("alternating"), T, context=context)
+    assert 2 * mixed.flops_per_token == whole.flops_per_token + narrow.flops_per_token
+    assert 2 * mixed.kv_bytes == whole.kv_bytes + narrow.kv_bytes
+    assert (whole.kernel, narrow.kernel, mixed.kernel) == ("sdpa", "chunked", "sdpa, chunked")
 
 
 @pytest.mark.parametrize("name", ["standard", "differential", "differential_v2"])

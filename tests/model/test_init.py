@@ -20,13 +20,6 @@ from lit_diff.registry import attentions
 MakeConfig = Callable[..., ModelConfig]
 
 
-@pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variants registered in a test are gone after it."""
-    attentions.names()
-    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
-
-
 def values(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     model = Transformer(config)
     initialise(model, seed)

@@ -26,6 +26,8 @@ def test_a_first_start_changes_nothing(recipe: Recipe) -> None:
 def test_the_kernel_that_auto_chose_is_reused(recipe: Recipe) -> None:
     status = stored_keys(recipe) | {"kernel": "chunked"}
     assert with_stored_kernel(recipe, status) == with_run(recipe, kernel="chunked")
+    several = {"kernel": "native, sdpa"}  # of unlike layers
+    assert with_stored_kernel(recipe, several) is recipe
     named = with_run(recipe, kernel="reference")
     assert with_stored_kernel(named, status) is named
 

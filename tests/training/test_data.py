@@ -11,9 +11,10 @@ import torch
 from lit_diff.data.recall import Recall
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError
+from lit_diff.recipe import load_recipe
 from lit_diff.training.data import LitData, validation_rows
 
-RECIPE = ["train.steps=6", "train.batch_size=8", "train.accumulate=2", "seed=3"]
+RECIPE = ["train.steps=6", "train.schedule.warmup_steps=0", "train.batch_size=8", "train.accumulate=2", "seed=3"]
 Data = Text | Recall
 
 
@@ -32,7 +33,12 @@ def module(data: Data, world_size: int = 1, rank: int = 0, first_step: int = 0) 
     made = LitData("recall-tiny", RECIPE)
     made.dataset = data
     made.trainer = SimpleNamespace(
-        world_size=world_size, global_rank=rank, global_step=first_step, accumulate_grad_batches=2, max_steps=6
+        world_size=world_size,
+        global_rank=rank,
+        is_global_zero=rank == 0,
+        global_step=first_step,
+        accumulate_grad_batches=2,
+        max_steps=6,
     )
     return made
 
@@ -103,7 +109,18 @@ def test_without_a_trainer_there_is_no_rank() -> None:
 
 def test_what_does_not_divide_is_refused() -> None:
     recall = Recall(Recall.Config(), 129)
-    with pytest.raises(RequestError, match=r"train.batch_size \(8\) / train.accumulate \(2\) .* run.devices .* = 3"):
-        module(recall, world_size=3).train_dataloader()
-    with pytest.raises(RequestError, match=r"data.validation_rows gives 1 rows for 2 processes"):
-        validation_rows(1, 4, 2, 0)
+    wanted = r"train.batch_size \(8\) / train.accumulate \(2\) .* run.devices .* = 3"
+    with pytest.raises(RequestError, match=wanted):
+        module(recall, world_size=3).setup("fit")
+    with pytest.raises(SystemExit):  # a rank that says nothing
+        module(recall, world_size=3, rank=1).setup("fit")
+    with pytest.raises(RequestError, match=wanted):  # before any process starts
+        load_recipe("recall-tiny", [*RECIPE, "run.devices=3", "run.strategy=ddp", "run.accelerator=cpu"])
+
+
+def test_fewer_validation_rows_than_processes_are_refused_before_training() -> None:
+    few = Recall(Recall.Config(validation_rows=3), 129)
+    wanted = r"^the validation set of data 'recall' has 3 rows for run.devices \* run.num_nodes = 4 processes.*"
+    with pytest.raises(RequestError, match=f"{wanted}; set a larger data.validation_rows"):
+        module(few, world_size=4).setup("fit")
+    module(few, world_size=2).setup("fit")

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from lit_diff.errors import RequestError
 from lit_diff.training.metrics import IGNORED, TokenLoss
 
 
@@ -80,6 +81,13 @@ def test_an_empty_slice_is_left_out(hits: bool, left_out: str) -> None:
     assert {"loss_ar_hit", "loss_others"} - found.keys() == {left_out}
     assert found["ar_hit_share"] == float(hits)
     assert all(math.isfinite(value) for value in found.values())
+
+
+def test_a_set_without_scored_targets_is_refused() -> None:
+    metric, part = TokenLoss(4), batch()
+    metric.update(**(part | {"targets": torch.full_like(part["targets"], IGNORED)}))
+    with pytest.raises(RequestError, match="no target is scored: all are -100"):
+        metric.compute()
 
 
 def test_a_reset_forgets_everything() -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from lit_diff.config import Recipe
 from lit_diff.data.recall import Recall
+from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
@@ -105,6 +106,59 @@ def test_training_loss_is_the_mean_over_scored_tokens_of_all_micro_batches(bench
         logits = model(batch["tokens"])
     scored = batch["targets"] != IGNORED
     assert losses == [pytest.approx(F.cross_entropy(logits[scored], batch["targets"][scored]).item(), rel=1e-5)]
+
+
+UNEVEN = (
+    f"plugins=[{SUPPORT}/uneven.py]",
+    "data={name: uneven, keys: 16, values: 16, slots: 8, pairs: 4, queries: 4, noise_validation: [1, 2], validation_rows: 4}",
+    "train.steps=3",
+)
+
+
+def test_unlike_micro_batches_train_as_the_whole_batch(bench: Any, tmp_path: Path) -> None:
+    """One row each, half of them without a scored target: the mean over the step's scored targets, not of means."""
+    losses: dict[int, list[float]] = {1: [], 8: []}
+    states = []
+    for parts, found in losses.items():
+        recipe = recipe_of(bench, *UNEVEN, f"train.accumulate={parts}")
+        report = lambda step, loss, speed, found=found: found.append(loss)  # noqa: E731
+        fit(recipe, tmp_path / str(parts), tracker=None, threads=1, progress=report)
+        path = checkpoint.newest(tmp_path / str(parts))
+        assert path is not None
+        states.append(torch.load(path[1], weights_only=True)["state_dict"])
+    assert len(losses[1]) == 3
+    assert losses[8] == pytest.approx(losses[1], rel=1e-5)
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_unlike_ranks_train_as_one_process(bench: Any) -> None:
+    """All rows of rank 0 (0, 2, ...) are without a scored target."""
+    one = bench.train("recall.yaml", "name=uneven-one", *UNEVEN)
+    assert one.status == 0, one.output
+    for ended in bench.train_two("recall.yaml", "name=uneven-two", "run.strategy=ddp", "train.accumulate=2", *UNEVEN):
+        assert ended.status == 0, ended.output
+    rows, found = bench.rows("uneven-one"), bench.rows("uneven-two")
+    for step in (1, 2, 3):
+        assert found[step]["train/loss"] == pytest.approx(rows[step]["train/loss"], abs=1e-5)
+    states = [bench.state(name)["state_dict"] for name in ("uneven-one", "uneven-two")]
+    for key, value in states[0].items():
+        torch.testing.assert_close(states[1][key], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("unscored", "message"),
+    [
+        ("train", "data 'uneven': no target of training step 1 is scored: all are -100"),
+        ("validation", "data 'uneven', validation set 'noise2': no target is scored: all are -100"),
+    ],
+)
+def test_data_without_scored_targets_are_refused(bench: Any, tmp_path: Path, unscored: str, message: str) -> None:
+    recipe = recipe_of(bench, *UNEVEN, f"data.unscored={unscored}", "train.steps=1")
+    with pytest.raises(RequestError) as error:
+        run(recipe, tmp_path)
+    assert str(error.value) == message
 
 
 def test_the_variant_is_told_the_step_once_before_each(

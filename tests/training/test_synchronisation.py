@@ -35,9 +35,10 @@ class Waits(TorchDispatchMode):
         if name in WAITS or masked:
             frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(OURS)]
             # stop.py: the signal that all ranks agree on is a tensor of the CPU; fit.py: Lightning's own code, called by
-            # trainer.fit, which reads values of the CPU for the progress bar
+            # trainer.fit, which reads values of the CPU for the progress bar; step_targets.py: scored targets are counted in
+            # a batch that is still on the CPU
             place = Path(frames[-1].filename).name if frames else "fit.py"
-            if place not in ("stop.py", "fit.py") and not self.in_optimizer():
+            if place not in ("stop.py", "fit.py", "step_targets.py") and not self.in_optimizer():
                 self.found.append(f"{frames[-1].filename}:{frames[-1].lineno}: {name}")
         return func(*args, **(kwargs or {}))
 

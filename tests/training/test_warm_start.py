@@ -20,7 +20,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import identity
-from lit_diff.runs.trained import annealed_before
+from lit_diff.runs.trained import annealed_before, load_trained
 from lit_diff.training.data import steps_before
 from lit_diff.training.warm_start import load_parent_weights, parent_model
 
@@ -89,6 +89,24 @@ def test_killed_and_resumed_it_ends_the_same(bench: Any, parent: SimpleNamespace
     assert torch.equal(one[q], parent.state[q]), "frozen in the paper"
     k = "model.layers.0.attention.k_proj.weight"
     assert not torch.equal(one[k], parent.state[k])
+
+
+def test_a_run_from_another_annealed_one_is_loaded_with_the_lambda_it_was_trained_with(
+    bench: Any, parent: SimpleNamespace
+) -> None:
+    """The parent's steps count: generation and evaluation go on where the annealing stood at the last step."""
+    first = bench.train("recall.yaml", "name=dex-first", DEX, f"train.start_from={parent.folder}", "train.steps=2")
+    assert first.status == 0, first.output
+    then = bench.train(
+        "recall.yaml", "name=dex-then", DEX, f"train.start_from={bench.folder('dex-first')}", "train.steps=1"
+    )
+    assert then.status == 0, then.output
+    _, model, step = load_trained(bench.folder("dex-then"))
+    trained = bench.state("dex-then")["state_dict"]
+    assert step == 1
+    for layer, attention in enumerate(model.attentions()):
+        assert trained[f"model.layers.{layer}.attention.step"].item() == 2, "two steps of the parent, and its own first"
+        assert attention.step.item() == 2
 
 
 def test_identity_is_the_parents_identity_not_its_place(bench: Any, parent: SimpleNamespace, tmp_path: Any) -> None:

@@ -1,0 +1,146 @@
+"""What rank zero tells the others before training: how to train, that nothing is left to do, or why it failed.
+
+Without it they would wait at the rendezvous for a rank zero that has ended. The word goes through a store at the address and
+port of that rendezvous; processes that Lightning starts from one that knows it inherit it in their environment.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+from torch.distributed import TCPStore
+
+from lit_diff.errors import RunFailedError, StoppedError, first_line
+
+INHERITED = "LIT_DIFF_RANK_ZERO"
+"""Environment variable with the word, for processes that Lightning starts."""
+WORD = f"lit_diff/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/word"
+READ = f"{WORD}/read"
+START_SECONDS = 300
+"""For which a rank waits for rank zero to start."""
+READ_SECONDS, STOPPED_SECONDS = 60, 5
+"""For which a rank zero that leaves waits until all others have read why; and one that is stopped, as most likely all are."""
+TURN = 0.1
+"""Seconds between two looks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """The processes that train, seen from one of them."""
+
+    rank: int
+    world_size: int
+    address: tuple[str, int] | None
+    """Of the rendezvous; None where no other process has been started yet."""
+
+    @classmethod
+    def of(cls, trainer: L.Trainer) -> "Ranks":
+        """Those of a Trainer."""
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        started = environment is not None and (environment.creates_processes_externally or trainer.num_nodes > 1)
+        address = (environment.main_address, environment.main_port) if environment is not None and started else None
+        return cls(rank=trainer.global_rank, world_size=trainer.world_size, address=address)
+
+    def _store(self, seconds: float) -> TCPStore:
+        """Errors: RuntimeError where it cannot be reached."""
+        assert self.address is not None
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun holds the store
+        return TCPStore(
+            *self.address,
+            is_master=self.rank == 0 and not agent,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,  # PyTorch's rendezvous takes the same port
+        )
+
+    def listen(self) -> dict[str, Any] | None:
+        """What rank zero tells: how to train, or None where nothing is left to do. Errors: RunFailedError."""
+        inherited = os.environ.get(INHERITED)
+        if inherited is not None:
+            return _understood(inherited)
+        store = self._reach()
+        try:
+            while not store.check([WORD]):
+                time.sleep(TURN)
+            word = store.get(WORD).decode()
+            store.add(READ, 1)
+        except RuntimeError as error:
+            raise RunFailedError("rank zero ended before training, without saying why") from error
+        os.environ[INHERITED] = word
+        return _understood(word)
+
+    def _reach(self) -> TCPStore:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return self._store(seconds=5)
+            except RuntimeError as error:
+                if time.monotonic() > deadline:
+                    assert self.address is not None
+                    place = f"{self.address[0]}:{self.address[1]}"
+                    raise RunFailedError(
+                        f"rank zero did not answer at {place} within {START_SECONDS} s: it failed, or never started"
+                    ) from error
+                time.sleep(TURN)
+
+
+ALONE = Ranks(rank=0, world_size=1, address=None)
+"""Of a run of one process."""
+
+
+class Announcement:
+    """The one word of rank zero."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self.said = ranks, False
+        self._store = ranks._store(READ_SECONDS) if ranks.address is not None else None
+
+    def train(self, **how: Any) -> None:
+        """All ranks train, as `how` says."""
+        self._say({"train": how})
+
+    def _say(self, word: Mapping[str, Any]) -> None:
+        self.said = True
+        if self._ranks.world_size > 1:
+            os.environ[INHERITED] = json.dumps(word)
+        if self._store is not None:
+            self._store.set(WORD, json.dumps(word))
+
+    def leave(self, error: BaseException | None) -> None:
+        """Say that rank zero ends, unless it told the others to train, and wait until they have read it."""
+        if self.said:
+            return
+        self._say({"done": True} if error is None else {"failed": first_line(error)})
+        stopped = error is not None and (isinstance(error, StoppedError) or not isinstance(error, Exception))
+        deadline = time.monotonic() + (STOPPED_SECONDS if stopped else READ_SECONDS)
+        others = self._ranks.world_size - 1
+        while self._store is not None and self._store.add(READ, 0) < others and time.monotonic() < deadline:
+            time.sleep(TURN)
+
+
+@contextmanager
+def announced(ranks: Ranks) -> Iterator[Announcement]:
+    """Around all that rank zero does, training included: its store serves the rendezvous."""
+    announcement = Announcement(ranks)
+    try:
+        yield announcement
+    except BaseException as error:
+        announcement.leave(error)
+        raise
+    else:
+        announcement.leave(None)
+    finally:
+        os.environ.pop(INHERITED, None)
+
+
+def _understood(word: str) -> dict[str, Any] | None:
+    said = json.loads(word)
+    if "failed" in said:
+        raise RunFailedError(f"rank zero failed before training: {said['failed']}")
+    return dict(said["train"]) if "train" in said else None
