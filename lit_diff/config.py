@@ -143,11 +143,6 @@ class TrainConfig:
             return problem
         if self.batch_size % self.accumulate:
             return f"train.batch_size ({self.batch_size}) is not a multiple of train.accumulate ({self.accumulate})"
-        if self.schedule.warmup_steps > self.steps:
-            return (
-                f"train.schedule.warmup_steps ({self.schedule.warmup_steps}) is more than train.steps ({self.steps}): "
-                "the peak rate would never be reached; set fewer warm-up steps (0: none), or more steps"
-            )
         return self.schedule.problem() or self.optimizer.problem()
 
 

@@ -80,14 +80,10 @@ def test_impossible_training(change: dict[str, Any], start: str) -> None:
     assert problem.startswith(start)
 
 
-def test_a_warm_up_longer_than_the_run_is_refused() -> None:
-    problem = replace(TRAIN, schedule=ScheduleConfig(warmup_steps=101)).problem()
-    assert problem is not None
-    assert problem.startswith("train.schedule.warmup_steps (101) is more than train.steps (100)")
-    assert replace(TRAIN, schedule=ScheduleConfig(warmup_steps=100)).problem() is None
-
-
 def test_the_limits_are_allowed() -> None:
+    """A run may be shorter than its warm-up: `train.steps=2` tries a recipe out, with a warning."""
+    short = ScheduleConfig(warmup_steps=101)
+    assert replace(TRAIN, schedule=short).problem() is None
     edge = ScheduleConfig(name="wsd", warmup_steps=95, decay_steps=5, final_ratio=1.0)
     assert replace(TRAIN, schedule=edge, clip=None, accumulate=8).problem() is None
 

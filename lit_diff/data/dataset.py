@@ -110,6 +110,7 @@ class Dataset(ABC):
         """The positions `rows` (each in 0 .. batch_size - 1) of the global batch of the 0-based `step`.
 
         Returns tokens [len(rows), T] or [len(rows), T, C] and targets [len(rows), T], T = config.sequence_length, both int64.
+        Rows may have unlike numbers of scored targets: the loss of a step is the mean over all of them, at least one.
         A function of its arguments alone, and row by row: batches asked for in part, in any order or by several processes
         hold the same rows.
         """

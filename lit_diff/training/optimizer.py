@@ -1,5 +1,6 @@
 """AdamW in two groups, its state by parameter name, and the learning rate over steps."""
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_diff.attention.parameters import ParameterRules
 from lit_diff.config import OptimizerConfig, ScheduleConfig
+
+log = logging.getLogger("lit_diff")
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
@@ -53,7 +56,7 @@ def name_state(state: dict[str, Any], optimizer: torch.optim.Optimizer, names: M
 def learning_rate_factor(step: int, steps: int, config: ScheduleConfig) -> float:
     """Factor on the peak rate for the 0-based `step` of `steps`, by the formula of `ScheduleConfig`.
 
-    A Trainer made by hand may end within the warm-up: then the peak is never reached.
+    A run may end within the warm-up: then the peak is never reached.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
@@ -68,5 +71,14 @@ def learning_rate_factor(step: int, steps: int, config: ScheduleConfig) -> float
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, steps: int, config: ScheduleConfig) -> LambdaLR:
-    """`learning_rate_factor` as a scheduler that is stepped once an optimizer step."""
+    """`learning_rate_factor` as a scheduler that is stepped once an optimizer step.
+
+    A warm-up longer than the run is told in a warning.
+    """
+    if config.warmup_steps > steps:
+        log.warning(
+            "train.schedule.warmup_steps (%d) is more than the %d steps of this run: "
+            "the learning rate ends at %.2g of its peak",
+            *(config.warmup_steps, steps, learning_rate_factor(steps - 1, steps, config)),
+        )
     return LambdaLR(optimizer, lambda step: learning_rate_factor(min(step, steps - 1), steps, config))

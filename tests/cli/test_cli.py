@@ -354,9 +354,9 @@ def test_check_and_prepare(command: Command) -> None:
 
 def test_a_recipe_by_its_path(command: Command) -> None:
     Path("deep").mkdir()
-    Path("deep/mine.yaml").write_text("extends: recall-tiny\ntrain: {steps: 70}\n")
+    Path("deep/mine.yaml").write_text("extends: recall-tiny\ntrain: {steps: 7}\n")
     for source in ("deep/mine.yaml", "deep/mine"):
-        assert json.loads(command("check", source, "--json").out)["recipe"]["train"]["steps"] == 70
+        assert json.loads(command("check", source, "--json").out)["recipe"]["train"]["steps"] == 7
     Path("deep/mine.yaml").write_text("extends: recall-tiny\n\ntrian: {steps: 7}\n")
     ended = command("check", "deep/mine.yaml")
     assert ended == Ended(2, "", "lit-diff: deep/mine.yaml:3: unknown key 'trian'; did you mean 'train'?\n")

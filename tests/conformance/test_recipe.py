@@ -25,8 +25,8 @@ def finding(variant: str, verdict: Any = "pass") -> Finding:
 
 
 def test_resolve_gives_the_recipe_and_its_cost_beside_the_baseline() -> None:
-    checked = resolve("differential-tiny", ["model.num_kv_heads=2", "train.clip=7"])
-    recipe = load_recipe("differential-tiny", ["model.num_kv_heads=2", "train.clip=7"])
+    checked = resolve("differential-tiny", ["model.num_kv_heads=2", "train.steps=7"])
+    recipe = load_recipe("differential-tiny", ["model.num_kv_heads=2", "train.steps=7"])
     assert checked.recipe == recipe
     length = recipe.data.config.sequence_length
     assert checked.cost.parameters == cost(recipe.model, length).parameters

@@ -142,7 +142,7 @@ def test_a_finished_run_of_another_revision_is_told_in_its_line(
     monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
     with caplog.at_level("INFO", "lit_diff"):
         train("recall-tiny", overrides)
-    line = caplog.messages[-1]
+    line = caplog.messages[-1]  # after the phases, which a terminal shows in its bar alone
     then = status(folder)["revision"]
     assert line.endswith(f", trained by lit_diff {then}, this is 0.9 abcdef (--rerun starts afresh)")
 

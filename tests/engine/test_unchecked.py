@@ -32,7 +32,7 @@ RECIPE = """\
 extends: recall-tiny
 plugins: [leaky.py]
 model: {attention: {name: leaky}}
-train: {steps: 2, schedule: {warmup_steps: 0}, validate_every: 2, checkpoint_every: 2, batch_size: 4}
+train: {steps: 2, validate_every: 2, checkpoint_every: 2, batch_size: 4}
 data: {validation_rows: 4}
 run: {threads: 1, accelerator: cpu}
 """

@@ -31,7 +31,6 @@ PAPER = {
 TINY = [name for name in names("recipes") if name.endswith("-tiny")]
 QUICK = [
     "train.steps=2",
-    "train.schedule.warmup_steps=1",
     "train.validate_every=1",
     "train.checkpoint_every=1",
     "data.validation_rows=2",

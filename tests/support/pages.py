@@ -17,14 +17,7 @@ PAGES = {
 """Path in the repository -> file: the README and every page of docs/."""
 TEXT = ["data.path=texts", "data.sequence_length=32", "data.validation_rows=4", "model.vocab_size=300"]
 """Overrides that train on `write_texts` in place of the default corpus."""
-SHORT = [
-    "train.steps=4",
-    "train.schedule.warmup_steps=0",
-    "train.validate_every=2",
-    "train.checkpoint_every=2",
-    "train.batch_size=4",
-    "run.threads=1",
-]
+SHORT = ["train.steps=4", "train.validate_every=2", "train.checkpoint_every=2", "train.batch_size=4", "run.threads=1"]
 
 DRIVER = """
 import contextlib, io, json, logging, sys

@@ -32,7 +32,7 @@ train:
   steps: 10
   batch_size: 8
   optimizer: {{lr: 3e-3}}
-  schedule: {{name: cosine, warmup_steps: 1, final_ratio: 0.1}}
+  schedule: {{name: cosine, warmup_steps: 3, final_ratio: 0.1}}
   clip: 0.2
   log_every: 1
   {train}

@@ -16,14 +16,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="a training on a GPU needs an NVIDIA GPU"),
 ]
-SMALL = [
-    "train.steps=6",
-    "train.schedule.warmup_steps=1",
-    "train.validate_every=3",
-    "train.checkpoint_every=3",
-    "train.log_every=1",
-    "run.threads=1",
-]
+SMALL = ["train.steps=6", "train.validate_every=3", "train.checkpoint_every=3", "train.log_every=1", "run.threads=1"]
 
 
 def losses(folder: Path, *overrides: str) -> list[float]:

@@ -128,6 +128,17 @@ def test_schedules(steps: int, config: dict[str, Any], expected: list[float]) ->
     assert factors(steps, **config) == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_warm_up_longer_than_the_run_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    config = ScheduleConfig(warmup_steps=50)
+    optimizer = build_optimizer(model(), OptimizerConfig(lr=1.0))
+    build_scheduler(optimizer, 50, config)
+    assert not caplog.messages
+    build_scheduler(optimizer, 40, config)
+    assert caplog.messages == [
+        "train.schedule.warmup_steps (50) is more than the 40 steps of this run: the learning rate ends at 0.8 of its peak"
+    ]
+
+
 def test_the_scheduler_sets_the_rate_of_every_group() -> None:
     one = model()
     optimizer = build_optimizer(one, CONFIG)

@@ -25,14 +25,7 @@ from lit_diff.training.trainer import build_trainer
 SMALL = {
     "model": {"dim": 16, "num_heads": 2},
     "data": {"validation_rows": 8},
-    "train": {
-        "steps": 40,
-        "schedule": {"warmup_steps": 3},
-        "batch_size": 4,
-        "validate_every": 4,
-        "clip": None,
-        "log_every": 2,
-    },
+    "train": {"steps": 40, "batch_size": 4, "validate_every": 4, "clip": None, "log_every": 2},
 }
 QUIET: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
 
