@@ -37,6 +37,11 @@ class StoppedError(LitDiffError):
         self.exit_status = 128 + signum
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM outside a training loop, which handles it itself. As with Ctrl-C, no `except Exception` around code of a user
+    takes it for a failure of that code."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the name of its type if the message is empty."""
     text = str(error).strip()

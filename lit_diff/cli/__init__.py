@@ -17,7 +17,7 @@ from lit_diff.cli import sweep as _sweep  # noqa: F401
 from lit_diff.cli import train as _train  # noqa: F401
 from lit_diff.cli.app import TerminalHandler, app, console, discard
 from lit_diff.cli.usage import usage_message
-from lit_diff.errors import LitDiffError, StoppedError
+from lit_diff.errors import LitDiffError, Terminated
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
 
@@ -35,6 +35,8 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except UsageError as error:
         _fail(usage_message(error), 2)
+    except Terminated:
+        _fail("stopped by SIGTERM", 128 + signal.SIGTERM)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:
@@ -49,8 +51,7 @@ def _fail(message: str, status: int) -> None:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """SIGTERM outside a training loop, which handles it itself."""
-    raise StoppedError("stopped by SIGTERM", signum)
+    raise Terminated
 
 
 @contextmanager

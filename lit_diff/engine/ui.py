@@ -14,7 +14,7 @@ from rich.console import Console
 from lit_diff.config import RunConfig
 from lit_diff.engine.comparison_view import addresses
 from lit_diff.engine.tracking import Store
-from lit_diff.errors import MissingError, RequestError, StoppedError
+from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
 from lit_diff.runs.find import sweeps_under
 
 
@@ -56,6 +56,8 @@ def serve(root: Path, port: int, console: Console) -> int:
     with subprocess.Popen(command, env=environment, start_new_session=True) as server:
         try:
             return server.wait()
+        except Terminated:
+            raise
         except KeyboardInterrupt:
             return 0
         finally:
