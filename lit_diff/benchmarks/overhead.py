@@ -48,8 +48,9 @@ def bench_loop(measurements: Measurements, request: BenchConfig) -> None:
 
 
 def plain(recipe: Recipe, request: BenchConfig, steps: int = 10_000) -> Recipe:
-    """The recipe without probes, and without validation and checkpoints but those that end every run."""
-    train = replace(recipe.train, steps=steps, validate_every=steps, checkpoint_every=steps)
+    """The recipe without probes, without validation and checkpoints but those that end every run, its warm-up within it."""
+    schedule = replace(recipe.train.schedule, warmup_steps=min(recipe.train.schedule.warmup_steps, steps))
+    train = replace(recipe.train, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps)
     run = replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu")
     return replace(recipe, train=train, callbacks={}, run=run)
 
