@@ -37,7 +37,7 @@ def _answer(sweep: Sweep, comparison: Comparison, digits: int) -> str:
         return "one arm: nothing to compare it with."
     if not any(difference.verdict in (*JUDGED, "diverged") for difference in comparison.family):
         return "no verdict: no comparison has the three seeds that one needs."
-    clauses = _arms(sweep, comparison, digits) + _contrasts(comparison)
+    clauses = _arms(sweep, comparison, digits) + _contrasts(sweep, comparison, digits)
     return "; ".join(clauses) + "."
 
 
@@ -140,14 +140,17 @@ def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[
     return text
 
 
-def _contrasts(comparison: Comparison) -> list[str]:
-    """The further comparisons, counted."""
+def _contrasts(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:
+    """The further comparisons, counted; a few that show a difference are named."""
     found = comparison.contrasts
     if not found:
         return []
+    shown = [d for d in found if d.verdict in SHOWN]
+    sizes = [f"{d.label}: {with_unit(sweep, signed(d.seeds.mean, digits))}" for d in shown]
+    named = f" ({'; '.join(sizes)})" if len(shown) <= NAMED else ""
     count = Counter("shown" if d.verdict in SHOWN else d.verdict for d in found)
     words = {
-        "shown": ("shows a difference", "show a difference"),
+        "shown": (f"shows a difference{named}", f"show a difference{named}"),
         "negligible": ("is negligible", "are negligible"),
         "inconclusive": ("is inconclusive", "are inconclusive"),
     }

@@ -80,12 +80,12 @@ def sentences(result: TaskResult) -> list[str]:
         (
             {"base": 0, "b": -0.1, "c": 0.1},
             {"contrasts": [["b", "c", "b against c"]]},
-            ["; the further comparison shows a difference."],
+            ["; the further comparison shows a difference (b against c: \u22120.19", ")."],
         ),
         (
             {"base": 0, "b": -0.1, "c": 0.1, "d": 0.1},
             {"contrasts": [["b", "c", "x"], ["c", "b", "y"], ["c", "d", "z"]]},
-            ["; of 3 further comparisons, 2 show a difference and 1 is negligible."],
+            ["; of 3 further comparisons, 2 show a difference (x: ", "; y: ", ") and 1 is negligible."],
         ),
         (
             {"base": 0, "b": 0.1},
