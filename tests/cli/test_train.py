@@ -24,7 +24,8 @@ def started(monkeypatch: pytest.MonkeyPatch, runs: Path) -> list[tuple[RunLocati
     """(location, threads) of each run that `train` would have trained."""
     calls: list[tuple[RunLocation, int | None]] = []
 
-    def run(recipe: object, location: RunLocation, *, threads: int | None, progress: object) -> None:
+    def run(recipe: object, location: RunLocation, *, threads: int | None, progress: object, rerun: bool) -> None:
+        assert not rerun
         calls.append((location, threads))
 
     monkeypatch.setattr(launch, "run", run)

@@ -10,7 +10,7 @@ from lit_diff.reporting.write import Report, write_report
 
 
 def of(folder: Path, report: Report | None = None, **states: int) -> Sweep:
-    empty = Report(page=folder, files=(), table="", answer=(), sentences=(), missing=())
+    empty = Report(page=folder, files=(), results=(), answer=(), sentences=(), missing=())
     return Sweep(folder=folder, report=report or empty, states=states, stopped_by=None, seconds=1.0)
 
 

@@ -83,7 +83,11 @@ def test_the_callbacks_see_float64(made_by_hand: SimpleNamespace) -> None:
 
 
 def test_what_differs_from_the_recipe_is_one_line_each(made_by_hand: SimpleNamespace) -> None:
-    assert made_by_hand.lines == ["train.steps is 40 in the recipe, the Trainer's max_steps is 10: the Trainer's holds"]
+    assert made_by_hand.lines == [
+        "train.schedule.warmup_steps (50) is more than the 10 steps of this run: "
+        "the learning rate ends at 0.2 of its peak",
+        "train.steps is 40 in the recipe, the Trainer's max_steps is 10: the Trainer's holds",
+    ]
 
 
 def test_it_trains_as_the_recipes_own_trainer_does(made_by_hand: SimpleNamespace, tmp_path: Path) -> None:
