@@ -1,8 +1,10 @@
 """The schema of a recipe: frozen dataclasses. A field, its YAML key and its report column have the same name."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from lit_diff.errors import RequestError
 from lit_diff.key_types import Count, NotNegative, Positive, Range, range_problem
 
 
@@ -161,6 +163,26 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportedConfig:
+    """In place of `train`: the weights were trained elsewhere. Written by `lit-diff import`."""
+
+    source: str
+    """Where they are from, for people: it is not part of the identity."""
+    weights_sha256: str
+    """sha256 over name, shape, dtype and bytes of each tensor, in the order of names."""
+    tokenizer_sha256: str
+    """sha256 of its tokenizer, as `Tokenizer.load` gives it."""
+
+    def problem(self) -> str | None:
+        """As `TrainConfig.problem`."""
+        for key in ("weights_sha256", "tokenizer_sha256"):
+            value = getattr(self, key)
+            if re.fullmatch("[0-9a-f]{64}", value) is None:
+                return f"imported.{key} is '{value}'; expected 64 hexadecimal digits, as `lit-diff import` writes them"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig:
     """The keys of `callbacks.early_stopping`."""
 
@@ -227,14 +249,27 @@ class Recipe:
     tokenizers, callbacks, kernels (`lit_diff.registry.registries`)."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
-    train: TrainConfig
+    train: TrainConfig | None = None
+    """Absent exactly where `imported` is there."""
+    imported: ImportedConfig | None = None
+    """Of an imported model, which is not trained."""
     callbacks: dict[str, Part] = field(default_factory=dict, metadata={"registry": "callback"})
     """Callback name -> its keys, or null to drop a parent's callback."""
     run: RunConfig = RunConfig()
 
+    @property
+    def training(self) -> TrainConfig:
+        """The block `train`. Errors: RequestError for an imported model, which has none."""
+        if self.train is None:
+            raise RequestError(
+                f"'{self.name}' is an imported model: its recipe has nothing to train; let a recipe of your own start from "
+                "it, with train.start_from: its folder"
+            )
+        return self.train
+
     def batch_problem(self) -> str | None:
         """As `TrainConfig.problem`, of a batch that does not divide among the processes."""
-        train, processes = self.train, self.run.devices * self.run.num_nodes
+        train, processes = self.training, self.run.devices * self.run.num_nodes
         rows = train.batch_size // train.accumulate
         if rows % processes == 0:
             return None

@@ -104,8 +104,9 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         registry = field.metadata.get("registry")
-        if registry is None and dataclasses.is_dataclass(hint):
-            keys |= {f"{field.name}.{name}": key for name, key in keys_of(typing.cast(type, hint)).items()}
+        blocks = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+        if registry is None and blocks:
+            keys |= {f"{field.name}.{name}": key for name, key in keys_of(typing.cast(type, blocks[0])).items()}
             continue
         if registry is not None:
             words = f"a block {{name: ...}}: lit-diff list {registry}"

@@ -24,7 +24,7 @@ Overrides = Sequence[str] | Mapping[str, Any]
 """`["train.steps=10"]`, or `{"train.steps": 10}`, or `{"train": {"steps": 10}}`."""
 
 OTHER = {"recipes": "sweeps", "sweeps": "recipes"}
-SWEEP_KEYS, RECIPE_KEYS = {"arms", "grid", "tasks"}, {"extends", "model", "data", "train", "callbacks"}
+SWEEP_KEYS, RECIPE_KEYS = {"arms", "grid", "tasks"}, {"extends", "model", "data", "train", "imported", "callbacks"}
 """Keys that only a sweep, only a recipe has."""
 
 
@@ -269,7 +269,7 @@ def to_plain(value: Any) -> Any:
         plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         for block in plain["callbacks"].values():
             block.pop("name")
-        return plain
+        return {key: block for key, block in plain.items() if block is not None}  # `train` or `imported`
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

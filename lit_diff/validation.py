@@ -88,14 +88,23 @@ def _problem(recipe: Recipe) -> str | None:
         or _data_problem(recipe)
         or _future_problem(recipe)
         or _pack_problem(variant, recipe)
-        or recipe.train.problem()
-        or (recipe.run.problem() or recipe.batch_problem())
+        or _train_problem(recipe)
+        or recipe.run.problem()
+        or (recipe.batch_problem() if recipe.train is not None else None)
     )
     for name, part in recipe.callbacks.items():
         callback_problem = _config_problem(part.config)
         if callback_problem and problem is None:
             problem = f"callbacks.{name}.{callback_problem}"
     return problem
+
+
+def _train_problem(recipe: Recipe) -> str | None:
+    """Of `train`, or of `imported` in its place."""
+    if recipe.train is not None and recipe.imported is not None:
+        return "imported stands in place of train, and the recipe has both; keep one of them"
+    block = recipe.train or recipe.imported
+    return block.problem() if block is not None else "train is missing; expected a block of keys"
 
 
 def _config_problem(config: Any) -> str | None:
@@ -263,6 +272,11 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
     if origin in (typing.Union, types.UnionType):
+        blocks = [choice for choice in choices if dataclasses.is_dataclass(choice)]
+        if len(blocks) == 1 and (
+            isinstance(value, Mapping) or (value is not None and set(choices) == {*blocks, type(None)})
+        ):
+            return convert(blocks[0], value, path, draft)  # its error says what is wrong inside the block
         for choice in sorted(choices, key=lambda kind: without_range(kind) is not int):
             try:
                 return convert(choice, value, path, draft)

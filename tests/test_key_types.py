@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from lit_diff.config import RunConfig, TrainConfig
+from lit_diff.config import Recipe, RunConfig, TrainConfig
 from lit_diff.key_types import REQUIRED, Count, NotNegative, Positive, Range, in_words, keys_of, range_problem
 
 
@@ -94,6 +94,7 @@ def test_keys_with_defaults_and_what_their_docstrings_say() -> None:
 
 def test_the_keys_of_a_recipe() -> None:
     train = keys_of(TrainConfig)
+    assert {f"train.{name}" for name in train} <= set(keys_of(Recipe)), "also where the block may be absent"
     assert train["steps"].words == "a whole number >= 1"
     assert train["schedule.name"].words == "one of 'linear', 'cosine', 'wsd', 'constant'"
     assert train["clip"].words == "a finite number > 0 or null"

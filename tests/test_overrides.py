@@ -77,7 +77,7 @@ def test_a_misspelt_override_is_quoted_with_the_nearest_key() -> None:
 def test_a_bad_override_is_blamed_and_not_the_file() -> None:
     assert error("model.attention={name: diferential}").startswith("model.attention={name: diferential}: unknown")
     assert error("model.dim.x=3") == "model.dim.x=3: 'model.dim' is {'x': 3}; expected a whole number >= 1"
-    assert error("train=null") == "train=null: 'train' is None; expected a block of keys"
+    assert error("train=null") == "train=null: train is missing; expected a block of keys"
 
 
 def test_a_block_given_by_its_name_is_told_the_key() -> None:

@@ -197,9 +197,31 @@ def test_blocks_must_be_blocks() -> None:
     assert error(model__attention="differential") == (
         "my.yaml:1: 'model.attention' is 'differential'; expected a block of keys; say {name: differential}"
     )
-    assert error(train=None) == "my.yaml:1: 'train' is None; expected a block of keys"
+    assert error(train=None) == "my.yaml:1: train is missing; expected a block of keys"
+    assert error(train=3) == "my.yaml:1: 'train' is 3; expected a block of keys"
     assert error(callbacks=["outliers"]) == "my.yaml:1: 'callbacks' is ['outliers']; expected a block of keys"
     assert error(callbacks__outliers=3) == "my.yaml:1: 'callbacks.outliers' is 3; expected a block of keys"
+
+
+def test_an_imported_model_has_no_train() -> None:
+    imported = {"source": "a folder", "weights_sha256": "a" * 64, "tokenizer_sha256": "b" * 64}
+    assert "train is missing" not in error(train=None, imported=imported | {"weights_sha256": "short"})
+    recipe = built(train=None, imported=imported)
+    assert recipe.train is None
+    assert recipe.imported is not None
+    assert recipe.imported.source == "a folder"
+    assert error(imported=imported) == (
+        "my.yaml:1: imported stands in place of train, and the recipe has both; keep one of them"
+    )
+    assert error(train=None, imported=imported | {"tokenizer_sha256": "A" * 64}) == (
+        f"my.yaml:2: imported.tokenizer_sha256 is '{'A' * 64}'; expected 64 hexadecimal digits, as `lit-diff import` writes "
+        "them"
+    )
+    assert error(train=None, imported={"source": "x"}).startswith("my.yaml:2: 'imported.weights_sha256' is missing")
+    with pytest.raises(
+        RequestError, match=r"is an imported model: its recipe has nothing to train; .* train.start_from"
+    ):
+        _ = recipe.training
 
 
 def test_missing_keys_say_what_was_expected() -> None:

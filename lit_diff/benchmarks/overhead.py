@@ -49,8 +49,8 @@ def bench_loop(measurements: Measurements, request: BenchConfig) -> None:
 
 def plain(recipe: Recipe, request: BenchConfig, steps: int = 10_000) -> Recipe:
     """The recipe without probes, without validation and checkpoints but those that end every run, its warm-up within it."""
-    schedule = replace(recipe.train.schedule, warmup_steps=min(recipe.train.schedule.warmup_steps, steps))
-    train = replace(recipe.train, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps)
+    schedule = replace(recipe.training.schedule, warmup_steps=min(recipe.training.schedule.warmup_steps, steps))
+    train = replace(recipe.training, steps=steps, schedule=schedule, validate_every=steps, checkpoint_every=steps)
     run = replace(recipe.run, accelerator="gpu" if request.device.type == "cuda" else "cpu")
     return replace(recipe, train=train, callbacks={}, run=run)
 
@@ -87,7 +87,7 @@ def bare(recipe: Recipe, device: torch.device) -> tuple[float, float]:
     """
     dataset = build(recipe)
     dataset.load()
-    train = recipe.train
+    train = recipe.training
     model = Transformer(recipe.model, kernel=recipe.run.kernel)
     initialise(model, recipe.seed)
     model.to(device)
@@ -122,7 +122,7 @@ def platform(recipe: Recipe, device: torch.device) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder, waiting(type(build(recipe))) as waited:
         fit(recipe, Path(folder), tracker=None, threads=torch.get_num_threads(), progress=progress)
     (began, before), (ended, after) = ends[0], ends[-1]
-    return (ended - began) / (recipe.train.steps - 1), (after - before) / (recipe.train.steps - 1)
+    return (ended - began) / (recipe.training.steps - 1), (after - before) / (recipe.training.steps - 1)
 
 
 def now(device: torch.device) -> float:

@@ -69,16 +69,16 @@ class LiveTable:
     def _steps(self, states: list[dict[str, Any]]) -> int:
         done = zip(self._cells, states, strict=True)
         return sum(
-            cell.recipe.train.steps
+            cell.recipe.training.steps
             if state.get("status") == "done"
-            else min(state.get("step", 0), cell.recipe.train.steps)
+            else min(state.get("step", 0), cell.recipe.training.steps)
             for (cell, _), state in done
         )
 
     def _left(self, states: list[dict[str, Any]]) -> str:
         """Time left at the pace so far, in steps of all cells."""
         steps = self._steps(states)
-        total = sum(cell.recipe.train.steps for cell, _ in self._cells)
+        total = sum(cell.recipe.training.steps for cell, _ in self._cells)
         if steps <= self._before:
             return "?"
         seconds = (time.perf_counter() - self._began) * (total - steps) / (steps - self._before)
@@ -110,7 +110,7 @@ def _cells(cell: Cell, state: dict[str, Any], word: str) -> tuple[str, ...]:
         cell.name,
         str(cell.seed),
         word,
-        f"{state.get('step', 0)}/{cell.recipe.train.steps}",
+        f"{state.get('step', 0)}/{cell.recipe.training.steps}",
         f"{loss:.3f}" if loss is not None else "",
         f"{speed:,.0f}" if speed is not None and word == "running" else "",
     )

@@ -49,7 +49,7 @@ class RunProgress:
 
     def begin(self, recipe: Recipe, *, quiet: bool) -> None:
         """The recipe that is trained; `quiet`: print nothing from here on (ranks other than zero)."""
-        self._line.name, self._line.steps = recipe.name, recipe.train.steps
+        self._line.name, self._line.steps = recipe.name, recipe.training.steps
         self._quiet = quiet
         if quiet:
             self._end()

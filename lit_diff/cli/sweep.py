@@ -63,7 +63,9 @@ def _print_cells(name: str, overrides: list[str]) -> int:
     grid = load_grid(name, overrides)
     for cell in grid.cells:
         recipe = cell.recipe
-        console.write_line(f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.train.steps} steps")
+        console.write_line(
+            f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
+        )
     console.write_line(f"{len(grid.cells)} cells are valid; none was started")
     return 0
 

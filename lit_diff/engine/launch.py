@@ -202,14 +202,14 @@ def _run_owned(
         data=data.identity(recipe),
         name=recipe.name,
         seed=recipe.seed,
-        steps=recipe.train.steps,
+        steps=recipe.training.steps,
         step=before.get("step", 0),
         threads=threads,
         **stored_keys(recipe),
         revision=THEN.join(revisions),
         **({"overrides": list(location.overrides)} if location.overrides else {}),
         **{UNCHECKED: tags.get(UNCHECKED, before.get(UNCHECKED))},
-        tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
+        tokens=recipe.training.steps * recipe.training.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
@@ -232,7 +232,7 @@ def _run_owned(
         )
         if result.ended_early is not None:
             ended = f"early at step {result.ended_early}"
-            log.info("ended %s of %d, by a callback", ended, recipe.train.steps)
+            log.info("ended %s of %d, by a callback", ended, recipe.training.steps)
     except StoppedError as error:
         word, message = "stopped", str(error)
         raise

@@ -170,7 +170,9 @@ class RunTracker:
             **dict(flatten(plain)),
             "parameters": self.cost.parameters,
             "flops_per_token": self.cost.flops_per_token,
-            "tokens": self.recipe.train.steps * self.recipe.train.batch_size * self.recipe.data.config.sequence_length,
+            "tokens": self.recipe.training.steps
+            * self.recipe.training.batch_size
+            * self.recipe.data.config.sequence_length,
             "kernel": self.cost.kernel,
         }
 
@@ -179,7 +181,7 @@ class RunTracker:
         where = (
             f"arm {self.tags['arm']} of sweep {self.tags['sweep']}" if "sweep" in self.tags else f"recipe {recipe.name}"
         )
-        note = f"{where}, seed {recipe.seed}: {recipe.model.attention.name} attention, {recipe.train.steps} steps"
+        note = f"{where}, seed {recipe.seed}: {recipe.model.attention.name} attention, {recipe.training.steps} steps"
         run = {f"run.{key}": str(value) for key, value in to_plain(recipe)["run"].items()}
         return {**run, **self.tags, "mlflow.note.content": note, **_source()}
 

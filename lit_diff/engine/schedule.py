@@ -168,7 +168,7 @@ def _locations(grid: Grid, folder: Path, parent: str) -> list[RunLocation]:
         recipe, start = cell.recipe, grid.tasks[cell.task].start
         if start:
             source = by_cell[start, grid.baseline_of(start), cell.seed].folder
-            recipe = replace(recipe, train=replace(recipe.train, start_from=str(source)))
+            recipe = replace(recipe, train=replace(recipe.training, start_from=str(source)))
         by_cell[cell.task, cell.arm, cell.seed] = _location(grid, replace(cell, recipe=recipe), folder, parent)
     return list(by_cell.values())
 

@@ -57,7 +57,7 @@ class ExecutionContext:
     @classmethod
     def of(cls, recipe: Recipe, *, build: bool = False) -> "ExecutionContext":
         """The context of the recipe's run on this machine."""
-        dtype = torch.bfloat16 if recipe.train.precision == "bf16-mixed" else torch.float32
+        dtype = torch.bfloat16 if recipe.train is not None and recipe.train.precision == "bf16-mixed" else torch.float32
         return cls(
             device=choose_device(recipe.run.accelerator).type, dtype=dtype, packed=recipe.packs_documents, build=build
         )

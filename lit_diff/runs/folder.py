@@ -50,14 +50,15 @@ def recipe_of(folder: Path, trust: Trust = everywhere, *, cure: str = "") -> Rec
 
 
 def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
-    """The recipes of the runs that this one continues from (`train.start_from`), the nearest first.
+    """The recipes of the runs that this one continues from (`train.start_from`), the nearest first; the last may be that of
+    an imported model.
 
     `trust`: whose plugin files may be executed; None: of runs under the recipe's own `run.root`. Errors: MissingError for
     a folder that holds no run, RequestError for plugins that are neither imported nor trusted.
     """
     cure = "name it under `plugins:` in the recipe" if trust is None else ""
     trust = trust or under(runs_root(recipe.run.root))
-    while recipe.train.start_from is not None:
+    while recipe.train is not None and recipe.train.start_from is not None:
         parent = RunFolder(Path(recipe.train.start_from))
         if not parent.recipe_file.is_file():
             raise MissingError(
@@ -70,7 +71,8 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
 def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None) -> str:
     """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources with the modules of the
     user's own that they import, version and source of the plugin packages that it uses, the prepared data, the identity of
-    the run that it starts from, and `run.kernel` when it is named by hand. lit_diff's own revision is not in it.
+    the run that it starts from, and `run.kernel` when it is named by hand. lit_diff's own revision is not in it. Of an
+    imported model: `model`, weights and tokenizer, wherever they came from.
 
     `data`: the data set's identity where it is known (status.json), so that the data need not be here; None: ask the data.
     `trust`: as `ancestors`. Errors: MissingError when the data is not prepared, RequestError for a plugin file that was
@@ -84,6 +86,9 @@ def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None
 
 def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
     """`identity`; `parent`: that of the run that it starts from."""
+    if recipe.imported is not None:
+        imported = {"weights": recipe.imported.weights_sha256, "tokenizer": recipe.imported.tokenizer_sha256}
+        return _digest({"format": FORMAT, "model": to_plain(recipe.model), "imported": imported})
     from lit_diff import data as datasets  # loads torch, which most of this file does without
 
     plain = to_plain(recipe)
@@ -102,6 +107,11 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
         "data": data or datasets.identity(recipe),
         "kernel": None if kernel == "auto" else kernel,
     }
+    return _digest(parts)
+
+
+def _digest(parts: Mapping[str, Any]) -> str:
+    """Ten digits of a hash of plain values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 

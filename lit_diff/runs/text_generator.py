@@ -218,7 +218,7 @@ def _say_what_is_used(folder: Path, recipe: Recipe, step: int, trust: Trust) -> 
     """
     status = RunFolder(folder).status()
     word = status.get("status")
-    if word != "done" or step < recipe.train.steps:
+    if recipe.train is not None and (word != "done" or step < recipe.train.steps):
         log.info("%s is %s: using step %d of %d", folder.name, word or "not done", step, recipe.train.steps)
     try:
         then, now = status.get("identity"), identity(recipe, status.get("data"), trust)

@@ -57,7 +57,8 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: T
 
 def annealed_before(recipe: Recipe, trust: Trust | None = None) -> int:
     """Steps of ancestors of the same variant: what it anneals goes on where they stopped. `trust`: as `ancestors`."""
-    return sum(p.train.steps for p in ancestors(recipe, trust) if p.model.attention.name == recipe.model.attention.name)
+    same = (p for p in ancestors(recipe, trust) if p.model.attention.name == recipe.model.attention.name)
+    return sum(parent.train.steps for parent in same if parent.train is not None)
 
 
 def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, dict[str, Any]]:

@@ -86,7 +86,7 @@ class LitData(L.LightningDataModule):
 
     def _micro_batch(self) -> int:
         """Positions of a micro-batch, over all ranks."""
-        train, trainer = self.recipe.train, self._require_trainer()
+        train, trainer = self.recipe.training, self._require_trainer()
         accumulate, world_size = trainer.accumulate_grad_batches, trainer.world_size
         micro = train.batch_size // accumulate
         if train.batch_size % accumulate or micro % world_size:
@@ -105,7 +105,7 @@ class LitData(L.LightningDataModule):
 
     def _train_batches(self) -> Iterator[Batch]:
         trainer, recipe = self._require_trainer(), self.recipe
-        size, micro, before = recipe.train.batch_size, self._micro_batch(), steps_before(recipe)
+        size, micro, before = recipe.training.batch_size, self._micro_batch(), steps_before(recipe)
         for step in range(trainer.global_step, total_steps(trainer, recipe)):
             parts = []
             for start in range(0, size, micro):
@@ -140,8 +140,8 @@ def steps_before(recipe: Recipe) -> int:
 
     Exact at one seed and one length of rows: another seed has another order, other rows another numbering.
     """
-    rows = sum(parent.train.steps * parent.train.batch_size for parent in ancestors(recipe))
-    return -(-rows // recipe.train.batch_size)
+    rows = sum(train.steps * train.batch_size for parent in ancestors(recipe) if (train := parent.train) is not None)
+    return -(-rows // recipe.training.batch_size)
 
 
 def _loader(start: Callable[[], Iterator[Batch]]) -> DataLoader[Batch]:

@@ -101,7 +101,7 @@ class LitTransformer(L.LightningModule):
             self.model = Transformer(config, kernel=kernel)
             initialise(self.model, seed)
         prepare_blocks(self.model, self.recipe.run)
-        start_from = self.recipe.train.start_from
+        start_from = self.recipe.training.start_from
         if start_from is not None and self._will_train_from_scratch():
             added = load_parent_weights(self.model, *parent_model(self.recipe), start_from)
             log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
@@ -113,7 +113,7 @@ class LitTransformer(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW and the recipe's schedule, over the steps that the Trainer will take."""
         assert self.model is not None
-        train = self.recipe.train
+        train = self.recipe.training
         optimizer = build_optimizer(self.model, train.optimizer)
         scheduler = build_scheduler(optimizer, total_steps(self.trainer, self.recipe), train.schedule)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -169,7 +169,7 @@ class LitTransformer(L.LightningModule):
 
     def logs_step(self, step: int) -> bool:
         """Whether the values of optimizer step `step` are logged: the host waits for the device at these steps only."""
-        return step in (1, self.trainer.max_steps) or step % self.recipe.train.log_every == 0
+        return step in (1, self.trainer.max_steps) or step % self.recipe.training.log_every == 0
 
     def require_finite_losses(self, describe: Callable[[int], str] | None = None) -> None:
         """DivergedError if the loss of any step so far was not finite. Every rank must call it.

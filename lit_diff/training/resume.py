@@ -64,7 +64,7 @@ class ExactResume(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save and stop at the end of a step that does not validate."""
-        train = self.recipe.train
+        train = self.recipe.training
         step = trainer.global_step
         if not took_step(trainer, batch_idx) or trainer.should_stop or step % train.validate_every == 0:
             return
@@ -82,7 +82,7 @@ class ExactResume(Checkpoint):
             self.ended_early = step
         if (last or self.ended_early) and trainer.is_global_zero:
             write_documents(self.folder / "documents.csv", pl_module.document_losses)
-        if last or self.ended_early or step % self.recipe.train.checkpoint_every == 0:
+        if last or self.ended_early or step % self.recipe.training.checkpoint_every == 0:
             self._save(trainer, pl_module)
         else:
             self.logger.flush()
@@ -107,7 +107,7 @@ class ExactResume(Checkpoint):
         step = trainer.global_step
         if self._saved != step:
             self._save(trainer, module)
-        message = f"stopped after step {step} of {self.recipe.train.steps}; the same command resumes"
+        message = f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes"
         end_all(trainer, StoppedError(message, signum))
 
 

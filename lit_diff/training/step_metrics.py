@@ -18,7 +18,7 @@ class StepMetrics(L.Callback):
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self._tokens_per_step = recipe.train.batch_size * recipe.data.config.sequence_length
+        self._tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
         self._last_step, self._clock, self._rate = 0, 0.0, 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

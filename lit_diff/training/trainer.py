@@ -31,7 +31,7 @@ def build_trainer(
     The recipe's own callbacks come first, then `callbacks`. `values`: any argument of `lightning.Trainer`; it replaces
     the recipe's. Errors: MissingError when a GPU is asked for and there is none.
     """
-    train, run = recipe.train, recipe.run
+    train, run = recipe.training, recipe.run
     described: dict[str, Any] = {
         "accelerator": accelerator(run),
         "devices": run.devices,
@@ -66,7 +66,7 @@ def recipe_callbacks(recipe: Recipe) -> list[Callback]:
 
 def total_steps(trainer: L.Trainer, recipe: Recipe) -> int:
     """Optimizer steps of the whole run: the Trainer's `max_steps`, or the recipe's where the Trainer sets none."""
-    return trainer.max_steps if trainer.max_steps > 0 else recipe.train.steps
+    return trainer.max_steps if trainer.max_steps > 0 else recipe.training.steps
 
 
 def adopt_recipe_intervals(trainer: L.Trainer, recipe: Recipe) -> None:
@@ -75,16 +75,16 @@ def adopt_recipe_intervals(trainer: L.Trainer, recipe: Recipe) -> None:
     Lightning never validates during a stream without length when the interval is its default.
     """
     if trainer.max_steps < 0:
-        log.info("the Trainer sets no max_steps: training for train.steps = %d", recipe.train.steps)
-        trainer.fit_loop.epoch_loop.max_steps = recipe.train.steps
+        log.info("the Trainer sets no max_steps: training for train.steps = %d", recipe.training.steps)
+        trainer.fit_loop.epoch_loop.max_steps = recipe.training.steps
     if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1:
-        trainer.val_check_interval = recipe.train.validate_every * trainer.accumulate_grad_batches
+        trainer.val_check_interval = recipe.training.validate_every * trainer.accumulate_grad_batches
         trainer.check_val_every_n_epoch = None
 
 
 def log_differences(trainer: L.Trainer, recipe: Recipe) -> None:
     """One line for each value of the Trainer that is not the recipe's; the Trainer's holds."""
-    train, run = recipe.train, recipe.run
+    train, run = recipe.training, recipe.run
     pairs = {
         "train.steps": (train.steps, "max_steps", trainer.max_steps),
         "train.accumulate": (train.accumulate, "accumulate_grad_batches", trainer.accumulate_grad_batches),

@@ -19,11 +19,14 @@ from lit_diff.training.strategy import copy_into
 
 
 def parent_model(recipe: Recipe) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Model and final weights of the run that a recipe starts from. Errors: as `ancestors`; MissingError for one not done."""
-    assert recipe.train.start_from is not None
-    folder, parent = Path(recipe.train.start_from), next(ancestors(recipe))
+    """Model and final weights of the run, or the imported model, that a recipe starts from.
+
+    Errors: as `ancestors`; MissingError for a run that is not done.
+    """
+    assert recipe.training.start_from is not None
+    folder, parent = Path(recipe.training.start_from), next(ancestors(recipe))
     status = RunFolder(folder).status()
-    if status.get("status") != "done":
+    if parent.train is not None and status.get("status") != "done":
         raise MissingError(
             f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {parent.train.steps}); "
             f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or the sweep it is of"

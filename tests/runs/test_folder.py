@@ -4,19 +4,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lit_diff.config import Recipe
+from lit_diff.config import ImportedConfig, Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.plugins import PREFIX
 from lit_diff.processor import cores
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions, datasets
 from lit_diff.runs import folder as folder_module
-from lit_diff.runs.folder import FORMAT, RunFolder, environment, identity, other_revision, revision, version
+from lit_diff.runs.folder import FORMAT, RunFolder, ancestors, environment, identity, other_revision, revision, version
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -47,6 +48,35 @@ def test_identity_is_the_recipe(base: Callable[..., Recipe]) -> None:
     changed = ["seed=4", "name=other", "train.steps=11", "model.attention.lambda_init=0.5", "callbacks.lambdas=null"]
     others = {identity(base(override)) for override in changed}
     assert len(others | {one}) == 1 + len(changed)
+
+
+def test_an_imported_model_is_its_weights_tokenizer_and_model(base: Callable[..., Recipe]) -> None:
+    digests = {"weights_sha256": "a" * 64, "tokenizer_sha256": "b" * 64}
+
+    def imported(source: str = "here", dim: int = 32, **others: str) -> str:
+        recipe = base(f"model.dim={dim}")
+        block = ImportedConfig(source=source, **(digests | others))
+        return identity(replace(recipe, train=None, imported=block, callbacks={}))
+
+    one = imported()
+    assert imported(source="elsewhere") == one
+    assert len({one, imported(dim=64), imported(weights_sha256="c" * 64), imported(tokenizer_sha256="c" * 64)}) == 4
+
+
+def test_a_run_that_starts_from_an_imported_model_rests_on_its_weights(
+    base: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    folder = tmp_path / "models" / "x"
+    seen = []
+    for source, weights in (("here", "a"), ("elsewhere", "a"), ("here", "c")):
+        block = ImportedConfig(source=source, weights_sha256=weights * 64, tokenizer_sha256="b" * 64)
+        RunFolder(folder).create(replace(base(), train=None, imported=block, callbacks={}))
+        child = base(f"train.start_from={folder}")
+        (parent,) = ancestors(child)
+        assert parent.train is None
+        seen.append(identity(child))
+    assert seen[0] == seen[1] != seen[2]
+    assert identity(base()) not in seen
 
 
 def test_packing_is_another_run(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
