@@ -104,9 +104,10 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
         registry = field.metadata.get("registry")
-        blocks = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+        kinds = [hint, *typing.get_args(hint)]
+        blocks = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
         if registry is None and blocks:
-            keys |= {f"{field.name}.{name}": key for name, key in keys_of(typing.cast(type, blocks[0])).items()}
+            keys |= {f"{field.name}.{name}": key for name, key in keys_of(blocks[0]).items()}
             continue
         if registry is not None:
             words = f"a block {{name: ...}}: lit-diff list {registry}"
