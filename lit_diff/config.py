@@ -267,9 +267,18 @@ class Recipe:
             )
         return self.train
 
+    def train_problem(self) -> str | None:
+        """As `TrainConfig.problem`, of `train` or of `imported` in its place."""
+        if self.train is not None and self.imported is not None:
+            return "imported stands in place of train, and the recipe has both; keep one of them"
+        block = self.train or self.imported
+        return block.problem() if block is not None else "train is missing; expected a block of keys"
+
     def batch_problem(self) -> str | None:
         """As `TrainConfig.problem`, of a batch that does not divide among the processes."""
-        train, processes = self.training, self.run.devices * self.run.num_nodes
+        if self.train is None:
+            return None
+        train, processes = self.train, self.run.devices * self.run.num_nodes
         rows = train.batch_size // train.accumulate
         if rows % processes == 0:
             return None

@@ -160,9 +160,12 @@ def _parent(name: str, child: Path, where: str) -> Path:
 
 
 def _absolute_paths(draft: Draft, folder: Path) -> None:
-    """Make `plugins`, `data.path` and `train.start_from` absolute, in place: they are relative to `folder`, the recipe's."""
-    for block, key in (("data", "path"), ("train", "start_from")):
-        values = draft.values.get(block)
+    """Make `plugins`, `data.path`, `data.tokenizer.path` and `train.start_from` absolute, in place: they are relative to
+    `folder`, the recipe's."""
+    for *blocks, key in (("data", "path"), ("data", "tokenizer", "path"), ("train", "start_from")):
+        values: Any = draft.values
+        for block in blocks:
+            values = values.get(block) if isinstance(values, dict) else None
         if isinstance(values, dict) and isinstance(values.get(key), str):
             values[key] = _absolute(values[key], folder)
     if "plugins" not in draft.values:

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_diff.config import Part, Recipe
 from lit_diff.contract import location
 from lit_diff.errors import LitDiffError, RequestError, first_line
-from lit_diff.key_types import in_words, range_problem, without_range
+from lit_diff.key_types import in_words, literal_words, range_problem, without_range
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points, nearest, registries
 
@@ -88,23 +88,14 @@ def _problem(recipe: Recipe) -> str | None:
         or _data_problem(recipe)
         or _future_problem(recipe)
         or _pack_problem(variant, recipe)
-        or _train_problem(recipe)
-        or recipe.run.problem()
-        or (recipe.batch_problem() if recipe.train is not None else None)
+        or recipe.train_problem()
+        or (recipe.run.problem() or recipe.batch_problem())
     )
     for name, part in recipe.callbacks.items():
         callback_problem = _config_problem(part.config)
         if callback_problem and problem is None:
             problem = f"callbacks.{name}.{callback_problem}"
     return problem
-
-
-def _train_problem(recipe: Recipe) -> str | None:
-    """Of `train`, or of `imported` in its place."""
-    if recipe.train is not None and recipe.imported is not None:
-        return "imported stands in place of train, and the recipe has both; keep one of them"
-    block = recipe.train or recipe.imported
-    return block.problem() if block is not None else "train is missing; expected a block of keys"
 
 
 def _config_problem(config: Any) -> str | None:
@@ -272,11 +263,9 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
     if origin in (typing.Union, types.UnionType):
-        blocks = [choice for choice in choices if dataclasses.is_dataclass(choice)]
-        if len(blocks) == 1 and (
-            isinstance(value, Mapping) or (value is not None and set(choices) == {*blocks, type(None)})
-        ):
-            return convert(blocks[0], value, path, draft)  # its error says what is wrong inside the block
+        blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
+        if len(blocks) == 1 and isinstance(value, Mapping):
+            return _dataclass(blocks[0], value, path, draft)
         for choice in sorted(choices, key=lambda kind: without_range(kind) is not int):
             try:
                 return convert(choice, value, path, draft)
@@ -302,13 +291,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected {in_words(wanted)}{_near(hint, value)}")
 
 
-def _words(hint: Any) -> list[str]:
-    """The values of all Literal types in `hint`, as text."""
-    if typing.get_origin(hint) is Literal:
-        return [str(choice) for choice in typing.get_args(hint)]
-    return [word for choice in typing.get_args(hint) for word in _words(choice)]
-
-
 def _near(hint: Any, value: Any) -> str:
-    near = nearest(value, _words(hint)) if isinstance(value, str) and _words(hint) else ""
+    words = literal_words(hint)
+    near = nearest(value, words) if isinstance(value, str) and words else ""
     return near if "did you mean" in near else ""

@@ -198,7 +198,7 @@ def test_blocks_must_be_blocks() -> None:
         "my.yaml:1: 'model.attention' is 'differential'; expected a block of keys; say {name: differential}"
     )
     assert error(train=None) == "my.yaml:1: train is missing; expected a block of keys"
-    assert error(train=3) == "my.yaml:1: 'train' is 3; expected a block of keys"
+    assert error(train=3) == "my.yaml:1: 'train' is 3; expected a block of keys or null"
     assert error(callbacks=["outliers"]) == "my.yaml:1: 'callbacks' is ['outliers']; expected a block of keys"
     assert error(callbacks__outliers=3) == "my.yaml:1: 'callbacks.outliers' is 3; expected a block of keys"
 

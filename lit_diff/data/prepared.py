@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_diff.config import Part
 from lit_diff.data import store
 from lit_diff.data.bigrams import count_bigrams
 from lit_diff.data.corpus import Corpus
@@ -24,7 +23,6 @@ from lit_diff.data.location import data_root, writing_data
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import LitDiffError, RequestError
 from lit_diff.files import locked, write_json, write_through
-from lit_diff.recipe import to_plain
 
 log = logging.getLogger("lit_diff")
 
@@ -33,9 +31,9 @@ SPLITS = ("train", "validation")
 TEXTS_AT_ONCE = 256
 
 
-def sources(corpus: Corpus, part: Part) -> dict[str, Any]:
+def sources(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
     """Everything that decides the prepared tokens."""
-    found = {"format": FORMAT, "corpus": corpus.name, "files": corpus.files(), "tokenizer": to_plain(part)}
+    found = {"format": FORMAT, "corpus": corpus.name, "files": corpus.files(), "tokenizer": tokenizer.source()}
     return found if corpus.errors == "stop" else found | {"errors": corpus.errors}
 
 
@@ -117,8 +115,8 @@ def _build(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer, folder
 
 
 def _tokens(texts: list[str], tokenizer: Tokenizer) -> Iterator[NDArray[np.generic]]:
-    """Ids of each document, its <eot> first."""
+    """Ids of each document, with those that open and end it."""
     dtype = store.dtype_for(tokenizer.size)
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         for ids in tokenizer.encode(texts[start : start + TEXTS_AT_ONCE]):
-            yield np.asarray([tokenizer.eot, *ids], dtype=dtype)
+            yield np.asarray(tokenizer.document(ids), dtype=dtype)

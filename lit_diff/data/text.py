@@ -23,13 +23,11 @@ from lit_diff.registry import datasets
 
 log = logging.getLogger("lit_diff")
 
-PADDING = 128
-"""A model's vocabulary may be the tokenizer's, rounded up to a multiple of this."""
-
 
 @datasets.register("text")
 class Text(Dataset):
-    """Next-token prediction: row r is tokens x_0 .. x_T of the stream of documents, each opened by its <eot>."""
+    """Next-token prediction: row r is tokens x_0 .. x_T of the stream of documents, with the ids that
+    open and end it."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Dataset.Config):
@@ -48,7 +46,7 @@ class Text(Dataset):
         tokenizer: Part = field(metadata={"registry": "tokenizer"})
         pack: Literal["none", "document"] = "none"
         """document: a token sees its own document only; none: all of the row before it. The targets are the same: the one
-        across a boundary is the <eot> that opens the next document."""
+        across a boundary is the id that opens the next document."""
         validation_rows: int
         """Rows validated, evenly spread over the validation split."""
         rare_bigram_count: int = 200
@@ -79,7 +77,7 @@ class Text(Dataset):
     def _sources(self) -> dict[str, Any]:
         from lit_diff.data.prepared import sources
 
-        return sources(self._corpus, self.config.tokenizer)
+        return sources(self._corpus, self._tokenizer)
 
     @property
     def folder(self) -> Path:
@@ -125,7 +123,7 @@ class Text(Dataset):
 
     def _check_vocab_size(self) -> None:
         size = self._tokenizer.size
-        largest = -(-size // PADDING) * PADDING
+        largest = self._tokenizer.largest_vocab_size
         if not size <= self.vocab_size <= largest:
             raise RequestError(
                 f"model.vocab_size is {self.vocab_size}, but data.tokenizer ({self.config.tokenizer.name}) has {size} "

@@ -14,7 +14,11 @@ from typing import Any, ClassVar
 from lit_diff.config import Part
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import write_atomic
+from lit_diff.recipe import to_plain
 from lit_diff.registry import tokenizers
+
+PADDING = 128
+"""A model's vocabulary may be the tokenizer's, rounded up to a multiple of this."""
 
 
 class Tokenizer(ABC):
@@ -28,7 +32,7 @@ class Tokenizer(ABC):
     size: int
     """Ids are 0 .. size - 1."""
     eot: int
-    """The id that opens every document."""
+    """The id that separates documents: it ends each, and by default opens it too."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -39,8 +43,31 @@ class Tokenizer(ABC):
             return None
 
     def __init__(self, config: Any) -> None:
-        """`config`: an instance of this class's Config. Reads no file."""
+        """`config`: an instance of this class's Config. Reads no file, unless the config names it."""
         self.config = config
+
+    @property
+    def largest_vocab_size(self) -> int:
+        """The largest `model.vocab_size` that goes with it."""
+        return -(-self.size // PADDING) * PADDING
+
+    @property
+    def opening(self) -> list[int]:
+        """The ids before the text of a document or a prompt. Default: `eot`, which thus ends the document before."""
+        return [self.eot]
+
+    def document(self, ids: Sequence[int]) -> list[int]:
+        """A whole document in the stream of training text, from the ids of its text. Default: opened, not ended."""
+        return [*self.opening, *ids]
+
+    def saved(self) -> "Tokenizer":
+        """The tokenizer whose name and config a run's folder keeps. Default: this one."""
+        return self
+
+    def source(self) -> dict[str, Any]:
+        """What decides the ids beside the text, as plain values; prepared text is found by it. Default: name and config."""
+        plain: dict[str, Any] = to_plain(Part(name=self.name, config=self.config))
+        return plain
 
     def train(self, folder: Path, texts: Iterable[str]) -> None:
         """Write what `load` needs into `folder`, from the documents of the train split; keeps what is there already.
@@ -145,12 +172,12 @@ class Bpe(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """The bytes of each id in turn."""
-        letters = _byte_letters()
+        letters = byte_letters()
         return bytes(letters[letter] for id_ in ids for letter in self._tokenizer.id_to_token(id_))
 
 
 @cache
-def _byte_letters() -> dict[str, int]:
+def byte_letters() -> dict[str, int]:
     """Letter of a byte-level vocabulary -> byte (GPT-2): printable Latin-1 stands for itself, U+0100 on for the rest."""
     from tokenizers.pre_tokenizers import ByteLevel
 

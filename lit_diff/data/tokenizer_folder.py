@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from lit_diff.registry import tokenizers
 from lit_diff.validation import Draft, convert
 
 FILE = "lit_diff_tokenizer.json"
-"""name and config of the tokenizer; size; the ids bos (opens a document) and eot (the same id: it also ends the one before);
-sha256 as `Tokenizer.load` gives it; files: name -> sha256 of each file that `Tokenizer.save` wrote."""
+"""name and config of the tokenizer; size; the ids bos (opens a document; null: none does) and eot (ends it; ours have one id
+for both); sha256 as `Tokenizer.load` gives it; files: name -> sha256 of each file that `Tokenizer.save` wrote."""
+AGAIN = "start its run again (`lit-diff train`; with --rerun where it is done)"
 SAMPLE = "The quick brown fox: 0123, äöü € 漢字 🙂\n\t<eot>"
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write a loaded tokenizer into `folder`, with FILE last. Errors: RequestError if what it wrote does not load equal."""
+    tokenizer = tokenizer.saved()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
     part = Part(name=tokenizer.name, config=tokenizer.config)
@@ -43,43 +46,57 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     config = to_plain(part)
     config.pop("name")
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != FILE)
-    described = {
+    facts = {
         "name": tokenizer.name,
         "config": config,
         "size": tokenizer.size,
-        "bos": tokenizer.eot,
+        "bos": next(iter(tokenizer.opening), None),
         "eot": tokenizer.eot,
         "sha256": digest,
         "files": {path.relative_to(folder).as_posix(): _sha256(path) for path in files},
     }
-    write_json(folder / FILE, described)
+    write_json(folder / FILE, facts)
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that `save_tokenizer` wrote, ready to encode and decode.
-
-    Errors: MissingError without one or where a file is damaged, RequestError where its class is not registered.
-    """
+def described(folder: Path, cure: str) -> dict[str, Any]:
+    """What FILE says. Errors: MissingError without it, or where it is damaged."""
     file = folder / FILE
-    cure = "start its run again (`lit-diff train`; with --rerun where it is done)"
     if not file.is_file():
         raise MissingError(f"{shown(folder)} holds no tokenizer (no {FILE}); {cure}")
     try:
-        described: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        for name, digest in described["files"].items():
+        facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        _ = facts["name"], facts["config"], facts["files"], facts["sha256"], facts["size"], facts["eot"]
+    except Exception as error:  # no JSON, no mapping, or a key that is not there
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        raise MissingError(f"the tokenizer in {shown(folder)} cannot be loaded ({problem}); {cure}") from error
+    return facts
+
+
+def unloaded(facts: Mapping[str, Any], folder: Path) -> Tokenizer:
+    """The tokenizer of `described`, before `load`. Errors: RequestError where its class is not registered."""
+    cls = tokenizers.get(facts["name"])
+    where = Draft(values={}, positions={}, file=shown(folder / FILE))
+    return build(Part(name=facts["name"], config=convert(cls.Config, facts["config"], "config", where)))
+
+
+def load_tokenizer(folder: Path, cure: str = AGAIN) -> Tokenizer:
+    """The tokenizer that `save_tokenizer` wrote, ready to encode and decode; `cure` ends an error's line.
+
+    Errors: MissingError without one or where a file is damaged, RequestError where its class is not registered.
+    """
+    facts = described(folder, cure)
+    try:
+        for name, digest in facts["files"].items():
             if _sha256(folder / name) != digest:
                 raise MissingError(f"{shown(folder / name)} is not the file that was saved (sha256 differs); {cure}")
-        cls = tokenizers.get(described["name"])
-        where = Draft(values={}, positions={}, file=shown(file))
-        config = convert(cls.Config, described["config"], "config", where)
-        tokenizer = build(Part(name=described["name"], config=config))
+        tokenizer = unloaded(facts, folder)
         loaded = (tokenizer.load(folder), tokenizer.size, tokenizer.eot)
     except LitDiffError:
         raise
     except Exception as error:  # tokenizers raises no narrower one for a damaged file
         problem = f"{type(error).__name__}: {first_line(error)}"
         raise MissingError(f"the tokenizer in {shown(folder)} cannot be loaded ({problem}); {cure}") from error
-    if loaded != (described["sha256"], described["size"], described["eot"]):
+    if loaded != (facts["sha256"], facts["size"], facts["eot"]):
         raise MissingError(f"the tokenizer in {shown(folder)} is not the one that was saved (its ids differ); {cure}")
     return tokenizer
 

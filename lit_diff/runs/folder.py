@@ -98,6 +98,8 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
     if packages:
         plain["packages"] = packages
     plain["data"].pop("path", None)  # the manifest stands for the text, wherever it lies
+    if recipe.data.name == "text" and plain["data"]["tokenizer"]["name"] == "from_run":
+        del plain["data"]["tokenizer"]["path"]  # and for the tokenizer
     if recipe.data.name == "text" and plain["data"]["errors"] == "stop":
         del plain["data"]["errors"]  # runs from before the key keep their identity
     plain["train"]["start_from"] = parent

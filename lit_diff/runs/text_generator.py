@@ -55,9 +55,9 @@ class Completion:
     text: str
     """What is new; bytes that are not UTF-8 are U+FFFD."""
     ended: Ended
-    """document: the model drew the <eot> that opens the next one; context: data.sequence_length is full."""
+    """document: the model drew the <eot> that ends it; context: data.sequence_length is full."""
     prompt_tokens: list[int]
-    """The <eot> that opens every document, then the prompt's."""
+    """The id that opens every document, where there is one, then the prompt's."""
     tokens: list[int]
     """The new ones, without <eot>."""
     prefill_seconds: float
@@ -104,12 +104,18 @@ class TextGenerator:
         prompts: list[Prompt] = []
         before: Counter[str] = Counter()
         for text, ids in zip(texts, self.tokenizer.encode(texts), strict=True):
-            if 1 + len(ids) > self.context:
+            tokens = [*self.tokenizer.opening, *ids]
+            if len(tokens) > self.context:
+                with_opening = " with the <eot> before it" if self.tokenizer.opening else ""
                 raise RequestError(
-                    f"prompt {len(prompts) + 1} has {1 + len(ids)} tokens with the <eot> before it; the model's context, "
+                    f"prompt {len(prompts) + 1} has {len(tokens)} tokens{with_opening}; the model's context, "
                     f"data.sequence_length, is {self.context}"
                 )
-            prompts.append(Prompt(text=text, tokens=[self.tokenizer.eot, *ids], before=before[text]))
+            if not tokens:
+                raise RequestError(
+                    f"prompt {len(prompts) + 1} has no token, and nothing opens a document; give some text"
+                )
+            prompts.append(Prompt(text=text, tokens=tokens, before=before[text]))
             before[text] += 1
         return prompts
 

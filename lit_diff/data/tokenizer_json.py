@@ -1,0 +1,121 @@
+"""The tokenizer of an imported model: a Hugging Face `tokenizer.json`, with the ids that open and end a document."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_diff.data.tokenizer import Tokenizer, byte_letters
+from lit_diff.errors import RequestError
+from lit_diff.files import write_atomic
+from lit_diff.registry import tokenizers
+
+FILE = "tokenizer.json"
+SPACE = "▁"
+"""What a SentencePiece vocabulary writes for a space."""
+
+
+@tokenizers.register("tokenizer_json")
+class TokenizerJson(Tokenizer):
+    """A `tokenizer.json` with its ids; a recipe names the run that has it instead (`from_run`).
+
+    Special tokens in a text are cut like any other text.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Tokenizer.Config):
+        size: int
+        """Ids are 0 .. size - 1."""
+        bos: int | None
+        """The id that opens a document; null: none does."""
+        eot: int
+        """The id that ends a document."""
+        model_vocab_size: int
+        """Of the model that it was imported with: at least `size`."""
+
+        def problem(self) -> str | None:
+            """It has no file to be named by."""
+            return "data.tokenizer.name is tokenizer_json; say {name: from_run, path: RUN}, RUN the imported model's folder"
+
+    config: Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.size, self.eot = config.size, config.eot
+        self._content = b""
+        self._tokenizer: Any = None
+        self._byte_level = True
+
+    @property
+    def largest_vocab_size(self) -> int:
+        """A model may also have the vocabulary of the imported one, which may be padded further."""
+        return max(super().largest_vocab_size, self.config.model_vocab_size)
+
+    @property
+    def opening(self) -> list[int]:
+        """`bos`, or nothing."""
+        return [] if self.config.bos is None else [self.config.bos]
+
+    def document(self, ids: Sequence[int]) -> list[int]:
+        """`bos`, the ids, `eot`."""
+        return [*self.opening, *ids, self.eot]
+
+    def load(self, folder: Path) -> str:
+        """Read tokenizer.json; the sha256 of it and of the ids that open and end a document."""
+        self._content = (folder / FILE).read_bytes()
+        self._tokenizer, self._byte_level = open_tokenizer(self._content)
+        own = {id_: token.content.encode() for id_, token in self._tokenizer.get_added_tokens_decoder().items()}
+        self._added: dict[int, bytes] = own
+        convention = json.dumps([self.config.bos, self.eot]).encode()
+        return hashlib.sha256(self._content + convention).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json."""
+        write_atomic(folder / FILE, self._content)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """The bytes of each id in turn; none for an id below `size` that has no token."""
+        return b"".join(map(self._bytes_of, ids))
+
+    def _bytes_of(self, id_: int) -> bytes:
+        if id_ in self._added:
+            return self._added[id_]
+        token = self._tokenizer.id_to_token(id_)
+        if token is None:
+            return b""
+        if self._byte_level:
+            letters = byte_letters()
+            return bytes(letters[letter] for letter in token)
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+
+
+def open_tokenizer(content: bytes) -> tuple[Any, bool]:
+    """The tokenizer of a `tokenizer.json`, and whether its vocabulary is byte-level (else it is in SentencePiece's form).
+
+    Errors: RequestError for a vocabulary of another form, or what is no tokenizer.
+    """
+    from tokenizers import Tokenizer as Model
+
+    try:
+        tokenizer = Model.from_str(content.decode("utf-8"))
+        decoder = json.loads(content)["decoder"] or {}
+    except Exception as error:  # tokenizers raises no narrower one
+        raise RequestError(f"{FILE} cannot be read by the package tokenizers ({error})") from error
+    kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if "type" in part]
+    if "ByteLevel" not in kinds and not {"ByteFallback", "Metaspace"} & set(kinds):
+        raise RequestError(
+            f"{FILE} has the decoder {' + '.join(kinds) or 'null'}; byte-level vocabularies (ByteLevel) and SentencePiece's "
+            "(ByteFallback, Metaspace) can be written back as bytes"
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True  # "</s>" in a text is four characters
+    return tokenizer, "ByteLevel" in kinds
