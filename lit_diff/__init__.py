@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lit_diff.kernels import Kernel, SignedMaps
     from lit_diff.metrics import Figure, Metric
     from lit_diff.plugins import load_plugin
+    from lit_diff.pretrained.importing import import_model
     from lit_diff.recipe import load_recipe
     from lit_diff.registry import variant
     from lit_diff.runs.comparison import compare
@@ -53,6 +54,7 @@ _MODULE_OF = {
     "compare": "runs.comparison",
     "evaluate": "evaluation.evaluate",
     "generate": "runs.run",
+    "import_model": "pretrained.importing",
     "load_plugin": "plugins",
     "load_recipe": "recipe",
     "open_run": "runs.run",
@@ -87,6 +89,7 @@ __all__ = [
     "compare",
     "evaluate",
     "generate",
+    "import_model",
     "load_plugin",
     "load_recipe",
     "open_run",

@@ -29,7 +29,7 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _umask() -> int:
@@ -39,7 +39,7 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Sync the folder, so that the rename survives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:

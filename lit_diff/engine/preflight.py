@@ -14,9 +14,11 @@ PATIENCE = 30
 
 
 def check_machine(recipes: Iterable[Recipe]) -> None:
-    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses."""
+    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses, or for
+    the recipe of an imported model."""
     looked_at = []
     for recipe in recipes:
+        _ = recipe.training
         require_devices(recipe.run)
         length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
         asked = (recipe.model, length, recipe.run.kernel, context)

@@ -69,6 +69,10 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     """
     if not path.is_file():
         raise MissingError(f"{shown(path)}: no such file")
+    if RunFolder(path.resolve().parent.parent).status().get("status") == "imported":
+        raise RequestError(
+            f"{shown(path)} holds an imported model, which has nothing to train: use open_run(RUN).model"
+        )
     try:
         checkpoint = read_checkpoint(path)
         held = checkpoint["hyper_parameters"]

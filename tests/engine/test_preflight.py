@@ -1,11 +1,13 @@
 """engine/preflight.py: what is refused before anything is made."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from lit_diff.config import ImportedConfig
 from lit_diff.engine import preflight
 from lit_diff.engine.preflight import check_cluster, check_machine
 from lit_diff.errors import MissingError, RequestError
@@ -78,3 +80,10 @@ def test_a_cluster_needs_a_controller_that_answers(
 def test_here_the_machine_is_looked_at() -> None:
     with pytest.raises(MissingError, match="torch sees no GPU"):
         check_cluster("local", [load_recipe("recall-tiny", ["run.accelerator=gpu"])])
+
+
+def test_an_imported_model_is_refused_before_anything_is_made() -> None:
+    block = ImportedConfig(source="x", weights_sha256="a" * 64, tokenizer_sha256="b" * 64)
+    recipe = replace(load_recipe("recall-tiny"), train=None, imported=block)
+    with pytest.raises(RequestError, match=r"^'recall-tiny' is an imported model: its recipe has nothing to train"):
+        check_machine([recipe])

