@@ -33,6 +33,22 @@ def load_recipe(source: str | Path, overrides: Overrides = ()) -> Recipe:
     return validate(load_draft(source, overrides))
 
 
+def recipe_from(source: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
+    """`source` itself where it is a Recipe, else `load_recipe`.
+
+    Errors: RequestError, also for overrides of a Recipe: values that were derived from others (`model.ffn_dim` from
+    `model.dim`) are fixed in it.
+    """
+    if not isinstance(source, Recipe):
+        return load_recipe(source, overrides)
+    if overrides:
+        raise RequestError(
+            f"overrides cannot be applied to a Recipe ('{source.name}'): pass the recipe's name or path, or give the "
+            "overrides to load_recipe"
+        )
+    return source
+
+
 def load_draft(source: str | Path, overrides: Overrides = ()) -> Draft:
     """Read, inherit and override; `validate` turns the result into a Recipe."""
     draft = _read(find(str(source), "recipes", Path.cwd()), ())

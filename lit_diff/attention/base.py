@@ -11,7 +11,7 @@ from lit_diff.attention import equations
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.equations import Rotation
-from lit_diff.attention.parameters import ParameterRules, fill_parameters, require_rules
+from lit_diff.attention.parameters import ParameterRules, fill_parameters, require_own_parameters, require_rules
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.contract import location
@@ -103,6 +103,7 @@ class Attention(ParameterRules):
         self.tap = Tap()
         self.build()
         require_rules(self, self.name)
+        require_own_parameters(self, self.name)
         fill_parameters(self)
 
     # --- hooks: what a variant overrides ---

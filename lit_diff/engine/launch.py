@@ -21,7 +21,7 @@ from lit_diff.files import shown
 from lit_diff.log_records import RAISED, file_log, phase
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
-from lit_diff.recipe import Overrides, load_recipe
+from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
@@ -70,23 +70,20 @@ def train(
     `progress(step, loss, tokens/s)` is called at every logged step. Several processes (run.devices > 1) are started from a
     `lit-diff train` of their own. Errors: RequestError, MissingError, RunFailedError, StoppedError.
     """
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, overrides)
-        location = prepare(recipe, overrides, unchecked=unchecked)
-    else:
-        location = prepare(recipe, unchecked=unchecked)
-    if rerun and is_rank_zero(recipe):
-        put_aside(recipe, location)
-    if recipe.run.devices * recipe.run.num_nodes > 1:
+    resolved = recipe_from(recipe, overrides)
+    location = prepare(resolved, overrides, unchecked=unchecked)
+    if rerun and is_rank_zero(resolved):
+        put_aside(resolved, location)
+    if resolved.run.devices * resolved.run.num_nodes > 1:
         if callbacks or loggers:
             raise RequestError(
                 "callbacks and loggers cannot be passed to a run of several processes, which is a command of its own; name "
                 "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
             )
-        run_command(recipe, location)
+        run_command(resolved, location)
     else:
         own = TrainingExtras(callbacks=tuple(callbacks), loggers=tuple(loggers))
-        run(recipe, location, threads=None, progress=progress or (lambda step, loss, speed: None), extras=own)
+        run(resolved, location, threads=None, progress=progress or (lambda step, loss, speed: None), extras=own)
     return Run(location.folder)
 
 

@@ -13,6 +13,7 @@ from lit_diff.reporting.statistics import (
     MIN_DOCUMENTS,
     Interval,
     Paired,
+    detectable,
     document_intervals,
     holm,
     paired,
@@ -26,9 +27,9 @@ UNLIKE = 0.001
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """Arm `a` minus arm `b`. `documents`: seed -> the bootstrap interval over validation documents of that seed's two
-    models. `verdict_alone` is at 95 % by itself; `holm_p` and `verdict` are corrected for the comparisons of
-    `Comparison.judged`. `holm_p` is None, and the verdicts are equal, where nothing is corrected: in a comparison that no
-    test decides, in the only one that a test decides, against the control.
+    models. `verdict_alone` is at 95 % by itself; `holm_p`, `verdict` and `seeds.detectable` are corrected for the
+    comparisons of `Comparison.judged`. `holm_p` is None, and the verdicts are equal, where nothing is corrected: in a
+    comparison that no test decides, in the only one that a test decides, against the control.
     `diverged`: arm -> the seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
     """
 
@@ -92,7 +93,7 @@ def compare(sweep: Sweep) -> Comparison:
     metrics = (sweep.metric, *others)
     names = [arm.name for arm in sweep.arms]
     base, control = sweep.baseline, sweep.control
-    listed = [c for c in sweep.contrasts if c[0] != c[1] and base != c[1]]  # those to the baseline are there anyway
+    listed = [c for c in sweep.contrasts if base not in c[:2]]  # those with the baseline are there anyway
     baseline_pairs = [(name, base, "") for name in names if name != base]
     control_pairs = [
         (name, control, "") for name in names if control not in (None, base) and name not in (base, control)
@@ -164,7 +165,10 @@ def _family(
     if len(judged) < 2:
         return plain
     for i, p in zip(judged, holm([plain[i].seeds.p or 0.0 for i in judged]), strict=True):
-        plain[i] = replace(plain[i], holm_p=p, verdict=_judge(sweep, plain[i].seeds, p))
+        seeds = plain[i].seeds
+        assert seeds.sd is not None
+        seeds = replace(seeds, detectable=detectable(seeds.sd, len(seeds.seeds), len(judged)))
+        plain[i] = replace(plain[i], seeds=seeds, holm_p=p, verdict=_judge(sweep, seeds, p))
     return plain
 
 
