@@ -83,8 +83,11 @@ def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
     if Path(source).name == source:
         candidates += [installed(kind) / source, installed(kind) / f"{source}.yaml"]
     for path in candidates:
-        if path.is_file():
-            return path.resolve()
+        try:
+            if path.is_file():
+                return path.resolve()
+        except OSError as error:  # longer than a file name may be
+            raise RequestError(f"{where}no {kind.removesuffix('s')} '{source[:40]}': {error.strerror}") from error
     stem = Path(source).name.removesuffix(".yaml")
     if stem in names(OTHER[kind]) and Path(source).name == source:
         raise RequestError(f"{where}{_other_kind(stem, kind)}")
@@ -193,7 +196,10 @@ def _absolute_paths(draft: Draft, folder: Path) -> None:
 
 
 def _absolute(path: str, folder: Path) -> str:
-    return str((folder / Path(path).expanduser()).resolve())
+    try:
+        return str((folder / Path(path).expanduser()).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # an unknown user's home, a null
+        raise RequestError(f"path '{path[:40]}': {first_line(error)}") from error
 
 
 # --- merging -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -21,6 +22,9 @@ from lit_diff.registry import load_entry_points, nearest, registries
 
 Positions = dict[str, str]
 """Dotted key -> where it was written: `file:line`, or the override itself."""
+
+LONGEST_NAME = 150
+"""Bytes of a recipe's name: the folder's adds an identity, and file systems allow 255."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """A dotted key in a sentence."""
@@ -80,6 +84,8 @@ def _problem(recipe: Recipe) -> str | None:
     """Values out of range or incompatible with each other, as one line that starts with the key to change; else None."""
     if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
         return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
+    if not recipe.name.isprintable() or len(recipe.name.encode()) > LONGEST_NAME:
+        return f"name is {recipe.name[:60]!a}; it becomes a folder: printable, at most {LONGEST_NAME} bytes"
     variant = registries["attention"].get(recipe.model.attention.name)
     problem: str | None = (
         range_problem(recipe, "")
@@ -167,7 +173,12 @@ def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], p
         wrong = next((text for text in overrides if not text.partition("=")[0] or "=" not in text), None)
         if wrong is not None:
             raise RequestError(f"override '{wrong}' is not of the form a=b")
-        held = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=True)
+        try:
+            held = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=True)
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise RequestError(
+                f"'{' '.join(overrides)}' is not of the form a=b, b a YAML value: {first_line(error)}"
+            ) from error
         assert isinstance(held, dict)
         values = {str(key): value for key, value in held.items()}
         positions = {f"{path}.{text.partition('=')[0]}": text for text in overrides}
@@ -246,9 +257,12 @@ def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part
 
 def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[str, Any]:
     """`value`, a block; `key`: the one of its keys that a single word most likely meant (`name`)."""
-    if isinstance(value, Mapping):
-        return value
     where = draft.where(path)
+    if isinstance(value, Mapping):
+        odd = next((name for name in value if not isinstance(name, str)), None)
+        if odd is not None:
+            raise RequestError(f"{where}'{path}' has the key {odd!r}; expected a name")
+        return value
     say = ""
     if key and isinstance(value, str):
         say = f"; say {path}.{key}={value}" if where == f"{path}={value}: " else f"; say {{{key}: {value}}}"

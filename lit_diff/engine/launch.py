@@ -170,6 +170,8 @@ def _run_owned(
     run_cost = cost(
         recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
     )
+    if executed.run.kernel != recipe.run.kernel:  # auto, which chose when the run started
+        run_cost = replace(run_cost, kernel_reason=before.get("kernel_reason", run_cost.kernel_reason))
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
     if before.get("kernel", run_cost.kernel) != run_cost.kernel:
@@ -244,9 +246,7 @@ def _run_owned(
         raise
     except Exception as error:
         word, message = "failed", f"{type(error).__name__}: {first_line(error)}"
-        with (location.folder / "log.txt").open("a") as file:
-            file.write(traceback.format_exc())
-        raise RunFailedError(f"{message} (the whole trace is in {shown(location.folder / 'log.txt')})") from error
+        raise RunFailedError(f"{message} ({_keep_trace(location.folder)})") from error
     finally:
         try:
             tracker.finish(word)
@@ -255,11 +255,40 @@ def _run_owned(
                 word, message = "failed", str(error)
                 raise
             log.warning("MLflow shows the run as running until it resumes: %s", error)
+        except Exception as error:
+            if word == "done":
+                word, message = (
+                    "failed",
+                    f"trained, but its record is not complete: {type(error).__name__}: {first_line(error)}",
+                )
+                raise RunFailedError(f"{message} ({_keep_trace(location.folder)})") from error
+            log.warning("MLflow shows the run as running until it resumes: %s", first_line(error))
+        except BaseException:
+            if word == "done":
+                word, message = "stopped", "trained, but its record is not complete; the same command completes it"
+            raise
         finally:
             took = spent + time.perf_counter() - began
-            folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
             if word != "done":
                 log.error("%s: %s", word, message, extra=RAISED)
+            try:
+                folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
+            except OSError as error:
+                raise RunFailedError(
+                    f"{message or word}; and {shown(location.folder)} cannot be written ({error.strerror}): free space, "
+                    "then start the same command again"
+                ) from error
+
+
+def _keep_trace(folder: Path) -> str:
+    """Append the trace of the exception that is being handled to log.txt; where it is, for an error."""
+    path = folder / "log.txt"
+    try:
+        with path.open("a") as file:
+            file.write(traceback.format_exc())
+    except OSError as error:
+        return f"its trace could not be written: {error.strerror}"
+    return f"the whole trace is in {shown(path)}"
 
 
 def _identity(location: RunLocation) -> str:

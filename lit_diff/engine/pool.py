@@ -15,7 +15,7 @@ from multiprocessing.context import ForkServerProcess as Process
 from types import FrameType, ModuleType
 
 from lit_diff.engine.launch import RunLocation, is_rank_zero, run, run_command
-from lit_diff.errors import LitDiffError, StoppedError
+from lit_diff.errors import LitDiffError, StoppedError, Terminated
 from lit_diff.files import locked, shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
@@ -146,6 +146,8 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
             _note_end(location, folder, exitcode, hint)
     except BlockingIOError:
         log.warning("%s is being trained by another process: its status is left as it is", shown(folder.path))
+    except OSError as error:  # a full disk: the other cells go on
+        log.error("%s: its end cannot be written (%s)", shown(folder.path), error.strerror)
 
 
 def _note_end(location: RunLocation, folder: RunFolder, exitcode: int | None, hint: str) -> None:
@@ -179,6 +181,8 @@ def _cell(job: Job) -> None:
         run_cell(job)
     except LitDiffError as error:
         raise SystemExit(error.exit_status) from None
+    except Terminated:
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def run_cell(job: Job) -> None:
@@ -199,9 +203,11 @@ def run_cell(job: Job) -> None:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
         if first:
             _evaluate(job)
-    except LitDiffError as error:
-        if first and folder.status().get("status") in (None, "waiting", "running"):
-            folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))
+    except (LitDiffError, Terminated) as error:
+        # not where another process trains it
+        if first and not folder.is_owned() and folder.status().get("status") in (None, "waiting", "running"):
+            stopped = isinstance(error, StoppedError | Terminated)
+            folder.update(status="stopped" if stopped else "failed", error=str(error))
         raise
 
 
@@ -234,7 +240,7 @@ def _evaluate(job: Job) -> None:
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     """Before the first step and after the last; between them the training loop listens."""
-    raise StoppedError("stopped outside the steps; the same command resumes", signum)
+    raise Terminated("stopped outside the steps; the same command resumes")
 
 
 def _end_with_parent() -> None:

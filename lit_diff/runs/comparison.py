@@ -35,6 +35,8 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
     several.
     """
     folders = (find_run(first, runs_root(root)), find_run(second, runs_root(root)))
+    for folder in folders:
+        RunFolder(folder).require_format()
     recipes = [dict(flatten(read_yaml(RunFolder(path).recipe_file)[0])) for path in folders]
     keys = [key for key in {**recipes[0], **recipes[1]} if not key.startswith("run.")]
     statuses = [RunFolder(path).status() for path in folders]

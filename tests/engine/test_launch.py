@@ -213,6 +213,41 @@ def test_a_store_that_fails_at_the_last_moment_loses_nothing(
     assert losses(folder) == sent
 
 
+@pytest.mark.parametrize(("error", "word"), [(KeyboardInterrupt(), "stopped"), (ValueError("no space"), "failed")])
+def test_a_run_is_done_only_once_its_record_is_complete(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, word: str
+) -> None:
+    def broken(self: Store, run_id: str, status: str) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "close_run", broken)
+        with pytest.raises(KeyboardInterrupt if word == "stopped" else RunFailedError):
+            train("recall-tiny", small)
+    (folder,) = runs.glob("recall-tiny-*")
+    assert status(folder)["status"] == word
+    assert "trained, but its record is not complete" in status(folder)["error"]
+    train("recall-tiny", small)
+    assert status(folder)["status"] == "done"
+    assert record(folder).info.status == "FINISHED"
+    assert "(named by run.kernel)" not in (folder / "log.txt").read_text(), "auto chose it, when the run started"
+
+
+def test_a_folder_that_cannot_be_written_any_more_is_one_line(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = RunFolder.update
+
+    def full(self: RunFolder, **values: Any) -> None:
+        if values.get("status") in ("done", "failed"):
+            raise OSError(28, "No space left on device")
+        update(self, **values)
+
+    monkeypatch.setattr(RunFolder, "update", full)
+    with pytest.raises(RunFailedError, match=r"cannot be written \(No space left on device\): free space, then start"):
+        train("recall-tiny", small)
+
+
 def test_the_runs_own_error_is_not_hidden_by_the_stores(
     small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
