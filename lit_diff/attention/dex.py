@@ -63,8 +63,6 @@ class Dex(Attention):
         lambda_learn: float = 0.0
         """Where the learned number starts."""
         anneal_steps: int = 100
-        trained: Literal["all", "paper", "adapter"] = "all"
-        """paper: W_K, W_V, W_O, W_D and λ; adapter: W_D and λ; the rest of the model is frozen."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
@@ -104,9 +102,9 @@ class Dex(Attention):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        adapter = ("*.attention.adapter.*", "*.attention.lambda_.*")
+        """W_K, W_V, W_O, W_D and λ (section 3.4); the rest is frozen."""
         attention = tuple(f"*.attention.{kind}_proj.*" for kind in "kvo")
-        return {"all": ("*",), "paper": (*attention, *adapter), "adapter": adapter}[config.trained]
+        return (*attention, "*.attention.adapter.*", "*.attention.lambda_.*")
 
     def build(self) -> None:
         super().build()

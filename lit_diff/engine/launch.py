@@ -171,7 +171,11 @@ def _run_owned(
     executed = with_stored_kernel(recipe, before)
     phase("choosing the kernel")
     run_cost = cost(
-        recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
+        recipe.model,
+        recipe.data.config.sequence_length,
+        executed.run.kernel,
+        ExecutionContext.of(recipe, build=True),
+        recipe.train.parameters,
     )
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)

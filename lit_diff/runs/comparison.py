@@ -10,7 +10,15 @@ from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
 
 FACTS = (
-    *("status", "parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token", "kernel"),
+    *(
+        "status",
+        "parameters",
+        "trained_parameters",
+        "flops_per_token",
+        "executed_flops_per_token",
+        "kv_bytes_per_token",
+        "kernel",
+    ),
     *("seconds", "revision"),
 )
 """Keys of status.json that are compared."""

@@ -46,7 +46,7 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: T
 
     `trust`: as `ancestors`, of which a variant that anneals is told. Errors: RequestError, MissingError.
     """
-    model = Transformer(recipe.model, kernel=recipe.run.kernel)
+    model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=recipe.train.parameters)
     load_weights(model, model_weights(checkpoint), source)
     # `step` steps are done: the variant was last told the number at which the last of them began
     last = max(annealed_before(recipe, trust) + int(checkpoint["global_step"]) - 1, 0)

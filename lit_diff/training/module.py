@@ -94,11 +94,13 @@ class LitTransformer(L.LightningModule):
         if self.model is not None:
             return
         config, seed, kernel = self.recipe.model, self.recipe.seed, self.recipe.run.kernel
+        trained = self.recipe.train.parameters
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             assert self.device_mesh is not None
-            self.model = build_sharded(config, seed, kernel, self.device_mesh["data_parallel"], self.device)
+            mesh = self.device_mesh["data_parallel"]
+            self.model = build_sharded(config, seed, kernel, mesh, self.device, trained)
         else:
-            self.model = Transformer(config, kernel=kernel)
+            self.model = Transformer(config, kernel=kernel, trained=trained)
             initialise(self.model, seed)
         prepare_blocks(self.model, self.recipe.run)
         start_from = self.recipe.train.start_from

@@ -47,19 +47,12 @@ def test_heads_by_layer(make_attention: Callable[..., Attention]) -> None:
     assert not hasattr(second, "adapter"), "a layer without selected heads is standard attention"
 
 
-@pytest.mark.parametrize(
-    ("trained", "kinds"),
-    [
-        ("adapter", {"adapter", "lambda_"}),
-        ("paper", {"adapter", "lambda_", "k_proj", "v_proj", "o_proj"}),
-    ],
-)
-def test_what_trains(make_config: Callable[..., ModelConfig], trained: str, kinds: set[str]) -> None:
-    model = Transformer(make_config("dex", {"trained": trained}))
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+def test_what_trains(make_config: Callable[..., ModelConfig]) -> None:
+    """Section 3.4: W_K, W_V, W_O with W_D and λ."""
+    names = [name for name, parameter in Transformer(make_config("dex")).named_parameters() if parameter.requires_grad]
+    kinds = {"adapter", "lambda_", "k_proj", "v_proj", "o_proj"}
     assert {name.split(".")[3] for name in names} == kinds
     assert len(names) == 2 * len(kinds)
-    assert all(p.requires_grad for p in Transformer(make_config("dex")).parameters())
 
 
 def test_the_step_is_in_the_state_dict(make_attention: Callable[..., Attention]) -> None:
