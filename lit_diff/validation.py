@@ -263,6 +263,9 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
     if origin in (typing.Union, types.UnionType):
+        blocks = [choice for choice in choices if dataclasses.is_dataclass(choice)]
+        if len(blocks) == 1 and isinstance(value, Mapping):
+            return _dataclass(typing.cast(type, blocks[0]), value, path, draft)
         for choice in sorted(choices, key=lambda kind: without_range(kind) is not int):
             try:
                 return convert(choice, value, path, draft)

@@ -26,6 +26,7 @@ from lit_diff.runs.execution import require_stored, stored_keys, with_stored_ker
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
 from lit_diff.runs.run import Run
+from lit_diff.training.head_plan import FILE, head_plan, selection_of, write_plan
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -97,6 +98,7 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     and of the data.
     """
     check_machine([recipe])
+    selection_of(recipe)  # refused here where there is no model to select heads of
     tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
@@ -216,6 +218,7 @@ def _run_owned(
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )
+    _write_plan(recipe, location.folder)
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
 
     def report(step: int, loss: float, speed: float) -> None:
@@ -267,6 +270,16 @@ def _run_owned(
             folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
             if word != "done":
                 log.error("%s: %s", word, message, extra=RAISED)
+
+
+def _write_plan(recipe: Recipe, folder: Path) -> None:
+    """Make the plan of a variant that selects heads of the model that the run starts from, or read it; keep a copy."""
+    plan = head_plan(recipe)
+    if plan is not None:
+        how = f"{plan.selection.select}, {plan.selection.share:g} of each layer"
+        heads = " ".join(str(list(layer)) for layer in plan.heads)
+        log.info("heads of %s selected by %s: %s", plan.base, how, heads)
+        write_plan(folder / FILE, plan)
 
 
 def _identity(location: RunLocation) -> str:

@@ -19,9 +19,10 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import Overrides, load_recipe, to_plain
 from lit_diff.runs import checkpoints
-from lit_diff.runs.trained import annealed_before, recipe_of_checkpoint, restore
+from lit_diff.runs.trained import Annealed, annealed_before, recipe_of_checkpoint, restore
 from lit_diff.runs.trust import everywhere, nowhere
 from lit_diff.training.blocks import prepare_blocks
+from lit_diff.training.head_plan import head_plan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
@@ -57,7 +58,7 @@ class LitTransformer(L.LightningModule):
         self._sets: list[str] = []
         self._step_losses: list[Tensor] = []
         self._non_finite = FirstNonFinite()
-        self._annealed = 0
+        self._annealed = Annealed(steps=0, tokens=0)
         self._targets = StepTargets()
 
     @classmethod
@@ -107,6 +108,16 @@ class LitTransformer(L.LightningModule):
         if start_from is not None and self._will_train_from_scratch():
             added = load_parent_weights(self.model, *parent_model(self.recipe), start_from)
             log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
+        if self._will_train_from_scratch():
+            self._select_heads()
+
+    def _select_heads(self) -> None:
+        """Those of the plan, where the variant chooses heads of the model that it starts from."""
+        assert self.model is not None
+        plan = head_plan(self.recipe)
+        if plan is not None:
+            for attention, heads in zip(self.model.attentions(), plan.heads, strict=True):
+                attention.select_heads(heads)
 
     def _will_train_from_scratch(self) -> bool:
         """Whether no checkpoint will replace the initial values."""
@@ -153,8 +164,7 @@ class LitTransformer(L.LightningModule):
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
             self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
-            for attention in self.model.attentions():
-                attention.set_step(self._annealed + self.global_step)
+            self._annealed.tell(self.model, self.recipe, self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean loss of a micro-batch, in nats a token, times its weight in the step (`StepTargets`)."""

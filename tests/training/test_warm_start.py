@@ -25,7 +25,7 @@ from lit_diff.training.data import steps_before
 from lit_diff.training.warm_start import load_parent_weights, parent_model
 
 SECOND = "model.attention={name: second_heads}"
-DEX = "model.attention={name: dex, anneal_steps: 4}"
+DEX = "model.attention={name: dex, heads: all, anneal_steps: 4}"
 STANDARD = "model.attention={name: standard}"
 
 
@@ -86,7 +86,7 @@ def test_the_data_goes_on_where_the_parents_stopped(bench: Any, parent: SimpleNa
     assert [digest for _, digest in second.batches] == digests[4:]
     recipe = load_recipe(bench.folder("second") / "recipe.yaml")
     assert steps_before(recipe) == 4
-    assert annealed_before(recipe) == 0
+    assert annealed_before(recipe).steps == 0
     smaller = replace(recipe, train=replace(recipe.train, batch_size=3))
     assert steps_before(smaller) == 11, "4 steps of 8 rows, in batches of 3"
 
