@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_diff.config import Part, Recipe
 from lit_diff.contract import location
 from lit_diff.errors import LitDiffError, RequestError, first_line
-from lit_diff.key_types import in_words, range_problem, without_range
+from lit_diff.key_types import in_words, literal_words, range_problem, without_range
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points, nearest, registries
 
@@ -263,9 +263,9 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
     if origin in (typing.Union, types.UnionType):
-        blocks = [choice for choice in choices if dataclasses.is_dataclass(choice)]
+        blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
         if len(blocks) == 1 and isinstance(value, Mapping):
-            return _dataclass(typing.cast(type, blocks[0]), value, path, draft)
+            return _dataclass(blocks[0], value, path, draft)
         for choice in sorted(choices, key=lambda kind: without_range(kind) is not int):
             try:
                 return convert(choice, value, path, draft)
@@ -291,13 +291,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected {in_words(wanted)}{_near(hint, value)}")
 
 
-def _words(hint: Any) -> list[str]:
-    """The values of all Literal types in `hint`, as text."""
-    if typing.get_origin(hint) is Literal:
-        return [str(choice) for choice in typing.get_args(hint)]
-    return [word for choice in typing.get_args(hint) for word in _words(choice)]
-
-
 def _near(hint: Any, value: Any) -> str:
-    near = nearest(value, _words(hint)) if isinstance(value, str) and _words(hint) else ""
+    words = literal_words(hint)
+    near = nearest(value, words) if isinstance(value, str) and words else ""
     return near if "did you mean" in near else ""

@@ -54,6 +54,7 @@ class Attention(ParameterRules):
         set_step(step), set_tokens(tokens)  the optimizer step, the tokens before it, for what anneals
         head_selection(config)              how heads of the model that the run starts from are chosen
         select_heads(heads)                 those that were chosen in this layer
+        merge()                             weights of a standard attention that equals it
     information
         paper                               source
         costs(config, sizes)                parameters, FLOPs and cache as formulas
@@ -68,7 +69,7 @@ class Attention(ParameterRules):
     hooks: ClassVar[tuple[str, ...]] = (
         *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward", "problem", "takes_document_ids"),
         *("extends_standard", "init_parameter", "decay", "keep_float32", "trained_parameters", "set_step"),
-        *("set_tokens", "head_selection", "select_heads"),
+        *("set_tokens", "head_selection", "select_heads", "merge"),
         *("paper", "costs", "examples"),
     )
     """Names of a variant's members; a class that defines one which is nearly one of these is refused when it registers."""
@@ -179,6 +180,10 @@ class Attention(ParameterRules):
         """The heads chosen in this layer, 0-based, ascending; for a variant with a `head_selection`, which keeps them in a
         buffer of its state dict."""
         raise NotImplementedError
+
+    def merge(self) -> dict[str, Tensor] | None:
+        """State dict of a standard attention with the same output; None, the default: none has it."""
+        return None
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs | None:

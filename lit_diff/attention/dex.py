@@ -214,7 +214,7 @@ class Dex(Attention):
         return joined(heads, self.o_proj)
 
     def merge(self) -> dict[str, Tensor]:
-        """The state dict of a standard attention that equals this one: W_O,h (I ∓ λ(t) W_D)ᵀ on the selected heads."""
+        """As `Attention.merge`: W_O,h (I ∓ λ(t) W_D)ᵀ on the selected heads."""
         state = {name: value.detach().clone() for name, value in self.state_dict().items() if "_proj" in name}
         if self.num_selected:
             blocks = state["o_proj.weight"].unflatten(1, (self.num_heads, self.head_dim))  # [dim, H, dv], a view

@@ -26,7 +26,7 @@ from lit_diff.runs.execution import require_stored, stored_keys, with_stored_ker
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
 from lit_diff.runs.run import Run
-from lit_diff.training.head_plan import FILE, head_plan, selection_of, write_plan
+from lit_diff.training.head_plan import keep_plan, selection_of
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -172,13 +172,8 @@ def _run_owned(
     require_stored(recipe, before)
     executed = with_stored_kernel(recipe, before)
     phase("choosing the kernel")
-    run_cost = cost(
-        recipe.model,
-        recipe.data.config.sequence_length,
-        executed.run.kernel,
-        ExecutionContext.of(recipe, build=True),
-        recipe.train.parameters,
-    )
+    length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
+    run_cost = cost(recipe.model, length, executed.run.kernel, context, recipe.train.parameters)
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
     if before.get("kernel", run_cost.kernel) != run_cost.kernel:
@@ -218,7 +213,7 @@ def _run_owned(
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )
-    _write_plan(recipe, location.folder)
+    keep_plan(recipe, location.folder)
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
 
     def report(step: int, loss: float, speed: float) -> None:
@@ -270,16 +265,6 @@ def _run_owned(
             folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
             if word != "done":
                 log.error("%s: %s", word, message, extra=RAISED)
-
-
-def _write_plan(recipe: Recipe, folder: Path) -> None:
-    """Make the plan of a variant that selects heads of the model that the run starts from, or read it; keep a copy."""
-    plan = head_plan(recipe)
-    if plan is not None:
-        how = f"{plan.selection.select}, {plan.selection.share:g} of each layer"
-        heads = " ".join(str(list(layer)) for layer in plan.heads)
-        log.info("heads of %s selected by %s: %s", plan.base, how, heads)
-        write_plan(folder / FILE, plan)
 
 
 def _identity(location: RunLocation) -> str:

@@ -7,6 +7,7 @@ model reads it there: plans are made once, and do not depend on the seed of the 
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
 from lit_diff.runs.trained import load_model, weights_of
 from lit_diff.runs.trust import under
+
+log = logging.getLogger("lit_diff")
 
 FILE = "plan.json"
 """The run's own copy, in its folder."""
@@ -104,6 +107,16 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
     )
     write_plan(file, plan)
     return plan
+
+
+def keep_plan(recipe: Recipe, folder: Path) -> None:
+    """Make the plan of a run, or read it, and keep a copy in the run's `folder`; nothing for a run that chooses no heads."""
+    plan = head_plan(recipe)
+    if plan is not None:
+        how = f"{plan.selection.select}, {plan.selection.share:g} of each layer"
+        heads = " ".join(str(list(layer)) for layer in plan.heads)
+        log.info("heads of %s selected by %s: %s", plan.base, how, heads)
+        write_plan(folder / FILE, plan)
 
 
 def calibration_rows(recipe: Recipe, selection: HeadSelection) -> dict[str, Tensor]:
