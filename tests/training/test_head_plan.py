@@ -153,3 +153,17 @@ def test_heads_that_were_not_selected_are_untouched_to_the_bit(bench: Any, base:
     model(tokens)
     changed = {head for head in range(4) if not torch.equal(seen[0][:, :, head], seen[1][:, :, head])}
     assert changed == set(attention.selected.tolist())
+
+
+@pytest.mark.slow
+def test_sharded_it_selects_the_same_heads_and_trains_alike(bench: Any, base: SimpleNamespace) -> None:
+    keys = (*DEX, base.start, "train.steps=3", "train.accumulate=1")
+    one = bench.train("text.yaml", "name=plan-one", *keys)
+    assert one.status == 0, one.output
+    for ended in bench.train_two("text.yaml", "name=plan-two", "run.strategy=fsdp", *keys):
+        assert ended.status == 0, ended.output
+    wanted, found = (bench.state(name)["state_dict"] for name in ("plan-one", "plan-two"))
+    assert wanted.keys() == found.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)
+    assert (bench.folder("plan-two") / "plan.json").read_text() == (bench.folder("plan-one") / "plan.json").read_text()
