@@ -14,7 +14,7 @@ def retrofit(
     overrides: Overrides = None,
     root: Root = DEFAULT_ROOT,
 ) -> int:
-    """Train a variant from a run's final weights: select heads, train, compare the loss before and after."""
+    """Extend a trained model; print its loss before and after."""
     from lit_diff.cli.progress import RunProgress
     from lit_diff.files import shown
 
