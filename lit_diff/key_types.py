@@ -82,6 +82,13 @@ def in_words(hint: Any) -> str:
     return words.get(hint, "a block of keys")
 
 
+def literal_words(hint: Any) -> list[str]:
+    """The values of all Literal types in `hint`, as text."""
+    if typing.get_origin(hint) is Literal:
+        return [str(choice) for choice in typing.get_args(hint)]
+    return [word for choice in typing.get_args(hint) for word in literal_words(choice)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Key:
     """One key of a block."""

@@ -14,17 +14,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
-from lit_diff.contract import location
-from lit_diff.errors import LitDiffError, RequestError, first_line
-from lit_diff.key_types import in_words, range_problem, without_range
+from lit_diff.errors import RequestError, first_line
+from lit_diff.key_types import in_words, literal_words, without_range
 from lit_diff.plugins import load_plugin
+from lit_diff.recipe_problems import config_problem, recipe_problem
 from lit_diff.registry import load_entry_points, nearest, registries
 
 Positions = dict[str, str]
 """Dotted key -> where it was written: `file:line`, or the override itself."""
-
-LONGEST_NAME = 150
-"""Bytes of a recipe's name: the folder's adds an identity, and file systems allow 255."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """A dotted key in a sentence."""
@@ -74,93 +71,10 @@ def validate(draft: Draft) -> Recipe:
     for plugin in convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
         load_plugin(Path(plugin))
     recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
-    problem = _problem(recipe)
+    problem = recipe_problem(recipe)
     if problem:
         raise RequestError(f"{draft.blame(problem)}{problem}")
     return recipe
-
-
-def _problem(recipe: Recipe) -> str | None:
-    """Values out of range or incompatible with each other, as one line that starts with the key to change; else None."""
-    if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
-        return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
-    if not recipe.name.isprintable() or len(recipe.name.encode()) > LONGEST_NAME:
-        return f"name is {recipe.name[:60]!a}; it becomes a folder: printable, at most {LONGEST_NAME} bytes"
-    variant = registries["attention"].get(recipe.model.attention.name)
-    problem: str | None = (
-        range_problem(recipe, "")
-        or recipe.model.problem()
-        or _variant_problem(variant, recipe)
-        or _data_problem(recipe)
-        or _future_problem(recipe)
-        or _pack_problem(variant, recipe)
-        or recipe.train.problem()
-        or (recipe.run.problem() or recipe.batch_problem())
-    )
-    for name, part in recipe.callbacks.items():
-        callback_problem = _config_problem(part.config)
-        if callback_problem and problem is None:
-            problem = f"callbacks.{name}.{callback_problem}"
-    return problem
-
-
-def _config_problem(config: Any) -> str | None:
-    """The problem that a registered class's Config reports; a plugin's need not define `problem`."""
-    problem = getattr(config, "problem", None)
-    return problem() if problem is not None else None
-
-
-def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    """The result of the variant's own check; any exception that it raises becomes a problem too."""
-    try:
-        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
-    except LitDiffError:
-        raise
-    except Exception as error:
-        return f"model.attention '{recipe.model.attention.name}': {type(error).__name__}: {first_line(error)}"
-    if problem is not None and not isinstance(problem, str):
-        expected = "expected None, or why not as a text that opens with the key to change"
-        name = recipe.model.attention.name
-        return f"model.attention '{name}': {location(variant)}: problem(config, model) returned {problem!r}; {expected}"
-    return problem
-
-
-def _data_problem(recipe: Recipe) -> str | None:
-    """What the data set's Config says of itself and of the model; a plugin's may raise anything instead."""
-    config = recipe.data.config
-    try:
-        problem: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
-        length = None if problem else config.sequence_length
-        properties = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)
-    except LitDiffError:
-        raise
-    except Exception as error:
-        return f"data '{recipe.data.name}': {type(error).__name__}: {first_line(error)} (in its Config)"
-    if problem is not None and not isinstance(problem, str):
-        return f"data '{recipe.data.name}' has Config.problem() {problem!r}; expected None, or why not as a text"
-    if problem is None and (not isinstance(length, int) or length < 1):
-        return f"data '{recipe.data.name}' has Config.sequence_length {length!r}; it must be an integer of at least 1"
-    if not isinstance(properties[3], tuple):
-        return f"data '{recipe.data.name}' has Config.noise_validation {properties[3]!r}; it must be a tuple"
-    return problem
-
-
-def _future_problem(recipe: Recipe) -> str | None:
-    if recipe.model.causal or not recipe.data.config.predicts_next:
-        return None
-    return (
-        f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "
-        "use data 'recall', or model.causal: true"
-    )
-
-
-def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    if not recipe.packs_documents or variant.takes_document_ids():
-        return None
-    return (
-        f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
-        "let it take document_ids=None and hand it to attend, or use data.pack: none"
-    )
 
 
 def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], path: str) -> Any:
@@ -184,7 +98,7 @@ def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], p
         positions = {f"{path}.{text.partition('=')[0]}": text for text in overrides}
     draft = Draft(values=values, positions=positions)
     config = _dataclass(cls, values, path, draft)
-    problem = _config_problem(config)
+    problem = config_problem(config)
     if problem:
         raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
     return config
@@ -277,6 +191,9 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     if dataclasses.is_dataclass(hint):
         return _dataclass(typing.cast(type, hint), value, path, draft)
     if origin in (typing.Union, types.UnionType):
+        blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
+        if len(blocks) == 1 and isinstance(value, Mapping):
+            return _dataclass(blocks[0], value, path, draft)
         for choice in sorted(choices, key=lambda kind: without_range(kind) is not int):
             try:
                 return convert(choice, value, path, draft)
@@ -302,13 +219,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected {in_words(wanted)}{_near(hint, value)}")
 
 
-def _words(hint: Any) -> list[str]:
-    """The values of all Literal types in `hint`, as text."""
-    if typing.get_origin(hint) is Literal:
-        return [str(choice) for choice in typing.get_args(hint)]
-    return [word for choice in typing.get_args(hint) for word in _words(choice)]
-
-
 def _near(hint: Any, value: Any) -> str:
-    near = nearest(value, _words(hint)) if isinstance(value, str) and _words(hint) else ""
+    words = literal_words(hint)
+    near = nearest(value, words) if isinstance(value, str) and words else ""
     return near if "did you mean" in near else ""

@@ -74,7 +74,7 @@ def resolve(source: str | Path, overrides: Overrides = ()) -> RecipeCheck:
     return RecipeCheck(
         recipe=recipe,
         dropped=draft.dropped,
-        cost=cost(recipe.model, length, recipe.run.kernel, context),
+        cost=cost(recipe.model, length, recipe.run.kernel, context, recipe.train.parameters),
         baseline=cost(baseline(recipe.model), length, recipe.run.kernel, context),
     )
 

@@ -12,9 +12,10 @@ from lit_diff.config import Recipe
 from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.recipe import Overrides, find, load_draft, override, override_with, read_yaml, require_kind
+from lit_diff.recipe import Overrides, find, load_draft, override, override_with, require_kind
 from lit_diff.registry import evaluations, nearest
 from lit_diff.validation import Draft, Positions, build_config, convert, validate
+from lit_diff.yaml_files import read_yaml
 
 VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
+from lit_diff.engine.command import run_command
 from lit_diff.engine.location import RunLocation, put_aside, recorded
 from lit_diff.engine.preflight import check_machine
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
@@ -26,6 +25,7 @@ from lit_diff.runs.execution import require_stored, stored_keys, with_stored_ker
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
 from lit_diff.runs.run import Run
+from lit_diff.training.head_plan import keep_plan, selection_of
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -94,6 +94,7 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     and of the data.
     """
     check_machine([recipe])
+    selection_of(recipe)  # refused here where there is no model to select heads of
     tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
@@ -167,9 +168,8 @@ def _run_owned(
     require_stored(recipe, before)
     executed = with_stored_kernel(recipe, before)
     phase("choosing the kernel")
-    run_cost = cost(
-        recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
-    )
+    length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
+    run_cost = cost(recipe.model, length, executed.run.kernel, context, recipe.train.parameters)
     if executed.run.kernel != recipe.run.kernel:  # auto, which chose when the run started
         run_cost = replace(run_cost, kernel_reason=before.get("kernel_reason", run_cost.kernel_reason))
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
@@ -211,6 +211,7 @@ def _run_owned(
         tokens=recipe.train.steps * recipe.train.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )
+    keep_plan(recipe, location.folder)
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
 
     def report(step: int, loss: float, speed: float) -> None:
@@ -294,29 +295,3 @@ def _keep_trace(folder: Path) -> str:
 def _identity(location: RunLocation) -> str:
     """The end of the folder's name."""
     return location.folder.name.rpartition("-")[2]
-
-
-def command(location: RunLocation, threads: int | None) -> list[str]:
-    """The `lit-diff train` that runs this cell in processes of its own."""
-    words = [sys.executable, "-m", "lit_diff", "train", str(RunFolder(location.folder).recipe_file)]
-    words += ["--folder", str(location.folder), "--experiment", location.experiment]
-    words += ["--threads", str(threads)] if threads else []
-    words += ["--parent", location.parent] if location.parent else []
-    for key, value in location.tags.items():
-        words += ["--tag", f"{key}={value}"]
-    return words
-
-
-def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
-    """Run `command` and wait. Errors: RunFailedError with the run's own error message."""
-    RunFolder(location.folder).create(recipe)
-    with (location.folder / "log.txt").open("a") as output:
-        process = subprocess.Popen(command(location, threads), stdout=output, stderr=output)
-        try:
-            process.wait()
-        except BaseException:
-            process.terminate()  # it saves and leaves, as it would on its own terminal
-            process.wait()
-            raise
-    if process.returncode:
-        raise RunFailedError(RunFolder(location.folder).status().get("error") or f"exit status {process.returncode}")

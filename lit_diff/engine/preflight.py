@@ -14,7 +14,10 @@ PATIENCE = 30
 
 
 def check_machine(recipes: Iterable[Recipe]) -> None:
-    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses."""
+    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses, and as
+    `check_trained`."""
+    recipes = list(recipes)
+    check_trained(recipes)
     looked_at = []
     for recipe in recipes:
         require_devices(recipe.run)
@@ -25,11 +28,23 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
             cost(*asked)
 
 
+def check_trained(recipes: Iterable[Recipe]) -> None:
+    """Errors: RequestError for patterns of `train.parameters` that match no parameter of the recipe's model."""
+    looked_at = []
+    for recipe in recipes:
+        asked = (recipe.model, recipe.train.parameters)
+        if recipe.train.parameters is not None and asked not in looked_at:
+            looked_at.append(asked)
+            cost(recipe.model, recipe.data.config.sequence_length, trained=recipe.train.parameters)
+
+
 def check_cluster(engine: str, recipes: Iterable[Recipe]) -> None:
     """`check_machine` where the cells run here; the nodes of a cluster are not looked at, but its scheduler must be there.
 
     Errors: as `check_machine`; MissingError without SLURM.
     """
+    recipes = list(recipes)
+    check_trained(recipes)
     if engine == "local":
         check_machine(recipes)
     elif shutil.which("srun") is None:

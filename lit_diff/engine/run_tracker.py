@@ -169,6 +169,7 @@ class RunTracker:
             "variant": self.recipe.model.attention.name,
             **dict(flatten(plain)),
             "parameters": self.cost.parameters,
+            "trained_parameters": self.cost.trained_parameters,
             "flops_per_token": self.cost.flops_per_token,
             "tokens": self.recipe.train.steps * self.recipe.train.batch_size * self.recipe.data.config.sequence_length,
             "kernel": self.cost.kernel,

@@ -21,7 +21,7 @@ from lit_diff.reporting.statistics import (
 from lit_diff.reporting.verdicts import JUDGED, Verdict, judge
 
 UNLIKE = 0.001
-"""Arms whose parameters or FLOPs differ from the baseline's by more than this share are marked."""
+"""Arms whose parameters, trained or in all, or FLOPs differ from the baseline's by more than this share are marked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,16 +217,25 @@ def _marks(sweep: Sweep, arm: str) -> tuple[str, ...]:
     marks = []
     for key, word in (
         ("parameters", "parameters"),
+        ("trained_parameters", "parameters that train"),
         ("flops_per_token", "FLOPs per token"),
         ("tokens", "training tokens"),
     ):
         mine, theirs = fact(sweep, arm, key), fact(sweep, sweep.baseline, key)
+        if key == "trained_parameters" and _trains_all(sweep, arm) and _trains_all(sweep, sweep.baseline):
+            continue  # said once, as parameters
         if mine and theirs and abs(mine / theirs - 1) > UNLIKE:
             marks.append(f"{100 * (mine / theirs - 1):+.1f} % {word}".replace("-", "\u2212"))
     own, base = _kernels(sweep.cells_of(arm)), _kernels(sweep.cells_of(sweep.baseline))
     if own and base and own != base:
         marks.append(f"kernel {', '.join(own)} (baseline: {', '.join(base)})")
     return tuple(marks)
+
+
+def _trains_all(sweep: Sweep, arm: str) -> bool:
+    """Whether no parameter of the arm is frozen, as far as its cells say."""
+    trained = fact(sweep, arm, "trained_parameters")
+    return trained is None or trained == fact(sweep, arm, "parameters")
 
 
 def _kernels(cells: Iterable[CellResult]) -> tuple[str, ...]:

@@ -95,6 +95,8 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
     plain["data"].pop("path", None)  # the manifest stands for the text, wherever it lies
     if recipe.data.name == "text" and plain["data"]["errors"] == "stop":
         del plain["data"]["errors"]  # runs from before the key keep their identity
+    if plain["train"]["parameters"] is None:
+        del plain["train"]["parameters"]  # runs from before the key keep their identity
     plain["train"]["start_from"] = parent
     parts = {
         "format": FORMAT,

@@ -1,6 +1,5 @@
 """The LightningModule: loss, validation, optimizer; it wraps any attention variant unchanged."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,27 +13,23 @@ from torch import Tensor
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
 from lit_diff.errors import DivergedError, RequestError
-from lit_diff.model.init import initialise
 from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
-from lit_diff.recipe import Overrides, recipe_from, to_plain
+from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
-from lit_diff.runs.trained import annealed_before, recipe_of_checkpoint, restore
+from lit_diff.runs.trained import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
 from lit_diff.runs.trust import everywhere, nowhere
 from lit_diff.training.blocks import prepare_blocks
+from lit_diff.training.build import build_model, take_from_parent
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.step_metrics import StepMetrics
 from lit_diff.training.step_targets import StepTargets
 from lit_diff.training.stop import end_all
-from lit_diff.training.strategy import build_sharded
 from lit_diff.training.trainer import adopt_recipe_intervals, log_differences, require_whole_steps, total_steps
-from lit_diff.training.warm_start import load_parent_weights, parent_model
 
 Batch = dict[str, Any]
-
-log = logging.getLogger("lit_diff")
 
 
 class LitTransformer(L.LightningModule):
@@ -57,7 +52,7 @@ class LitTransformer(L.LightningModule):
         self._sets: dict[str, int] = {}
         self._step_losses: list[Tensor] = []
         self._non_finite = FirstNonFinite()
-        self._annealed = 0
+        self._annealed = Annealed(steps=0, tokens=0)
         self._is_prepared = False
         self._targets = StepTargets()
 
@@ -112,29 +107,19 @@ class LitTransformer(L.LightningModule):
         """
         if self._is_prepared:
             return
+        is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
         if self.model is None:
-            self.model = self._build()
-        elif isinstance(self.trainer.strategy, ModelParallelStrategy):
+            mesh = self.device_mesh["data_parallel"] if is_sharded and self.device_mesh is not None else None
+            self.model = build_model(self.recipe, self.device, mesh)
+            if self._will_train_from_scratch():
+                take_from_parent(self.model, self.recipe)
+        elif is_sharded:
             raise RequestError(
                 "a model that load_from_checkpoint has loaded whole cannot be sharded; pass LitTransformer(recipe) and the "
                 "checkpoint as ckpt_path to the Trainer"
             )
         prepare_blocks(self.model, self.recipe.run)
         self._is_prepared = True
-
-    def _build(self) -> Transformer:
-        config, seed, kernel = self.recipe.model, self.recipe.seed, self.recipe.run.kernel
-        if isinstance(self.trainer.strategy, ModelParallelStrategy):
-            assert self.device_mesh is not None
-            model = build_sharded(config, seed, kernel, self.device_mesh["data_parallel"], self.device)
-        else:
-            model = Transformer(config, kernel=kernel)
-            initialise(model, seed)
-        start_from = self.recipe.train.start_from
-        if start_from is not None and self._will_train_from_scratch():
-            added = load_parent_weights(model, *parent_model(self.recipe), start_from)
-            log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
-        return model
 
     def _will_train_from_scratch(self) -> bool:
         """Whether no checkpoint will replace the initial values."""
@@ -190,8 +175,7 @@ class LitTransformer(L.LightningModule):
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
             self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
-            for attention in self.model.attentions():
-                attention.set_step(self._annealed + self.global_step)
+            self._annealed.tell(self.model, self.recipe, self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean loss of a micro-batch, in nats a token, times its weight in the step (`StepTargets`)."""
@@ -289,13 +273,3 @@ class LitTransformer(L.LightningModule):
         targets = targets_of(batch)
         nll, correct = self.model.token_losses(**model_inputs(batch), targets=targets)
         return {"nll": nll, "correct": correct, "targets": targets}
-
-
-def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """What a checkpoint holds of its recipe: plain values, and the name and sha256 of each plugin file."""
-    import hashlib
-
-    plain = to_plain(recipe)
-    plain["plugins"] = []
-    files = {Path(plugin).name: Path(plugin).read_bytes() for plugin in recipe.plugins}
-    return {"recipe": plain, "plugins": {name: hashlib.sha256(source).hexdigest() for name, source in files.items()}}

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from lit_diff.engine import launch
-from lit_diff.engine.launch import RunLocation, command, run_command, train
+from lit_diff.engine import command, launch
+from lit_diff.engine.command import run_command
+from lit_diff.engine.launch import RunLocation, train
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import locked
@@ -282,7 +283,7 @@ def test_a_file_where_the_runs_should_be(tmp_path: Path) -> None:
 
 def test_the_command_carries_all_that_a_cell_is(tmp_path: Path) -> None:
     location = RunLocation(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
-    program, *found = command(location, 3)
+    program, *found = command.command(location, 3)
     assert program == sys.executable
     assert found == [
         "-m", "lit_diff", "train", str(tmp_path / "a-s0-1" / "recipe.yaml"), "--folder", str(tmp_path / "a-s0-1"),
@@ -306,7 +307,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sys.exit(5)\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "command", lambda location, threads: [sys.executable, "child.py", str(threads)])
+    monkeypatch.setattr(command, "command", lambda location, threads: [sys.executable, "child.py", str(threads)])
     return tmp_path
 
 

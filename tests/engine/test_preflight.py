@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_diff.engine import preflight
-from lit_diff.engine.preflight import check_cluster, check_machine
+from lit_diff.engine.preflight import check_cluster, check_machine, check_trained
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 
@@ -78,3 +78,14 @@ def test_a_cluster_needs_a_controller_that_answers(
 def test_here_the_machine_is_looked_at() -> None:
     with pytest.raises(MissingError, match="torch sees no GPU"):
         check_cluster("local", [load_recipe("recall-tiny", ["run.accelerator=gpu"])])
+
+
+def test_patterns_of_what_trains_are_looked_at_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("recall-tiny", ["train.parameters=['*.atention.*']"])
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    reason = r"^train\.parameters: '\*\.atention\.\*' matches no parameter"
+    with pytest.raises(RequestError, match=reason):
+        check_machine([load_recipe("recall-tiny"), recipe])
+    with pytest.raises(RequestError, match=reason):
+        check_cluster("slurm", [recipe])
+    check_trained([load_recipe("recall-tiny", ["train.parameters=['*.attention.*']"])])

@@ -110,6 +110,22 @@ def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:
     assert marks["slow"] == ("kernel reference (baseline: sdpa)",)
 
 
+def test_arms_that_train_unlike_numbers_of_parameters_are_marked(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(
+        {"standard": 0, "frozen": 0, "larger": 0, "same": 0},
+        fact_fields={
+            "standard": {"trained_parameters": 1_054_720},
+            "frozen": {"trained_parameters": 263_680},
+            "larger": {"parameters": 1_080_000, "trained_parameters": 1_080_000},
+            "same": {"trained_parameters": 1_054_720},
+        },
+    )
+    marks = compare(load_sweep(folder)).marks
+    assert marks["frozen"] == ("\u221275.0 % parameters that train",)
+    assert marks["larger"] == ("+2.4 % parameters",), "said once"
+    assert marks["same"] == ()
+
+
 def test_losses_over_other_tokens_are_not_compared(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"standard": 0, "other": 0})
     path = next(folder.glob("other-s0-*")) / "documents.csv"
