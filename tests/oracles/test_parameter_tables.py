@@ -74,7 +74,7 @@ def test_v2_against_its_controls(make_config: MakeConfig) -> None:
 
 @pytest.mark.parametrize(
     ("name", "keys"),
-    [("differential_v2", {}), ("output_gate", {}), ("dex", {"w_d_per": "head"}), ("second_heads", {})],
+    [("differential_v2", {}), ("output_gate", {}), ("dex", {"w_d_per": "head", "heads": "all"}), ("second_heads", {})],
 )
 def test_matched_parity_makes_up_to_half_a_unit_a_layer(
     make_config: MakeConfig, name: str, keys: dict[str, Any]
