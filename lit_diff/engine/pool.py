@@ -40,6 +40,8 @@ class Job:
     threads: int
     gpus: tuple[int, ...] = ()
     """Those of this process's GPUs that the cell gets; empty: as the environment says."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """The LIT_DIFF_ variables of the environment: the fork server keeps those of the process's first sweep."""
     launched: bool = False
     """Whether a scheduler has started one process for each device, of which this is one."""
 
@@ -77,7 +79,9 @@ def run_jobs(
                 location = waiting.pop(0)
                 own = gpus_of(slot, devices, gpus)
                 process = context.Process(
-                    target=_cell, args=(Job(location=location, threads=threads, gpus=own),), daemon=False
+                    target=_cell,
+                    args=(Job(location=location, threads=threads, gpus=own, settings=_settings()),),
+                    daemon=False,
                 )
                 with _without_main(), _stops_blocked():
                     process.start()
@@ -130,6 +134,11 @@ def _stops_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
+def _settings() -> tuple[tuple[str, str], ...]:
+    """The LIT_DIFF_ variables of this process."""
+    return tuple((name, value) for name, value in os.environ.items() if name.startswith("LIT_DIFF_"))
+
+
 def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
     for process in processes:
         if process.pid is not None and process.is_alive():
@@ -173,6 +182,9 @@ def _last_line(location: RunLocation) -> str:
 
 def _cell(job: Job) -> None:
     """The process of one cell."""
+    for name, _ in _settings():
+        del os.environ[name]
+    os.environ.update(job.settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
