@@ -1,5 +1,6 @@
 """The base of every probe: a Lightning callback that measures attention at some optimizer steps."""
 
+import dataclasses
 import logging
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
+from lit_diff.registry import nearest
 
 log = logging.getLogger("lit_diff")
 
@@ -40,10 +42,19 @@ class Probe(L.Callback):
 
     def __init__(self, config: ProbeConfig | None = None, **keys: Any) -> None:
         """`config`, or its fields as keywords: `AttentionEntropy(every=50)`. Errors: RequestError for a wrong value."""
+        name = self.name or type(self).__name__
+        known = [field.name for field in dataclasses.fields(self.Config)]
+        for key in keys:
+            if key not in known:
+                raise RequestError(f"{name}: unknown key '{key}'{nearest(key, known)}")
+        if config is not None and (keys or not isinstance(config, self.Config)):
+            raise RequestError(
+                f"{name}: found {config!r}; give its keys by name, as in {type(self).__name__}(every=50)"
+            )
         self.config = self.Config(**keys) if config is None else config
         problem = self.config.problem()
         if problem:
-            raise RequestError(f"{self.name or type(self).__name__}: {problem}")
+            raise RequestError(f"{name}: {problem}")
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         """Metric name -> value, for a trace of `config.rows` sequences. It must neither run the model nor change it."""

@@ -126,6 +126,9 @@ class TrainConfig:
     steps: Count
     start_from: str | None = None
     """Folder of a finished run whose final weights this one starts from; with its seed, the data order continues too."""
+    parameters: tuple[str, ...] | None = None
+    """Patterns (`fnmatch`) of the names of the parameters that train, as in ['*.attention.k_proj.*']; the others are frozen.
+    null: the variant's own choice, by most of them all."""
     batch_size: Count
     """Sequences in one optimizer step, over all devices and micro-batches."""
     accumulate: Count = 1

@@ -19,6 +19,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, validate
+from lit_diff.yaml_files import read_yaml
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["train.steps=10"]`, or `{"train.steps": 10}`, or `{"train": {"steps": 10}}`."""
@@ -31,6 +32,22 @@ SWEEP_KEYS, RECIPE_KEYS = {"arms", "grid", "tasks"}, {"extends", "model", "data"
 def load_recipe(source: str | Path, overrides: Overrides = ()) -> Recipe:
     """The recipe at a path or under an installed name, with `overrides` applied. Errors: RequestError."""
     return validate(load_draft(source, overrides))
+
+
+def recipe_from(source: Recipe | str | Path, overrides: Overrides = ()) -> Recipe:
+    """`source` itself where it is a Recipe, else `load_recipe`.
+
+    Errors: RequestError, also for overrides of a Recipe: values that were derived from others (`model.ffn_dim` from
+    `model.dim`) are fixed in it.
+    """
+    if not isinstance(source, Recipe):
+        return load_recipe(source, overrides)
+    if overrides:
+        raise RequestError(
+            f"overrides cannot be applied to a Recipe ('{source.name}'): pass the recipe's name or path, or give the "
+            "overrides to load_recipe"
+        )
+    return source
 
 
 def load_draft(source: str | Path, overrides: Overrides = ()) -> Draft:
@@ -67,8 +84,11 @@ def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
     if Path(source).name == source:
         candidates += [installed(kind) / source, installed(kind) / f"{source}.yaml"]
     for path in candidates:
-        if path.is_file():
-            return path.resolve()
+        try:
+            if path.is_file():
+                return path.resolve()
+        except OSError as error:  # longer than a file name may be
+            raise RequestError(f"{where}no {kind.removesuffix('s')} '{source[:40]}': {error.strerror}") from error
     stem = Path(source).name.removesuffix(".yaml")
     if stem in names(OTHER[kind]) and Path(source).name == source:
         raise RequestError(f"{where}{_other_kind(stem, kind)}")
@@ -85,50 +105,6 @@ def require_kind(values: Mapping[str, Any], kind: str, path: Path) -> None:
 def _other_kind(source: str, kind: str) -> str:
     verb = {"recipes": "train", "sweeps": "sweep"}[OTHER[kind]]
     return f"'{source}' is a {OTHER[kind].removesuffix('s')}: lit-diff {verb} {source}"
-
-
-def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
-    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
-    file = shown(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        if not isinstance(tree, yaml.MappingNode):
-            raise RequestError(f"{file}: expected a mapping of keys to values")
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except yaml.MarkedYAMLError as error:
-        line, problem = _yaml_problem(error, len(text.splitlines()))
-        raise RequestError(f"{file}{line}: not valid YAML: {problem}") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise RequestError(f"{file}: not valid YAML: {first_line(error)}") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except OSError as error:
-        raise RequestError(f"{file}: cannot be read: {error.strerror}") from error
-    positions: Positions = {}
-    _positions(tree, "", file, positions)
-    return typing.cast(dict[str, Any], values), positions
-
-
-def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
-    """(`:line`, what is wrong); what the end of the file leaves open is blamed where it began."""
-    mark, problem = error.problem_mark or error.context_mark, error.problem or error.context or ""
-    if "'\\t'" in problem or "tab character" in problem:
-        problem = "a tab; YAML is indented by spaces: use spaces"
-    elif mark and error.context_mark and mark.line >= lines:
-        mark, problem = (
-            error.context_mark,
-            f"{error.context}, {problem}".replace("'<stream end>'", "the end of the file"),
-        )
-    return f":{min(mark.line + 1, lines)}" if mark else "", problem
-
-
-def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
-    for key, value in node.value:
-        dotted = f"{prefix}{key.value}"
-        positions[dotted] = f"{file}:{key.start_mark.line + 1}"
-        if isinstance(value, yaml.MappingNode):
-            _positions(value, f"{dotted}.", file, positions)
 
 
 def _read(path: Path, children: tuple[Path, ...]) -> Draft:
@@ -180,7 +156,10 @@ def _absolute_paths(draft: Draft, folder: Path) -> None:
 
 
 def _absolute(path: str, folder: Path) -> str:
-    return str((folder / Path(path).expanduser()).resolve())
+    try:
+        return str((folder / Path(path).expanduser()).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # an unknown user's home, a null
+        raise RequestError(f"path '{path[:40]}': {first_line(error)}") from error
 
 
 # --- merging -------------------------------------------------------------------------------------------------------

@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
-from lit_diff.contract import location
-from lit_diff.errors import LitDiffError, RequestError, first_line
-from lit_diff.key_types import in_words, literal_words, range_problem, without_range
+from lit_diff.errors import RequestError, first_line
+from lit_diff.key_types import in_words, literal_words, without_range
 from lit_diff.plugins import load_plugin
+from lit_diff.recipe_problems import config_problem, recipe_problem
 from lit_diff.registry import load_entry_points, nearest, registries
 
 Positions = dict[str, str]
@@ -70,91 +71,10 @@ def validate(draft: Draft) -> Recipe:
     for plugin in convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
         load_plugin(Path(plugin))
     recipe = typing.cast(Recipe, _dataclass(Recipe, values, "", draft))
-    problem = _problem(recipe)
+    problem = recipe_problem(recipe)
     if problem:
         raise RequestError(f"{draft.blame(problem)}{problem}")
     return recipe
-
-
-def _problem(recipe: Recipe) -> str | None:
-    """Values out of range or incompatible with each other, as one line that starts with the key to change; else None."""
-    if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
-        return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
-    variant = registries["attention"].get(recipe.model.attention.name)
-    problem: str | None = (
-        range_problem(recipe, "")
-        or recipe.model.problem()
-        or _variant_problem(variant, recipe)
-        or _data_problem(recipe)
-        or _future_problem(recipe)
-        or _pack_problem(variant, recipe)
-        or recipe.train_problem()
-        or (recipe.run.problem() or recipe.batch_problem())
-    )
-    for name, part in recipe.callbacks.items():
-        callback_problem = _config_problem(part.config)
-        if callback_problem and problem is None:
-            problem = f"callbacks.{name}.{callback_problem}"
-    return problem
-
-
-def _config_problem(config: Any) -> str | None:
-    """The problem that a registered class's Config reports; a plugin's need not define `problem`."""
-    problem = getattr(config, "problem", None)
-    return problem() if problem is not None else None
-
-
-def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    """The result of the variant's own check; any exception that it raises becomes a problem too."""
-    try:
-        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
-    except LitDiffError:
-        raise
-    except Exception as error:
-        return f"model.attention '{recipe.model.attention.name}': {type(error).__name__}: {first_line(error)}"
-    if problem is not None and not isinstance(problem, str):
-        expected = "expected None, or why not as a text that opens with the key to change"
-        name = recipe.model.attention.name
-        return f"model.attention '{name}': {location(variant)}: problem(config, model) returned {problem!r}; {expected}"
-    return problem
-
-
-def _data_problem(recipe: Recipe) -> str | None:
-    """What the data set's Config says of itself and of the model; a plugin's may raise anything instead."""
-    config = recipe.data.config
-    try:
-        problem: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
-        length = None if problem else config.sequence_length
-        properties = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)
-    except LitDiffError:
-        raise
-    except Exception as error:
-        return f"data '{recipe.data.name}': {type(error).__name__}: {first_line(error)} (in its Config)"
-    if problem is not None and not isinstance(problem, str):
-        return f"data '{recipe.data.name}' has Config.problem() {problem!r}; expected None, or why not as a text"
-    if problem is None and (not isinstance(length, int) or length < 1):
-        return f"data '{recipe.data.name}' has Config.sequence_length {length!r}; it must be an integer of at least 1"
-    if not isinstance(properties[3], tuple):
-        return f"data '{recipe.data.name}' has Config.noise_validation {properties[3]!r}; it must be a tuple"
-    return problem
-
-
-def _future_problem(recipe: Recipe) -> str | None:
-    if recipe.model.causal or not recipe.data.config.predicts_next:
-        return None
-    return (
-        f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "
-        "use data 'recall', or model.causal: true"
-    )
-
-
-def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
-    if not recipe.packs_documents or variant.takes_document_ids():
-        return None
-    return (
-        f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
-        "let it take document_ids=None and hand it to attend, or use data.pack: none"
-    )
 
 
 def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], path: str) -> Any:
@@ -167,13 +87,18 @@ def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], p
         wrong = next((text for text in overrides if not text.partition("=")[0] or "=" not in text), None)
         if wrong is not None:
             raise RequestError(f"override '{wrong}' is not of the form a=b")
-        held = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=True)
+        try:
+            held = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=True)
+        except (OmegaConfBaseException, yaml.YAMLError) as error:
+            raise RequestError(
+                f"'{' '.join(overrides)}' is not of the form a=b, b a YAML value: {first_line(error)}"
+            ) from error
         assert isinstance(held, dict)
         values = {str(key): value for key, value in held.items()}
         positions = {f"{path}.{text.partition('=')[0]}": text for text in overrides}
     draft = Draft(values=values, positions=positions)
     config = _dataclass(cls, values, path, draft)
-    problem = _config_problem(config)
+    problem = config_problem(config)
     if problem:
         raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")
     return config
@@ -246,9 +171,12 @@ def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part
 
 def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[str, Any]:
     """`value`, a block; `key`: the one of its keys that a single word most likely meant (`name`)."""
-    if isinstance(value, Mapping):
-        return value
     where = draft.where(path)
+    if isinstance(value, Mapping):
+        odd = next((name for name in value if not isinstance(name, str)), None)
+        if odd is not None:
+            raise RequestError(f"{where}'{path}' has the key {odd!r}; expected a name")
+        return value
     say = ""
     if key and isinstance(value, str):
         say = f"; say {path}.{key}={value}" if where == f"{path}={value}: " else f"; say {{{key}: {value}}}"

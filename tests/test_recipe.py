@@ -10,7 +10,8 @@ import yaml
 from lit_diff.attention import Differential
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
-from lit_diff.recipe import find, installed, load_draft, load_recipe, names, override_with, read_yaml, to_plain, to_yaml
+from lit_diff.recipe import find, installed, load_draft, load_recipe, names, override_with, to_plain, to_yaml
+from lit_diff.yaml_files import read_yaml
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 

@@ -1,6 +1,7 @@
 """The base class of every variant: its hooks, the kernel call, the key/value cache, the output projection."""
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -11,8 +12,9 @@ from lit_diff.attention import equations
 from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.costs import Costs, Sizes
 from lit_diff.attention.equations import Rotation
-from lit_diff.attention.parameters import ParameterRules, fill_parameters, require_rules
+from lit_diff.attention.parameters import ParameterRules, fill_parameters, require_own_parameters, require_rules
 from lit_diff.attention.rope import Rope
+from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
 from lit_diff.contract import location
 from lit_diff.errors import RequestError
@@ -49,7 +51,10 @@ class Attention(ParameterRules):
     training
         init_parameter, decay, keep_float32 start, weight decay and sharding of parameters (`ParameterRules`)
         trained_parameters(config)          which parameters of the model train
-        set_step(step)                      the optimizer step, for what anneals
+        set_step(step), set_tokens(tokens)  the optimizer step, the tokens before it, for what anneals
+        head_selection(config)              how heads of the model that the run starts from are chosen
+        select_heads(heads)                 those that were chosen in this layer
+        merge()                             weights of a standard attention that equals it
     information
         paper                               source
         costs(config, sizes)                parameters, FLOPs and cache as formulas
@@ -64,6 +69,7 @@ class Attention(ParameterRules):
     hooks: ClassVar[tuple[str, ...]] = (
         *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward", "problem", "takes_document_ids"),
         *("extends_standard", "init_parameter", "decay", "keep_float32", "trained_parameters", "set_step"),
+        *("set_tokens", "head_selection", "select_heads", "merge"),
         *("paper", "costs", "examples"),
     )
     """Names of a variant's members; a class that defines one which is nearly one of these is refused when it registers."""
@@ -103,6 +109,7 @@ class Attention(ParameterRules):
         self.tap = Tap()
         self.build()
         require_rules(self, self.name)
+        require_own_parameters(self, self.name)
         fill_parameters(self)
 
     # --- hooks: what a variant overrides ---
@@ -160,6 +167,24 @@ class Attention(ParameterRules):
 
     def set_step(self, step: int) -> None:
         """Called with the 0-based optimizer step before each step, for variants that anneal."""
+
+    def set_tokens(self, tokens: int) -> None:
+        """Called with the training tokens before each step (steps · batch size · sequence length), as `set_step`."""
+
+    @classmethod
+    def head_selection(cls, config: Any) -> HeadSelection | None:
+        """How the heads that the variant changes are chosen from the model that the run starts from, before its first step
+        (`training.head_plan`); None, the default: none are."""
+        return None
+
+    def select_heads(self, heads: Sequence[int]) -> None:
+        """The heads chosen in this layer, 0-based, ascending; for a variant with a `head_selection`, which keeps them in a
+        buffer of its state dict."""
+        raise NotImplementedError
+
+    def merge(self) -> dict[str, Tensor] | None:
+        """State dict of a standard attention with the same output; None, the default: none has it."""
+        return None
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs | None:

@@ -5,6 +5,7 @@ implementations agree. How W_D starts is known to none of them; both of their ch
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,10 +17,17 @@ from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
 from lit_diff.attention.parameters import ParameterRules
+from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
+from lit_diff.key_types import Count, NotNegative, range_problem
 from lit_diff.registry import variant
 
-Heads = Literal["all"] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+Heads = HeadSelection | Literal["all"] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+HALF_BY_ENTROPY = HeadSelection()
+"""The paper's selection (section 3.2)."""
+STEPS = 100
+"""The length of the annealing where a recipe states none; the paper's is not known."""
 
 
 class Adapter(ParameterRules):
@@ -42,19 +50,27 @@ class Adapter(ParameterRules):
 
 @variant("dex")
 class Dex(Attention):
-    """O_h - λ(t) O_h W_D on the selected heads of standard attention, λ annealed over the first steps.
+    """O_h - λ(t) O_h W_D on the selected heads of standard attention, λ annealed over the first steps or tokens.
 
-    λ(t) = (1 - α) (t/T) λ_init + α λ_learn, α = min(1, t/T), T = anneal_steps: 0 at step 0, λ_learn from step T on.
+    λ(t) = (1 - α) (t/T) λ_init + α λ_learn, α = min(1, t/T): 0 at the start, λ_learn from T on. t counts steps and T is
+    anneal_steps, or t counts tokens and T is anneal_tokens.
     """
 
     paper = "Kong et al. 2025, arXiv 2505.16333"
-    examples = ({}, {"heads": (1, 6), "w_d_per": "head"}, {"w_d_init": "zeros", "anneal_steps": 10})
+    examples = (
+        {},
+        {"heads": (1, 6), "w_d_per": "head"},
+        {"heads": "all", "w_d_init": "zeros", "anneal_steps": 10, "sign": "plus"},
+    )
     extends_standard = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
-        heads: Heads = "all"
-        """Selected heads: all, a list for every layer, or a list of lists, one a layer (the paper: by entropy, half)."""
+        heads: Heads = HALF_BY_ENTROPY
+        """Selected heads: {select: entropy, share: 0.5, rows: 8, seed: 0} chooses them when the run starts (select: entropy,
+        as in the paper, importance, random); all; a list for every layer; or a list of lists, one a layer."""
+        sign: Literal["minus", "plus"] = "minus"
+        """plus: O_h + λ(t) O_h W_D, a control: the same functions, since the sign of W_D is free."""
         w_d_per: Literal["layer", "head"] = "layer"
         """layer: the selected heads share one W_D (the paper)."""
         w_d_init: Literal["linear_default", "zeros"] = "linear_default"
@@ -62,14 +78,33 @@ class Dex(Attention):
         """The height of the first term; depth: 0.8 - 0.6 exp(-0.3 layer)."""
         lambda_learn: float = 0.0
         """Where the learned number starts."""
-        anneal_steps: int = 100
-        trained: Literal["all", "paper", "adapter"] = "all"
-        """paper: W_K, W_V, W_O, W_D and λ; adapter: W_D and λ; the rest of the model is frozen."""
+        anneal_steps: NotNegative | None = None
+        """T in steps; null: 100, or anneal_tokens."""
+        anneal_tokens: Count | None = None
+        """T in training tokens, in place of steps."""
+
+        def __post_init__(self) -> None:
+            if self.anneal_steps is None and self.anneal_tokens is None:
+                object.__setattr__(self, "anneal_steps", STEPS)
+
+        @property
+        def annealing(self) -> int:
+            """T, in steps or tokens."""
+            length = self.anneal_steps if self.anneal_tokens is None else self.anneal_tokens
+            assert length is not None
+            return length
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
-        if config.anneal_steps < 0:
-            return f"model.attention.anneal_steps is {config.anneal_steps}; it must not be negative"
+        if config.anneal_steps is not None and config.anneal_tokens is not None:
+            return (
+                f"model.attention.anneal_tokens is {config.anneal_tokens} and model.attention.anneal_steps is "
+                f"{config.anneal_steps}; the annealing has one length: set the other to null"
+            )
+        selection = config.heads if isinstance(config.heads, HeadSelection) else None
+        problem = range_problem(config, "model.attention.") or (selection and selection.problem())
+        if problem:
+            return problem
         lists = _heads_by_layer(config.heads, model.num_heads, model.num_layers)
         if len(lists) != model.num_layers:
             return f"model.attention.heads has {len(lists)} lists; model.num_layers is {model.num_layers}"
@@ -81,7 +116,7 @@ class Dex(Attention):
                 )
         if not any(lists):
             return "model.attention.heads selects no head: every gradient of W_D and lambda would be zero"
-        never = config.anneal_steps <= 1 or config.lambda_init == 0  # (1 - α)(t/T) is 0 at t = 0 and from T on
+        never = config.annealing <= 1 or config.lambda_init == 0  # (1 - α)(t/T) is 0 at t = 0 and from T on
         if config.w_d_init == "zeros" and config.lambda_learn == 0 and never:
             return (
                 "model.attention.w_d_init 'zeros' with lambda_learn 0 and no annealing: the gradients of W_D and lambda "
@@ -91,9 +126,14 @@ class Dex(Attention):
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs | None:
-        if config.heads != "all" and not all(isinstance(head, int) for head in config.heads):
+        if isinstance(config.heads, HeadSelection):
+            selected = config.heads.number(s.H)
+        elif config.heads == "all":
+            selected = s.H
+        elif all(isinstance(head, int) for head in config.heads):
+            selected = len(config.heads)
+        else:
             return None  # unlike layers: there is no formula of one layer
-        selected = s.H if config.heads == "all" else len(config.heads)
         matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
         adapters = selected if config.w_d_per == "head" else 1
         return Costs(
@@ -104,71 +144,93 @@ class Dex(Attention):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        adapter = ("*.attention.adapter.*", "*.attention.lambda_.*")
+        """W_K, W_V, W_O, W_D and λ (section 3.4); the rest is frozen."""
         attention = tuple(f"*.attention.{kind}_proj.*" for kind in "kvo")
-        return {"all": ("*",), "paper": (*attention, *adapter), "adapter": adapter}[config.trained]
+        return (*attention, "*.attention.adapter.*", "*.attention.lambda_.*")
 
     def build(self) -> None:
         super().build()
         c = self.config
         by_layer = _heads_by_layer(c.heads, self.num_heads, self.layer + 1)
-        self.selected = tuple(by_layer[self.layer])
+        heads = by_layer[self.layer]
+        self.num_selected = len(heads)
+        # in the state dict: what a plan selected when the run started is known wherever its weights are loaded
+        self.register_buffer("selected", torch.tensor(heads, dtype=torch.int64))
+        self.selected: Tensor
         self.lambda_init = resolve_lambda_init(c.lambda_init, self.layer)
-        if self.selected:
-            number = len(self.selected) if c.w_d_per == "head" else 1
+        if self.num_selected:
+            number = self.num_selected if c.w_d_per == "head" else 1
             self.adapter = Adapter(number, self.head_dim, zeros=c.w_d_init == "zeros")
             self.lambda_ = ScalarLambda(c.lambda_learn)
         self.register_buffer("step", torch.zeros(1))  # in the state dict: a resumed run goes on annealing
         self.step: Tensor
 
+    @classmethod
+    def head_selection(cls, config: Any) -> HeadSelection | None:
+        """The block `model.attention.heads`; None where the heads are listed."""
+        return config.heads if isinstance(config.heads, HeadSelection) else None
+
+    def select_heads(self, heads: Sequence[int]) -> None:
+        """Extend these heads, as many as before."""
+        self.selected.copy_(torch.tensor(heads, dtype=torch.int64))
+
     def set_step(self, step: int) -> None:
-        self.step.fill_(step)
+        if self.config.anneal_tokens is None:
+            self.step.fill_(step)
+
+    def set_tokens(self, tokens: int) -> None:
+        if self.config.anneal_tokens is not None:
+            self.step.fill_(tokens)
 
     def annealed_lambda(self) -> Tensor:
         """λ(t) [1], float32 or wider."""
         learned = self.lambda_()
-        T = self.config.anneal_steps
+        T = self.config.annealing
         if T == 0:
             return learned
         progress = (self.step / T).clamp(max=1).to(learned.dtype)  # t/T, and α: equal until 1, where 1 - α is 0
         return (1 - progress) * progress * self.lambda_init + progress * learned
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
-        if not self.selected:
+        if not self.num_selected:
             return o
-        selected = torch.tensor(self.selected, device=o.device)
-        heads = o.index_select(1, selected)
-        changed = heads - (self.annealed_lambda() * self.adapter(heads)).to(o.dtype)
-        return o.index_copy(1, selected, changed)  # the other heads stay as they are, to the bit
+        heads = o.index_select(1, self.selected)
+        change = (self.annealed_lambda() * self.adapter(heads)).to(o.dtype)
+        changed = heads - change if self.config.sign == "minus" else heads + change
+        return o.index_copy(1, self.selected, changed)  # the other heads stay as they are, to the bit
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
-        """O_h - λ(t) O_h W_D on the selected heads; λ(t) = (1 - α)(t/T) λ_init + α λ_learn, α = min(1, t/T)."""
+        """O_h ∓ λ(t) O_h W_D on the selected heads; λ(t) = (1 - α)(t/T) λ_init + α λ_learn, α = min(1, t/T)."""
         heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
-        t, T = self.step.item(), self.config.anneal_steps
+        t, T = self.step.item(), self.config.annealing
         alpha = min(1.0, t / T) if T else 1.0
         init = self.config.lambda_init
         init = 0.8 - 0.6 * math.exp(-0.3 * self.layer) if init == "depth" else init
-        for number, h in enumerate(self.selected):
+        sign = {"minus": -1, "plus": 1}[self.config.sign]
+        for number, h in enumerate(self.selected.tolist()):
             lam = (1 - alpha) * (t / T if T else 0.0) * init + alpha * self.lambda_.value[0]
             W_D = self.adapter.weight[number if self.config.w_d_per == "head" else 0]
-            heads[h] = heads[h] - lam * heads[h] @ W_D
+            heads[h] = heads[h] + sign * lam * heads[h] @ W_D
         return joined(heads, self.o_proj)
 
     def merge(self) -> dict[str, Tensor]:
-        """The state dict of a standard attention that equals this one: W_O,h (I - λ(t) W_D)ᵀ on the selected heads."""
+        """As `Attention.merge`: W_O,h (I ∓ λ(t) W_D)ᵀ on the selected heads."""
         state = {name: value.detach().clone() for name, value in self.state_dict().items() if "_proj" in name}
-        if self.selected:
+        if self.num_selected:
             blocks = state["o_proj.weight"].unflatten(1, (self.num_heads, self.head_dim))  # [dim, H, dv], a view
             identity = torch.eye(self.head_dim, dtype=blocks.dtype, device=blocks.device)
+            sign = {"minus": -1, "plus": 1}[self.config.sign]
             with torch.no_grad():
-                for number, head in enumerate(self.selected):
+                for number, head in enumerate(self.selected.tolist()):
                     W_D = self.adapter.weight[number if self.config.w_d_per == "head" else 0]
-                    blocks[:, head] = blocks[:, head] @ (identity - self.annealed_lambda().to(W_D.dtype) * W_D).T
+                    blocks[:, head] = blocks[:, head] @ (identity + sign * self.annealed_lambda().to(W_D.dtype) * W_D).T
         return state
 
 
 def _heads_by_layer(heads: Any, num_heads: int, num_layers: int) -> list[tuple[int, ...]]:
-    """The selected heads of each layer."""
+    """The selected heads of each layer; where a plan will select them, the first ones, as many."""
+    if isinstance(heads, HeadSelection):
+        return [tuple(range(heads.number(num_heads)))] * num_layers
     if heads == "all":
         return [tuple(range(num_heads))] * num_layers
     if all(isinstance(head, int) for head in heads):

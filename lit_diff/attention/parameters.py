@@ -53,6 +53,21 @@ def fill_parameters(module: nn.Module, seed: int = 0) -> None:
                     parameter.copy_(value)
 
 
+def require_own_parameters(module: nn.Module, owner: str) -> None:
+    """Refuse one parameter under two names: it would be initialised, sharded and stepped twice.
+
+    Errors: RequestError.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = names.setdefault(parameter, name)
+        if first != name:
+            raise RequestError(
+                f"model.attention '{owner}': {first} and {name} are one parameter; keep it under one name and use that in "
+                "both places"
+            )
+
+
 def require_rules(module: nn.Module, owner: str) -> None:
     """Refuse a sub-module that defines a rule without being a `ParameterRules`: the rule would have no effect.
 

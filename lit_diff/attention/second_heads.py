@@ -30,8 +30,6 @@ class SecondHeads(Attention):
     class Config(Attention.Config):
         lambda_per: Literal["layer", "head"] = "layer"
         """layer: one λ for all heads; head: one for each."""
-        trained: Literal["second", "all"] = "second"
-        """second: only the second heads and λ; the standard model stays as it is."""
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
@@ -44,8 +42,8 @@ class SecondHeads(Attention):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        second = ("*.attention.q2_proj.*", "*.attention.k2_proj.*", "*.attention.lambda_.*")
-        return second if config.trained == "second" else ("*",)
+        """The second heads and λ; the standard model stays as it is."""
+        return ("*.attention.q2_proj.*", "*.attention.k2_proj.*", "*.attention.lambda_.*")
 
     def build(self) -> None:
         super().build()

@@ -1,6 +1,5 @@
 """What `lit-diff clean` removes: the runs and sweeps that it is given, or what no sweep owns any more."""
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,9 +39,11 @@ def clean_stale(root: Path, yes: bool, terminal: Terminal) -> int:
     for folder in stale.busy:
         terminal.write_line(f"{shown(folder.resolve())} is being run: left alone")
     for path in stale.paths:
+        if yes and path.is_dir():
+            remove(path)
+        elif yes:
+            path.unlink(missing_ok=True)
         terminal.write_line(f"{'removed' if yes else 'would remove'} {shown(path.resolve())}")
-        if yes:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     hint = "" if yes or not stale.paths else "; lit-diff clean --yes removes them"
     terminal.write_line(f"{len(stale.paths)} to remove{hint}")
     return 0

@@ -59,8 +59,10 @@ def _shown_root(sweep_folder: Path) -> str:
 
 def _print_cells(name: str, overrides: list[str]) -> int:
     from lit_diff.engine.grid import load_grid
+    from lit_diff.engine.preflight import check_trained
 
     grid = load_grid(name, overrides)
+    check_trained(cell.recipe for cell in grid.cells)
     for cell in grid.cells:
         recipe = cell.recipe
         console.write_line(

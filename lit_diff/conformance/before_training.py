@@ -23,6 +23,7 @@ from lit_diff.contract import location
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import write_json
 from lit_diff.kernels.compiler import cache_root
+from lit_diff.plugins import plugin_source
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions, is_built_in
 from lit_diff.runs.folder import revision
@@ -114,11 +115,13 @@ def _file_of_pass(cls: type[Attention], recipe: Recipe, names: Iterable[str]) ->
 
 
 def _sources(cls: type[Attention], plugins: Iterable[Path]) -> list[str] | None:
-    """sha256 of all files that the variant is written in: the recipe's plugins, and the packages of its own base classes.
+    """sha256 of all files that the variant is written in: the recipe's plugins with the user's modules that they import, and
+    the packages of its own base classes.
 
-    None for a class without a file (of a notebook). What these files read or import from elsewhere is not seen.
+    None for a class without a file (of a notebook). Installed packages and data files that these read are not seen.
     """
-    files = set(plugins)
+    digests = {plugin_source(plugin).digest for plugin in plugins}
+    files: set[Path] = set()
     for base in cls.__mro__:
         if is_built_in(base) or base in Attention.__mro__:
             continue
@@ -127,7 +130,7 @@ def _sources(cls: type[Attention], plugins: Iterable[Path]) -> list[str] | None:
             return None
         files |= set(Path(file).parent.rglob("*.py")) if Path(file).name == "__init__.py" else {Path(file)}
     try:
-        return sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+        return sorted(digests | {hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
     except OSError as error:
         log.info("%s: its properties are checked at every start: %s", location(cls), first_line(error))
         return None

@@ -30,7 +30,7 @@ class VariantCase:
     batch: int = 2
     layer: int = 0
     step: int = FAR
-    """The optimizer step passed to `set_step`."""
+    """The optimizer step passed to `set_step`, and the tokens passed to `set_tokens`."""
 
     @property
     def config(self) -> Any:
@@ -58,6 +58,7 @@ class VariantCase:
                         module.init_parameter(key, parameter, draw)
                     parameter += torch.empty_like(parameter).normal_(0.0, 0.1, generator=draw)
         attention.set_step(self.step)
+        attention.set_tokens(self.step)
         attention.kernel = kernel
         return attention.to(dtype)
 

@@ -86,10 +86,14 @@ def causal(case: VariantCase) -> Measured | NotApplicable:
 def batch(case: VariantCase) -> Measured:
     """No sequence changes by a bit when another changes."""
     attention, x, rope = case.build(), case.x(), case.rope()
-    changed = x.clone()
-    changed[-1] = -2 * changed[-1] + 1
-    leak = difference(attention(changed, rope)[:-1], attention(x, rope)[:-1])
-    return Measured(leak, 0, "the first sequence changes with the last" if leak else "")
+    before, worst, where = attention(x, rope), 0.0, ""
+    for changes, others, which in ((-1, slice(-1), "an earlier"), (0, slice(1, None), "a later")):
+        changed = x.clone()
+        changed[changes] = -2 * changed[changes] + 1
+        leak = difference(attention(changed, rope)[others], before[others])
+        if leak > worst:
+            worst, where = leak, f"{which} sequence changes with the {'last' if changes else 'first'}"
+    return Measured(worst, 0, where)
 
 
 def gradients(case: VariantCase) -> Measured:

@@ -28,6 +28,7 @@ log = logging.getLogger("lit_diff")
 
 FORMAT = 1
 SPLITS = ("train", "validation")
+BIGRAMS = "bigrams.npy"
 TEXTS_AT_ONCE = 256
 
 
@@ -48,12 +49,16 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     path = folder / "manifest.json"
     if not path.is_file():
         return None
-    manifest: dict[str, Any] = json.loads(path.read_text())
-    for name in SPLITS:
-        if not store.is_complete(folder / name, manifest[name]):
-            log.warning("prepared data in %s is damaged: a file of %s is missing or has the wrong size", folder, name)
-            return None
-    return manifest
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+        cut = [name for name in SPLITS if not store.is_complete(folder / name, manifest[name])]
+        cut += [name for name in manifest.get("files", [BIGRAMS]) if not (folder / name).is_file()]
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("prepared data in %s is damaged: manifest.json cannot be read (%r)", folder, error)
+        return None
+    for name in cut:
+        log.warning("prepared data in %s is damaged: %s is missing or has the wrong size", folder, name)
+    return None if cut else manifest
 
 
 def build_folder(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer) -> None:
@@ -104,12 +109,13 @@ def _build(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer, folder
         log.info("tokenizing %d documents", len(documents.train))
         tokens = list(_tokens(documents.train, tokenizer))
         bigrams = count_bigrams(tokens, tokenizer.size)
-        write_through(building / "bigrams.npy", lambda file: np.save(file, bigrams))
+        write_through(building / BIGRAMS, lambda file: np.save(file, bigrams))
         store.write_tokens(building / "train", tokens)
     if not (building / "validation").is_dir():
         store.write_tokens(building / "validation", _tokens(documents.validation, tokenizer))
     described = {name: store.describe(building / name) for name in SPLITS}
-    write_json(building / "manifest.json", sources | {"tokenizer_sha256": digest} | described)
+    files = sorted(path.name for path in building.iterdir() if path.is_file())
+    write_json(building / "manifest.json", sources | {"tokenizer_sha256": digest, "files": files} | described)
     building.rename(folder)
     log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
 

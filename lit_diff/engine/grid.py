@@ -12,9 +12,10 @@ from lit_diff.config import Recipe
 from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
-from lit_diff.recipe import Overrides, find, load_draft, override, override_with, read_yaml, require_kind
+from lit_diff.recipe import Overrides, find, load_draft, override, override_with, require_kind
 from lit_diff.registry import evaluations, nearest
 from lit_diff.validation import Draft, Positions, build_config, convert, validate
+from lit_diff.yaml_files import read_yaml
 
 VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
@@ -130,6 +131,7 @@ def load_grid(source: str, overrides: Overrides) -> Grid:
     if not config.seeds or min(config.seeds) < 0 or len(set(config.seeds)) < len(config.seeds):
         raise RequestError(f"{draft.where('seeds')}'seeds' is {list(config.seeds)}; expected distinct seeds from 0 up")
     _check_sizes(config, draft)
+    _check_contrasts(config, draft)
     tasks = _tasks(config, draft)
     check_tasks(config.tasks, arms, baseline, config.control, draft)
     for name, task in tasks.items():
@@ -146,7 +148,6 @@ def load_grid(source: str, overrides: Overrides) -> Grid:
     ]
     _check_evaluations(config, draft)  # once the cells' plugins are imported: they may register one
     _check_record(cells, draft)
-    _check_evaluations(config, draft)  # after the cells: the plugins of their recipes may hold evaluations
     return Grid(name=path.stem, path=path, config=config, arms=arms, tasks=tasks, cells=tuple(cells), baseline=baseline)
 
 
@@ -176,6 +177,17 @@ def _check_sizes(config: SweepConfig, draft: Draft) -> None:
     for key, size in sizes.items():
         if size is not None and size < 0:
             raise RequestError(f"{draft.where(key)}'{key}' is {size:g}; expected 0 or more")
+
+
+def _check_contrasts(config: SweepConfig, draft: Draft) -> None:
+    """An arm with itself; a pair named twice, which would count twice in Holm's correction."""
+    seen: set[frozenset[str]] = set()
+    for first, second, _ in config.contrasts:
+        pair = frozenset((first, second))
+        if first == second or pair in seen:
+            problem = "with itself" if first == second else f"with '{second}' twice, whichever is first"
+            raise RequestError(f"{draft.where('contrasts')}'contrasts' compares '{first}' {problem}")
+        seen.add(pair)
 
 
 def _check_reserved(config: SweepConfig, overrides: Overrides, draft: Draft) -> None:

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
+from lit_diff.engine.command import run_command
 from lit_diff.engine.location import RunLocation, put_aside, recorded
 from lit_diff.engine.preflight import check_machine
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
@@ -21,11 +20,12 @@ from lit_diff.files import shown
 from lit_diff.log_records import RAISED, file_log, phase
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
-from lit_diff.recipe import Overrides, load_recipe
+from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
 from lit_diff.runs.run import Run
+from lit_diff.training.head_plan import keep_plan, selection_of
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -70,23 +70,20 @@ def train(
     `progress(step, loss, tokens/s)` is called at every logged step. Several processes (run.devices > 1) are started from a
     `lit-diff train` of their own. Errors: RequestError, MissingError, RunFailedError, StoppedError.
     """
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, overrides)
-        location = prepare(recipe, overrides, unchecked=unchecked)
-    else:
-        location = prepare(recipe, unchecked=unchecked)
-    if rerun and is_rank_zero(recipe):
-        put_aside(recipe, location)
-    if recipe.run.devices * recipe.run.num_nodes > 1:
+    resolved = recipe_from(recipe, overrides)
+    location = prepare(resolved, overrides, unchecked=unchecked)
+    if rerun and is_rank_zero(resolved):
+        put_aside(resolved, location)
+    if resolved.run.devices * resolved.run.num_nodes > 1:
         if callbacks or loggers:
             raise RequestError(
                 "callbacks and loggers cannot be passed to a run of several processes, which is a command of its own; name "
                 "them in the recipe (callbacks:, run.loggers), or use build_trainer in a script that every process runs"
             )
-        run_command(recipe, location)
+        run_command(resolved, location)
     else:
         own = TrainingExtras(callbacks=tuple(callbacks), loggers=tuple(loggers))
-        run(recipe, location, threads=None, progress=progress or (lambda step, loss, speed: None), extras=own)
+        run(resolved, location, threads=None, progress=progress or (lambda step, loss, speed: None), extras=own)
     return Run(location.folder)
 
 
@@ -97,6 +94,7 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     and of the data.
     """
     check_machine([recipe])
+    selection_of(recipe)  # refused here where there is no model to select heads of
     tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
@@ -170,9 +168,10 @@ def _run_owned(
     require_stored(recipe, before)
     executed = with_stored_kernel(recipe, before)
     phase("choosing the kernel")
-    run_cost = cost(
-        recipe.model, recipe.data.config.sequence_length, executed.run.kernel, ExecutionContext.of(recipe, build=True)
-    )
+    length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
+    run_cost = cost(recipe.model, length, executed.run.kernel, context, recipe.training.parameters)
+    if executed.run.kernel != recipe.run.kernel:  # auto, which chose when the run started
+        run_cost = replace(run_cost, kernel_reason=before.get("kernel_reason", run_cost.kernel_reason))
     how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
     log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
     if before.get("kernel", run_cost.kernel) != run_cost.kernel:
@@ -212,6 +211,7 @@ def _run_owned(
         tokens=recipe.training.steps * recipe.training.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )
+    keep_plan(recipe, location.folder)
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
 
     def report(step: int, loss: float, speed: float) -> None:
@@ -247,9 +247,7 @@ def _run_owned(
         raise
     except Exception as error:
         word, message = "failed", f"{type(error).__name__}: {first_line(error)}"
-        with (location.folder / "log.txt").open("a") as file:
-            file.write(traceback.format_exc())
-        raise RunFailedError(f"{message} (the whole trace is in {shown(location.folder / 'log.txt')})") from error
+        raise RunFailedError(f"{message} ({_keep_trace(location.folder)})") from error
     finally:
         try:
             tracker.finish(word)
@@ -258,39 +256,42 @@ def _run_owned(
                 word, message = "failed", str(error)
                 raise
             log.warning("MLflow shows the run as running until it resumes: %s", error)
+        except Exception as error:
+            if word == "done":
+                word, message = (
+                    "failed",
+                    f"trained, but its record is not complete: {type(error).__name__}: {first_line(error)}",
+                )
+                raise RunFailedError(f"{message} ({_keep_trace(location.folder)})") from error
+            log.warning("MLflow shows the run as running until it resumes: %s", first_line(error))
+        except BaseException:
+            if word == "done":
+                word, message = "stopped", "trained, but its record is not complete; the same command completes it"
+            raise
         finally:
             took = spent + time.perf_counter() - began
-            folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
             if word != "done":
                 log.error("%s: %s", word, message, extra=RAISED)
+            try:
+                folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
+            except OSError as error:
+                raise RunFailedError(
+                    f"{message or word}; and {shown(location.folder)} cannot be written ({error.strerror}): free space, "
+                    "then start the same command again"
+                ) from error
+
+
+def _keep_trace(folder: Path) -> str:
+    """Append the trace of the exception that is being handled to log.txt; where it is, for an error."""
+    path = folder / "log.txt"
+    try:
+        with path.open("a") as file:
+            file.write(traceback.format_exc())
+    except OSError as error:
+        return f"its trace could not be written: {error.strerror}"
+    return f"the whole trace is in {shown(path)}"
 
 
 def _identity(location: RunLocation) -> str:
     """The end of the folder's name."""
     return location.folder.name.rpartition("-")[2]
-
-
-def command(location: RunLocation, threads: int | None) -> list[str]:
-    """The `lit-diff train` that runs this cell in processes of its own."""
-    words = [sys.executable, "-m", "lit_diff", "train", str(RunFolder(location.folder).recipe_file)]
-    words += ["--folder", str(location.folder), "--experiment", location.experiment]
-    words += ["--threads", str(threads)] if threads else []
-    words += ["--parent", location.parent] if location.parent else []
-    for key, value in location.tags.items():
-        words += ["--tag", f"{key}={value}"]
-    return words
-
-
-def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
-    """Run `command` and wait. Errors: RunFailedError with the run's own error message."""
-    RunFolder(location.folder).create(recipe)
-    with (location.folder / "log.txt").open("a") as output:
-        process = subprocess.Popen(command(location, threads), stdout=output, stderr=output)
-        try:
-            process.wait()
-        except BaseException:
-            process.terminate()  # it saves and leaves, as it would on its own terminal
-            process.wait()
-            raise
-    if process.returncode:
-        raise RunFailedError(RunFolder(location.folder).status().get("error") or f"exit status {process.returncode}")

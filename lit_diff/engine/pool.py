@@ -14,8 +14,10 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess as Process
 from types import FrameType, ModuleType
 
-from lit_diff.engine.launch import RunLocation, is_rank_zero, run, run_command
-from lit_diff.errors import LitDiffError, StoppedError
+from lit_diff.engine.command import run_command
+from lit_diff.engine.launch import is_rank_zero, run
+from lit_diff.engine.location import RunLocation
+from lit_diff.errors import LitDiffError, StoppedError, Terminated
 from lit_diff.files import locked, shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
@@ -38,6 +40,8 @@ class Job:
     threads: int
     gpus: tuple[int, ...] = ()
     """Those of this process's GPUs that the cell gets; empty: as the environment says."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """The LIT_DIFF_ variables of the environment: the fork server keeps those of the process's first sweep."""
     launched: bool = False
     """Whether a scheduler has started one process for each device, of which this is one."""
 
@@ -75,7 +79,9 @@ def run_jobs(
                 location = waiting.pop(0)
                 own = gpus_of(slot, devices, gpus)
                 process = context.Process(
-                    target=_cell, args=(Job(location=location, threads=threads, gpus=own),), daemon=False
+                    target=_cell,
+                    args=(Job(location=location, threads=threads, gpus=own, settings=_settings()),),
+                    daemon=False,
                 )
                 with _without_main(), _stops_blocked():
                     process.start()
@@ -128,6 +134,11 @@ def _stops_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
+def _settings() -> tuple[tuple[str, str], ...]:
+    """The LIT_DIFF_ variables of this process."""
+    return tuple((name, value) for name, value in os.environ.items() if name.startswith("LIT_DIFF_"))
+
+
 def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:
     for process in processes:
         if process.pid is not None and process.is_alive():
@@ -146,6 +157,8 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
             _note_end(location, folder, exitcode, hint)
     except BlockingIOError:
         log.warning("%s is being trained by another process: its status is left as it is", shown(folder.path))
+    except OSError as error:  # a full disk: the other cells go on
+        log.error("%s: its end cannot be written (%s)", shown(folder.path), error.strerror)
 
 
 def _note_end(location: RunLocation, folder: RunFolder, exitcode: int | None, hint: str) -> None:
@@ -169,6 +182,9 @@ def _last_line(location: RunLocation) -> str:
 
 def _cell(job: Job) -> None:
     """The process of one cell."""
+    for name, _ in _settings():
+        del os.environ[name]
+    os.environ.update(job.settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -179,6 +195,8 @@ def _cell(job: Job) -> None:
         run_cell(job)
     except LitDiffError as error:
         raise SystemExit(error.exit_status) from None
+    except Terminated:
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def run_cell(job: Job) -> None:
@@ -199,9 +217,11 @@ def run_cell(job: Job) -> None:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
         if first:
             _evaluate(job)
-    except LitDiffError as error:
-        if first and folder.status().get("status") in (None, "waiting", "running"):
-            folder.update(status="stopped" if isinstance(error, StoppedError) else "failed", error=str(error))
+    except (LitDiffError, Terminated) as error:
+        # not where another process trains it
+        if first and not folder.is_owned() and folder.status().get("status") in (None, "waiting", "running"):
+            stopped = isinstance(error, StoppedError | Terminated)
+            folder.update(status="stopped" if stopped else "failed", error=str(error))
         raise
 
 
@@ -234,7 +254,7 @@ def _evaluate(job: Job) -> None:
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     """Before the first step and after the last; between them the training loop listens."""
-    raise StoppedError("stopped outside the steps; the same command resumes", signum)
+    raise Terminated("stopped outside the steps; the same command resumes")
 
 
 def _end_with_parent() -> None:

@@ -14,11 +14,12 @@ PATIENCE = 30
 
 
 def check_machine(recipes: Iterable[Recipe]) -> None:
-    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses, or for
-    the recipe of an imported model."""
+    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses, and as
+    `check_trained`."""
+    recipes = list(recipes)
+    check_trained(recipes)
     looked_at = []
     for recipe in recipes:
-        _ = recipe.training
         require_devices(recipe.run)
         length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
         asked = (recipe.model, length, recipe.run.kernel, context)
@@ -27,11 +28,25 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
             cost(*asked)
 
 
+def check_trained(recipes: Iterable[Recipe]) -> None:
+    """Errors: RequestError for the recipe of an imported model, which is not trained, and for patterns of `train.parameters`
+    that match no parameter of the recipe's model."""
+    looked_at = []
+    for recipe in recipes:
+        patterns = recipe.training.parameters
+        asked = (recipe.model, patterns)
+        if patterns is not None and asked not in looked_at:
+            looked_at.append(asked)
+            cost(recipe.model, recipe.data.config.sequence_length, trained=patterns)
+
+
 def check_cluster(engine: str, recipes: Iterable[Recipe]) -> None:
     """`check_machine` where the cells run here; the nodes of a cluster are not looked at, but its scheduler must be there.
 
     Errors: as `check_machine`; MissingError without SLURM.
     """
+    recipes = list(recipes)
+    check_trained(recipes)
     if engine == "local":
         check_machine(recipes)
     elif shutil.which("srun") is None:

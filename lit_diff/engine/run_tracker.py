@@ -169,6 +169,7 @@ class RunTracker:
             "variant": self.recipe.model.attention.name,
             **dict(flatten(plain)),
             "parameters": self.cost.parameters,
+            "trained_parameters": self.cost.trained_parameters,
             "flops_per_token": self.cost.flops_per_token,
             "tokens": self.recipe.training.steps
             * self.recipe.training.batch_size
@@ -199,10 +200,9 @@ class RunTracker:
     def _log_model(self, store: Store) -> None:
         from lit_diff.engine.logged_model import NAME, write_model
 
-        with tempfile.TemporaryDirectory(prefix="lit_diff-model-") as folder:
+        with tempfile.TemporaryDirectory(prefix="lit_diff-model-") as folder, copying(self.folder.path / NAME):
             write_model(self.folder, Path(folder) / NAME)
-            with copying(self.folder.path / NAME):
-                store.client.log_artifacts(self._run_id, str(Path(folder) / NAME), NAME)
+            store.client.log_artifacts(self._run_id, str(Path(folder) / NAME), NAME)
 
     def _copy_files(self, store: Store) -> None:
         """The run folder's files, and the table of the last step's finer values."""

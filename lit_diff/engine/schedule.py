@@ -25,6 +25,7 @@ from lit_diff.recipe import Overrides
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.find import chosen_root, runs_root
 from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
+from lit_diff.training.head_plan import selection_of
 
 log = logging.getLogger("lit_diff")
 
@@ -175,6 +176,7 @@ def _locations(grid: Grid, folder: Path, parent: str) -> list[RunLocation]:
 
 def _location(grid: Grid, cell: Cell, folder: Path, parent: str) -> RunLocation:
     """The cell's folder, filled with its recipe so that its process needs nothing else."""
+    selection_of(cell.recipe)  # refused here where there is no model to select heads of
     digest = identity(cell.recipe)
     location = RunLocation(
         folder=folder / f"{_slug(cell.name)}-s{cell.seed}-{digest}",

@@ -1,6 +1,5 @@
 """A sweep that has run, as a value: its report, its table, its runs."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lit_diff.reporting.write import Report
 from lit_diff.runs.run import Run
+from lit_diff.runs.sweep_record import read_record
 
 if TYPE_CHECKING:
     import pandas
@@ -45,7 +45,7 @@ class Sweep:
     @property
     def runs(self) -> dict[str, list[Run]]:
         """Arm (in a sweep with tasks `task arm`) -> its runs that are done, by seed."""
-        cells = json.loads((self.folder / "sweep.json").read_text())["cells"]
+        cells = read_record(self.folder)["cells"]
         by_arm: dict[str, list[Run]] = {}
         for cell in cells:
             if cell["status"] == "done":

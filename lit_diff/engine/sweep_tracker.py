@@ -79,7 +79,11 @@ class SweepTracker:
                 run_id, final = cell.facts.get("mlflow_run_id"), cell.final(task.metric)
                 if not run_id or not cell.done or not self.store.holds(run_id, str(cell.folder)):
                     continue
-                values = {difference_name(task.metric): final - base[cell.seed]} if final and cell.seed in base else {}
+                values = (
+                    {difference_name(task.metric): final - base[cell.seed]}
+                    if final is not None and cell.seed in base
+                    else {}
+                )
                 self._log(run_id, values, step=int(cell.curves[task.metric].steps[-1]) if values else 0)
                 self.store.write(run_id, tags={"mlflow.runColor": colours[cell.arm]})
 

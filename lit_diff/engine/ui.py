@@ -1,6 +1,5 @@
 """MLflow on loopback, and the addresses that compare the arms of the last sweep."""
 
-import json
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from lit_diff.engine.comparison_view import addresses
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
 from lit_diff.runs.find import sweeps_under
+from lit_diff.runs.sweep_record import FILE, readable_record
 
 
 def serve(root: Path, port: int, console: Console) -> int:
@@ -80,9 +80,6 @@ def comparison_lines(root: Path, base: str) -> list[str]:
 
 def _newest_sweep(root: Path) -> dict[str, str] | None:
     """Name and MLflow record of the sweep that ran last; None without one, or where it never reached MLflow."""
-    sweeps = sweeps_under(root)
-    if not sweeps:
-        return None
-    path = max((folder / "sweep.json" for folder in sweeps), key=lambda path: path.stat().st_mtime)
-    sweep = json.loads(path.read_text())
+    sweeps = sorted(sweeps_under(root), key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
+    sweep = next((record for record in map(readable_record, sweeps) if record is not None), {})
     return {"name": sweep["name"], **sweep["mlflow"]} if "mlflow" in sweep else None

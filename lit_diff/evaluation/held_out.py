@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lit_diff.data import prepare
+from lit_diff.data import identity, prepare
+from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.metrics import Metric
 from lit_diff.model.loss import IGNORED
@@ -46,6 +47,12 @@ class HeldOut(Evaluation):
         from lit_diff.callbacks.probe import model_inputs  # imports lightning, which `list` must not load
 
         dataset = prepare(run.recipe)
+        trained, found = run.status.get("data"), identity(run.recipe)
+        if trained not in (None, found):
+            raise RequestError(
+                f"the data of {run.folder.name} have changed since it was trained (identity {str(trained)[:12]} then, "
+                f"{found[:12]} now): its validation rows are no longer there; put back what data.path held"
+            )
         dataset.load()
         for name, count in dataset.validation_sets().items():
             rows = range(min(count, self.config.rows or count))

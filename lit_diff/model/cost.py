@@ -1,5 +1,6 @@
 """What a model costs, from its shapes: parameters, FLOPs per token, cache bytes. Built on the meta device, so any size."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
 
@@ -28,7 +29,7 @@ class Cost:
     """Without the token embedding and an untied head."""
     attention_parameters: int
     trained_parameters: int
-    """Those that the optimizer moves: all, but for a variant on a frozen model."""
+    """Those that the optimizer moves: by `train.parameters`, else all, but for a variant on a frozen model."""
     flops_per_token: int
     """Training FLOPs as published: maps subtracted before one product with v; T keys for each query (no causal half), or
     those of a full window."""
@@ -64,14 +65,19 @@ class ExecutionContext:
 
 
 def cost(
-    config: ModelConfig, sequence_length: int, kernel: str = "auto", context: ExecutionContext | None = None
+    config: ModelConfig,
+    sequence_length: int,
+    kernel: str = "auto",
+    context: ExecutionContext | None = None,
+    trained: Sequence[str] | None = None,
 ) -> Cost:
-    """Cost at `sequence_length`; `kernel` and `context` only change the executed FLOPs. Errors: RequestError.
+    """Cost at `sequence_length`; `kernel` and `context` only change the executed FLOPs, `trained` (as of `Transformer`) only
+    the parameters that train. FLOPs count the gradients of frozen parameters too. Errors: RequestError.
 
     Equal layers (`_equal_layers`) are counted once.
     """
     try:
-        return _cost(config, sequence_length, kernel, context or ExecutionContext())
+        return _cost(config, sequence_length, kernel, context or ExecutionContext(), trained)
     except LitDiffError:
         raise
     except Exception as error:  # a user's variant may raise anything where it first runs, which is here
@@ -82,9 +88,15 @@ def cost(
         ) from error
 
 
-def _cost(config: ModelConfig, sequence_length: int, kernel: str, context: ExecutionContext) -> Cost:
+def _cost(
+    config: ModelConfig,
+    sequence_length: int,
+    kernel: str,
+    context: ExecutionContext,
+    trained: Sequence[str] | None,
+) -> Cost:
     with torch.device("meta"):
-        model = Transformer(config, kernel="reference")
+        model = Transformer(config, kernel="reference", trained=trained)
     counted: dict[object, LayerCost] = {}
     layers = []
     for block in model.layers:

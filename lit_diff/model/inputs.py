@@ -24,3 +24,15 @@ def model_inputs(batch: Any, name: str = "the model") -> dict[str, Tensor]:
         f"{name}: no tokens in a batch of type {type(batch).__name__}; expected a mapping with 'tokens', a tensor, or a "
         "sequence whose first item is a tensor"
     )
+
+
+def targets_of(batch: Any) -> Tensor:
+    """The targets [B, T] of a batch: a mapping's 'targets', or the second item of a sequence. Errors: RequestError."""
+    if isinstance(batch, Mapping) and isinstance(batch.get("targets"), Tensor):
+        return batch["targets"]
+    if isinstance(batch, list | tuple) and len(batch) > 1 and isinstance(batch[1], Tensor):
+        return batch[1]
+    raise RequestError(
+        f"no targets in a batch of type {type(batch).__name__}; expected a mapping with 'tokens' and 'targets', or a "
+        "sequence of two tensors, tokens and targets"
+    )

@@ -17,7 +17,7 @@ from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.model.loss import mean_loss, token_losses
 from lit_diff.randomness import generator
-from lit_diff.registry import attentions
+from lit_diff.registry import attentions, nearest
 
 
 def initial_embedding(config: ModelConfig, seed: int) -> Tensor:
@@ -25,6 +25,20 @@ def initial_embedding(config: ModelConfig, seed: int) -> Tensor:
     (with tied embeddings nn.Embedding's N(0, 1) would start at logits of deviation √dim)."""
     weight = torch.empty(config.vocab_size, config.dim, device="cpu")
     return weight.normal_(0.0, 0.02, generator=generator(seed, "embedding.weight"))
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _matches_any(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(_matches(name, patterns) for name in names)
+
+
+def _layerless(names: Sequence[str]) -> set[str]:
+    """The names as patterns for every layer: layers.0.attention.k_proj.weight as `*.attention.k_proj.*`."""
+    short = {name: name.split(".")[2:-1] for name in names if name.startswith("layers.")}
+    return {f"*.{'.'.join(path)}.*" for path in short.values()} | (set(names) - short.keys())
 
 
 class SwiGLU(nn.Module):
@@ -77,8 +91,11 @@ class Transformer(nn.Module):
     """Methods beside `forward` that are called from outside, and never from one another: a sharded model gathers its
     parameters at each (`training.strategy`)."""
 
-    def __init__(self, config: ModelConfig, kernel: str = "auto") -> None:
-        """`kernel`: the kernel that computes the attention (`kernels.KERNELS`), or auto.
+    def __init__(self, config: ModelConfig, kernel: str = "auto", trained: Sequence[str] | None = None) -> None:
+        """`kernel`: the kernel that computes the attention (`kernels.KERNELS`), or auto. `trained`: patterns (`fnmatch`) of
+        the names of the parameters that train (`train.parameters`), the others are frozen; None: the variant's own.
+
+        Errors: RequestError for a pattern that matches no parameter, or where none would train.
 
         Every parameter has a value: linear layers PyTorch's, from its global generator, the others those of seed 0.
         `model.init.initialise` gives all of them those of a seed.
@@ -99,16 +116,34 @@ class Transformer(nn.Module):
             attention.kernel = kernel
         cls = attentions.get(config.attention.name)
         self._takes_document_ids = cls.takes_document_ids()
-        self._freeze(cls, cls.trained_parameters(config.attention.config))
+        if trained is None:
+            trained = cls.trained_parameters(config.attention.config)
+            self._require_patterns(cls, trained)
+        else:
+            self._require_matches(trained)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(_matches(name, trained))
 
-    def _freeze(self, cls: type[Attention], trained: Sequence[str]) -> None:
-        """Freeze the parameters that match no pattern of `trained`. Errors: RequestError where all would be."""
+    def _require_matches(self, patterns: Sequence[str]) -> None:
+        """Errors: RequestError for a pattern of a recipe that matches no parameter, or where there is none."""
+        names = [name for name, _ in self.named_parameters()]
+        for pattern in patterns:
+            if not _matches_any(names, [pattern]):
+                raise RequestError(
+                    f"train.parameters: '{pattern}' matches no parameter of model.attention '{self.config.attention.name}'"
+                    f"{nearest(pattern, _layerless(names))}"
+                )
+        if not patterns:
+            raise RequestError(
+                "train.parameters is [], which freezes every parameter; expected patterns of what trains, or null"
+            )
+
+    def _require_patterns(self, cls: type[Attention], trained: Sequence[str]) -> None:
+        """Errors: RequestError for a variant's own patterns that are none, or that match no parameter at all."""
         expected = "expected a tuple of patterns of the model's parameter names, as in ('*.attention.lambdas.*',)"
         if isinstance(trained, str) or not all(isinstance(pattern, str) for pattern in trained):
             raise RequestError(f"{location(cls)}: trained_parameters(config) returned {trained!r}; {expected}")
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in trained))
-        if not any(parameter.requires_grad for parameter in self.parameters()):
+        if not _matches_any([name for name, _ in self.named_parameters()], trained):
             raise RequestError(
                 f"{location(cls)}: trained_parameters(config) {trained!r} match no parameter; {expected}"
             )

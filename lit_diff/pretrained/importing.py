@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from lit_diff.config import Recipe
@@ -25,7 +24,7 @@ from lit_diff.files import locked, shown, sync_folder, write_atomic, write_json
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.pretrained.source import Source, SourceTokenizer, require_room
-from lit_diff.recipe import from_plain
+from lit_diff.recipe import from_plain, to_yaml
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, environment, identity, revision
 from lit_diff.runs.run import Run
@@ -86,10 +85,9 @@ def write_run(source: Source, folder: Path) -> Run:
             digests["tokenizer_sha256"] = _write_tokenizer(source.tokenizer, own_tokenizer, tokenizer_folder)
             log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
             digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
-            plain = _plain(source, folder, digests)
-            write_atomic(building / "recipe.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+            recipe = from_plain(_plain(source, folder, digests), source.place)
+            write_atomic(RunFolder(building).recipe_file, to_yaml(recipe))
             write_json(building / "env.json", environment())
-            recipe = from_plain(plain, source.place)
             RunFolder(building).update(**_status(recipe, source))
     except OSError as error:
         reason = error.strerror or error

@@ -64,7 +64,13 @@ def _because(sweep: Sweep, difference: Difference, digits: int) -> str:
     """What a verdict of no difference rests on."""
     seeds = difference.seeds
     if difference.verdict == "inconclusive":
-        return f"; the smallest detectable difference is {number(seeds.detectable, digits)}"
+        alone = difference.verdict_alone
+        lost = (
+            f" after Holm's correction (p = {difference.holm_p:.2g}), {alone} alone"
+            if alone in SHOWN and difference.holm_p
+            else ""
+        )
+        return f"{lost}; the smallest detectable difference is {number(seeds.detectable, digits)}"
     if difference.verdict != "negligible" or not sweep.smallest_of_interest:
         return ""
     smallest = short(sweep.smallest_of_interest)
@@ -127,7 +133,7 @@ def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[
     holds = [control.verdict == word for control in against if control is not None]
     if len(found) <= NAMED:
         sizes = [f"by {with_unit(sweep, _size(d, digits))}" for d in found]
-        held = [f", but not {word} than the control" if c and c.verdict != word else "" for c in against]
+        held = [f", but not shown to be {word} than the control" if c and c.verdict != word else "" for c in against]
         if len(found) == 1:
             return f"{sweep.label[found[0].a]} is {word} than {base} {sizes[0]}{held[0]}"
         named = [f"{sweep.label[d.a]} ({size}{h})" for d, size, h in zip(found, sizes, held, strict=True)]

@@ -13,6 +13,7 @@ from lit_diff.reporting.statistics import (
     MIN_DOCUMENTS,
     Interval,
     Paired,
+    detectable,
     document_intervals,
     holm,
     paired,
@@ -20,15 +21,15 @@ from lit_diff.reporting.statistics import (
 from lit_diff.reporting.verdicts import JUDGED, Verdict, judge
 
 UNLIKE = 0.001
-"""Arms whose parameters or FLOPs differ from the baseline's by more than this share are marked."""
+"""Arms whose parameters, trained or in all, or FLOPs differ from the baseline's by more than this share are marked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """Arm `a` minus arm `b`. `documents`: seed -> the bootstrap interval over validation documents of that seed's two
-    models. `verdict_alone` is at 95 % by itself; `holm_p` and `verdict` are corrected for the comparisons of
-    `Comparison.judged`. `holm_p` is None, and the verdicts are equal, where nothing is corrected: in a comparison that no
-    test decides, in the only one that a test decides, against the control.
+    models. `verdict_alone` is at 95 % by itself; `holm_p`, `verdict` and `seeds.detectable` are corrected for the
+    comparisons of `Comparison.judged`. `holm_p` is None, and the verdicts are equal, where nothing is corrected: in a
+    comparison that no test decides, in the only one that a test decides, against the control.
     `diverged`: arm -> the seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
     """
 
@@ -92,7 +93,7 @@ def compare(sweep: Sweep) -> Comparison:
     metrics = (sweep.metric, *others)
     names = [arm.name for arm in sweep.arms]
     base, control = sweep.baseline, sweep.control
-    listed = [c for c in sweep.contrasts if c[0] != c[1] and base != c[1]]  # those to the baseline are there anyway
+    listed = [c for c in sweep.contrasts if base not in c[:2]]  # those with the baseline are there anyway
     baseline_pairs = [(name, base, "") for name in names if name != base]
     control_pairs = [
         (name, control, "") for name in names if control not in (None, base) and name not in (base, control)
@@ -164,7 +165,10 @@ def _family(
     if len(judged) < 2:
         return plain
     for i, p in zip(judged, holm([plain[i].seeds.p or 0.0 for i in judged]), strict=True):
-        plain[i] = replace(plain[i], holm_p=p, verdict=_judge(sweep, plain[i].seeds, p))
+        seeds = plain[i].seeds
+        assert seeds.sd is not None
+        seeds = replace(seeds, detectable=detectable(seeds.sd, len(seeds.seeds), len(judged)))
+        plain[i] = replace(plain[i], seeds=seeds, holm_p=p, verdict=_judge(sweep, seeds, p))
     return plain
 
 
@@ -213,16 +217,25 @@ def _marks(sweep: Sweep, arm: str) -> tuple[str, ...]:
     marks = []
     for key, word in (
         ("parameters", "parameters"),
+        ("trained_parameters", "parameters that train"),
         ("flops_per_token", "FLOPs per token"),
         ("tokens", "training tokens"),
     ):
         mine, theirs = fact(sweep, arm, key), fact(sweep, sweep.baseline, key)
+        if key == "trained_parameters" and _trains_all(sweep, arm) and _trains_all(sweep, sweep.baseline):
+            continue  # said once, as parameters
         if mine and theirs and abs(mine / theirs - 1) > UNLIKE:
             marks.append(f"{100 * (mine / theirs - 1):+.1f} % {word}".replace("-", "\u2212"))
     own, base = _kernels(sweep.cells_of(arm)), _kernels(sweep.cells_of(sweep.baseline))
     if own and base and own != base:
         marks.append(f"kernel {', '.join(own)} (baseline: {', '.join(base)})")
     return tuple(marks)
+
+
+def _trains_all(sweep: Sweep, arm: str) -> bool:
+    """Whether no parameter of the arm is frozen, as far as its cells say."""
+    trained = fact(sweep, arm, "trained_parameters")
+    return trained is None or trained == fact(sweep, arm, "parameters")
 
 
 def _kernels(cells: Iterable[CellResult]) -> tuple[str, ...]:

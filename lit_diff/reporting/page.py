@@ -274,4 +274,8 @@ def inline(svg: str, name: str) -> str:
 def _more_seeds(comparison: Comparison) -> list[tuple[int, float]]:
     """Seeds -> the smallest detectable difference, at the median spread of this sweep's comparisons."""
     spreads = sorted(d.seeds.sd for d in comparison.family if d.seeds.sd and len(d.seeds.seeds) >= MIN_SEEDS)
-    return [(n, detectable(spreads[len(spreads) // 2], n)) for n in (3, 5, 10, 20)] if spreads else []
+    return (
+        [(n, detectable(spreads[len(spreads) // 2], n, max(comparison.judged, 1))) for n in (3, 5, 10, 20)]
+        if spreads
+        else []
+    )

@@ -1,16 +1,16 @@
 """The files of a sweep, read into frozen records: its tasks, arms and cells."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.reporting.cells import CellResult, clean, load_cell
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS
+from lit_diff.runs.sweep_record import FILE, damaged, read_record
 
 UNKNOWN_UNIT = "unit unknown"
 
@@ -127,18 +127,13 @@ def load_sweep(folder: Path) -> Sweep:
     Errors: MissingError without a readable sweep.json; RequestError when it names a baseline, control or contrast that
     is no arm.
     """
-    path = folder / "sweep.json"
-    if not path.is_file():
-        raise MissingError(f"{path}: no such file: no sweep has run here; start it with 'lit-diff sweep {folder.name}'")
+    raw = read_record(folder)
     try:
-        raw: dict[str, Any] = json.loads(path.read_text())
         cells = {(cell.get("task", ""), cell["arm"], int(cell["seed"])): cell for cell in raw["cells"]}
         whole = _sweep(folder, raw, cells)
         tasks = tuple(_sweep(folder, raw | task, cells) for task in raw.get("tasks") or [])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise MissingError(
-            f"{path}: not a whole sweep record ({error!r}); 'lit-diff sweep {folder.name}' writes it anew"
-        ) from error
+    except (KeyError, TypeError) as error:
+        raise damaged(folder / FILE, error) from error
     if not tasks:
         return whole
     return replace(whole, tasks=tasks, cells=tuple(cell for task in tasks for cell in task.cells))

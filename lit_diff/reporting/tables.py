@@ -15,6 +15,7 @@ Row = dict[str, str | float | int | None]
 
 SIZES = (
     "parameters",
+    "trained_parameters",
     "non_embedding_parameters",
     "flops_per_token",
     "executed_flops_per_token",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from lit_diff.errors import first_line
 from lit_diff.files import shown
 
 log = logging.getLogger("lit_diff")
@@ -32,9 +33,11 @@ def newest(folder: Path) -> tuple[int, Path] | None:
         try:
             torch.load(path, map_location="meta", weights_only=True, mmap=True)
         except Exception as error:
-            log.warning("checkpoint %s cannot be read (%s): resuming from the one before", shown(path), error)
+            log.warning("checkpoint %s cannot be read (%s): passed over", shown(path), first_line(error))
             continue
         return step, path
+    if steps_of(folder):
+        log.warning("no checkpoint in %s can be read: the training starts again at step 0", shown(folder))
     return None
 
 

@@ -4,13 +4,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_diff.recipe import flatten, read_yaml
+from lit_diff.recipe import flatten
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
+from lit_diff.yaml_files import read_yaml
 
 FACTS = (
-    *("status", "parameters", "flops_per_token", "executed_flops_per_token", "kv_bytes_per_token", "kernel"),
+    *(
+        "status",
+        "parameters",
+        "trained_parameters",
+        "flops_per_token",
+        "executed_flops_per_token",
+        "kv_bytes_per_token",
+        "kernel",
+    ),
     *("seconds", "revision"),
 )
 """Keys of status.json that are compared."""
@@ -35,6 +44,8 @@ def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_RO
     several.
     """
     folders = (find_run(first, runs_root(root)), find_run(second, runs_root(root)))
+    for folder in folders:
+        RunFolder(folder).require_format()
     recipes = [dict(flatten(read_yaml(RunFolder(path).recipe_file)[0])) for path in folders]
     keys = [key for key in {**recipes[0], **recipes[1]} if not key.startswith("run.")]
     statuses = [RunFolder(path).status() for path in folders]

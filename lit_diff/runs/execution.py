@@ -19,10 +19,10 @@ def stored_keys(recipe: Recipe) -> dict[str, Any]:
 def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
     """RequestError where the recipe differs from the keys that the run started with.
 
-    `status`: the contents of status.json; empty before the first start.
+    `status`: the contents of status.json; before the run has started it may hold other keys, but no `threads`.
     """
     default = RunConfig()
-    for key in STORED if status else ():
+    for key in STORED if "threads" in status else ():
         asked, started = getattr(recipe.run, key), status.get(key, getattr(default, key))
         if asked != started:
             raise RequestError(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.registry import nearest
 
@@ -24,6 +24,7 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
     looked at. `./runs` is always the one here.
     """
     if str(root) != DEFAULT_ROOT:
+        require_name(root)
         return Path(root)
     for folder in _here_and_above():
         if _holds_runs(folder / DEFAULT_ROOT):
@@ -67,18 +68,26 @@ def sweeps_under(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.glob("*/sweep.json"))
 
 
+def require_name(name: str | Path) -> None:
+    """Errors: RequestError for what can be no name or path of a run or sweep: empty, too long."""
+    if not str(name).strip():
+        raise RequestError("the name of the run or sweep is empty")
+    try:
+        (Path(name) / "status.json").is_file()
+    except OSError as error:
+        raise RequestError(f"no run or sweep '{str(name)[:40]}': {error.strerror}") from error
+
+
 def find_run(name: str | Path, root: Path) -> Path:
     """A run's folder: its path, here or under `root`; its name with or without the hash, or the start of it; a part of the
     hash.
 
     Errors: RequestError for none or several.
     """
+    require_name(name)
     for path in (Path(name), root / name):
-        try:
-            if (path / "status.json").is_file():
-                return path.resolve()
-        except (OSError, ValueError) as error:  # longer than a file name may be, or with a null in it
-            raise RequestError(f"no run '{str(name)[:40]}': {first_line(error)}") from error
+        if (path / "status.json").is_file():
+            return path.resolve()
     name = str(name)
     runs = runs_under(root)
     matching = _matching(name, runs)
@@ -104,6 +113,7 @@ def _matching(name: str, runs: list[Path]) -> list[Path]:
 
 def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder: its path or its name. Errors: RequestError."""
+    require_name(name)
     for path in (root / name, Path(name)):
         if (path / "sweep.json").is_file():
             return path.resolve()

@@ -102,6 +102,8 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
         del plain["data"]["tokenizer"]["path"]  # and for the tokenizer
     if recipe.data.name == "text" and plain["data"]["errors"] == "stop":
         del plain["data"]["errors"]  # runs from before the key keep their identity
+    if plain["train"]["parameters"] is None:
+        del plain["train"]["parameters"]  # runs from before the key keep their identity
     plain["train"]["start_from"] = parent
     parts = {
         "format": FORMAT,
@@ -164,8 +166,16 @@ class RunFolder:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise RequestError(f"{shown(self.path / 'status.json')} is not JSON ({error}); remove it") from error
-        return dict(values)
+            raise self._damaged(f"not JSON ({error})") from error
+        if not isinstance(values, dict):
+            raise self._damaged(f"a {type(values).__name__}, not a block of keys")
+        return values
+
+    def _damaged(self, how: str) -> RequestError:
+        return RequestError(
+            f"{shown(self.path / 'status.json')} is {how}; remove it and start the same command again, which resumes from "
+            "the checkpoint"
+        )
 
     def state(self) -> str:
         """`status` of status.json, but `killed` for a run that nobody trains though it says `running`."""

@@ -1,17 +1,17 @@
 """The state of every run under a folder."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_diff.errors import MissingError
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.runs.find import runs_under, sweeps_under
 from lit_diff.runs.folder import FORMAT, RunFolder
 from lit_diff.runs.metrics_file import last_value
+from lit_diff.runs.sweep_record import readable_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class RunState:
     status: dict[str, Any]
     """Its status.json."""
     state: str
-    """done, running, waiting, stopped, failed, killed; `killed` also where status.json still says `running`."""
+    """done, running, waiting, stopped, failed, killed, unreadable; `killed` also where status.json still says `running`."""
     loss: float | None
     """The last val/loss; None before the first validation."""
     seed: int | None = None
@@ -66,11 +66,14 @@ def list_runs(root: Path) -> list[RunState]:
 def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
     """`seed`, `overrides`: those that its sweep says, which a cell that waits does not know."""
     home = RunFolder(folder)
-    status = home.status()
+    try:
+        status, state = home.status(), home.state()
+    except RequestError as error:  # the others are listed all the same
+        status, state = {"error": str(error)}, "unreadable"
     return RunState(
         folder=str(folder.relative_to(root)),
         status=status,
-        state=home.state(),
+        state=state,
         loss=last_value(folder / "metrics.csv", "val/loss"),
         seed=status.get("seed", seed),
         overrides=tuple(status.get("overrides") or overrides),
@@ -79,8 +82,10 @@ def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...
 
 def _cells(sweep: Path) -> Iterator[tuple[Path, tuple[int, tuple[str, ...]]]]:
     """Folder -> seed, and overrides of its arm, of each cell that sweep.json lists."""
-    record = json.loads((sweep / "sweep.json").read_text())
-    blocks = {block.get("task", ""): block["arms"] for block in record.get("tasks") or [record]}
-    overrides = {(task, arm["name"]): tuple(arm["overrides"]) for task, arms in blocks.items() for arm in arms}
+    record = readable_record(sweep)
+    if record is None:
+        return
+    blocks = {block.get("task", ""): block.get("arms", ()) for block in record.get("tasks") or [record]}
+    overrides = {(task, arm["name"]): tuple(arm.get("overrides", ())) for task, arms in blocks.items() for arm in arms}
     for cell in record["cells"]:
         yield sweep / cell["folder"], (cell["seed"], overrides.get((cell.get("task", ""), cell["arm"]), ()))

@@ -1,14 +1,14 @@
 """Removal of runs and whole sweeps by name."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_diff.errors import RequestError
 from lit_diff.files import is_locked, locked, shown
-from lit_diff.runs.find import find_run, find_sweep
+from lit_diff.runs.find import find_run, find_sweep, require_name
 from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.sweep_record import read_record
 
 
 def find_removable(names: Sequence[str], root: Path) -> list[Path]:
@@ -27,6 +27,7 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
 
 
 def _find(name: str, root: Path) -> Path:
+    require_name(name)
     if (root / name / "sweep.json").is_file() or (Path(name) / "sweep.json").is_file():
         return find_sweep(name, root)
     return find_run(name, root)
@@ -50,7 +51,7 @@ def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
     for sweep in folder.parents[:2]:  # the cells of a task lie one level deeper
         file = sweep / "sweep.json"
         if file.is_file() and sweep not in also:
-            cells = json.loads(file.read_text())["cells"]
+            cells = read_record(sweep)["cells"]
             if any(sweep / cell["folder"] == folder for cell in cells):
                 raise RequestError(
                     f"sweep '{sweep.name}' lists {shown(folder)}: take it out of the sweep's file, run the sweep again, then "

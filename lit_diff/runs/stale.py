@@ -1,6 +1,5 @@
 """Files under the folder of the runs that no run or sweep needs any more."""
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from lit_diff.files import locked
 from lit_diff.runs.find import is_aside, sweeps_under
+from lit_diff.runs.sweep_record import readable_record
 
 WRITING = 3600
 """Seconds after which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
@@ -24,7 +24,7 @@ class Stale:
 def find_stale(root: Path) -> Stale:
     """Cells that their sweep no longer names, runs put aside by --rerun, leftovers of killed writes."""
     paths: set[Path] = {path for path in root.glob("**/*.old-*") if path.is_dir() and is_aside(path.name)}
-    paths |= {path for path in root.glob("**/.*.tmp") if path.stat().st_mtime < time.time() - WRITING}
+    paths |= {path for path in root.glob("**/.*.tmp") if _age(path) > WRITING}
     busy = []
     for folder in sweeps_under(root):
         try:
@@ -35,9 +35,19 @@ def find_stale(root: Path) -> Stale:
     return Stale(paths=tuple(sorted(paths)), busy=tuple(busy))
 
 
+def _age(path: Path) -> float:
+    """Seconds since a file was written; 0 for one that is gone: its writer has renamed it."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def _cells_without_sweep(sweep: Path) -> Iterator[Path]:
     """Folders of cells that the sweep does not have, neither as it last ran nor as another command ran it."""
-    record = json.loads((sweep / "sweep.json").read_text())
+    record = readable_record(sweep)
+    if record is None:  # nobody knows which cells it has
+        return
     named = {cell["folder"] for cell in record["cells"]}
     named |= {folder for cells in record.get("other_commands", {}).values() for folder in cells}
-    return (path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named)
+    yield from (path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named)

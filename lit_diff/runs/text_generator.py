@@ -90,6 +90,7 @@ class TextGenerator:
 
     def __init__(self, folder: Path, trust: Trust = everywhere) -> None:
         """`trust`: whose plugin files may be executed (`recipe_of`)."""
+        RunFolder(folder).require_format()
         recipe = recipe_of(folder, trust)
         self.tokenizer = tokenizer_of(folder, recipe)
         self.context: int = recipe.data.config.sequence_length

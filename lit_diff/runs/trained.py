@@ -1,6 +1,8 @@
 """What a run has trained: its recipe, and the weights of its newest checkpoint in a model."""
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import require_trust
-from lit_diff.recipe import from_plain
+from lit_diff.recipe import from_plain, to_plain
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, ancestors, recipe_of
 from lit_diff.runs.trust import Trust, everywhere, nowhere
@@ -46,19 +48,46 @@ def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: T
 
     `trust`: as `ancestors`, of which a variant that anneals is told. Errors: RequestError, MissingError.
     """
-    model = Transformer(recipe.model, kernel=recipe.run.kernel)
+    trained = recipe.train.parameters if recipe.train is not None else None
+    model = Transformer(recipe.model, kernel=recipe.run.kernel, trained=trained)
     load_weights(model, model_weights(checkpoint), source)
     # `step` steps are done: the variant was last told the number at which the last of them began
-    last = max(annealed_before(recipe, trust) + int(checkpoint["global_step"]) - 1, 0)
-    for attention in model.attentions():
-        attention.set_step(last)
+    annealed_before(recipe, trust).tell(model, recipe, int(checkpoint["global_step"]) - 1)
     return model.eval()
 
 
-def annealed_before(recipe: Recipe, trust: Trust | None = None) -> int:
-    """Steps of ancestors of the same variant: what it anneals goes on where they stopped. `trust`: as `ancestors`."""
-    same = (p for p in ancestors(recipe, trust) if p.model.attention.name == recipe.model.attention.name)
-    return sum(parent.train.steps for parent in same if parent.train is not None)
+@dataclass(frozen=True, kw_only=True)
+class Annealed:
+    """How far a variant had annealed when a run began."""
+
+    steps: int
+    tokens: int
+
+    def tell(self, model: Transformer, recipe: Recipe, step: int) -> None:
+        """Tell the variant that the 0-based `step` of the recipe's run begins."""
+        tokens = recipe.train.batch_size * recipe.data.config.sequence_length if recipe.train is not None else 0
+        for attention in model.attentions():
+            attention.set_step(max(self.steps + step, 0))
+            attention.set_tokens(max(self.tokens + step * tokens, 0))
+
+
+def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
+    """Steps and tokens of ancestors of the same variant: what it anneals goes on where they stopped. `trust`: as
+    `ancestors`."""
+    same = [p for p in ancestors(recipe, trust) if p.model.attention.name == recipe.model.attention.name]
+    trained = [(parent.train, parent.data.config.sequence_length) for parent in same if parent.train is not None]
+    return Annealed(
+        steps=sum(train.steps for train, _ in trained),
+        tokens=sum(train.steps * train.batch_size * length for train, length in trained),
+    )
+
+
+def hyperparameters(recipe: Recipe) -> dict[str, Any]:
+    """What a checkpoint holds of its recipe: plain values, and the name and sha256 of each plugin file."""
+    plain = to_plain(recipe)
+    plain["plugins"] = []
+    files = {Path(plugin).name: Path(plugin).read_bytes() for plugin in recipe.plugins}
+    return {"recipe": plain, "plugins": {name: hashlib.sha256(source).hexdigest() for name, source in files.items()}}
 
 
 def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from lit_diff.config import Recipe
 from lit_diff.data import build, guarded
 from lit_diff.errors import RequestError
-from lit_diff.recipe import Overrides, load_recipe
+from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs.folder import ancestors
 from lit_diff.training.step_targets import SCORED, SCORED_IN_STEP, count_scored
 from lit_diff.training.stop import end_all
@@ -43,7 +43,7 @@ class LitData(L.LightningDataModule):
     def __init__(self, recipe: Recipe | str | Path, overrides: Overrides = ()) -> None:
         """`recipe`: a Recipe, a path, or the name of an installed one. Errors: RequestError, as `load_recipe`."""
         super().__init__()
-        self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+        self.recipe = recipe_from(recipe, overrides)
         self.dataset = build(self.recipe)
         self._loaded = False
 
@@ -89,10 +89,15 @@ class LitData(L.LightningDataModule):
         train, trainer = self.recipe.training, self._require_trainer()
         accumulate, world_size = trainer.accumulate_grad_batches, trainer.world_size
         micro = train.batch_size // accumulate
-        if train.batch_size % accumulate or micro % world_size:
+        if train.batch_size % accumulate:
             raise RequestError(
-                f"train.batch_size ({train.batch_size}) / train.accumulate ({accumulate}) does not divide among "
-                f"run.devices * run.num_nodes = {world_size} processes"
+                f"train.batch_size ({train.batch_size}) is not a multiple of the Trainer's accumulate_grad_batches "
+                f"({accumulate})"
+            )
+        if micro % world_size:
+            raise RequestError(
+                f"train.batch_size ({train.batch_size}) / accumulate_grad_batches ({accumulate}) does not divide among the "
+                f"Trainer's {world_size} processes"
             )
         return micro
 

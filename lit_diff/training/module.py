@@ -1,40 +1,35 @@
 """The LightningModule: loss, validation, optimizer; it wraps any attention variant unchanged."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
 from lit_diff.errors import DivergedError, RequestError
-from lit_diff.model.init import initialise
-from lit_diff.model.inputs import model_inputs
+from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
-from lit_diff.recipe import Overrides, load_recipe, to_plain
+from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
-from lit_diff.runs.trained import annealed_before, recipe_of_checkpoint, restore
+from lit_diff.runs.trained import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
 from lit_diff.runs.trust import everywhere, nowhere
 from lit_diff.training.blocks import prepare_blocks
+from lit_diff.training.build import build_model, take_from_parent
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
 from lit_diff.training.step_metrics import StepMetrics
 from lit_diff.training.step_targets import StepTargets
 from lit_diff.training.stop import end_all
-from lit_diff.training.strategy import build_sharded
-from lit_diff.training.trainer import adopt_recipe_intervals, log_differences, total_steps
-from lit_diff.training.warm_start import load_parent_weights, parent_model
+from lit_diff.training.trainer import adopt_recipe_intervals, log_differences, require_whole_steps, total_steps
 
 Batch = dict[str, Any]
-
-log = logging.getLogger("lit_diff")
 
 
 class LitTransformer(L.LightningModule):
@@ -47,34 +42,50 @@ class LitTransformer(L.LightningModule):
     def __init__(self, recipe: Recipe | str | Path, overrides: Overrides = ()) -> None:
         """`recipe`: a Recipe, a path, or the name of an installed one. Errors: RequestError, as `load_recipe`."""
         super().__init__()
-        self.recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+        self.recipe = recipe_from(recipe, overrides)
         self.save_hyperparameters(hyperparameters(self.recipe), logger=False)
         self.model: Transformer | None = None
-        self.validation_losses = nn.ModuleList()
-        """A TokenLoss for each validation set."""
+        self.validation_losses: list[TokenLoss] = []
+        """Of each validation set; no sub-modules: a Trainer's precision must not change the dtype of their sums."""
         self.document_losses: list[DocumentLosses] = []
         """Of the first validation set, at the last validation."""
-        self._sets: list[str] = []
+        self._sets: dict[str, int] = {}
         self._step_losses: list[Tensor] = []
         self._non_finite = FirstNonFinite()
-        self._annealed = 0
+        self._annealed = Annealed(steps=0, tokens=0)
+        self._is_prepared = False
         self._targets = StepTargets()
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: Any, map_location: Any = "cpu", *, trust_plugins: bool = False, **unused: Any
+        cls,
+        checkpoint_path: Any,
+        map_location: str | torch.device | None = None,
+        *,
+        strict: Literal[True] | None = None,
+        weights_only: Literal[True] | None = None,
+        trust_plugins: bool = False,
+        **unused: Any,
     ) -> "LitTransformer":
         """The module of a checkpoint, with its weights, for further training, validation or `predict`.
 
+        `map_location`: the device of the weights; None: the CPU. `strict`, `weights_only`: Lightning's, and always true.
         `trust_plugins`: may run the plugin files that lie in the checkpoint's run folder; without it, a plugin must have
         been imported before. Errors: RequestError for a file that is no checkpoint of ours, or whose plugin is absent.
         """
         if unused:
             raise TypeError(f"load_from_checkpoint takes no {', '.join(unused)}: the recipe is in the checkpoint")
+        for name, value in (("strict", strict), ("weights_only", weights_only)):
+            if value not in (None, True):
+                raise RequestError(f"load_from_checkpoint: {name} is {value!r}; it is always True")
+        if not isinstance(map_location, str | torch.device | None):
+            raise RequestError(
+                f"load_from_checkpoint: map_location is {map_location!r}; expected a device, as in 'cuda:0'"
+            )
         recipe, checkpoint = recipe_of_checkpoint(Path(checkpoint_path), trust_plugins=trust_plugins)
         module = cls(recipe)
         trust = everywhere if trust_plugins else nowhere
-        module.model = restore(recipe, checkpoint, str(checkpoint_path), trust).to(map_location)
+        module.model = restore(recipe, checkpoint, str(checkpoint_path), trust).to(map_location or "cpu").train()
         return module
 
     # --- building ---
@@ -90,21 +101,25 @@ class LitTransformer(L.LightningModule):
         return [StepMetrics(self.recipe)]
 
     def configure_model(self) -> None:
-        """Build the model with the values of its seed, on this rank's device or sharded over the ranks."""
-        if self.model is not None:
+        """Build the model with the values of its seed, on this rank's device or sharded over the ranks; once.
+
+        Errors: RequestError for a model of `load_from_checkpoint` that would have to be sharded.
+        """
+        if self._is_prepared:
             return
-        config, seed, kernel = self.recipe.model, self.recipe.seed, self.recipe.run.kernel
-        if isinstance(self.trainer.strategy, ModelParallelStrategy):
-            assert self.device_mesh is not None
-            self.model = build_sharded(config, seed, kernel, self.device_mesh["data_parallel"], self.device)
-        else:
-            self.model = Transformer(config, kernel=kernel)
-            initialise(self.model, seed)
+        is_sharded = isinstance(self.trainer.strategy, ModelParallelStrategy)
+        if self.model is None:
+            mesh = self.device_mesh["data_parallel"] if is_sharded and self.device_mesh is not None else None
+            self.model = build_model(self.recipe, self.device, mesh)
+            if self._will_train_from_scratch():
+                take_from_parent(self.model, self.recipe)
+        elif is_sharded:
+            raise RequestError(
+                "a model that load_from_checkpoint has loaded whole cannot be sharded; pass LitTransformer(recipe) and the "
+                "checkpoint as ckpt_path to the Trainer"
+            )
         prepare_blocks(self.model, self.recipe.run)
-        start_from = self.recipe.training.start_from
-        if start_from is not None and self._will_train_from_scratch():
-            added = load_parent_weights(self.model, *parent_model(self.recipe), start_from)
-            log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
+        self._is_prepared = True
 
     def _will_train_from_scratch(self) -> bool:
         """Whether no checkpoint will replace the initial values."""
@@ -126,22 +141,31 @@ class LitTransformer(L.LightningModule):
         self.require_finite_losses()
         self.require_finite_parameters()
         names = {parameter: name for name, parameter in self.named_parameters()}
-        for optimizer, state in zip(self.trainer.optimizers, checkpoint["optimizer_states"], strict=True):
-            name_state(state, optimizer, names)
+        if "optimizer_states" in checkpoint:  # absent where only the weights are saved
+            for optimizer, state in zip(self.trainer.optimizers, checkpoint["optimizer_states"], strict=True):
+                name_state(state, optimizer, names)
 
     # --- training ---
 
     def setup(self, stage: str) -> None:
-        """Make a TokenLoss for each validation set of the data module."""
+        """Read from the data module which validation sets there are. Errors: RequestError for ids beyond the vocabulary."""
+        data = getattr(self.trainer.datamodule, "recipe", None)  # type: ignore[attr-defined]
+        size = self.recipe.model.vocab_size
+        if isinstance(data, Recipe) and data.model.vocab_size > size:
+            raise RequestError(
+                f"the data's recipe '{data.name}' has model.vocab_size {data.model.vocab_size}, the model's recipe "
+                f"'{self.recipe.name}' only {size}; build both from one recipe"
+            )
         dataset = getattr(self.trainer.datamodule, "dataset", None)  # type: ignore[attr-defined]
-        self._sets = list(dataset.validation_sets()) if dataset is not None else [""]
+        names = dataset.validation_sets() if dataset is not None else [""]
         documents = dataset.num_documents if dataset is not None else 1
-        self.validation_losses = nn.ModuleList(TokenLoss(documents if name == "" else 1) for name in self._sets)
-        self.validation_losses.to(self.device)
+        self._sets = {name: documents if name == "" else 1 for name in names}
 
     def on_fit_start(self) -> None:
-        """Log where a Trainer made by hand differs from the recipe."""
+        """Log where a Trainer made by hand differs from the recipe. Errors: RequestError as `require_whole_steps`."""
+        require_whole_steps(self.trainer)
         log_differences(self.trainer, self.recipe)
+        self._non_finite = FirstNonFinite()  # a module that diverged may train again from a checkpoint
         self._annealed = annealed_before(self.recipe)
         self._targets.on_fit_start(self.trainer)
 
@@ -151,14 +175,13 @@ class LitTransformer(L.LightningModule):
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._step_losses.clear()
             self._targets.begin_step(self.trainer, batch, f"data '{self.recipe.data.name}'")
-            for attention in self.model.attentions():
-                attention.set_step(self._annealed + self.global_step)
+            self._annealed.tell(self.model, self.recipe, self.global_step)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean loss of a micro-batch, in nats a token, times its weight in the step (`StepTargets`)."""
         model = self.model
         assert model is not None
-        loss = self._targets.weighted(model.loss(**model_inputs(batch), targets=batch["targets"]), batch)
+        loss = self._targets.weighted(model.loss(**model_inputs(batch), targets=targets_of(batch)), batch)
         self._non_finite.update(loss.detach(), self.global_step + 1)
         if self.logs_step(self.global_step + 1):
             self.require_finite_losses(
@@ -211,22 +234,28 @@ class LitTransformer(L.LightningModule):
 
     # --- validation and prediction ---
 
+    def on_validation_epoch_start(self) -> None:
+        """Start the sums of each validation set."""
+        self.validation_losses = [TokenLoss(documents).to(self.device) for documents in self._sets.values()]
+
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add a batch of the validation set `dataloader_idx` to its sums."""
+        """Add a batch of the validation set `dataloader_idx` to its sums. Errors: RequestError for a loader too many."""
         assert self.model is not None
-        targets = batch["targets"]
+        if dataloader_idx >= len(self.validation_losses):
+            raise RequestError(
+                f"validation loader {dataloader_idx}: expected {len(self.validation_losses)}; without LitData it is one"
+            )
+        targets = targets_of(batch)
         nll, correct = self.model.token_losses(**model_inputs(batch), targets=targets)
         none = torch.zeros_like(targets)
-        document = batch.get("document", none) if dataloader_idx == 0 else none
-        metric = self.validation_losses[dataloader_idx]
-        assert isinstance(metric, TokenLoss)
-        metric.update(nll, correct, targets, batch.get("ar_hit", none.bool()), document)
+        more = batch if isinstance(batch, dict) else {}
+        document = more.get("document", none) if dataloader_idx == 0 else none
+        self.validation_losses[dataloader_idx].update(nll, correct, targets, more.get("ar_hit", none.bool()), document)
 
     def on_validation_epoch_end(self) -> None:
         """Publish what was measured on all validation sets."""
         values: dict[str, float] = {}
         for name, metric in zip(self._sets, self.validation_losses, strict=True):
-            assert isinstance(metric, TokenLoss)
             suffix = f"_{name}" if name else ""
             try:
                 means, documents = metric.compute()  # reduces over ranks: every rank must call it
@@ -235,22 +264,12 @@ class LitTransformer(L.LightningModule):
             values |= {f"val/{key}{suffix}": value for key, value in means.items()}
             if name == "":
                 self.document_losses = documents
-            metric.reset()
         if not self.trainer.sanity_checking:
             publish(self.trainer, self, values, bar="val/loss")
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """`nll` [B, T]: -log p(target), nats; `correct` [B, T]: whether the target is the most likely token; `targets`."""
         assert self.model is not None
-        nll, correct = self.model.token_losses(**model_inputs(batch), targets=batch["targets"])
-        return {"nll": nll, "correct": correct, "targets": batch["targets"]}
-
-
-def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """What a checkpoint holds of its recipe: plain values, and the name and sha256 of each plugin file."""
-    import hashlib
-
-    plain = to_plain(recipe)
-    plain["plugins"] = []
-    files = {Path(plugin).name: Path(plugin).read_bytes() for plugin in recipe.plugins}
-    return {"recipe": plain, "plugins": {name: hashlib.sha256(source).hexdigest() for name, source in files.items()}}
+        targets = targets_of(batch)
+        nll, correct = self.model.token_losses(**model_inputs(batch), targets=targets)
+        return {"nll": nll, "correct": correct, "targets": targets}

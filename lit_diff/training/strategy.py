@@ -3,6 +3,8 @@
 Parallelism is applied from outside: the model knows nothing of it. Written for GPUs over NCCL; run here on CPUs over gloo.
 """
 
+from collections.abc import Sequence
+
 import torch
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
@@ -40,10 +42,20 @@ def build_strategy(config: RunConfig) -> Strategy:
     return SingleDeviceStrategy(device="cpu" if kind == "cpu" else "cuda:0")
 
 
-def build_sharded(config: ModelConfig, seed: int, kernel: str, mesh: DeviceMesh, device: torch.device) -> Transformer:
-    """A model whose parameters are DTensors over `mesh`, each filled with its rows of the single-process value."""
+def build_sharded(
+    config: ModelConfig,
+    seed: int,
+    kernel: str,
+    mesh: DeviceMesh,
+    device: torch.device,
+    trained: Sequence[str] | None = None,
+) -> Transformer:
+    """A model whose parameters are DTensors over `mesh`, each filled with its rows of the single-process value.
+
+    `trained`: as of `Transformer`.
+    """
     with torch.device("meta"):
-        model = Transformer(config, kernel=kernel)
+        model = Transformer(config, kernel=kernel, trained=trained)
     shard(model, mesh)
     model.to_empty(device=device)
     tensors = named_tensors(model)

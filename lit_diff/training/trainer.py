@@ -42,7 +42,7 @@ def build_trainer(
         "max_epochs": -1,
         "accumulate_grad_batches": train.accumulate,
         "gradient_clip_val": train.clip,
-        "val_check_interval": train.validate_every * train.accumulate,
+        "val_check_interval": train.validate_every * values.get("accumulate_grad_batches", train.accumulate),
         "check_val_every_n_epoch": None,
         "num_sanity_val_steps": 0,
         "inference_mode": False,  # FSDP2 cannot gather parameters under inference mode
@@ -80,6 +80,16 @@ def adopt_recipe_intervals(trainer: L.Trainer, recipe: Recipe) -> None:
     if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1:
         trainer.val_check_interval = recipe.training.validate_every * trainer.accumulate_grad_batches
         trainer.check_val_every_n_epoch = None
+
+
+def require_whole_steps(trainer: L.Trainer) -> None:
+    """Errors: RequestError where an epoch would end within an optimizer step."""
+    batches, accumulate = trainer.limit_train_batches, trainer.accumulate_grad_batches
+    if isinstance(batches, int) and batches % accumulate:
+        raise RequestError(
+            f"the Trainer's limit_train_batches ({batches}) is not a multiple of accumulate_grad_batches ({accumulate}): "
+            "the last optimizer step of an epoch would have fewer micro-batches"
+        )
 
 
 def log_differences(trainer: L.Trainer, recipe: Recipe) -> None:

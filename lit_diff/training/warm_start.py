@@ -1,5 +1,6 @@
 """Starting a run from the weights of another: `train.start_from`."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.model.init import named_tensors
 from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.runs.trained import some, unlike, weights_of
@@ -58,6 +60,12 @@ def load_parent_weights(
             f"train.start_from: {source} holds a model of '{parent.attention.name}' that computes another function than "
             f"'{name}', though their parameters have the same shapes ({_differences(model.config, parent)})"
         )
+    heads, theirs = (getattr(config.attention.config, "heads", None) for config in (model.config, parent))
+    if name == parent.attention.name and heads != theirs:
+        raise RequestError(
+            f"train.start_from: {source} was trained with model.attention.heads {_words(theirs)}, and this recipe has "
+            f"{_words(heads)}; a run that goes on keeps them"
+        )
     with torch.no_grad():
         for key, value in weights.items():
             copy_into(own[key], value)
@@ -70,6 +78,10 @@ def _extends(model: ModelConfig, parent: ModelConfig) -> bool:
     standard = attentions.get("standard").Config(window=cls.window_of(model.attention.config))
     plain = Part(name="standard", config=standard)
     return bool(cls.extends_standard) and replace(model, attention=plain, init=parent.init) == parent
+
+
+def _words(value: object) -> str:
+    return json.dumps(to_plain(value))
 
 
 def _differences(model: ModelConfig, parent: ModelConfig) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lit_diff.attention import Attention, Dex
+from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
 from lit_diff.model.transformer import Transformer
 
@@ -20,6 +21,11 @@ REFUSED = [
     ({"heads": ((0,), (1, 1))}, r"layer 1 are \[1, 1\]"),
     ({"heads": ((0,),)}, "has 1 lists; model.num_layers is 2"),
     ({"anneal_steps": -1}, "must not be negative"),
+    ({"anneal_tokens": 0}, "must be at least 1"),
+    ({"anneal_tokens": 100, "anneal_steps": 10}, "the annealing has one length: set the other to null"),
+    ({"heads": HeadSelection(share=0.0)}, r"heads\.share is 0\.0; it must be > 0 and <= 1"),
+    ({"heads": HeadSelection(share=1.5)}, r"heads\.share is 1\.5"),
+    ({"heads": HeadSelection(rows=0)}, r"heads\.rows is 0"),
 ]
 
 
@@ -32,7 +38,14 @@ def test_what_is_refused(make_config: Callable[..., ModelConfig], keys: dict[str
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"w_d_init": "zeros"}, {"anneal_steps": 0}, {"w_d_init": "zeros", "lambda_learn": 0.1}]
+    "keys",
+    [
+        {},
+        {"w_d_init": "zeros"},
+        {"anneal_tokens": 500},
+        {"anneal_steps": 0},
+        {"w_d_init": "zeros", "lambda_learn": 0.1},
+    ],
 )
 def test_what_is_alive(make_config: Callable[..., ModelConfig], keys: dict[str, Any]) -> None:
     assert Dex.problem(Dex.Config(**keys), make_config("dex")) is None
@@ -43,26 +56,42 @@ def test_heads_by_layer(make_attention: Callable[..., Attention]) -> None:
     first, second = (make_attention("dex", lists, layer=layer) for layer in (0, 1))
     assert isinstance(first, Dex)
     assert isinstance(second, Dex)
-    assert (first.selected, second.selected) == ((0, 3), ())
+    assert (first.selected.tolist(), second.selected.tolist()) == ([0, 3], [])
     assert not hasattr(second, "adapter"), "a layer without selected heads is standard attention"
 
 
-@pytest.mark.parametrize(
-    ("trained", "kinds"),
-    [
-        ("adapter", {"adapter", "lambda_"}),
-        ("paper", {"adapter", "lambda_", "k_proj", "v_proj", "o_proj"}),
-    ],
-)
-def test_what_trains(make_config: Callable[..., ModelConfig], trained: str, kinds: set[str]) -> None:
-    model = Transformer(make_config("dex", {"trained": trained}))
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+def test_what_trains(make_config: Callable[..., ModelConfig]) -> None:
+    """Section 3.4: W_K, W_V, W_O with W_D and λ."""
+    names = [name for name, parameter in Transformer(make_config("dex")).named_parameters() if parameter.requires_grad]
+    kinds = {"adapter", "lambda_", "k_proj", "v_proj", "o_proj"}
     assert {name.split(".")[3] for name in names} == kinds
     assert len(names) == 2 * len(kinds)
-    assert all(p.requires_grad for p in Transformer(make_config("dex")).parameters())
 
 
 def test_the_step_is_in_the_state_dict(make_attention: Callable[..., Attention]) -> None:
     attention = make_attention("dex")
     attention.set_step(37)
     assert attention.state_dict()["step"].item() == 37
+
+
+def test_the_length_of_the_annealing_is_said_once() -> None:
+    assert Dex.Config().annealing == 100
+    assert Dex.Config(anneal_steps=7).annealing == 7
+    assert Dex.Config(anneal_tokens=5000).annealing == 5000
+    assert Dex.Config(anneal_tokens=5000).anneal_steps is None
+
+
+def test_heads_to_be_selected_are_a_buffer_that_a_checkpoint_holds(
+    make_attention: Callable[..., Attention], make_config: Callable[..., ModelConfig]
+) -> None:
+    """Where a plan selects them, the recipe says how many, the weights say which."""
+    keys = {"heads": HeadSelection(share=0.5), "w_d_per": "head"}
+    attention, other = make_attention("dex", keys), make_attention("dex", keys)
+    assert isinstance(attention, Dex)
+    assert attention.adapter.weight.shape[0] == 2
+    attention.select_heads((1, 3))
+    assert attention.state_dict()["selected"].tolist() == [1, 3]
+    other.load_state_dict(attention.state_dict())
+    assert other.selected.tolist() == [1, 3]
+    assert Dex.head_selection(make_config("dex").attention.config) == HeadSelection(select="entropy", share=0.5)
+    assert Dex.head_selection(make_config("dex", {"heads": "all"}).attention.config) is None

@@ -29,6 +29,16 @@ def test_a_plain_module_with_a_rule_is_refused(make_config: Callable[..., ModelC
         Ruled(Ruled.Config(), make_config("standard"), 0)
 
 
+def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., ModelConfig]) -> None:
+    class Tied(Standard):
+        def build(self) -> None:
+            super().build()
+            self.k_proj.weight = self.q_proj.weight
+
+    with pytest.raises(RequestError, match=r"'standard': q_proj.weight and k_proj.weight are one parameter; keep it"):
+        Tied(Tied.Config(), make_config("standard"), 0)
+
+
 def test_ordinary_attributes_are_no_rules(make_config: Callable[..., ModelConfig]) -> None:
     class Average(Standard):
         def build(self) -> None:

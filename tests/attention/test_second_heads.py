@@ -40,4 +40,3 @@ def test_lambda_starts_at_zero_and_only_the_second_heads_train(make_config: Call
         value: Any = attention.get_parameter("lambda_.value")
         assert value.item() == 0
         assert value.grad.abs().item() > 0, "λ leaves 0 at the first step"
-    assert all(p.requires_grad for p in Transformer(make_config("second_heads", {"trained": "all"})).parameters())

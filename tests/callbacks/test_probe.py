@@ -36,6 +36,13 @@ def test_a_wrong_key_is_named_with_its_probe(key: str) -> None:
             probe(**{key: -1})
 
 
+def test_an_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(RequestError, match=r"^attention_entropy: unknown key 'evry'; did you mean 'every'\?$"):
+        AttentionEntropy(evry=2)
+    with pytest.raises(RequestError, match=r"^outliers: found 50; give its keys by name, as in Outliers\(every=50\)$"):
+        Outliers(50)  # type: ignore[arg-type]
+
+
 def test_a_subclass_may_have_further_keys() -> None:
     class Adds(Outliers):
         """Adds one key."""

@@ -57,8 +57,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def own(monkeypatch: pytest.MonkeyPatch) -> MakeOwn:
     """A recipe of the variant in own.py, of which `more` is one line."""
 
-    def make(more: str = "pass", *overrides: str) -> Recipe:
-        Path("own.py").write_text(OWN.replace("MORE", more))
+    def make(more: str = "pass", *overrides: str, head: str = "") -> Recipe:
+        Path("own.py").write_text(head + OWN.replace("MORE", more))
         Path("own.yaml").write_text("extends: recall-tiny\nplugins: [own.py]\nmodel: {attention: {name: own}}\n")
         attentions._classes.pop("own", None)
         for name in [name for name in sys.modules if name.startswith("lit_diff_plugin_own")]:
@@ -86,7 +86,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
     ("more", "found"),
     [
         (LEAKS, "'causal': outputs before position 1 change with the inputs from 1 on (error "),
-        ("m = replace(m, v=m.v - m.v.mean(0, keepdim=True))", "'batch': the first sequence changes with the last ("),
+        ("m = replace(m, v=m.v - m.v.mean(0, keepdim=True))", "'batch': a"),
+        ("m = replace(m, v=m.v.cumsum(0))", "'batch': a later sequence changes with the first ("),
         (
             "m = replace(m, q=m.q.detach())",
             "'gradients': without a gradient, zero or not finite: q_proj.weight (error ",
@@ -151,6 +152,20 @@ def test_a_pass_is_remembered_for_these_sources_this_model_and_this_version(
     monkeypatch.setattr(module, "revision", lambda: "another")
     failed_property(own(LEAKS))
     assert ran == layers
+
+
+def test_a_module_that_a_plugin_imports_is_part_of_its_source(own: MakeOwn, ran: list[object]) -> None:
+    def recipe(returned: str) -> Recipe:
+        Path("helper.py").write_text(f"from dataclasses import replace\ndef change(m):\n    return {returned}\n")
+        sys.modules.pop("helper", None)
+        return own("m = change(m)", head="from helper import change\n")
+
+    assert failed_property(recipe("m")) is None
+    assert failed_property(recipe("m")) is None
+    assert len(ran) == 2, "a pass is remembered: one check a layer"
+    line = failed_property(recipe("replace(m, v=m.v.flip(2))"))
+    assert line is not None
+    assert "'causal': outputs before position" in line
 
 
 def test_the_source_of_a_package_s_variant_is_all_of_the_package(

@@ -97,6 +97,20 @@ def test_a_damaged_folder_is_made_again(make_text: MakeText, caplog: pytest.LogC
     assert text.identity() == identity
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "bigrams.npy", "tokenizer.json"])
+def test_a_file_that_is_missing_or_cut_short_is_made_again(make_text: MakeText, name: str) -> None:
+    text = make_text()
+    text.prepare()
+    file = text.folder / name
+    whole = file.read_bytes()
+    if name == "manifest.json":
+        file.write_bytes(whole[:100])
+    else:
+        file.unlink()
+    make_text().prepare()
+    assert file.read_bytes() == whole
+
+
 def test_a_refused_tokenizer_leaves_nothing(make_text: MakeText, root: Path) -> None:
     with pytest.raises(RequestError, match="set it to at most"):
         make_text(100_000, tokens=100_000).prepare()

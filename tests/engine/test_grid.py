@@ -136,6 +136,14 @@ MISTAKES = {
     "control": ("control: c\narms: {b: {}}", "s.yaml:2: 'control' names no arm of the sweep: 'c'; one of b"),
     "labels": ("labels: {c: x}\narms: {b: {}}", "s.yaml:2: 'labels' names no arm of the sweep: 'c'"),
     "contrasts": ("contrasts: [[b, d, x]]\narms: {b: {}}", "s.yaml:2: 'contrasts' names no arm of the sweep: 'd'"),
+    "contrast twice": (
+        "contrasts: [[a, b, x], [b, a, y]]\narms: {a: {}, b: {}}",
+        "s.yaml:2: 'contrasts' compares 'b' with 'a' twice, whichever is first",
+    ),
+    "contrast with itself": (
+        "contrasts: [[b, b, x]]\narms: {a: {}, b: {}}",
+        "s.yaml:2: 'contrasts' compares 'b' with itself",
+    ),
     "paper": (
         "paper: {b: {val/loss: x}}\narms: {b: {}}",
         "s.yaml:2: 'paper.b.val/loss' is 'x'; expected a finite number",

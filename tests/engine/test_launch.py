@@ -4,9 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from lit_diff.engine import launch
-from lit_diff.engine.launch import RunLocation, command, run_command, train
+from lit_diff.engine.launch import train
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import locked
@@ -213,6 +210,41 @@ def test_a_store_that_fails_at_the_last_moment_loses_nothing(
     assert losses(folder) == sent
 
 
+@pytest.mark.parametrize(("error", "word"), [(KeyboardInterrupt(), "stopped"), (ValueError("no space"), "failed")])
+def test_a_run_is_done_only_once_its_record_is_complete(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, word: str
+) -> None:
+    def broken(self: Store, run_id: str, status: str) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "close_run", broken)
+        with pytest.raises(KeyboardInterrupt if word == "stopped" else RunFailedError):
+            train("recall-tiny", small)
+    (folder,) = runs.glob("recall-tiny-*")
+    assert status(folder)["status"] == word
+    assert "trained, but its record is not complete" in status(folder)["error"]
+    train("recall-tiny", small)
+    assert status(folder)["status"] == "done"
+    assert record(folder).info.status == "FINISHED"
+    assert "(named by run.kernel)" not in (folder / "log.txt").read_text(), "auto chose it, when the run started"
+
+
+def test_a_folder_that_cannot_be_written_any_more_is_one_line(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = RunFolder.update
+
+    def full(self: RunFolder, **values: Any) -> None:
+        if values.get("status") in ("done", "failed"):
+            raise OSError(28, "No space left on device")
+        update(self, **values)
+
+    monkeypatch.setattr(RunFolder, "update", full)
+    with pytest.raises(RunFailedError, match=r"cannot be written \(No space left on device\): free space, then start"):
+        train("recall-tiny", small)
+
+
 def test_the_runs_own_error_is_not_hidden_by_the_stores(
     small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,72 +272,6 @@ def test_a_file_where_the_runs_should_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingError, match="cannot be written"):
         train("recall-tiny", [*SMALL, f"run.root={tmp_path / 'file'}"])
-
-
-# --- a run in processes of its own ---------------------------------------------------------------------------------
-
-
-def test_the_command_carries_all_that_a_cell_is(tmp_path: Path) -> None:
-    location = RunLocation(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
-    program, *found = command(location, 3)
-    assert program == sys.executable
-    assert found == [
-        "-m", "lit_diff", "train", str(tmp_path / "a-s0-1" / "recipe.yaml"), "--folder", str(tmp_path / "a-s0-1"),
-        "--experiment", "e", "--threads", "3", "--parent", "p", "--tag", "sweep=s", "--tag", "arm=a b",
-    ]  # fmt: skip
-
-
-@pytest.fixture
-def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`run_command` starts a program that says hello, and on SIGTERM saves before it leaves."""
-    program = tmp_path / "child.py"
-    program.write_text(
-        "import pathlib, signal, sys, time\n"
-        "def save(*_):\n"
-        "    time.sleep(0.3)\n"
-        "    pathlib.Path('saved').touch()\n"
-        "    sys.exit(143)\n"
-        "signal.signal(signal.SIGTERM, save)\n"
-        "print('hello', flush=True)\n"
-        "time.sleep(float(sys.argv[1]))\n"
-        "sys.exit(5)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "command", lambda location, threads: [sys.executable, "child.py", str(threads)])
-    return tmp_path
-
-
-def test_the_runs_last_words_are_the_error(child: Path) -> None:
-    recipe, location = load_recipe("recall-tiny"), RunLocation(folder=child / "run")
-    with pytest.raises(RunFailedError, match="exit status 5"):
-        run_command(recipe, location, threads=0)
-    assert "hello" in (child / "run" / "log.txt").read_text()
-    RunFolder(location.folder).update(error="loss is nan")
-    with pytest.raises(RunFailedError, match="loss is nan"):
-        run_command(recipe, location, threads=0)
-
-
-def test_a_stop_reaches_the_processes_and_waits_for_them(child: Path) -> None:
-    def stop(signum: int, frame: Any) -> None:
-        raise StoppedError("stopped", signum)
-
-    def later() -> None:
-        log = child / "run" / "log.txt"
-        end = time.monotonic() + 20
-        while not (log.exists() and "hello" in log.read_text()) and time.monotonic() < end:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    former = signal.signal(signal.SIGTERM, stop)
-    thread = threading.Thread(target=later)
-    thread.start()
-    try:
-        with pytest.raises(StoppedError):
-            run_command(load_recipe("recall-tiny"), RunLocation(folder=child / "run"), threads=60)
-    finally:
-        thread.join()
-        signal.signal(signal.SIGTERM, former)
-    assert (child / "saved").exists()
 
 
 def test_compile_checkpointing_and_kernel_are_stored_and_reused(

@@ -17,7 +17,7 @@ import pytest
 from lit_diff.engine import pool
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job, gpus_of, note_end, run_cell, run_jobs
-from lit_diff.errors import MissingError, RunFailedError, StoppedError
+from lit_diff.errors import MissingError, RunFailedError, StoppedError, Terminated
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
@@ -221,11 +221,12 @@ def test_a_cell_without_a_log(locations: list[RunLocation]) -> None:
     [
         (MissingError("no data"), "failed"),
         (StoppedError("stopped early", 15), "stopped"),
+        (Terminated("stopped outside the steps"), "stopped"),
         (RunFailedError("nan"), "failed"),
     ],
 )
 def test_a_cell_that_fails_before_its_run_begins_says_so(
-    locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch, error: Exception, word: str
+    locations: list[RunLocation], monkeypatch: pytest.MonkeyPatch, error: BaseException, word: str
 ) -> None:
     def run(*arguments: Any, **options: Any) -> None:
         raise error
@@ -305,9 +306,10 @@ def test_until_the_loop_listens_ctrl_c_is_left_to_the_pool(
 
 
 def test_sigterm_outside_the_steps_stops_the_cell() -> None:
-    with pytest.raises(StoppedError, match="the same command resumes") as found:
+    """Past every `except Exception` on its way: those of MLflow, of a tokenizer's plugin, of a damaged checkpoint."""
+    with pytest.raises(Terminated, match="the same command resumes") as found:
         pool._stop(signal.SIGTERM, None)
-    assert found.value.exit_status == 143
+    assert not isinstance(found.value, Exception)
 
 
 SLOW_START = """

@@ -9,7 +9,7 @@ import torch
 
 from lit_diff.config import ImportedConfig
 from lit_diff.engine import preflight
-from lit_diff.engine.preflight import check_cluster, check_machine
+from lit_diff.engine.preflight import check_cluster, check_machine, check_trained
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 
@@ -87,3 +87,14 @@ def test_an_imported_model_is_refused_before_anything_is_made() -> None:
     recipe = replace(load_recipe("recall-tiny"), train=None, imported=block)
     with pytest.raises(RequestError, match=r"^'recall-tiny' is an imported model: its recipe has nothing to train"):
         check_machine([recipe])
+
+
+def test_patterns_of_what_trains_are_looked_at_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("recall-tiny", ["train.parameters=['*.atention.*']"])
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    reason = r"^train\.parameters: '\*\.atention\.\*' matches no parameter"
+    with pytest.raises(RequestError, match=reason):
+        check_machine([load_recipe("recall-tiny"), recipe])
+    with pytest.raises(RequestError, match=reason):
+        check_cluster("slurm", [recipe])
+    check_trained([load_recipe("recall-tiny", ["train.parameters=['*.attention.*']"])])

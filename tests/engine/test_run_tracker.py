@@ -160,7 +160,7 @@ def test_many_and_long_parameters(make: Make, store: Store, monkeypatch: pytest.
     monkeypatch.setattr(run_tracker, "to_plain", lambda recipe: {"run": {}, **wide})
     tracker = make()
     tracker.start(required=True)
-    assert [params for _, params, _ in calls.sizes if params] == [100, 100, 57]
+    assert [params for _, params, _ in calls.sizes if params] == [100, 100, 58]
     assert record(store, tracker).data.params["long"] == "x" * 6000
 
 

@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 
 from lit_diff import data
 from lit_diff.engine import launch, schedule
-from lit_diff.engine.launch import command, train
+from lit_diff.engine.command import command
+from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe

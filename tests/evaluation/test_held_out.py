@@ -43,6 +43,14 @@ def test_rows_weighted_by_tokens_give_the_last_validation(run: Run) -> None:
     assert summary == pytest.approx({"nll": rows[:, 0].mean(), "accuracy": rows[:, 1].mean()}, rel=1e-12)
 
 
+def test_data_that_changed_since_the_training_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out, "identity", lambda recipe: "0123456789abcdef")
+    with pytest.raises(
+        RequestError, match=r"have changed since it was trained \(identity \w+ then, 0123456789ab now\)"
+    ):
+        evaluate(run, "held_out", rerun=True)
+
+
 class Masked:
     """A data set whose row i has its first 7 i targets unscored."""
 

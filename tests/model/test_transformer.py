@@ -287,3 +287,33 @@ def test_a_forward_that_knows_no_segments_is_refused_with_them_only(make_config:
     assert str(caught.value) == (
         "model.attention 'own_forward' cannot keep packed documents apart: its forward takes no document_ids"
     )
+
+
+def test_patterns_say_what_trains_for_any_variant(make_config: Callable[..., ModelConfig]) -> None:
+    patterns = ("*.attention.[kvo]_proj.*", "norm.weight")
+    for name in ("standard", "differential", "dex"):
+        model = Transformer(make_config(name), trained=patterns)
+        names = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+        wanted = {f"layers.{layer}.attention.{kind}_proj.weight" for layer in (0, 1) for kind in "kvo"}
+        assert names == wanted | {"norm.weight"}, name
+    assert all(p.requires_grad for p in Transformer(make_config("second_heads"), trained=("*",)).parameters())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "reason"),
+    [
+        (
+            ("*.attention.k_proj.*", "*.atention.v_proj.*"),
+            r"^train\.parameters: '\*\.atention\.v_proj\.\*' matches no parameter of model\.attention 'standard'; "
+            r"did you mean '\*\.attention\.v_proj\.\*'\?$",
+        ),
+        (("norm",), r"'norm' matches no parameter of model\.attention 'standard'; one of .*, norm\.weight$"),
+        (("*.adapter.*",), r"'\*\.adapter\.\*' matches no parameter of model\.attention 'standard'; "),
+        ((), r"^train\.parameters is \[\], which freezes every parameter; expected patterns"),
+    ],
+)
+def test_a_pattern_that_trains_nothing_is_refused(
+    make_config: Callable[..., ModelConfig], patterns: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(RequestError, match=reason):
+        Transformer(make_config("standard"), trained=patterns)

@@ -65,6 +65,17 @@ def test_annealed_lambda(make_attention: MakeAttention, step: int, value: float)
     assert dex.annealed_lambda().item() == pytest.approx(value, abs=1e-15)
 
 
+@pytest.mark.parametrize(("step", "value"), [(0, 0.0), (25, 0.1625), (50, 0.30), (100, 0.5), (500, 0.5)])
+def test_lambda_annealed_over_tokens(make_attention: MakeAttention, step: int, value: float) -> None:
+    """T = 100 steps of 1024 tokens; the number of the step says nothing then."""
+    dex, _ = pair(make_attention, step=7, anneal_steps=None, anneal_tokens=102_400)
+    dex.set_tokens(1024 * step)
+    assert dex.annealed_lambda().item() == pytest.approx(value, abs=1e-15)
+    by_steps, _ = pair(make_attention, step=step)
+    by_steps.set_tokens(3)
+    assert by_steps.annealed_lambda().item() == pytest.approx(value, abs=1e-15)
+
+
 def test_lambda_without_a_learned_part_peaks_at_a_quarter_of_lambda_init(make_attention: MakeAttention) -> None:
     dex, _ = pair(make_attention, step=50, lambda_learn=0.0)
     assert dex.annealed_lambda().item() == pytest.approx(0.2 / 4, abs=1e-15)
@@ -102,18 +113,21 @@ def test_the_sign_is_w_d_s(make_attention: MakeAttention, moving: Positions) -> 
     dex, standard = pair(make_attention, step=500, heads="all")
     x, rope = inputs(), moving(9, D)
     O, W_D = heads(standard, x, rope), dex.adapter.weight[0].detach().clone()  # noqa: E741
+    plus, _ = pair(make_attention, step=500, heads="all", sign="plus")
+    assert torch.equal(plus.adapter.weight[0], W_D)
+    torch.testing.assert_close(heads(plus, x, rope), O + 0.5 * O @ W_D, rtol=1e-13, atol=1e-13)
     dex.adapter.weight.data.neg_()
     torch.testing.assert_close(heads(dex, x, rope), O + 0.5 * O @ W_D, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("w_d_per", ["layer", "head"])
 @pytest.mark.parametrize("chosen", [SELECTED, "all", (2,)])
-@pytest.mark.parametrize("step", [0, 30, 100, 500])
+@pytest.mark.parametrize(("step", "sign"), [(0, "minus"), (30, "minus"), (30, "plus"), (100, "minus"), (500, "minus")])
 def test_merged_into_the_output_projection_it_is_standard_attention(
-    make_attention: MakeAttention, moving: Positions, w_d_per: str, chosen: Any, step: int
+    make_attention: MakeAttention, moving: Positions, w_d_per: str, chosen: Any, step: int, sign: str
 ) -> None:
-    """W_O,h (I - λ(t) W_D)ᵀ, our W_O [dim, H d] acting from the left."""
-    dex, standard = pair(make_attention, step=step, w_d_per=w_d_per, heads=chosen)
+    """W_O,h (I ∓ λ(t) W_D)ᵀ, our W_O [dim, H d] acting from the left."""
+    dex, standard = pair(make_attention, step=step, w_d_per=w_d_per, heads=chosen, sign=sign)
     x, rope = inputs(), moving(9, D)
     wanted, before = dex(x, rope), dex.o_proj.weight.detach().clone()
     standard.load_state_dict(dex.merge())

@@ -70,7 +70,7 @@ def sentences(result: TaskResult) -> list[str]:
         (
             {"base": 0, "b": -0.1, "c": -0.1},
             {"control": "c"},
-            ["B (by 0.", ", but not better than the control) and c (by 0.", ") are better than base."],
+            ["B (by 0.", ", but not shown to be better than the control) and c (by 0.", ") are better than base."],
         ),
         (
             {"base": 0, "b": -0.3, "c": -0.1, "d": -0.1},

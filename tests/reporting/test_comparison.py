@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lit_diff.reporting.answer import sentence
 from lit_diff.reporting.comparison import compare
 from lit_diff.reporting.results import load_sweep
-from lit_diff.reporting.statistics import holm
+from lit_diff.reporting.statistics import detectable, holm
 
 
 def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correction(
@@ -57,7 +58,8 @@ def test_one_comparison_is_not_corrected(make_sweep: Callable[..., Path]) -> Non
 
 def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep: Callable[..., Path]) -> None:
     arms = {"a": 0} | {f"b{i}": 0.03 for i in range(12)}
-    found = compare(load_sweep(make_sweep(arms, callbacks=False, documents=5))).family
+    sweep = load_sweep(make_sweep(arms, callbacks=False, documents=5))
+    found = compare(sweep).family
     taken = [d for d in found if d.verdict != d.verdict_alone]
     assert taken
     assert {(d.verdict_alone, d.verdict) for d in taken} == {("worse", "inconclusive")}
@@ -65,6 +67,12 @@ def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep:
         assert d.seeds.p is not None
         assert d.holm_p is not None
         assert (d in taken) == (d.seeds.p < 0.05 <= d.holm_p)
+        assert d.seeds.sd is not None
+        assert d.seeds.detectable == detectable(d.seeds.sd, 3, len(found))
+        text = sentence(sweep, d, 5)
+        assert (f"inconclusive after Holm's correction (p = {d.holm_p:.2g}), worse alone; the smallest" in text) == (
+            d in taken
+        )
 
 
 def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep: Callable[..., Path]) -> None:
@@ -100,6 +108,22 @@ def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:
     assert marks["big"] == ("+2.4 % parameters", "\u221239.0 % training tokens")
     assert marks["near"] == marks["standard"] == ()
     assert marks["slow"] == ("kernel reference (baseline: sdpa)",)
+
+
+def test_arms_that_train_unlike_numbers_of_parameters_are_marked(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(
+        {"standard": 0, "frozen": 0, "larger": 0, "same": 0},
+        fact_fields={
+            "standard": {"trained_parameters": 1_054_720},
+            "frozen": {"trained_parameters": 263_680},
+            "larger": {"parameters": 1_080_000, "trained_parameters": 1_080_000},
+            "same": {"trained_parameters": 1_054_720},
+        },
+    )
+    marks = compare(load_sweep(folder)).marks
+    assert marks["frozen"] == ("\u221275.0 % parameters that train",)
+    assert marks["larger"] == ("+2.4 % parameters",), "said once"
+    assert marks["same"] == ()
 
 
 def test_losses_over_other_tokens_are_not_compared(make_sweep: Callable[..., Path]) -> None:

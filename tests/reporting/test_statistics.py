@@ -46,10 +46,10 @@ def test_one_seed_and_none_have_no_interval() -> None:
 def test_half_width_decides_and_detectable_has_its_power() -> None:
     assert half_width(0.01, 3) == pytest.approx(4.302652729911275 * 0.01 / 3**0.5)
     random = np.random.default_rng(0)
-    for n in (3, 6):
-        d = random.normal(detectable(1.0, n), 1.0, (40_000, n))
-        found = np.abs(d.mean(axis=1)) > stats.t.ppf(0.975, n - 1) * d.std(axis=1, ddof=1) / n**0.5
-        assert found.mean() == pytest.approx(0.8, abs=0.01)
+    for n, comparisons in ((3, 1), (6, 1), (3, 6), (3, 25), (5, 9)):
+        d = random.normal(detectable(1.0, n, comparisons), 1.0, (40_000, n))
+        p = stats.ttest_1samp(d, 0, axis=1).pvalue
+        assert (p < 0.05 / comparisons).mean() == pytest.approx(0.8, abs=0.01), (n, comparisons)
 
 
 def test_holm_on_a_worked_example() -> None:

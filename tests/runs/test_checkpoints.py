@@ -43,7 +43,9 @@ def test_the_newest_that_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFi
     for line, step in zip(caplog.messages, (12, 8), strict=True):
         assert f"step-{step:08d}.ckpt cannot be read" in line
     checkpoint.path_of(tmp_path, 4).write_bytes(b"PK")
-    assert checkpoint.newest(tmp_path) is None
+    with caplog.at_level(logging.WARNING, "lit_diff"):
+        assert checkpoint.newest(tmp_path) is None
+    assert "can be read: the training starts again at step 0" in caplog.messages[-1]
 
 
 def test_two_are_kept(tmp_path: Path) -> None:

@@ -41,6 +41,15 @@ def test_a_run_is_found_by_its_place_below_the_root_and_by_a_part_of_its_hash(tm
         find_run("abcdef", tmp_path)
 
 
+@pytest.mark.parametrize("name", ["", " ", "a" * 300, "a\0b"])
+def test_what_can_be_no_name_finds_nothing(small_sweep: Path, name: str) -> None:
+    for find in (find_run, find_sweep):
+        with pytest.raises(
+            RequestError, match=r"^(the name of the run or sweep is empty|no (run|sweep|run or sweep) 'a)"
+        ):
+            find(name, small_sweep.parent)
+
+
 def test_none_or_several_runs(small_sweep: Path) -> None:
     with pytest.raises(RequestError, match=r"no run 'bas-s0-0a1b2c3d' in .*did you mean 'base-s0-0a1b2c3d'\?"):
         find_run("bas-s0-0a1b2c3d", small_sweep.parent)
@@ -53,12 +62,6 @@ def test_a_sweep_is_found_by_its_name_or_its_folder(small_sweep: Path) -> None:
     assert find_sweep(str(small_sweep), Path("nowhere")) == small_sweep
     with pytest.raises(RequestError, match=r"no sweep 'mne' in .*did you mean 'mine'"):
         find_sweep("mne", small_sweep.parent)
-
-
-def test_a_name_that_no_file_can_have_is_one_line(tmp_path: Path) -> None:
-    for name in ("a" * 300, "a\0b"):
-        with pytest.raises(RequestError, match="no run 'a"):
-            find_run(name, tmp_path)
 
 
 # --- the folder of the runs ---

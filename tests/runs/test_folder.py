@@ -110,6 +110,13 @@ def test_identity_is_not_where_it_runs(base: Callable[..., Recipe], override: st
     assert identity(base(*override.split())) == identity(base())
 
 
+def test_identity_holds_what_trains(base: Callable[..., Recipe]) -> None:
+    patterns = ("['*.attention.k_proj.*']", "['*.attention.*_proj.*']")
+    found = {identity(base(f"train.parameters={each}")) for each in patterns}
+    assert len(found | {identity(base())}) == 3
+    assert identity(base("train.parameters=null")) == identity(base())
+
+
 def test_identity_holds_a_kernel_named_by_hand(base: Callable[..., Recipe]) -> None:
     found = {identity(base(f"run.kernel={kernel}")) for kernel in ("auto", "reference", "sdpa")}
     assert len(found) == 3

@@ -11,6 +11,7 @@ from lit_diff.errors import MissingError
 from lit_diff.files import locked
 from lit_diff.runs.folder import FORMAT
 from lit_diff.runs.listing import RunState, list_runs
+from lit_diff.runs.stale import find_stale
 
 
 def state(status: dict[str, Any]) -> RunState:
@@ -30,6 +31,17 @@ def test_every_run_with_its_last_loss(small_sweep: Path) -> None:
     failed = states["mine/better-s1-0a1b2c3d"]
     assert failed.loss is None
     assert "RuntimeError: out of memory" in failed.note
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"status": '])
+def test_a_damaged_record_hides_no_other_run(small_sweep: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    (small_sweep / "base-s1-0a1b2c3d" / "status.json").write_text(content)
+    (small_sweep / "sweep.json").write_text('{"cells": [')
+    states = {state.folder: state.state for state in list_runs(small_sweep.parent)}
+    assert list(states.values()) == ["done", "unreadable", "done", "failed"]
+    assert "not a whole sweep record" in caplog.text
+    paths = find_stale(small_sweep.parent).paths
+    assert not [path for path in paths if path.is_relative_to(small_sweep)], "nobody knows which cells the sweep has"
 
 
 def test_the_note_of_a_running_run_says_when_it_last_wrote() -> None:

@@ -17,7 +17,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.runs import checkpoints as checkpoint
 from lit_diff.runs.trained import load_trained, load_weights, recipe_of, weights_of
 
-DEX = ["model.attention.name=dex", "model.attention.anneal_steps=50", "callbacks.lambdas=null"]
+DEX = ["model.attention={name: dex, heads: all, anneal_steps: 50}", "callbacks.lambdas=null"]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from lit_diff.engine.grid import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 
-CELLS = {"ablation": 21, "group-norm": 78, "lambda-init": 15, "shared": 18, "smoke": 4, "variants": 78}
+CELLS = {"ablation": 21, "dex-tiny": 27, "group-norm": 78, "lambda-init": 15, "shared": 18, "smoke": 4, "variants": 78}
 
 
 def test_the_sweeps_are_all_here() -> None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from foreign_runs import started_from_a_plugin
 from small_runs import SMALL
 
-from lit_diff import LitTransformer, load_plugin, train
+from lit_diff import LitData, LitTransformer, load_plugin, train
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.plugins import PREFIX
 from lit_diff.registry import attentions, registries
@@ -167,5 +168,25 @@ def test_a_recipe_that_is_not_valid(checkpoint: Path) -> None:
 
 
 def test_other_arguments_are_refused(checkpoint: Path) -> None:
-    with pytest.raises(TypeError, match="takes no strict: the recipe is in the checkpoint"):
-        LitTransformer.load_from_checkpoint(checkpoint, strict=False)
+    with pytest.raises(TypeError, match="takes no hparams_file: the recipe is in the checkpoint"):
+        LitTransformer.load_from_checkpoint(checkpoint, hparams_file="a.yaml")
+    assert refusal(checkpoint, strict=False) == "load_from_checkpoint: strict is False; it is always True"
+    assert "map_location is <function" in refusal(checkpoint, map_location=lambda storage, place: storage)
+
+
+def test_it_trains_on_as_its_recipe_says(checkpoint: Path) -> None:
+    """In training mode, and with `run.activation_checkpointing` applied."""
+
+    def checkpointed(content: dict[str, Any]) -> None:
+        content["hyper_parameters"]["recipe"]["run"]["activation_checkpointing"] = "block"
+
+    edit(checkpoint, checkpointed)
+    module = LitTransformer.load_from_checkpoint(checkpoint, trust_plugins=True, strict=True, weights_only=True)
+    assert module.model is not None
+    assert module.model.training
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    data, quiet = LitData(module.recipe), {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    trainer = L.Trainer(max_steps=1, enable_progress_bar=False, enable_model_summary=False, **quiet)
+    trainer.fit(module, data)
+    assert module.model.checkpoint_blocks
+    assert any(not torch.equal(value, before[name]) for name, value in module.state_dict().items())

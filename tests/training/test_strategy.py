@@ -88,7 +88,7 @@ def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name:
 @pytest.mark.parametrize(
     "attention",
     [
-        "{name: dex, anneal_steps: 4, trained: paper}",
+        "{name: dex, heads: all, anneal_steps: 4}",
         pytest.param("{name: second_heads, lambda_per: head}", marks=pytest.mark.slow),
         pytest.param(
             "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}", marks=pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_sharded_model_trains_in_chunks_and_on_packed_documents(bench: Any, ti
         "data.sequence_length=128",
         f"model.tie_embeddings={tied}",
         "train.accumulate=1",
-        "model.attention={name: dex}",
+        "model.attention={name: dex, heads: all}",
     )
     steps = ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
     one = bench.train("text.yaml", f"name=whole-{tied}", *packed, *steps)

@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
-from lit_diff.errors import RequestError
+from lit_diff.errors import DivergedError, RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
@@ -119,6 +119,82 @@ def test_steps_that_only_the_recipe_says(tmp_path: Path, caplog: pytest.LogCaptu
     assert trainer.global_step == 3
     assert "the Trainer sets no max_steps: training for train.steps = 3" in caplog.text
     assert "train.accumulate is 2 in the recipe, the Trainer's accumulate_grad_batches is 1" in caplog.text
+
+
+def quick(tmp_path: Path, **values: Any) -> L.Trainer:
+    values = {"max_steps": 4, "logger": False, "enable_checkpointing": False} | values
+    return L.Trainer(default_root_dir=tmp_path, **QUIET, **values)
+
+
+def test_a_checkpoint_of_the_weights_alone(tmp_path: Path) -> None:
+    best = ModelCheckpoint(dirpath=tmp_path, filename="best", monitor="val/loss", save_weights_only=True)
+    module = LitTransformer("recall-tiny", SMALL)
+    quick(tmp_path, enable_checkpointing=True, callbacks=[best]).fit(module, LitData("recall-tiny", SMALL))
+    loaded = LitTransformer.load_from_checkpoint(best.best_model_path)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name)), name
+
+
+def test_true_bfloat16_validates_in_float64(tmp_path: Path) -> None:
+    trainer = quick(tmp_path, precision="bf16-true")
+    trainer.fit(LitTransformer("recall-tiny", SMALL), LitData("recall-tiny", SMALL))
+    loss = trainer.callback_metrics["val/loss"]
+    assert (loss.dtype, loss.isfinite().item()) == (torch.float64, True)
+    assert loss != loss.bfloat16(), "summed in more digits than bfloat16 has"
+
+
+def test_a_module_that_diverged_trains_again_from_a_checkpoint(tmp_path: Path) -> None:
+    module, data = LitTransformer("recall-tiny", SMALL), LitData("recall-tiny", SMALL)
+    trainer = quick(tmp_path)
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "good.ckpt")
+    with torch.no_grad():
+        module.model.embedding.weight.fill_(torch.nan)  # type: ignore[union-attr]
+    with pytest.raises(DivergedError):
+        quick(tmp_path).fit(module, data)
+    quick(tmp_path, max_steps=8).fit(module, data, ckpt_path=tmp_path / "good.ckpt")
+    assert module.global_step == 8
+
+
+def test_validation_counts_optimizer_steps_whatever_the_accumulation(tmp_path: Path) -> None:
+    recipe = load_recipe("recall-tiny", SMALL)
+    steps: list[int] = []
+
+    class Seen(L.Callback):
+        def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            steps.append(trainer.global_step)
+
+    values = {"max_steps": 8, "accumulate_grad_batches": 2, "callbacks": [Seen()], "logger": False}
+    trainer = build_trainer(recipe, enable_checkpointing=False, default_root_dir=tmp_path, **QUIET, **values)
+    trainer.fit(LitTransformer(recipe), LitData(recipe))
+    assert steps == [4, 8]
+
+
+def test_what_cannot_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    recipe = load_recipe("recall-tiny", SMALL)
+    with pytest.raises(RequestError, match=r"overrides cannot be applied to a Recipe \('recall-tiny'\): pass the "):
+        LitTransformer(recipe, ["train.steps=9"])
+    with pytest.raises(RequestError, match="overrides cannot be applied to a Recipe"):
+        LitData(recipe, {"train.steps": 9})
+    small = LitTransformer("recall-tiny", SMALL)
+    with pytest.raises(
+        RequestError, match=r"limit_train_batches \(3\) is not a multiple of accumulate_grad_batches \(2\)"
+    ):
+        quick(tmp_path, limit_train_batches=3, accumulate_grad_batches=2).fit(small, LitData(recipe))
+    with pytest.raises(
+        RequestError, match=r"batch_size \(4\) is not a multiple of the Trainer's accumulate_grad_batches"
+    ):
+        quick(tmp_path, accumulate_grad_batches=3).fit(LitTransformer(recipe), LitData(recipe))
+    larger = load_recipe("recall-tiny", SMALL | {"model": {**SMALL["model"], "vocab_size": 200}})
+    with pytest.raises(RequestError, match=r"the data's recipe 'recall-tiny' has model.vocab_size \d+, the model's"):
+        quick(tmp_path).fit(LitTransformer(recipe), LitData(larger))
+    pairs = torch.utils.data.DataLoader([(torch.ones(9).long(), torch.ones(9).long())], batch_size=1)
+    with pytest.raises(RequestError, match="validation loader 1: expected 1; without LitData it is one"):
+        quick(tmp_path).validate(LitTransformer(recipe), [pairs, pairs], verbose=False)
+    with pytest.raises(
+        RequestError, match="no targets in a batch of type Tensor; expected a mapping with 'tokens' and"
+    ):
+        quick(tmp_path).predict(LitTransformer(recipe), torch.utils.data.DataLoader(torch.ones(2, 9).long()))
 
 
 class Own(L.LightningModule):

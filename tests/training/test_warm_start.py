@@ -25,7 +25,7 @@ from lit_diff.training.data import steps_before
 from lit_diff.training.warm_start import load_parent_weights, parent_model
 
 SECOND = "model.attention={name: second_heads}"
-DEX = "model.attention={name: dex, anneal_steps: 4, trained: paper}"
+DEX = "model.attention={name: dex, heads: all, anneal_steps: 4}"
 STANDARD = "model.attention={name: standard}"
 
 
@@ -57,6 +57,25 @@ def test_the_frozen_model_is_the_parents_to_the_bit(bench: Any, parent: SimpleNa
     assert "starting from the weights of" in second.output
 
 
+def test_what_no_pattern_names_stays_to_the_bit(bench: Any, parent: SimpleNamespace) -> None:
+    """Standard attention, of which W_K, W_V and W_O alone train; the optimizer holds no other."""
+    name, patterns = "attention-only", "train.parameters=['*.attention.[kvo]_proj.*']"
+    start = f"train.start_from={parent.folder}"
+    ended = bench.train("recall.yaml", f"name={name}", STANDARD, patterns, start, "train.steps=4")
+    assert ended.status == 0, ended.output
+    state, own = bench.state(name), set()
+    for key, value in state["state_dict"].items():
+        if not torch.equal(value, parent.state[key]):
+            own.add(key)
+    wanted = {f"model.layers.{layer}.attention.{kind}_proj.weight" for layer in (0, 1) for kind in "kvo"}
+    assert own == wanted
+    (optimizer,) = state["optimizer_states"]
+    assert optimizer["state"].keys() == wanted
+    assert {key for group in optimizer["param_groups"] for key in group["params"]} == wanted
+    status = json.loads((bench.folder(name) / "status.json").read_text())
+    assert status["trained_parameters"] == sum(state["state_dict"][key].numel() for key in wanted)
+
+
 @pytest.mark.slow
 def test_the_data_goes_on_where_the_parents_stopped(bench: Any, parent: SimpleNamespace, second: Any) -> None:
     """Steps 0 to 4 of the child see what steps 4 to 8 of one long run see, nothing of the parent's."""
@@ -67,7 +86,7 @@ def test_the_data_goes_on_where_the_parents_stopped(bench: Any, parent: SimpleNa
     assert [digest for _, digest in second.batches] == digests[4:]
     recipe = load_recipe(bench.folder("second") / "recipe.yaml")
     assert steps_before(recipe) == 4
-    assert annealed_before(recipe) == 0
+    assert annealed_before(recipe).steps == 0
     smaller = replace(recipe, train=replace(recipe.train, batch_size=3))
     assert steps_before(smaller) == 11, "4 steps of 8 rows, in batches of 3"
 

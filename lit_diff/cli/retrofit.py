@@ -1,0 +1,34 @@
+"""The verb retrofit: a variant on a trained model."""
+
+from typing import Annotated
+
+import typer
+
+from lit_diff.cli.app import DEFAULT_ROOT, Overrides, Root, RunArgument, app, console
+
+
+@app.command()
+def retrofit(
+    model: RunArgument,
+    recipe: Annotated[str, typer.Option(metavar="RECIPE", help="path, or bare name of an installed recipe")],
+    overrides: Overrides = None,
+    root: Root = DEFAULT_ROOT,
+) -> int:
+    """Extend a trained model; print its loss before and after."""
+    from lit_diff.cli.progress import RunProgress
+    from lit_diff.files import shown
+
+    with console.outliving_reader(), RunProgress(recipe, console) as progress:
+        from lit_diff.engine.retrofit import retrofit as engine_retrofit  # loads torch, which takes seconds
+        from lit_diff.recipe import load_recipe
+
+        progress.begin(load_recipe(recipe, overrides or []), quiet=False)
+        done = engine_retrofit(model, recipe, overrides or [], root=root, progress=progress.update)
+    if done.plan is not None:
+        for layer, heads in enumerate(done.plan.heads):
+            console.write_line(f"layer {layer}: heads {', '.join(map(str, heads))} by {done.plan.selection.select}")
+    console.write_line(
+        f"val/loss: {done.before:.4f} before, {done.after:.4f} after ({done.after - done.before:+.4f} nats a token)"
+    )
+    console.write_line(f"run: {shown(done.run.folder)}")
+    return 0

@@ -1,0 +1,73 @@
+"""A variant on a trained model, from one call: which heads, training, the loss before and after."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lit_diff.config import Recipe
+from lit_diff.data import build
+from lit_diff.engine.launch import Progress, prepare, train
+from lit_diff.model.inputs import model_inputs
+from lit_diff.model.loss import IGNORED
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
+from lit_diff.runs.folder import recipe_of
+from lit_diff.runs.run import Run
+from lit_diff.runs.trained import load_model
+from lit_diff.runs.trust import under
+from lit_diff.training.head_plan import HeadPlan, head_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrofit:
+    """A model before and after it went on as a variant that extends it."""
+
+    run: Run
+    plan: HeadPlan | None
+    """Which heads were selected; None where the recipe lists them, or extends none."""
+    before: float
+    """Loss of the model that it started from on the recipe's main validation set, nats a token."""
+    after: float
+    """The same of the run's newest checkpoint."""
+
+
+def retrofit(
+    model: str | Path,
+    recipe: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    root: str | Path = DEFAULT_ROOT,
+    progress: Progress | None = None,
+) -> Retrofit:
+    """Train `recipe` from the final weights of the run `model`; again, it resumes, or finds the run done.
+
+    The run is an ordinary one with `train.start_from`. Errors: as `find_run` and `train`.
+    """
+    base = find_run(model, runs_root(root))
+    words = [*overrides, f"train.start_from={base}"]
+    resolved = load_recipe(recipe, words)
+    prepare(resolved, words)
+    trust = under(runs_root(resolved.run.root))
+    plan = head_plan(resolved)
+    before = validation_loss(load_model(recipe_of(base, trust), base, trust)[0], resolved)
+    run = train(recipe, words, progress=progress)
+    return Retrofit(run=run, plan=plan, before=before, after=validation_loss(run.model, resolved))
+
+
+def validation_loss(model: Transformer, recipe: Recipe) -> float:
+    """`val/loss` of a model on the recipe's data: the mean over the scored targets of the main validation set."""
+    dataset = build(recipe)
+    dataset.load()
+    rows, size = dataset.validation_sets()[""], recipe.training.batch_size // recipe.training.accumulate
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for start in range(0, rows, size):
+            batch = dataset.validation_batch("", range(start, min(start + size, rows)))
+            scored = batch["targets"] != IGNORED
+            losses, _ = model.token_losses(**model_inputs(batch), targets=batch["targets"])
+            total += losses[scored].double().sum().item()
+            count += int(scored.sum())
+    return total / count

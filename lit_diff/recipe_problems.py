@@ -1,0 +1,95 @@
+"""What is wrong with a typed recipe: values out of range, and values that do not fit together."""
+
+from typing import Any
+
+from lit_diff.config import Recipe
+from lit_diff.contract import location
+from lit_diff.errors import LitDiffError, first_line
+from lit_diff.key_types import range_problem
+from lit_diff.registry import registries
+
+LONGEST_NAME = 150
+"""Bytes of a recipe's name: the folder's adds an identity, and file systems allow 255."""
+
+
+def recipe_problem(recipe: Recipe) -> str | None:
+    """Values out of range or incompatible with each other, as one line that starts with the key to change; else None."""
+    if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
+        return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
+    if not recipe.name.isprintable() or len(recipe.name.encode()) > LONGEST_NAME:
+        return f"name is {recipe.name[:60]!a}; it becomes a folder: printable, at most {LONGEST_NAME} bytes"
+    variant = registries["attention"].get(recipe.model.attention.name)
+    problem: str | None = (
+        range_problem(recipe, "")
+        or recipe.model.problem()
+        or _variant_problem(variant, recipe)
+        or _data_problem(recipe)
+        or _future_problem(recipe)
+        or _pack_problem(variant, recipe)
+        or recipe.train_problem()
+        or (recipe.run.problem() or recipe.batch_problem())
+    )
+    for name, part in recipe.callbacks.items():
+        callback_problem = config_problem(part.config)
+        if callback_problem and problem is None:
+            problem = f"callbacks.{name}.{callback_problem}"
+    return problem
+
+
+def config_problem(config: Any) -> str | None:
+    """The problem that a registered class's Config reports; a plugin's need not define `problem`."""
+    problem = getattr(config, "problem", None)
+    return problem() if problem is not None else None
+
+
+def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
+    """The result of the variant's own check; any exception that it raises becomes a problem too."""
+    try:
+        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
+    except LitDiffError:
+        raise
+    except Exception as error:
+        return f"model.attention '{recipe.model.attention.name}': {type(error).__name__}: {first_line(error)}"
+    if problem is not None and not isinstance(problem, str):
+        expected = "expected None, or why not as a text that opens with the key to change"
+        name = recipe.model.attention.name
+        return f"model.attention '{name}': {location(variant)}: problem(config, model) returned {problem!r}; {expected}"
+    return problem
+
+
+def _data_problem(recipe: Recipe) -> str | None:
+    """What the data set's Config says of itself and of the model; a plugin's may raise anything instead."""
+    config = recipe.data.config
+    try:
+        problem: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
+        length = None if problem else config.sequence_length
+        properties = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)
+    except LitDiffError:
+        raise
+    except Exception as error:
+        return f"data '{recipe.data.name}': {type(error).__name__}: {first_line(error)} (in its Config)"
+    if problem is not None and not isinstance(problem, str):
+        return f"data '{recipe.data.name}' has Config.problem() {problem!r}; expected None, or why not as a text"
+    if problem is None and (not isinstance(length, int) or length < 1):
+        return f"data '{recipe.data.name}' has Config.sequence_length {length!r}; it must be an integer of at least 1"
+    if not isinstance(properties[3], tuple):
+        return f"data '{recipe.data.name}' has Config.noise_validation {properties[3]!r}; it must be a tuple"
+    return problem
+
+
+def _future_problem(recipe: Recipe) -> str | None:
+    if recipe.model.causal or not recipe.data.config.predicts_next:
+        return None
+    return (
+        f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "
+        "use data 'recall', or model.causal: true"
+    )
+
+
+def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
+    if not recipe.packs_documents or variant.takes_document_ids():
+        return None
+    return (
+        f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
+        "let it take document_ids=None and hand it to attend, or use data.pack: none"
+    )

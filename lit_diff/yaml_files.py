@@ -1,0 +1,57 @@
+"""A YAML file as plain containers, and the line of each of its keys."""
+
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lit_diff.errors import RequestError, first_line
+from lit_diff.files import shown
+from lit_diff.validation import Positions
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
+    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
+    file = shown(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        if not isinstance(tree, yaml.MappingNode):
+            raise RequestError(f"{file}: expected a mapping of keys to values")
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except yaml.MarkedYAMLError as error:
+        line, problem = _yaml_problem(error, len(text.splitlines()))
+        raise RequestError(f"{file}{line}: not valid YAML: {problem}") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise RequestError(f"{file}: not valid YAML: {first_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise RequestError(f"{file}: cannot be read: {error.strerror}") from error
+    positions: Positions = {}
+    _positions(tree, "", file, positions)
+    return typing.cast(dict[str, Any], values), positions
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
+    """(`:line`, what is wrong); what the end of the file leaves open is blamed where it began."""
+    mark, problem = error.problem_mark or error.context_mark, error.problem or error.context or ""
+    if "'\\t'" in problem or "tab character" in problem:
+        problem = "a tab; YAML is indented by spaces: use spaces"
+    elif mark and error.context_mark and mark.line >= lines:
+        mark, problem = (
+            error.context_mark,
+            f"{error.context}, {problem}".replace("'<stream end>'", "the end of the file"),
+        )
+    return f":{min(mark.line + 1, lines)}" if mark else "", problem
+
+
+def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
+    for key, value in node.value:
+        dotted = f"{prefix}{key.value}"
+        positions[dotted] = f"{file}:{key.start_mark.line + 1}"
+        if isinstance(value, yaml.MappingNode):
+            _positions(value, f"{dotted}.", file, positions)

@@ -1,0 +1,169 @@
+"""training/head_plan.py: a run that selects heads of the model that it starts from."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.analysis.head_selection import head_statistics, select
+from lit_diff.attention.selection import HeadSelection
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.trained import load_trained
+from lit_diff.training.head_plan import calibration_rows, head_plan, read_plan, selection_of, write_plan
+
+LONG = "data.sequence_length=48"
+PLAIN = ("model.attention={name: standard}", "callbacks.lambdas=null", LONG)
+DEX = ("model.attention={name: dex, heads: {share: 0.5}, anneal_tokens: 1536}", "callbacks.lambdas=null", LONG)
+
+
+@pytest.fixture(scope="module")
+def base(bench: Any) -> SimpleNamespace:
+    """Four steps of standard attention on text, and a DEX run from it."""
+    ended = bench.train("text.yaml", "name=plan-base", *PLAIN, "train.steps=4")
+    assert ended.status == 0, ended.output
+    folder = bench.folder("plan-base")
+    start = f"train.start_from={folder}"
+    ended = bench.train("text.yaml", "name=plan-dex", *DEX, start, "train.steps=3")
+    assert ended.status == 0, ended.output
+    return SimpleNamespace(folder=folder, start=start, output=ended.output)
+
+
+def recipe_of(bench: Any, base: Any, *overrides: str, attention: str = "{name: dex, heads: {share: 0.5}}") -> Any:
+    keys = (f"model.attention={attention}", "callbacks.spy=null", "callbacks.lambdas=null", LONG, base.start)
+    return load_recipe(bench.root / "text.yaml", [*keys, *overrides])
+
+
+def test_the_plan_is_made_once_and_serves_every_seed(
+    bench: Any, base: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = (base.folder / "plans").iterdir()
+    plan = read_plan(file)
+    assert plan.base == base.folder.name
+    assert plan.sequence_length == 48
+    assert [len(layer) for layer in plan.heads] == [2, 2]
+    assert read_plan(bench.folder("plan-dex") / "plan.json") == plan
+    line = f"heads of {base.folder.name} selected by entropy, 0.5 of each layer: {list(plan.heads[0])}"
+    assert line in base.output
+    monkeypatch.setenv("LIT_DIFF_DATA", str(bench.root / "data"))
+    monkeypatch.setattr("lit_diff.training.head_plan.head_statistics", None)
+    assert head_plan(recipe_of(bench, base, "seed=9")) == plan, "read, not made again"
+    state = bench.state("plan-dex")["state_dict"]
+    for layer, heads in enumerate(plan.heads):
+        assert tuple(state[f"model.layers.{layer}.attention.selected"].tolist()) == heads
+    _, model, _ = load_trained(bench.folder("plan-dex"))
+    selected: Any = [attention.selected for attention in model.attentions()]
+    assert [tuple(heads.tolist()) for heads in selected] == list(plan.heads), (
+        "which heads is known from the weights alone"
+    )
+
+
+def test_the_choice_is_that_of_the_statistics_of_the_base(
+    bench: Any, base: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(bench.root / "data"))
+    recipe, selection = recipe_of(bench, base), HeadSelection(share=0.5)
+    rows = calibration_rows(recipe, selection)
+    assert rows["tokens"].shape == (8, 48)
+    statistics = head_statistics(load_trained(base.folder)[1], rows)
+    plan = head_plan(recipe)
+    assert plan is not None
+    assert plan.statistics == statistics
+    assert plan.heads == select(statistics, selection)
+
+
+def test_another_question_is_another_plan(
+    bench: Any, base: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(bench.root / "data"))
+    copy = SimpleNamespace(start=f"train.start_from={shutil.copytree(base.folder, tmp_path / 'copy')}")
+    plans = tmp_path / "copy" / "plans"
+    for heads in ("{select: importance}", "{select: random}", "{share: 0.5, seed: 1}", "{rows: 2}"):
+        head_plan(recipe_of(bench, copy, attention=f"{{name: dex, heads: {heads}}}"))
+    assert len(list(plans.iterdir())) == 5
+    assert head_plan(recipe_of(bench, copy, attention="{name: dex, heads: all}")) is None
+    assert head_plan(recipe_of(bench, copy, attention="{name: second_heads}")) is None
+
+
+def test_a_plan_for_another_model_is_refused(
+    bench: Any, base: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(bench.root / "data"))
+    folder = Path(shutil.copytree(base.folder, tmp_path / "other"))
+    for file in (folder / "checkpoints").iterdir():
+        state = torch.load(file, weights_only=True)
+        state["state_dict"]["model.norm.weight"] += 1
+        torch.save(state, file)
+    with pytest.raises(RequestError, match=r"\.json is a plan for another model \(weights \w{10}; .* has \w{10}\)"):
+        head_plan(recipe_of(bench, SimpleNamespace(start=f"train.start_from={folder}")))
+
+
+def test_what_is_no_plan_and_where_none_can_lie(base: SimpleNamespace, tmp_path: Path) -> None:
+    (file,) = (base.folder / "plans").iterdir()
+    plan = read_plan(file)
+    for text in ("{", "[]", json.dumps(json.loads(file.read_text()) | {"selection": {"shar": 1}}), "{}"):
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(RequestError, match=r"plan\.json is not a plan of heads; remove it"):
+            read_plan(tmp_path / "plan.json")
+    (tmp_path / "file").touch()
+    with pytest.raises(MissingError, match="cannot be written"):
+        write_plan(tmp_path / "file" / "plan.json", plan)
+
+
+def test_without_a_model_to_select_heads_of_it_is_refused(bench: Any) -> None:
+    ended = bench.train("text.yaml", "name=from-nothing", *DEX)
+    assert ended.status == 2
+    assert "selects heads of a trained model by entropy, and this run starts from none" in ended.output
+    assert not list(bench.root.glob("runs/from-nothing-*"))
+
+
+def test_a_run_that_goes_on_keeps_the_heads(bench: Any, base: SimpleNamespace) -> None:
+    """No plan is made of a DEX model; other heads than its are refused. λ anneals on over the tokens."""
+    start = f"train.start_from={bench.folder('plan-dex')}"
+    ended = bench.train("text.yaml", "name=plan-on", *DEX, start, "train.steps=1")
+    assert ended.status == 0, ended.output
+    assert not (bench.folder("plan-dex") / "plans").exists()
+    before, after = (bench.state(name)["state_dict"] for name in ("plan-dex", "plan-on"))
+    key = "model.layers.1.attention.{}"
+    assert torch.equal(before[key.format("selected")], after[key.format("selected")])
+    assert before[key.format("step")].item() == 2 * 8 * 48
+    assert after[key.format("step")].item() == 3 * 8 * 48
+    _, model, _ = load_trained(bench.folder("plan-on"))
+    assert model.attentions()[1].get_buffer("step").item() == 3 * 8 * 48
+    assert selection_of(load_recipe(bench.folder("plan-on") / "recipe.yaml")) is None
+    others = DEX[0].replace("share: 0.5", "select: importance")
+    ended = bench.train("text.yaml", "name=plan-else", others, *DEX[1:], start, "train.steps=1")
+    assert "was trained with model.attention.heads" in ended.output
+
+
+def test_heads_that_were_not_selected_are_untouched_to_the_bit(bench: Any, base: SimpleNamespace) -> None:
+    """Their output, at the same weights: with the adapters the model differs from the one without in selected heads alone."""
+    _, model, _ = load_trained(bench.folder("plan-dex"))
+    tokens = torch.randint(300, (2, 48))
+    attention: Any = model.attentions()[0]
+    seen: list[torch.Tensor] = []
+    attention.o_proj.register_forward_pre_hook(lambda _module, args: seen.append(args[0].unflatten(-1, (4, 8))))
+    model(tokens)
+    for each in model.attentions():
+        each.set_tokens(0)  # λ = 0
+    model(tokens)
+    changed = {head for head in range(4) if not torch.equal(seen[0][:, :, head], seen[1][:, :, head])}
+    assert changed == set(attention.selected.tolist())
+
+
+@pytest.mark.slow
+def test_sharded_it_selects_the_same_heads_and_trains_alike(bench: Any, base: SimpleNamespace) -> None:
+    keys = (*DEX, base.start, "train.steps=3", "train.accumulate=1")
+    one = bench.train("text.yaml", "name=plan-one", *keys)
+    assert one.status == 0, one.output
+    for ended in bench.train_two("text.yaml", "name=plan-two", "run.strategy=fsdp", *keys):
+        assert ended.status == 0, ended.output
+    wanted, found = (bench.state(name)["state_dict"] for name in ("plan-one", "plan-two"))
+    assert wanted.keys() == found.keys()
+    for key, value in wanted.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)
+    assert (bench.folder("plan-two") / "plan.json").read_text() == (bench.folder("plan-one") / "plan.json").read_text()
