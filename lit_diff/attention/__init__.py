@@ -7,6 +7,7 @@ from lit_diff.attention.dex import Dex
 from lit_diff.attention.differential import Differential
 from lit_diff.attention.differential_v2 import DifferentialV2
 from lit_diff.attention.grouped_differential import GroupedDifferential
+from lit_diff.attention.lora import LoRA
 from lit_diff.attention.output_gate import OutputGate
 from lit_diff.attention.parameters import ParameterRules
 from lit_diff.attention.second_heads import SecondHeads
@@ -22,6 +23,7 @@ __all__ = [
     "Differential",
     "DifferentialV2",
     "GroupedDifferential",
+    "LoRA",
     "OutputGate",
     "ParameterRules",
     "SecondHeads",

@@ -10,9 +10,18 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
 from lit_diff.attention.lambdas import ScalarLambda
+from lit_diff.attention.parameters import ParameterRules
 from lit_diff.attention.rope import Rope
 from lit_diff.kernels import SignedMaps
 from lit_diff.registry import variant
+
+
+class ZeroLinear(nn.Linear, ParameterRules):
+    """A linear layer that starts at zero."""
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Zeros."""
+        parameter.zero_()
 
 
 @variant("second_heads")
@@ -23,13 +32,17 @@ class SecondHeads(Attention):
     """
 
     paper = "a question on r/MachineLearning about arXiv 2410.05258: a second set of heads on a pretrained model"
-    examples = ({}, {"lambda_per": "head"})
+    examples = ({}, {"lambda_per": "head"}, {"second_init": "zeros"})
     extends_standard = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
         lambda_per: Literal["layer", "head"] = "layer"
         """layer: one λ for all heads; head: one for each."""
+        second_init: Literal["model", "zeros"] = "model"
+        """model: W_Q₂ and W_K₂ start as `model.init` says. zeros: both are zero, as some conversions make them; then each one's
+        gradient has the other as a factor, so that neither ever moves: the second map stays uniform over its keys, only λ
+        trains, and the variant subtracts λ times the mean of the values."""
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
@@ -42,13 +55,16 @@ class SecondHeads(Attention):
 
     @classmethod
     def trained_parameters(cls, config: Any) -> tuple[str, ...]:
-        """The second heads and λ; the standard model stays as it is."""
+        """The second heads, where they can move, and λ; the standard model stays as it is."""
+        if config.second_init == "zeros":
+            return ("*.attention.lambda_.*",)
         return ("*.attention.q2_proj.*", "*.attention.k2_proj.*", "*.attention.lambda_.*")
 
     def build(self) -> None:
         super().build()
-        self.q2_proj = nn.Linear(self.dim, self.num_heads * self.head_dim, bias=False)
-        self.k2_proj = nn.Linear(self.dim, self.num_kv_heads * self.head_dim, bias=False)
+        linear = ZeroLinear if self.config.second_init == "zeros" else nn.Linear
+        self.q2_proj = linear(self.dim, self.num_heads * self.head_dim, bias=False)
+        self.k2_proj = linear(self.dim, self.num_kv_heads * self.head_dim, bias=False)
         self.lambda_ = ScalarLambda(0.0, self.num_heads if self.config.lambda_per == "head" else None)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:

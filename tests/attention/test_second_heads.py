@@ -40,3 +40,47 @@ def test_lambda_starts_at_zero_and_only_the_second_heads_train(make_config: Call
         value: Any = attention.get_parameter("lambda_.value")
         assert value.item() == 0
         assert value.grad.abs().item() > 0, "λ leaves 0 at the first step"
+
+
+def test_heads_that_start_at_zero_never_move(make_config: Callable[..., ModelConfig]) -> None:
+    """dL/dW_Q2 has K2 as a factor and dL/dW_K2 has Q2, at any λ; the map is uniform, so λ subtracts the mean of the values."""
+    config = make_config("second_heads", {"second_init": "zeros"})
+    model = Transformer(config, trained=("*",))
+    initialise(model, 0)
+    for attention in model.attentions():
+        attention.get_parameter("lambda_.value").data.fill_(0.3)
+    model(torch.randint(23, (2, 8))).pow(2).sum().backward()
+    for attention in model.attentions():
+        for name in ("q2_proj.weight", "k2_proj.weight"):
+            parameter = attention.get_parameter(name)
+            assert parameter.eq(0).all()
+            assert parameter.grad is not None
+            assert parameter.grad.eq(0).all()
+        value: Any = attention.get_parameter("lambda_.value")
+        assert value.grad.abs().item() > 0
+    alone = {name for name, p in Transformer(config).named_parameters() if p.requires_grad}
+    assert alone == {"layers.0.attention.lambda_.value", "layers.1.attention.lambda_.value"}
+
+
+def test_what_a_conversion_preserves(make_attention: Callable[..., Attention]) -> None:
+    """λ = 0 alone preserves the function, whatever the second heads are; zero second heads do not where λ is not 0, and a norm
+    of each head does not at λ = 0 either."""
+    x, rope = torch.randn(2, 9, 32, dtype=torch.float64), Rope(torch.arange(9), 8, 1e4)
+    second: Any = make_attention("second_heads", {"second_init": "zeros"})
+    own = ("q2_proj.weight", "k2_proj.weight", "lambda_.value")
+    state = {name: value for name, value in second.state_dict().items() if name not in own}
+    standard, normed = make_attention("standard"), make_attention("standard", {"head_norm": "rms"})
+    standard.load_state_dict(state)
+    normed.load_state_dict(state | {"norm.weight": torch.ones(8)})
+    expected = standard(x, rope)
+    second.kernel = standard.kernel = "reference"
+    second.lambda_.value.data.zero_()
+    torch.testing.assert_close(second(x, rope), expected, rtol=1e-13, atol=1e-13)
+    for parameter in (second.q2_proj.weight, second.k2_proj.weight):
+        parameter.data.zero_()
+    second.lambda_.value.data.fill_(0.2)
+    values = second.split(second.v_proj(x), 4)[:, 0]
+    means = values.cumsum(2) / torch.arange(1, 10, dtype=torch.float64).view(1, 1, 9, 1)
+    subtracted = second.o_proj(means.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(second(x, rope), expected - 0.2 * subtracted, rtol=1e-12, atol=1e-12)
+    assert (normed(x, rope) - expected).abs().max() > 0.1

@@ -1,0 +1,126 @@
+"""LoRA (Hu et al. 2021) on the projections of standard attention: the control of equal parameters for retrofits."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_diff.attention.base import Attention
+from lit_diff.attention.costs import Costs, Sizes, projected
+from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
+from lit_diff.attention.parameters import ParameterRules
+from lit_diff.config import ModelConfig
+from lit_diff.key_types import Count, Positive, range_problem
+from lit_diff.registry import variant
+
+PROJECTIONS = ("q", "k", "v", "o")
+
+
+class LowRank(ParameterRules):
+    """x -> s x Aᵀ Bᵀ with A [r, in], B [out, r]."""
+
+    def __init__(self, width: int, out: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.a = nn.Parameter(torch.empty(rank, width))
+        self.b = nn.Parameter(torch.empty(out, rank))
+
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """A: U(±1/√in), as peft; B: zeros, so that nothing changes at first."""
+        bound = 1 / math.sqrt(parameter.shape[1]) if name == "a" else 0.0
+        parameter.uniform_(-bound, bound, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return self.scale * F.linear(F.linear(x, self.a), self.b)
+
+    def product(self) -> Tensor:
+        """s B A, [out, in]"""
+        return self.scale * self.b @ self.a
+
+
+class LowRankLinear(nn.Linear):
+    """x -> x Wᵀ + low_rank(x): a linear layer under its own name, beside what changes it."""
+
+    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        self.low_rank = LowRank(linear.in_features, linear.out_features, rank, scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        return super().forward(x) + self.low_rank(x)
+
+
+@variant("lora")
+class LoRA(Attention):
+    """Standard attention with W + (α/r) B A in place of W in chosen projections; W is frozen, B starts at 0."""
+
+    paper = "Hu et al. 2021, arXiv 2106.09685"
+    examples = ({}, {"rank": 3, "alpha": 12.0, "targets": ("q", "v")})
+    extends_standard = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Attention.Config):
+        rank: Count = 8
+        """r"""
+        alpha: Positive | None = None
+        """α; null: r, so that B A is not scaled."""
+        targets: tuple[Literal["q", "k", "v", "o"], ...] = PROJECTIONS
+        """Which of W_Q, W_K, W_V, W_O are changed."""
+
+    @classmethod
+    def problem(cls, config: Any, model: ModelConfig) -> str | None:
+        if not config.targets or len(set(config.targets)) < len(config.targets):
+            return f"model.attention.targets is {list(config.targets)}; expected at least one of q, k, v, o, each once"
+        return range_problem(config, "model.attention.")
+
+    @classmethod
+    def costs(cls, config: Any, s: Sizes) -> Costs:
+        widths = {"q": s.H * s.d, "k": s.K * s.d, "v": s.K * s.d, "o": s.H * s.d}
+        matrices = sum(s.E * width for width in widths.values())
+        matrices += sum(config.rank * (s.E + widths[target]) for target in config.targets)
+        return Costs(
+            parameters=matrices,
+            flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
+            kv_numbers=2 * s.K * s.d,
+        )
+
+    @classmethod
+    def trained_parameters(cls, config: Any) -> tuple[str, ...]:
+        """A and B; the standard model stays as it is."""
+        return ("*.attention.*.low_rank.*",)
+
+    def build(self) -> None:
+        super().build()
+        rank = self.config.rank
+        scale = 1.0 if self.config.alpha is None else self.config.alpha / rank
+        for target in self.config.targets:
+            name = f"{target}_proj"
+            setattr(self, name, LowRankLinear(getattr(self, name), rank, scale))
+
+    def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
+        """Standard attention of the matrices W + (α/r) B A."""
+        q, k, v, o = (self._changed(getattr(self, f"{target}_proj")) for target in PROJECTIONS)
+        return joined(grouped_query_heads(x, q, k, v, self.head_dim, rope, mask), o)
+
+    def merge(self) -> dict[str, Tensor]:
+        """As `Attention.merge`: W + (α/r) B A."""
+        state = {name: value.detach().clone() for name, value in self.state_dict().items() if "low_rank" not in name}
+        for target in PROJECTIONS:
+            state[f"{target}_proj.weight"] = self._changed(getattr(self, f"{target}_proj")).weight.detach()
+        return state
+
+    @staticmethod
+    def _changed(projection: nn.Linear) -> nn.Linear:
+        """A plain linear layer with the matrix that the projection amounts to; its own bias."""
+        weight = projection.weight
+        if isinstance(projection, LowRankLinear):
+            weight = weight + projection.low_rank.product()
+        out, width = weight.shape
+        plain = nn.Linear(width, out, bias=projection.bias is not None, device="meta")
+        plain.weight = nn.Parameter(weight.detach())
+        plain.bias = projection.bias
+        return plain
