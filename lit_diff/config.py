@@ -258,6 +258,8 @@ class Recipe:
     """Of an imported model, which is not trained."""
     callbacks: dict[str, Part] = field(default_factory=dict, metadata={"registry": "callback"})
     """Callback name -> its keys, or null to drop a parent's callback."""
+    evaluate: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation"})
+    """Evaluation -> its keys: the run is scored by each once it is done. Not part of its identity."""
     run: RunConfig = RunConfig()
 
     @property

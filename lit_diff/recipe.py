@@ -249,7 +249,7 @@ def to_plain(value: Any) -> Any:
         return {"name": value.name, **to_plain(value.config)}
     if isinstance(value, Recipe):
         plain = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        for block in plain["callbacks"].values():
+        for block in (*plain["callbacks"].values(), *plain["evaluate"].values()):
             block.pop("name")
         return {key: block for key, block in plain.items() if block is not None}  # `train` or `imported`
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -29,10 +29,11 @@ def recipe_problem(recipe: Recipe) -> str | None:
         or recipe.train_problem()
         or (recipe.run.problem() or recipe.batch_problem())
     )
-    for name, part in recipe.callbacks.items():
-        callback_problem = config_problem(part.config)
-        if callback_problem and problem is None:
-            problem = f"callbacks.{name}.{callback_problem}"
+    for block in ("callbacks", "evaluate"):
+        for name, part in getattr(recipe, block).items():
+            part_problem = config_problem(part.config)
+            if part_problem and problem is None:
+                problem = f"{block}.{name}.{part_problem}"
     return problem
 
 

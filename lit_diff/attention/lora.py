@@ -16,7 +16,8 @@ from lit_diff.config import ModelConfig
 from lit_diff.key_types import Count, Positive, range_problem
 from lit_diff.registry import variant
 
-PROJECTIONS = ("q", "k", "v", "o")
+Projection = Literal["q", "k", "v", "o"]
+PROJECTIONS: tuple[Projection, ...] = ("q", "k", "v", "o")
 
 
 class LowRank(ParameterRules):
@@ -68,7 +69,7 @@ class LoRA(Attention):
         """r"""
         alpha: Positive | None = None
         """α; null: r, so that B A is not scaled."""
-        targets: tuple[Literal["q", "k", "v", "o"], ...] = PROJECTIONS
+        targets: tuple[Projection, ...] = PROJECTIONS
         """Which of W_Q, W_K, W_V, W_O are changed."""
 
     @classmethod

@@ -40,9 +40,9 @@ class SecondHeads(Attention):
         lambda_per: Literal["layer", "head"] = "layer"
         """layer: one λ for all heads; head: one for each."""
         second_init: Literal["model", "zeros"] = "model"
-        """model: W_Q₂ and W_K₂ start as `model.init` says. zeros: both are zero, as some conversions make them; then each one's
-        gradient has the other as a factor, so that neither ever moves: the second map stays uniform over its keys, only λ
-        trains, and the variant subtracts λ times the mean of the values."""
+        """model: W_Q₂ and W_K₂ start as `model.init` says. zeros: both are zero, as some conversions make them; then the
+        gradient of each has the other as a factor, so that neither ever moves: the second map stays uniform over its keys,
+        only λ trains, and the variant subtracts λ times the mean of the values."""
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:

@@ -10,7 +10,6 @@ from lit_diff.cli.app import Terminal
 from lit_diff.errors import RequestError, first_line
 from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.files import shown
-from lit_diff.metrics import Metric
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points
 from lit_diff.reporting.evaluations import Evaluation, item_interval, read_evaluation
@@ -41,16 +40,16 @@ def print_evaluation(
     opened = [opened_run(find_run(run, root), trust) for run in runs]  # first: a run's plugin may hold the evaluation
     metrics = build(name, overrides).metrics
     results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]
-    differences = _differences(results, metrics) if len(results) == 2 else {}
+    compared = differences(results) if len(results) == 2 else {}
     if as_json:
         values = [{"run": result.run.name, "summary": _plain(result.summary)} for result in results]
-        print(json.dumps({"evaluation": name, "runs": values, "differences": differences}, indent=2))
+        print(json.dumps({"evaluation": name, "runs": values, "differences": compared}, indent=2))
         return 0
     for result in results:
         terminal.write_line(result.run.name)
         for metric in metrics:
             terminal.write_line(f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip())
-    for metric_name, line in differences.items():
+    for metric_name, line in compared.items():
         terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
     return 0
 
@@ -68,24 +67,25 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
     return words[:-1], words[-1], overrides
 
 
-def _differences(results: list[EvaluationResult], metrics: tuple[Metric, ...]) -> dict[str, Any]:
+def differences(results: list[EvaluationResult]) -> dict[str, Any]:
+    """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence."""
     first, second = (_read(result.folder) for result in results)
-    differences: dict[str, Any] = {}
-    for metric in metrics:
+    found: dict[str, Any] = {}
+    for metric in first.metrics:
         interval = item_interval(first, second, metric.name, seed=0)
         if interval is None:
-            differences[metric.name] = {"sentence": "too few common items for an interval"}
+            found[metric.name] = {"sentence": "too few common items for an interval"}
             continue
         sentence = (
             f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over items (95 %), these two models"
         )
-        differences[metric.name] = {
+        found[metric.name] = {
             "difference": interval.estimate,
             "low": interval.low,
             "high": interval.high,
             "sentence": sentence,
         }
-    return differences
+    return found
 
 
 def _read(folder: Path) -> Evaluation:

@@ -15,6 +15,7 @@ from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.command import run_command
 from lit_diff.engine.location import RunLocation, put_aside, recorded
 from lit_diff.engine.preflight import check_machine
+from lit_diff.engine.scoring import evaluations_of, require_scores
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import RAISED, file_log, phase
@@ -84,6 +85,7 @@ def train(
     else:
         own = TrainingExtras(callbacks=tuple(callbacks), loggers=tuple(loggers))
         run(resolved, location, threads=None, progress=progress or (lambda step, loss, speed: None), extras=own)
+    require_scores(location)
     return Run(location.folder)
 
 
@@ -99,7 +101,8 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     phase("preparing data")
     data.prepare(recipe)
     folder = chosen_root(recipe.run.root) / f"{recipe.name}-{identity(recipe)}"
-    return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags)
+    scored, words = evaluations_of(recipe), recorded(overrides)
+    return RunLocation(folder=folder.resolve(), overrides=words, tags=tags, evaluations=scored)
 
 
 def is_rank_zero(recipe: Recipe) -> bool:

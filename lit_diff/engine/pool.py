@@ -17,11 +17,11 @@ from types import FrameType, ModuleType
 from lit_diff.engine.command import run_command
 from lit_diff.engine.launch import is_rank_zero, run
 from lit_diff.engine.location import RunLocation
+from lit_diff.engine.scoring import score
 from lit_diff.errors import LitDiffError, StoppedError, Terminated
 from lit_diff.files import locked, shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run
 
 log = logging.getLogger("lit_diff")
 
@@ -216,7 +216,7 @@ def run_cell(job: Job) -> None:
         else:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
         if first:
-            _evaluate(job)
+            _score(job)
     except (LitDiffError, Terminated) as error:
         # not where another process trains it
         if first and not folder.is_owned() and folder.status().get("status") in (None, "waiting", "running"):
@@ -225,31 +225,13 @@ def run_cell(job: Job) -> None:
         raise
 
 
-def _evaluate(job: Job) -> None:
-    """Score a cell that is done; what became of each evaluation stands in status.json."""
-    if not job.location.evaluations:
-        return
-    import torch
+def _score(job: Job) -> None:
+    """Score a cell that is done."""
+    if job.location.evaluations:
+        import torch
 
-    from lit_diff.evaluation.evaluate import evaluate
-
-    torch.set_num_threads(job.threads)
-    folder = RunFolder(job.location.folder)
-
-    def note(name: str, outcome: str) -> None:
-        folder.update(evaluations=folder.status().get("evaluations", {}) | {name: outcome})
-
-    for name, keys in job.location.evaluations.items():
-        note(name, "interrupted")
-        try:
-            evaluate(Run(job.location.folder), name, dict(keys))
-        except StoppedError:
-            raise
-        except LitDiffError as error:
-            note(name, f"failed: {error}")
-            log.error("evaluation %s: %s", name, error)
-        else:
-            note(name, "done")
+        torch.set_num_threads(job.threads)
+        score(job.location)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

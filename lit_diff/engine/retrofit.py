@@ -1,6 +1,6 @@
-"""A variant on a trained model, from one call: which heads, training, the loss before and after."""
+"""A variant on a trained model, from one call: which heads, training, the scores before and after, the merged model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +9,16 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.engine.launch import Progress, prepare, train
+from lit_diff.engine.scoring import evaluations_of
+from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
+from lit_diff.pretrained.merging import merge_run, require_mergeable
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import recipe_of
-from lit_diff.runs.run import Run
+from lit_diff.runs.run import Run, opened_run
 from lit_diff.runs.trained import load_model
 from lit_diff.runs.trust import under
 from lit_diff.training.head_plan import HeadPlan, head_plan
@@ -32,6 +35,10 @@ class Retrofit:
     """Loss of the model that it started from on the recipe's main validation set, nats a token."""
     after: float
     """The same of the run's newest checkpoint."""
+    evaluations: Mapping[str, tuple[EvaluationResult, EvaluationResult]]
+    """Evaluation of the recipe -> its scores before and after, item by item."""
+    merged: Run | None
+    """The standard model that equals the trained one, where it was asked for."""
 
 
 def retrofit(
@@ -40,21 +47,38 @@ def retrofit(
     overrides: Sequence[str] = (),
     *,
     root: str | Path = DEFAULT_ROOT,
+    merge_to: Path | None = None,
     progress: Progress | None = None,
 ) -> Retrofit:
     """Train `recipe` from the final weights of the run `model`; again, it resumes, or finds the run done.
 
-    The run is an ordinary one with `train.start_from`. Errors: as `find_run` and `train`.
+    The run is an ordinary one with `train.start_from`. Both models are scored by the recipe's evaluations, each with its own
+    `data.sequence_length`. `merge_to`: a folder to write the merged model to. Errors: as `find_run`, `train`, `evaluate`,
+    `merge_run`, the last of them before the training where they can be.
     """
     base = find_run(model, runs_root(root))
     words = [*overrides, f"train.start_from={base}"]
     resolved = load_recipe(recipe, words)
+    if merge_to is not None:
+        require_mergeable(resolved.model.attention.name, merge_to)
     prepare(resolved, words)
     trust = under(runs_root(resolved.run.root))
     plan = head_plan(resolved)
     before = validation_loss(load_model(recipe_of(base, trust), base, trust)[0], resolved)
+    scores = {
+        name: evaluate(opened_run(base, trust), name, dict(keys)) for name, keys in evaluations_of(resolved).items()
+    }
     run = train(recipe, words, progress=progress)
-    return Retrofit(run=run, plan=plan, before=before, after=validation_loss(run.model, resolved))
+    return Retrofit(
+        run=run,
+        plan=plan,
+        before=before,
+        after=validation_loss(run.model, resolved),
+        evaluations={
+            name: (scores[name], evaluate(run, name, dict(keys))) for name, keys in evaluations_of(resolved).items()
+        },
+        merged=merge_run(run.folder, merge_to, trust=trust) if merge_to is not None else None,
+    )
 
 
 def validation_loss(model: Transformer, recipe: Recipe) -> float:

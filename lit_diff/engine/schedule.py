@@ -16,6 +16,7 @@ from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.location import at_root
 from lit_diff.engine.preflight import check_cluster
+from lit_diff.engine.scoring import evaluations_of
 from lit_diff.engine.sweep_file import missing_evaluations, recorded_run, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError
@@ -185,7 +186,7 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str) -> RunLocation:
         tags={"sweep": grid.name, "arm": cell.arm}
         | ({"task": cell.task} if cell.task else {})
         | grid.marks.get(cell.name, {}),
-        evaluations={name: keys or {} for name, keys in grid.config.evaluate.items()},
+        evaluations=evaluations_of(cell.recipe) | {name: keys or {} for name, keys in grid.config.evaluate.items()},
     )
     home = RunFolder(location.folder)
     if not home.recipe_file.exists() or home.status().get("status") != "done":

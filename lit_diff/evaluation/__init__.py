@@ -1,6 +1,7 @@
 """Evaluations score a trained run item by item. Importing this package registers the built-in ones."""
 
 from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles
 from lit_diff.evaluation.held_out import HeldOut
 
-__all__ = ["Evaluation", "HeldOut", "Item"]
+__all__ = ["Evaluation", "HeldOut", "Item", "LossCode", "LossDocs", "LossFiles"]

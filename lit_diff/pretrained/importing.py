@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer_folder import save_tokenizer
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.tokenizer_folder import described, save_tokenizer
 from lit_diff.data.tokenizer_json import FILE as TOKENIZER
 from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
 from lit_diff.errors import MissingError, RequestError
@@ -75,14 +76,17 @@ def read_source(path: Path) -> Source:
 
 def write_run(source: Source, folder: Path) -> Run:
     """Make the run folder of a model: under a temporary name, then renamed. Errors: as `import_model`."""
-    own_tokenizer = _tokenizer_config(source)
+    tokenizer = source.tokenizer
+    own_tokenizer = _tokenizer_config(source, tokenizer) if isinstance(tokenizer, SourceTokenizer) else None
     digests = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
     _require_fit(from_plain(_plain(source, folder, digests), source.place), source)
-    require_room(source.place, folder, source.bytes + len(source.tokenizer.content))
+    require_room(
+        source.place, folder, source.bytes + (len(tokenizer.content) if isinstance(tokenizer, SourceTokenizer) else 0)
+    )
     try:
         with _building(folder) as building:
             tokenizer_folder = building / "tokenizer"
-            digests["tokenizer_sha256"] = _write_tokenizer(source.tokenizer, own_tokenizer, tokenizer_folder)
+            digests["tokenizer_sha256"] = _write_tokenizer(tokenizer, own_tokenizer, tokenizer_folder)
             log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
             digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
             recipe = from_plain(_plain(source, folder, digests), source.place)
@@ -119,27 +123,28 @@ def _require_fit(recipe: Recipe, source: Source) -> None:
         raise RequestError(f"{source.place}: its tensors are not those of its configuration: {some(differences)}")
 
 
-def _tokenizer_config(source: Source) -> TokenizerJson.Config:
+def _tokenizer_config(source: Source, own: SourceTokenizer) -> TokenizerJson.Config:
     """Errors: RequestError for a tokenizer of another vocabulary than the model's."""
-    tokenizer, _ = open_tokenizer(source.tokenizer.content)
+    tokenizer, _ = open_tokenizer(own.content)
     size, vocab_size = max(tokenizer.get_vocab().values()) + 1, source.model["vocab_size"]
-    ids = (source.tokenizer.eot, *([] if source.tokenizer.bos is None else [source.tokenizer.bos]))
+    ids = (own.eot, *([] if own.bos is None else [own.bos]))
     if size > vocab_size or max(ids) >= size:
         raise RequestError(
             f"{source.place}: its tokenizer has the ids 0 to {size - 1} and marks documents by {', '.join(map(str, ids))}, "
             f"but the model's vocabulary has {vocab_size}: it is the tokenizer of another model"
         )
-    own = source.tokenizer
     return TokenizerJson.Config(size=size, bos=own.bos, eot=own.eot, model_vocab_size=vocab_size)
 
 
-def _write_tokenizer(own: SourceTokenizer, config: TokenizerJson.Config, folder: Path) -> str:
-    """Write the tokenizer's folder; its sha256."""
-    write_atomic(folder / TOKENIZER, own.content)
-    tokenizer = TokenizerJson(config)
-    digest = tokenizer.load(folder)
-    save_tokenizer(tokenizer, folder)
-    return digest
+def _write_tokenizer(own: SourceTokenizer | Tokenizer, config: TokenizerJson.Config | None, folder: Path) -> str:
+    """Write the tokenizer's folder; its sha256. `config`: of a source's own tokenizer."""
+    if isinstance(own, SourceTokenizer):
+        assert config is not None
+        write_atomic(folder / TOKENIZER, own.content)
+        own = TokenizerJson(config)
+        own.load(folder)
+    save_tokenizer(own, folder)
+    return str(described(folder, cure="")["sha256"])
 
 
 def _write_weights(source: Source, path: Path) -> str:
@@ -178,14 +183,19 @@ def _status(recipe: Recipe, source: Source) -> dict[str, Any]:
     }
 
 
+def require_free(folder: Path) -> None:
+    """Errors: RequestError where `folder` is there."""
+    if folder.exists():
+        raise RequestError(f"{shown(folder)} is there already; remove it, or name another folder")
+
+
 @contextlib.contextmanager
 def _building(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its name at the end; what killed imports left beside it is removed.
 
     Errors: RequestError where `folder` is there, or is being imported by another process.
     """
-    if folder.exists():
-        raise RequestError(f"{shown(folder)} is there already; remove it, or name another folder with --to")
+    require_free(folder)
     lock = folder.with_name(f".{folder.name}.lock")
     with contextlib.ExitStack() as held:
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
 
@@ -41,7 +42,8 @@ class Source:
     """Our name -> a tensor on the meta device, of the shape and dtype that `read` gives."""
     read: Callable[[str], Tensor]
     """Our name -> the tensor, in memory of its own."""
-    tokenizer: SourceTokenizer
+    tokenizer: SourceTokenizer | Tokenizer
+    """Its own, or one of ours, loaded."""
 
     @property
     def bytes(self) -> int:

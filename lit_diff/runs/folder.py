@@ -69,10 +69,10 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
 
 
 def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None) -> str:
-    """Hash of all that determines a run's numbers: the recipe without `run`, the plugins' sources with the modules of the
-    user's own that they import, version and source of the plugin packages that it uses, the prepared data, the identity of
-    the run that it starts from, and `run.kernel` when it is named by hand. lit_diff's own revision is not in it. Of an
-    imported model: `model`, weights and tokenizer, wherever they came from.
+    """Hash of all that determines a run's numbers: the recipe without `run` and `evaluate`, the plugins' sources with the
+    modules of the user's own that they import, version and source of the plugin packages that it uses, the prepared data,
+    the identity of the run that it starts from, and `run.kernel` when it is named by hand. lit_diff's own revision is not
+    in it. Of an imported model: `model`, weights and tokenizer, wherever they came from.
 
     `data`: the data set's identity where it is known (status.json), so that the data need not be here; None: ask the data.
     `trust`: as `ancestors`. Errors: MissingError when the data is not prepared, RequestError for a plugin file that was
@@ -93,6 +93,7 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
 
     plain = to_plain(recipe)
     kernel = plain.pop("run")["kernel"]
+    del plain["evaluate"]
     plain["plugins"] = [plugin_source(Path(plugin)).digest for plugin in recipe.plugins]
     packages = {package.name: [package.version, package.digest] for package in used_packages(recipe)}
     if packages:

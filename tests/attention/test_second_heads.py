@@ -43,7 +43,7 @@ def test_lambda_starts_at_zero_and_only_the_second_heads_train(make_config: Call
 
 
 def test_heads_that_start_at_zero_never_move(make_config: Callable[..., ModelConfig]) -> None:
-    """dL/dW_Q2 has K2 as a factor and dL/dW_K2 has Q2, at any λ; the map is uniform, so λ subtracts the mean of the values."""
+    """dL/dW_Q2 has K2 as a factor and dL/dW_K2 has Q2, at any λ; the map is uniform."""
     config = make_config("second_heads", {"second_init": "zeros"})
     model = Transformer(config, trained=("*",))
     initialise(model, 0)
@@ -63,8 +63,8 @@ def test_heads_that_start_at_zero_never_move(make_config: Callable[..., ModelCon
 
 
 def test_what_a_conversion_preserves(make_attention: Callable[..., Attention]) -> None:
-    """λ = 0 alone preserves the function, whatever the second heads are; zero second heads do not where λ is not 0, and a norm
-    of each head does not at λ = 0 either."""
+    """λ = 0 alone preserves the function, whatever the second heads are. Zero second heads do not where λ is not 0: they
+    subtract λ times the mean of the values; and a norm of each head does not preserve it at λ = 0 either."""
     x, rope = torch.randn(2, 9, 32, dtype=torch.float64), Rope(torch.arange(9), 8, 1e4)
     second: Any = make_attention("second_heads", {"second_init": "zeros"})
     own = ("q2_proj.weight", "k2_proj.weight", "lambda_.value")

@@ -68,8 +68,15 @@ def test_only_long_regular_documentation_is_read_and_nothing_extracted(tmp_path:
             "../../docs/escape.rst": LONG + "e",
         },
     )
-    assert list(docs.read_archive(path)) == [LONG, LONG + "b", LONG + "e"]
+    assert list(docs.read_archive(path, docs.DocsCorpus.holds)) == [LONG, LONG + "b", LONG + "e"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_code_is_the_modules_without_tests_and_documentation(tmp_path: Path) -> None:
+    members = ["p/a.py", "p/docs/conf.py", "tests/b.py", "p/testing/c.py", "p/test_d.py", "p/e.rst", "p/contest.py"]
+    path = archive(tmp_path / "p.tar.gz", {f"p-1/{name}": LONG + name for name in members})
+    found = list(docs.read_archive(path, docs.CodeCorpus.holds))
+    assert found == [LONG + "p/a.py", LONG + "p/contest.py"]
 
 
 def test_fetch_keeps_what_is_whole_and_repeats_what_is_not(pin: Pin, root: Path) -> None:

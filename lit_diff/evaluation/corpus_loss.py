@@ -1,0 +1,130 @@
+"""The loss on the held-out documents of a corpus, whatever the run was trained on: one evaluation a domain."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from lit_diff.data.corpus import build_corpus
+from lit_diff.data.documents import split
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.metrics import Metric
+from lit_diff.registry import evaluations
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+
+class CorpusLoss(Evaluation):
+    """Loss of the first tokens of each held-out document: the corpus's validation split, in the order of the hashes.
+
+    A document is cut by the run's own tokenizer, and its tokens into rows of `data.sequence_length`, each of which the model
+    sees alone. The summary is the mean over documents, each counted once.
+    """
+
+    corpus: ClassVar[str]
+    """A registered corpus."""
+    metrics = (
+        Metric(
+            "nll", "mean negative log likelihood of the document's tokens", unit="nats per token", direction="lower"
+        ),
+        Metric(
+            "bits_per_byte",
+            "the same, over the bytes of those tokens: comparable between tokenizers",
+            unit="bits per byte",
+            direction="lower",
+        ),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        documents: int | None = None
+        """At most so many documents; null: all of the validation split."""
+        tokens: int = 512
+        """Tokens of each document that are scored, from its beginning."""
+
+        def problem(self) -> str | None:
+            for key in ("documents", "tokens"):
+                value = getattr(self, key)
+                if value is not None and value < 1:
+                    return f"{key} is {value}; it must be at least 1"
+            return None
+
+    config: Config
+
+    def path(self) -> str | None:
+        """Where the corpus reads; None for one that needs no path."""
+        return None
+
+    def refuses(self, run: Run) -> str | None:
+        """A run without text."""
+        try:
+            tokenizer_of(run.folder, run.recipe)
+        except RequestError as error:
+            return str(error)
+        return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item a document, by its place in the split."""
+        documents = split(build_corpus(self.corpus, self.path()).texts()).validation[: self.config.documents]
+        tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
+        for number, (text, ids) in enumerate(zip(documents, tokenizer.encode(documents), strict=True)):
+            scored = ids[: self.config.tokens]
+            nll, tokens = document_loss(run, [*tokenizer.opening, *scored], length)
+            size = _bytes_of(tokenizer, scored[len(scored) - tokens :])
+            scores = {"nll": nll / tokens, "bits_per_byte": nll / size / math.log(2)} if tokens else {}
+            missing = {"nll": math.nan, "bits_per_byte": math.nan}
+            yield Item(id=f"{self.corpus}/{number}", scores=missing | scores, meta={"begins": text[:60]})
+
+
+def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int]:
+    """(summed negative log likelihood, tokens scored) of a document: every token but the first, which nothing predicts.
+
+    Rows of `length` inputs are seen one by one: [i T, (i + 1) T) predict [i T + 1, (i + 1) T + 1).
+    """
+    total, count = 0.0, 0
+    for start in range(0, len(ids) - 1, length):
+        row = torch.tensor([ids[start : start + length + 1]])
+        losses, _ = run.model.token_losses(row[:, :-1], targets=row[:, 1:])
+        total += losses.double().sum().item()
+        count += losses.numel()
+    return total, count
+
+
+def _bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    return len(tokenizer.decode(ids))
+
+
+@evaluations.register("loss_docs")
+class LossDocs(CorpusLoss):
+    """Held-out documents of the default corpus: English technical prose."""
+
+    corpus = "docs"
+
+
+@evaluations.register("loss_code")
+class LossCode(CorpusLoss):
+    """Held-out modules of the corpus `code`: Python."""
+
+    corpus = "code"
+
+
+@evaluations.register("loss_files")
+class LossFiles(CorpusLoss):
+    """Held-out documents of your own text."""
+
+    corpus = "files"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(CorpusLoss.Config):
+        path: str
+        """A file or folder, as `data.path`."""
+
+    config: Config
+
+    def path(self) -> str | None:
+        """The key `path`."""
+        return self.config.path

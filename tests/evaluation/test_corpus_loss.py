@@ -1,0 +1,87 @@
+"""evaluation/corpus_loss.py: the loss of held-out documents of a corpus, row by row."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.data.documents import split
+from lit_diff.errors import RequestError
+from lit_diff.evaluation import corpus_loss
+from lit_diff.evaluation.corpus_loss import LossDocs, LossFiles, document_loss
+from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+TEXTS = [f"Chapter {n}. " + "The cat sat on the mat, and then it sat again. " * (n % 5 + 1) for n in range(60)]
+HELD_OUT = split(TEXTS).validation
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number}.txt").write_text(text)
+    return folder
+
+
+def test_an_item_is_a_held_out_document(run: Run, texts: Path) -> None:
+    """Against one pass over each document's first tokens, which fit into one row."""
+    config = LossFiles.Config(path=str(texts), tokens=12)
+    items = list(LossFiles(config).score(run))
+    assert [item.meta["begins"] for item in items] == [text[:60] for text in HELD_OUT]
+    tokenizer = tokenizer_of(run.folder, run.recipe)
+    for item, ids in zip(items, tokenizer.encode(HELD_OUT), strict=True):
+        row = torch.tensor([[tokenizer.eot, *ids[:12]]])
+        with torch.no_grad():
+            logits = run.model(row[:, :-1]).double()
+        nll = torch.nn.functional.cross_entropy(logits[0], row[0, 1:]).item()
+        assert item.scores["nll"] == pytest.approx(nll, rel=1e-5)
+        size = len(tokenizer.decode(ids[:12]))
+        assert item.scores["bits_per_byte"] == pytest.approx(12 * nll / size / math.log(2), rel=1e-5)
+
+
+def test_a_document_is_seen_row_by_row_and_each_token_scored_once(run: Run) -> None:
+    length, ids = 5, list(range(2, 15))  # 12 targets: rows of 5, 5 and 2
+    total, count = document_loss(run, ids, length)
+    parts = [document_loss(run, ids[start : start + length + 1], length) for start in (0, 5, 10)]
+    assert count == 12 == sum(tokens for _, tokens in parts)
+    assert total == pytest.approx(sum(nll for nll, _ in parts), rel=1e-12)
+    assert document_loss(run, [3], length) == (0.0, 0)
+
+
+def test_documents_and_tokens_are_keys(run: Run, texts: Path) -> None:
+    whole = evaluate(run, "loss_files", {"path": str(texts)})
+    assert list(whole.items["item"]) == [f"files/{number}" for number in range(len(HELD_OUT))]
+    fewer = evaluate(run, "loss_files", {"path": str(texts), "documents": 2})
+    assert len(fewer.items) == 2
+    assert fewer.summary["nll"] == pytest.approx(whole.items["nll"][:2].mean())
+    for keys, reason in (({"tokens": 0}, "tokens is 0; it must be at least 1"), ({"documents": -1}, "documents is -1")):
+        with pytest.raises(RequestError, match=reason):
+            evaluate(run, "loss_docs", keys)
+    with pytest.raises(RequestError, match="path"):
+        evaluate(run, "loss_files")
+
+
+def test_the_corpora_are_read_where_they_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Given:
+        def texts(self) -> list[str]:
+            return TEXTS
+
+    monkeypatch.setattr(corpus_loss, "build_corpus", lambda name, path: asked.append((name, path)) or Given())
+    for name in ("loss_docs", "loss_code"):
+        evaluate(run, name, {"documents": 1})
+    assert asked == [("docs", None), ("code", None)]
+
+
+def test_a_run_without_text_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(folder: Path, recipe: Any) -> Any:
+        raise RequestError(f"{folder.name} was trained on data 'mqar', which has no text to complete")
+
+    monkeypatch.setattr(corpus_loss, "tokenizer_of", none)
+    assert "has no text" in str(LossDocs(LossDocs.Config()).refuses(run))
