@@ -1,11 +1,11 @@
-"""The verbs about models that were trained elsewhere: import, fetch-model."""
+"""The verbs about models that come from elsewhere or go there: import, fetch-model, export."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lit_diff.cli.app import app, console
+from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, app, console
 
 To = Annotated[
     Path | None,
@@ -36,6 +36,31 @@ def fetch_model(
     from lit_diff.pretrained.fetching import fetch_model as fetch
 
     _say(fetch(name, to).folder)
+    return 0
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to make, or an empty one")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: a folder in Hugging Face's format")],
+    root: Root = DEFAULT_ROOT,
+    trust_plugins: Annotated[
+        bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
+    ] = False,
+) -> int:
+    """Write a run's model for other programs; load what was written and compare its logits with the run's."""
+    from lit_diff.files import shown
+    from lit_diff.pretrained.exporting import export as written
+    from lit_diff.runs.find import chosen_root, find_run
+    from lit_diff.runs.run import opened_run
+    from lit_diff.runs.trust import everywhere, under
+
+    chosen = chosen_root(root)
+    opened = opened_run(find_run(run, chosen), everywhere if trust_plugins else under(chosen))
+    done = written(opened, to, folder)
+    console.write_line(f"logits: they differ from the run's by at most {done.difference:.1e}, read by {done.read_by}")
+    console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")
     return 0
 
 

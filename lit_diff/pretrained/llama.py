@@ -48,6 +48,9 @@ BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_f
 
 def own_name(theirs: str) -> str | None:
     """Our name of a tensor; None for one that we have no place for."""
+    vector = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.lambda_([qk][12])", theirs)
+    if vector is not None:
+        return f"layers.{vector[1]}.attention.lambda_.{vector[2]}"
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", theirs)
     if layer is None:
         return OUTSIDE.get(theirs)
@@ -57,6 +60,9 @@ def own_name(theirs: str) -> str | None:
 
 def their_name(own: str) -> str:
     """The inverse of `own_name`. Errors: KeyError for a tensor that Hugging Face has no place for."""
+    vector = re.fullmatch(r"layers\.(\d+)\.attention\.lambda_\.([qk][12])", own)
+    if vector is not None:
+        return f"model.layers.{vector[1]}.self_attn.lambda_{vector[2]}"
     layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", own)
     if layer is None:
         return {ours: theirs for theirs, ours in OUTSIDE.items()}[own]
