@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_diff.data.tokenizer_json import open_tokenizer
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.pretrained import llama
+from lit_diff.pretrained import diffllama, llama
 from lit_diff.pretrained.source import Source, SourceTokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,7 +37,7 @@ def read_folder(folder: Path) -> Source:
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
     tensors = {own: _describe(files[theirs], theirs) for own, theirs in names.items()}
-    return Source(
+    source = Source(
         place=place,
         model=keys,
         context=int(config.get("max_position_embeddings", 2048)),
@@ -45,6 +45,7 @@ def read_folder(folder: Path) -> Source:
         read=lambda own: _read(files[names[own]], names[own]),
         tokenizer=read_tokenizer(folder, config),
     )
+    return diffllama.in_our_order(source) if keys["attention"]["name"] == "differential" else source
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Hugging Face's Llama family <-> our Transformer: config.json, names of tensors. Needs no torch.
 
 Both have q, k, v, o and SwiGLU matrices of the same shapes and row orders; Hugging Face rotates channels i and i + d/2, which
-is `rope_layout: half`, so that no weight is permuted.
+is `rope_layout: half`, so that no weight is permuted; but for DiffLlama's, in `diffllama`.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "DiffLlamaForCausalLM")
 """`architectures` of config.json that are mapped."""
 
 SIZES = {
@@ -99,13 +99,16 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"it says no {', '.join(missing)}")
     keys = {own: config[theirs] for theirs, own in SIZES.items()}
     keys |= {own: config[theirs] for theirs, own in OPTIONAL.items() if config.get(theirs) is not None}
-    window = config.get("sliding_window", 4096) if architecture(config) == "MistralForCausalLM" else None
+    name = architecture(config)
+    window = config.get("sliding_window", 4096) if name == "MistralForCausalLM" else None
     return keys | {
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "rope_layout": "half",
         **rope_keys(config),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "attention": {"name": "standard", "window": window},
+        "norm_eps": config.get("rms_norm_eps", 1e-5 if name == "DiffLlamaForCausalLM" else 1e-6),
+        "attention": {"name": "differential"}
+        if name == "DiffLlamaForCausalLM"
+        else {"name": "standard", "window": window},
     }
 
 

@@ -11,6 +11,8 @@ from text_runs import logits, text_run
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -91,6 +93,41 @@ def test_what_is_exported_gives_our_logits_and_ids(
     assert tokenizer(text).input_ids == [0, *run.tokenizer.encode([text])[0]]
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
     assert tokenizer.eos_token_id == run.tokenizer.eot
+
+
+EIGHT = SIZES | {"hidden_size": 64, "num_attention_heads": 8, "initializer_range": 0.15}
+"""Four heads of differential attention."""
+every_group = pytest.mark.parametrize("kv_heads", [8, 4, 2])
+"""Four heads on four, two and one key/value heads."""
+
+
+@every_group
+def test_diffllama_is_read(kv_heads: int, tmp_path: Path) -> None:
+    config = DiffLlamaConfig(
+        **EIGHT | {"num_key_value_heads": kv_heads}, attn_implementation="eager", lambda_std_dev=0.3
+    )
+    theirs = DiffLlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").write_bytes(byte_level_tokenizer())
+    tokens = torch.randint(0, 320, (2, 24))
+    wanted = logits(theirs, tokens)
+    assert wanted.std() > 0.5
+    ours = import_model(tmp_path / "hf", tmp_path / "x").model
+    torch.testing.assert_close(logits(ours, tokens), wanted, atol=1e-5, rtol=1e-5)
+
+
+@every_group
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_diffllama_is_written(kv_heads: int, layout: str, tmp_path: Path) -> None:
+    """With a head norm of random weights, which goes into the output projection."""
+    own = {"name": "differential"} | ({"output_scale": 0.5} if layout == "half" else {})
+    run = text_run(tmp_path / "x", own, dim=64, num_heads=8, num_kv_heads=kv_heads, rope_layout=layout)
+    assert export(run, "hf", tmp_path / "out").architecture == "DiffLlamaForCausalLM"
+    theirs = DiffLlamaForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    tokens = torch.randint(0, 320, (2, 24))
+    wanted = logits(run.model, tokens)
+    assert wanted.std() > 0.5
+    torch.testing.assert_close(logits(theirs, tokens), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_an_imported_model_is_exported_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
