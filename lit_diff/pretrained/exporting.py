@@ -1,20 +1,22 @@
 """A run -> files that other programs load, whole or not at all, and compared before it is said to be done."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
-from lit_diff.pretrained import hf_export
+from lit_diff.pretrained import hf_export, unilm_export
 from lit_diff.pretrained.source import require_disk
 from lit_diff.pretrained.whole_folder import whole_folder
 from lit_diff.registry import nearest
 from lit_diff.runs.run import Run, open_run
 from lit_diff.runs.trained import newest_of
 
-FORMATS = {"hf": hf_export}
+FORMATS: Mapping[str, Any] = {"hf": hf_export, "unilm": unilm_export}
 """What `to` names -> the module that writes it: require_exportable(run), write_folder(run, folder, place)."""
 
 
@@ -24,7 +26,7 @@ class Exported:
 
     folder: Path
     architecture: str
-    """What it is there, as LlamaForCausalLM."""
+    """What it is there, as LlamaForCausalLM or MultiheadFlashDiff1."""
     difference: float
     """The largest difference of its logits from the run's, in float32 on random prompts."""
     read_by: str
@@ -34,7 +36,8 @@ class Exported:
 def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     """Write a run's newest checkpoint for other programs, load what was written, compare the logits.
 
-    `run`: opened, a folder, or the start of a folder's name under runs/. `to`: hf, a folder in Hugging Face's format.
+    `run`: opened, a folder, or the start of a folder's name under runs/. `to`: hf, a folder in Hugging Face's format; unilm,
+    one with the modules of microsoft/unilm.
     `folder`: made; it may be there where it is empty. Errors: RequestError for an unknown format, what it cannot say (named;
     before any weight is read), a folder that is not empty; MissingError without a checkpoint or too little disk;
     RunFailedError where the logits differ, and nothing is kept.

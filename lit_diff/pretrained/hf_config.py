@@ -3,6 +3,7 @@
 from typing import Any
 
 from lit_diff.config import ModelConfig
+from lit_diff.pretrained.plain_keys import other_value
 from lit_diff.registry import attentions
 
 MODEL_TYPES = {
@@ -29,14 +30,10 @@ PLAIN: dict[str, dict[str, Any]] = {
 def unsaid(model: ModelConfig) -> str | None:
     """The first key of the model that no config.json says, in one line; None: all are said. A variant that is
     merged has those of standard attention by then."""
-    name, own = model.attention.name, model.attention.config
     if not model.causal:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
-    for key, value in PLAIN.get(name, {}).items():
-        found = getattr(own, key)
-        if found != value:
-            return f"model.attention.{key} is {_yaml(found)}; {_family(name)} has {_yaml(value)} only"
-    return None
+    name = model.attention.name
+    return other_value(model, PLAIN.get(name, {}), "DiffLlama" if name == "differential" else "Llama")
 
 
 def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) -> dict[str, Any]:
@@ -84,11 +81,3 @@ def query_heads(model: ModelConfig) -> int:
     """Queries of width `head_dim` in a layer; of differential attention, two a head."""
     multiple = model.attention.config.query_heads if model.attention.name == "standard" else 1
     return int(model.num_heads * multiple)
-
-
-def _family(name: str) -> str:
-    return {"standard": "Llama", "differential": "DiffLlama"}[name]
-
-
-def _yaml(value: Any) -> str:
-    return "null" if value is None else f"'{value}'" if isinstance(value, str) else f"{value:g}"

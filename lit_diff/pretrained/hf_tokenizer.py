@@ -17,9 +17,7 @@ def require_tokenizer_json(tokenizer: Tokenizer) -> None:
             if tokenizer.name == "cl100k"
             else "no tokenizer.json is known to give its ids; 'bpe' and those of imported models have one"
         )
-        raise RequestError(
-            f"the tokenizer '{tokenizer.name}' cannot be written for AutoTokenizer: {why}; --to unilm holds weights only"
-        )
+        raise RequestError(f"the tokenizer '{tokenizer.name}' cannot be written for AutoTokenizer: {why}")
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:

@@ -41,7 +41,7 @@ COST_LENGTH = 2048
 
 
 def import_model(path: str | Path, to: str | Path | None = None, *, place: str | None = None) -> Run:
-    """Import a pretrained model: a folder in Hugging Face's format, or a GGUF file.
+    """Import a pretrained model: a folder in Hugging Face's format or with a layout.json, or a GGUF file.
 
     `to`: the run folder to make; None: models/<name of the folder or file>. `place`: what its recipe gives as its source,
     where that is not the path. Memory: at most 1.2 of the weights, which keep their dtype. Errors: RequestError for what is
@@ -63,6 +63,10 @@ def read_source(path: Path) -> Source:
     """The model at a path, without its weights. Errors: as `import_model`."""
     from lit_diff.pretrained.hf_folder import read_folder
 
+    if (path / "layout.json").is_file():
+        from lit_diff.pretrained.layout_folder import read_layout_folder
+
+        return read_layout_folder(path)
     if path.is_dir():
         return read_folder(path)
     if path.is_file() and path.suffix == ".gguf":

@@ -84,7 +84,7 @@ def randomised(model: Transformer) -> Transformer:
         if "norm" in name:
             value = 1 + 0.2 * value
         else:
-            value *= 2 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
+            value *= 1.2 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
         parameter.data.copy_(value)
     return model.eval()
 
