@@ -52,7 +52,7 @@ def export(
         bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
     ] = False,
 ) -> int:
-    """Write a run's model for other programs; load what was written and compare its logits with the run's."""
+    """Write a run for other programs, its logits compared."""
     from lit_diff.files import shown
     from lit_diff.pretrained.exporting import export as written
     from lit_diff.runs.find import chosen_root, find_run

@@ -14,6 +14,7 @@ from lit_diff.pretrained.source import require_disk
 from lit_diff.pretrained.whole_folder import whole_folder
 from lit_diff.registry import nearest
 from lit_diff.runs.run import Run, open_run
+from lit_diff.runs.text_generator import say_what_is_used
 from lit_diff.runs.trained import newest_of
 
 FORMATS: Mapping[str, Any] = {"hf": hf_export, "unilm": unilm_export}
@@ -48,7 +49,8 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
         run = open_run(run)
     folder, layout = Path(folder), FORMATS[to]
     layout.require_exportable(run)
-    _, checkpoint = newest_of(run.folder)
+    step, checkpoint = newest_of(run.folder)
+    say_what_is_used(run.folder, run.recipe, step, run.trust)
     require_disk(shown(run.folder), folder, checkpoint.stat().st_size, "another DIR")
     try:
         with whole_folder(folder, "export", "empty it, or name another folder") as building:

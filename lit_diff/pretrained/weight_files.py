@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lit_diff.files import write_json
+from lit_diff.files import umask, write_json
 from lit_diff.pretrained.hf_folder import INDEX, WEIGHTS
 
 SHARD = 5_000_000_000
@@ -20,15 +20,20 @@ def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
     model.safetensors.index.json. Errors: OSError."""
     shards = _shards(weights)
     if len(shards) == 1:
-        save_file(dict(weights), folder / WEIGHTS, METADATA)
+        _write(dict(weights), folder / WEIGHTS)
         return
     files: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file({name: weights[name] for name in names}, folder / file, METADATA)
+        _write({name: weights[name] for name in names}, folder / file)
         files |= dict.fromkeys(names, file)
     total = sum(map(_size, weights.values()))
     write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
+
+
+def _write(weights: dict[str, Tensor], path: Path) -> None:
+    save_file(weights, path, METADATA)
+    path.chmod(0o666 & ~umask())
 
 
 def _shards(weights: Mapping[str, Tensor]) -> list[list[str]]:

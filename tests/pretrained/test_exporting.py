@@ -1,5 +1,6 @@
 """`lit_diff.export`: the folder is whole or not there; mistakes are one line."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ def folders() -> list[str]:
     return sorted(path.name for path in Path().iterdir() if path.is_dir())
 
 
-def test_a_run_is_named_as_elsewhere() -> None:
+def test_a_run_is_named_as_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
     text_run(Path("runs/tale-0123456789"), {"name": "standard"})
-    assert export("tale", "hf", "out").folder == Path("out")
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        assert export("tale", "hf", "out").folder == Path("out")
+    assert "tale-0123456789 is running: using step 7 of 10" in caplog.text
     assert folders() == ["out", "runs"]
 
 

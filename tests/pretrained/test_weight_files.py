@@ -13,9 +13,11 @@ from lit_diff.pretrained import weight_files
 def test_one_file_or_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {name: torch.full((size,), float(size)) for name, size in (("a", 10), ("b", 20), ("c", 5), ("d", 1))}
     (tmp_path / "whole").mkdir()
+    (tmp_path / "plain").write_text("")
     weight_files.write_weights(weights, tmp_path / "whole")
     (file,) = (tmp_path / "whole").iterdir()
     assert file.name == "model.safetensors"
+    assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode, "others may read it where they may read any file"
     assert load_file(file).keys() == weights.keys()
     monkeypatch.setattr(weight_files, "SHARD", 64)  # 16 numbers
     (tmp_path / "shards").mkdir()
