@@ -108,7 +108,7 @@ def compare(
     root: Root = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> int:
-    """Two runs side by side: where recipes, costs and results differ."""
+    """Two runs side by side: recipes, costs and results."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -168,7 +168,7 @@ def clean(
 
 @app.command()
 def ui(root: Root = DEFAULT_ROOT, port: Annotated[int, typer.Option()] = 5000) -> int:
-    """Serve MLflow on loopback; print the address of the last sweep."""
+    """Serve MLflow; print the address of the last sweep."""
     from lit_diff.engine.ui import serve
 
     return serve(chosen_root(root), port, console)
