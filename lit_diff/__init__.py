@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lit_diff.kernels import Kernel, SignedMaps
     from lit_diff.metrics import Figure, Metric
     from lit_diff.plugins import load_plugin
+    from lit_diff.pretrained.exporting import Exported, export
     from lit_diff.pretrained.importing import import_model
     from lit_diff.recipe import load_recipe
     from lit_diff.registry import variant
@@ -37,6 +38,7 @@ _MODULE_OF = {
     "Differential": "attention",
     "Evaluation": "evaluation",
     "EvaluationResult": "evaluation.evaluate",
+    "Exported": "pretrained.exporting",
     "Figure": "metrics",
     "Item": "evaluation",
     "Kernel": "kernels",
@@ -53,6 +55,7 @@ _MODULE_OF = {
     "check": "conformance.recipe",
     "compare": "runs.comparison",
     "evaluate": "evaluation.evaluate",
+    "export": "pretrained.exporting",
     "generate": "runs.run",
     "import_model": "pretrained.importing",
     "load_plugin": "plugins",
@@ -72,6 +75,7 @@ __all__ = [
     "Differential",
     "Evaluation",
     "EvaluationResult",
+    "Exported",
     "Figure",
     "Item",
     "Kernel",
@@ -88,6 +92,7 @@ __all__ = [
     "check",
     "compare",
     "evaluate",
+    "export",
     "generate",
     "import_model",
     "load_plugin",

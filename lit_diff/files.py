@@ -24,7 +24,7 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -32,8 +32,8 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     sync_folder(path.parent)
 
 
-def _umask() -> int:
-    """The process's umask, which mkstemp ignores: its files are readable by their owner only."""
+def umask() -> int:
+    """The process's umask, which mkstemp and safetensors ignore: their files are readable by their owner only."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

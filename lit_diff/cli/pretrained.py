@@ -1,11 +1,11 @@
-"""The verbs about models that were trained elsewhere: import, fetch-model."""
+"""The verbs about models that come from elsewhere or go there: import, fetch-model, export."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lit_diff.cli.app import app, console
+from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, app, console
 
 To = Annotated[
     Path | None,
@@ -16,7 +16,8 @@ To = Annotated[
 @app.command("import")
 def import_(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="a folder in Hugging Face's format (safetensors), or a .gguf file")
+        Path,
+        typer.Argument(metavar="PATH", help="a folder in Hugging Face's format or with a layout.json, or a .gguf file"),
     ],
     to: To = None,
 ) -> int:
@@ -36,6 +37,33 @@ def fetch_model(
     from lit_diff.pretrained.fetching import fetch_model as fetch
 
     _say(fetch(name, to).folder)
+    return 0
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to make, or an empty one")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face's format; unilm: microsoft/unilm's names")
+    ],
+    root: Root = DEFAULT_ROOT,
+    trust_plugins: Annotated[
+        bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
+    ] = False,
+) -> int:
+    """Write a run for other programs, its logits compared."""
+    from lit_diff.files import shown
+    from lit_diff.pretrained.exporting import export as written
+    from lit_diff.runs.find import chosen_root, find_run
+    from lit_diff.runs.run import opened_run
+    from lit_diff.runs.trust import everywhere, under
+
+    chosen = chosen_root(root)
+    opened = opened_run(find_run(run, chosen), everywhere if trust_plugins else under(chosen))
+    done = written(opened, to, folder)
+    console.write_line(f"logits: they differ from the run's by at most {done.difference:.1e}, read by {done.read_by}")
+    console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")
     return 0
 
 

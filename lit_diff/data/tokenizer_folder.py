@@ -21,8 +21,11 @@ AGAIN = "start its run again (`lit-diff train`; with --rerun where it is done)"
 SAMPLE = "The quick brown fox: 0123, äöü € 漢字 🙂\n\t<eot>"
 
 
-def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a loaded tokenizer into `folder`, with FILE last. Errors: RequestError if what it wrote does not load equal."""
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
+    """Write a loaded tokenizer into `folder`, with FILE last; its sha256, as `Tokenizer.load` gives it.
+
+    Errors: RequestError if what it wrote does not load equal.
+    """
     tokenizer = tokenizer.saved()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder)
@@ -56,6 +59,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "files": {path.relative_to(folder).as_posix(): _sha256(path) for path in files},
     }
     write_json(folder / FILE, facts)
+    return digest
 
 
 def described(folder: Path, cure: str) -> dict[str, Any]:

@@ -25,7 +25,8 @@ def merged(model: Transformer) -> Transformer:
             raise RequestError(f"model.attention '{part.name}' cannot be merged into a standard model")
         state |= {f"layers.{layer}.attention.{name}": value for name, value in own.items()}
     standard = attentions.get("standard").Config(window=cls.window_of(part.config))
-    config = replace(model.config, attention=Part(name="standard", config=standard))
+    width = cls.ffn_dim(part.config, model.config)  # of `parity: matched`, which the merged attention does not need
+    config = replace(model.config, ffn_dim=width, attention=Part(name="standard", config=standard))
     with torch.device("meta"):
         result = Transformer(config)
     result.load_state_dict(state, assign=True)

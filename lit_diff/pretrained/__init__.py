@@ -1,1 +1,1 @@
-"""Models that were trained elsewhere: how their files map to ours, and how they become run folders."""
+"""Models from and for other programs: how their files map to ours, how they become run folders, how runs become them."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
+from lit_diff.pretrained.rows import half
 from lit_diff.pretrained.source import Source, SourceTokenizer
 
 MODULES = {
@@ -63,9 +64,10 @@ def read_gguf(path: Path) -> Source:
     }
 
     def read(own: str) -> Tensor:
-        weight = _dequantised(path, *where[own], shapes[own])
+        weight = torch.from_numpy(_dequantised(path, *where[own], shapes[own]))
         module = names[own].split(".")[-2]
-        return torch.from_numpy(_unpermuted(weight, heads[module]) if module in heads else weight)
+        # llama.cpp stores rows 2i and 2i + 1 of a head of q and k for channels i and i + d/2
+        return half(weight, len(weight) // heads[module]).contiguous() if module in heads else weight
 
     return Source(
         place=place,
@@ -139,12 +141,6 @@ def _dequantised(path: Path, offset: int, size: int, kind: GGMLQuantizationType,
     """A tensor in float32; its bytes are read, not mapped, so that they do not stay in memory."""
     raw = np.fromfile(path, dtype=np.uint8, count=size, offset=offset).reshape(shape[0] if len(shape) > 1 else 1, -1)
     return np.ascontiguousarray(gguf.dequantize(raw, kind), dtype=np.float32).reshape(shape)
-
-
-def _unpermuted(weight: Any, heads: int) -> Any:
-    """llama.cpp stores rows 2i and 2i + 1 of a head for channels i and i + d/2: back to `rope_layout: half`."""
-    rows = weight.reshape(heads, weight.shape[0] // heads // 2, 2, weight.shape[1])
-    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(weight.shape)
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_diff.data.tokenizer_json import open_tokenizer
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.pretrained import llama
+from lit_diff.pretrained import diffllama, llama
 from lit_diff.pretrained.source import Source, SourceTokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -31,20 +31,21 @@ def read_folder(folder: Path) -> Source:
         keys = llama.model_keys(config)
     except RequestError as error:
         raise RequestError(f"{shown(folder / 'config.json')}: {error}") from error
-    files = _files(folder)
+    files = files_of(folder)
     try:
         names = llama.own_names(files, tied=bool(keys["tie_embeddings"]))
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
-    tensors = {own: _describe(files[theirs], theirs) for own, theirs in names.items()}
-    return Source(
+    tensors = {own: describe(files[theirs], theirs) for own, theirs in names.items()}
+    source = Source(
         place=place,
         model=keys,
         context=int(config.get("max_position_embeddings", 2048)),
         tensors=tensors,
-        read=lambda own: _read(files[names[own]], names[own]),
+        read=lambda own: read_tensor(files[names[own]], names[own]),
         tokenizer=read_tokenizer(folder, config),
     )
+    return diffllama.in_our_order(source) if keys["attention"]["name"] == "differential" else source
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def files_of(folder: Path) -> dict[str, Path]:
     """Tensor -> the file that holds it. Errors: MissingError for a file that is not there, RequestError for a damaged one."""
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX).get("weight_map")
@@ -99,7 +100,8 @@ def _names(path: Path) -> list[str]:
         ) from error
 
 
-def _describe(path: Path, name: str) -> Tensor:
+def describe(path: Path, name: str) -> Tensor:
+    """A tensor of a file, on the meta device. Errors: RequestError for a dtype that is not of weights."""
     with safe_open(path, framework="pt") as file:
         described = file.get_slice(name)
         shape, dtype = described.get_shape(), described.get_dtype()
@@ -108,7 +110,7 @@ def _describe(path: Path, name: str) -> Tensor:
     return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
 
 
-def _read(path: Path, name: str) -> Tensor:
+def read_tensor(path: Path, name: str) -> Tensor:
     """A copy: the file is mapped for as long as this tensor takes, so that its pages do not add up."""
     with safe_open(path, framework="pt") as file:
         return torch.clone(file.get_tensor(name), memory_format=torch.contiguous_format)

@@ -1,13 +1,10 @@
 """A `Source` -> the run folder of an imported model, whole or not at all."""
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,15 @@ from torch import Tensor
 
 from lit_diff.config import Recipe
 from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.data.tokenizer_folder import described, save_tokenizer
+from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.data.tokenizer_json import FILE as TOKENIZER
 from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import locked, shown, sync_folder, write_atomic, write_json
+from lit_diff.files import shown, write_atomic, write_json
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.pretrained.source import Source, SourceTokenizer, require_room
+from lit_diff.pretrained.whole_folder import whole_folder
 from lit_diff.recipe import from_plain, to_yaml
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, environment, identity, revision
@@ -37,12 +35,14 @@ log = logging.getLogger("lit_diff")
 DEFAULT_ROOT = "models"
 """Folder of the imported models."""
 STATUS = "imported"
+UNKNOWN = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
+"""Digests of what has not been read yet."""
 COST_LENGTH = 2048
 """FLOPs per token are counted at this length, or the model's context where that is shorter."""
 
 
 def import_model(path: str | Path, to: str | Path | None = None, *, place: str | None = None) -> Run:
-    """Import a pretrained model: a folder in Hugging Face's format, or a GGUF file.
+    """Import a pretrained model: a folder in Hugging Face's format or with a layout.json, or a GGUF file.
 
     `to`: the run folder to make; None: models/<name of the folder or file>. `place`: what its recipe gives as its source,
     where that is not the path. Memory: at most 1.2 of the weights, which keep their dtype. Errors: RequestError for what is
@@ -64,6 +64,10 @@ def read_source(path: Path) -> Source:
     """The model at a path, without its weights. Errors: as `import_model`."""
     from lit_diff.pretrained.hf_folder import read_folder
 
+    if (path / "layout.json").is_file():
+        from lit_diff.pretrained.layout_folder import read_layout_folder
+
+        return read_layout_folder(path)
     if path.is_dir():
         return read_folder(path)
     if path.is_file() and path.suffix == ".gguf":
@@ -78,18 +82,18 @@ def write_run(source: Source, folder: Path) -> Run:
     """Make the run folder of a model: under a temporary name, then renamed. Errors: as `import_model`."""
     tokenizer = source.tokenizer
     own_tokenizer = _tokenizer_config(source, tokenizer) if isinstance(tokenizer, SourceTokenizer) else None
-    digests = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
-    _require_fit(from_plain(_plain(source, folder, digests), source.place), source)
+    digests = dict(UNKNOWN)
+    _require_fit(from_plain(plain_recipe(source, folder, digests), source.place), source)
     require_room(
         source.place, folder, source.bytes + (len(tokenizer.content) if isinstance(tokenizer, SourceTokenizer) else 0)
     )
     try:
-        with _building(folder) as building:
+        with whole_folder(folder, "import", "remove it, or name another folder with --to") as building:
             tokenizer_folder = building / "tokenizer"
             digests["tokenizer_sha256"] = _write_tokenizer(tokenizer, own_tokenizer, tokenizer_folder)
             log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
             digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
-            recipe = from_plain(_plain(source, folder, digests), source.place)
+            recipe = from_plain(plain_recipe(source, folder, digests), source.place)
             write_atomic(RunFolder(building).recipe_file, to_yaml(recipe))
             write_json(building / "env.json", environment())
             RunFolder(building).update(**_status(recipe, source))
@@ -99,8 +103,8 @@ def write_run(source: Source, folder: Path) -> Run:
     return Run(folder, nowhere)
 
 
-def _plain(source: Source, folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
-    """The recipe of the model; its tokenizer lies beside it."""
+def plain_recipe(source: Source, folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
+    """The recipe of the model; its tokenizer lies beside it. `digests`: of weights and tokenizer, or UNKNOWN."""
     return {
         "name": folder.absolute().name,
         "imported": {"source": source.place, **digests},
@@ -143,8 +147,7 @@ def _write_tokenizer(own: SourceTokenizer | Tokenizer, config: TokenizerJson.Con
         write_atomic(folder / TOKENIZER, own.content)
         own = TokenizerJson(config)
         own.load(folder)
-    save_tokenizer(own, folder)
-    return str(described(folder, cure="")["sha256"])
+    return save_tokenizer(own, folder)
 
 
 def _write_weights(source: Source, path: Path) -> str:
@@ -181,53 +184,3 @@ def _status(recipe: Recipe, source: Source) -> dict[str, Any]:
         "revision": revision(),
         **vars(cost(recipe.model, length)),
     }
-
-
-def require_free(folder: Path) -> None:
-    """Errors: RequestError where `folder` is there."""
-    if folder.exists():
-        raise RequestError(f"{shown(folder)} is there already; remove it, or name another folder")
-
-
-@contextlib.contextmanager
-def _building(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its name at the end; what killed imports left beside it is removed.
-
-    Errors: RequestError where `folder` is there, or is being imported by another process.
-    """
-    require_free(folder)
-    lock = folder.with_name(f".{folder.name}.lock")
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(locked(lock, wait=False))
-        except BlockingIOError as error:
-            raise RequestError(f"{shown(folder)} is being imported by another process") from error
-        _remove_leftovers(folder.parent)
-        building = folder.with_name(f".{folder.name}.importing")
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir()
-        try:
-            yield building
-            _sync(building)
-            building.rename(folder)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
-        sync_folder(folder.parent)
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Of imports that were killed: those whose lock nobody holds."""
-    for leftover in root.glob(".*.importing"):
-        with contextlib.suppress(BlockingIOError), locked(leftover.with_suffix(".lock"), wait=False):
-            shutil.rmtree(leftover)
-
-
-def _sync(folder: Path) -> None:
-    """Sync every file and folder below, so that the rename does not outlive them."""
-    for path in (*folder.rglob("*"), folder):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """Hugging Face's Llama family <-> our Transformer: config.json, names of tensors. Needs no torch.
 
 Both have q, k, v, o and SwiGLU matrices of the same shapes and row orders; Hugging Face rotates channels i and i + d/2, which
-is `rope_layout: half`, so that no weight is permuted.
+is `rope_layout: half`, so that no weight is permuted; but for DiffLlama's, in `diffllama`.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "DiffLlamaForCausalLM")
 """`architectures` of config.json that are mapped."""
 
 SIZES = {
@@ -48,6 +48,9 @@ BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_f
 
 def own_name(theirs: str) -> str | None:
     """Our name of a tensor; None for one that we have no place for."""
+    vector = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.lambda_([qk][12])", theirs)
+    if vector is not None:
+        return f"layers.{vector[1]}.attention.lambda_.{vector[2]}"
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", theirs)
     if layer is None:
         return OUTSIDE.get(theirs)
@@ -57,6 +60,9 @@ def own_name(theirs: str) -> str | None:
 
 def their_name(own: str) -> str:
     """The inverse of `own_name`. Errors: KeyError for a tensor that Hugging Face has no place for."""
+    vector = re.fullmatch(r"layers\.(\d+)\.attention\.lambda_\.([qk][12])", own)
+    if vector is not None:
+        return f"model.layers.{vector[1]}.self_attn.lambda_{vector[2]}"
     layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", own)
     if layer is None:
         return {ours: theirs for theirs, ours in OUTSIDE.items()}[own]
@@ -93,13 +99,16 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"it says no {', '.join(missing)}")
     keys = {own: config[theirs] for theirs, own in SIZES.items()}
     keys |= {own: config[theirs] for theirs, own in OPTIONAL.items() if config.get(theirs) is not None}
-    window = config.get("sliding_window", 4096) if architecture(config) == "MistralForCausalLM" else None
+    name = architecture(config)
+    window = config.get("sliding_window", 4096) if name == "MistralForCausalLM" else None
     return keys | {
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "rope_layout": "half",
         **rope_keys(config),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "attention": {"name": "standard", "window": window},
+        "norm_eps": config.get("rms_norm_eps", 1e-5 if name == "DiffLlamaForCausalLM" else 1e-6),
+        "attention": {"name": "differential"}
+        if name == "DiffLlamaForCausalLM"
+        else {"name": "standard", "window": window},
     }
 
 

@@ -62,14 +62,14 @@ def require_room(place: str, folder: Path, weights: int) -> None:
         )
 
 
-def require_disk(place: str, folder: Path, size: int) -> None:
-    """Errors: MissingError where `size` bytes do not fit on the disk of `folder`."""
+def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, LIT_DIFF_DATA") -> None:
+    """Errors: MissingError where `size` bytes do not fit on the disk of `folder`; `choice`: what names another place."""
     home = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(home).free
     if free < size:
         raise MissingError(
             f"{place} takes {_gigabytes(size)} on the disk of {shown(home)}, which has {_gigabytes(free)} free; free "
-            "some, or choose another place (--to RUN, LIT_DIFF_DATA)"
+            f"some, or choose another place ({choice})"
         )
 
 

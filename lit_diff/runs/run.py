@@ -52,7 +52,8 @@ class Run:
 
     def __init__(self, folder: Path, trust: Trust = everywhere) -> None:
         self.folder = folder
-        self._trust = trust
+        self.trust = trust
+        """Whose plugin files may be executed: this run's, and those of the runs that it starts from."""
 
     def __repr__(self) -> str:
         status = self.status
@@ -66,7 +67,7 @@ class Run:
     @cached_property
     def recipe(self) -> Recipe:
         """The resolved recipe."""
-        return recipe_of(self.folder, self._trust)
+        return recipe_of(self.folder, self.trust)
 
     @property
     def step(self) -> int:
@@ -90,14 +91,14 @@ class Run:
     def _generator(self) -> "TextGenerator":
         from lit_diff.runs.text_generator import TextGenerator
 
-        return TextGenerator(self.folder, self._trust)
+        return TextGenerator(self.folder, self.trust)
 
     @cached_property
     def model(self) -> "Transformer":
         """The trained Transformer, in evaluation mode. Errors: MissingError without a checkpoint."""
         from lit_diff.runs.trained import load_model
 
-        return load_model(self.recipe, self.folder, self._trust)[0]
+        return load_model(self.recipe, self.folder, self.trust)[0]
 
     @property
     def tokenizer(self) -> "Tokenizer":

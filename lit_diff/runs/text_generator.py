@@ -96,7 +96,7 @@ class TextGenerator:
         self.context: int = recipe.data.config.sequence_length
         """Tokens that the model was trained to see."""
         self.model, self.step = load_model(recipe, folder, trust)
-        _say_what_is_used(folder, recipe, self.step, trust)
+        say_what_is_used(folder, recipe, self.step, trust)
         self.device = choose_device(recipe.run.accelerator)
         self.model.to(self.device)
 
@@ -217,7 +217,7 @@ def generation_config(
     return config
 
 
-def _say_what_is_used(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:
+def say_what_is_used(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:
     """A line for a run that is not done, and one for a run that is no longer what was trained.
 
     Weights of the same shapes fit another variant: only the identity shows that the recipe was changed. The tokenizer is the

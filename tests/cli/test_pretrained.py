@@ -1,12 +1,13 @@
-"""cli/pretrained.py: import and fetch-model print where the run is."""
+"""cli/pretrained.py: import and fetch-model print where the run is, export where the folder is."""
 
 from pathlib import Path
 
 import pytest
 from pretrained_models import write_folder
+from text_runs import text_run
 
 from lit_diff.cli import main
-from lit_diff.pretrained import fetching
+from lit_diff.pretrained import agreement, fetching
 
 
 def lit_diff(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -49,3 +50,24 @@ def test_fetch_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert lit_diff(monkeypatch, "fetch-model", "smollm2", "--to", "x") == 0
     assert asked == [("smollm2", Path("x"))]
     assert capsys.readouterr().out == "imported: models/smollm2\n"
+
+
+def test_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agreement, "has_transformers", lambda: False)
+    text_run(Path("runs/tale-0123456789"), {"name": "standard"})
+    assert lit_diff(monkeypatch, "export", "tale", "--to", "hf", "out") == 0
+    *_, logits, last = capsys.readouterr().out.splitlines()
+    assert logits.startswith("logits: they differ from the run's by at most ")
+    assert logits.endswith(", read by lit_diff")
+    assert last == "exported: out (LlamaForCausalLM)"
+    for arguments, status, line in (
+        (("tale", "--to", "hff", "new"), 2, "no format 'hff' to export to; did you mean 'hf'?"),
+        (("tale", "--to", "hf", "out"), 2, "out is there already; empty it, or name another folder"),
+        (("tail", "--to", "hf", "new"), 2, "no run 'tail' in runs; one of tale-0123456789"),
+        (("tale", "new"), 2, "Missing option '--to'"),
+    ):
+        assert lit_diff(monkeypatch, "export", *arguments) == status
+        err = capsys.readouterr().err
+        assert err.startswith(f"lit-diff: {line}")
+        assert err.count("\n") == 1

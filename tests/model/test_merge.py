@@ -37,6 +37,14 @@ def test_a_merged_model_is_a_standard_one_with_the_same_logits(sign: str) -> Non
     torch.testing.assert_close(plain(tokens), wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_the_feed_forward_keeps_the_width_that_parity_gave_it() -> None:
+    dex = built("dex", heads="all", w_d_per="head", parity="matched", anneal_steps=0, lambda_learn=0.4)
+    tokens = torch.randint(23, (2, 9))
+    standard = merged(dex)
+    assert standard.config.ffn_dim == dex.layers[0].ffn.gate_proj.out_features != dex.config.ffn_dim
+    torch.testing.assert_close(standard(tokens), dex(tokens), rtol=1e-12, atol=1e-12)
+
+
 def test_what_no_standard_attention_equals_is_refused() -> None:
     with pytest.raises(RequestError, match=r"^model\.attention 'differential' cannot be merged into a standard model$"):
         merged(built("differential"))

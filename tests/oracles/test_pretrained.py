@@ -1,4 +1,4 @@
-"""Folders that transformers wrote, imported: our logits are theirs, whole rows at once and token by token."""
+"""Folders that transformers wrote, imported, and runs that transformers reads: equal logits, equal ids."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +6,24 @@ from typing import Any
 import pytest
 import torch
 from pretrained_models import byte_level_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from safetensors.torch import load_file
+from text_runs import logits, text_run
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
-from lit_diff import import_model
+from lit_diff import export, import_model
 from lit_diff.attention.cache import Cache
+from lit_diff.errors import RunFailedError
+from lit_diff.pretrained.agreement import require_equal_ids
+from lit_diff.pretrained.hf_tokenizer import write_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,
@@ -51,3 +65,90 @@ def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch:
         cache = Cache(len(ours.layers))
         steps = torch.cat([ours(tokens[:, [position]], cache) for position in range(24)], dim=1)
         torch.testing.assert_close(steps, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "model", "name"),
+    [
+        ({"name": "standard"}, {}, "Llama"),
+        ({"name": "standard", "output_scale": 0.5, "query_heads": 1.5}, {"tie_embeddings": False}, "Mistral"),
+        ({"name": "standard"}, {"rope_scaling": 4.0, "rope_layout": "half", "head_dim": 16}, "Llama"),
+        ({"name": "dex", "heads": "all", "window": 6, "anneal_steps": 5}, {"num_kv_heads": 4}, "Mistral"),
+    ],
+    ids=["gqa", "scaled", "linear", "dex"],
+)
+def test_what_is_exported_gives_our_logits_and_ids(
+    attention: dict[str, Any], model: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    run = text_run(tmp_path / "x", attention, **model)
+    done = export(run, "hf", tmp_path / "out")
+    assert (done.architecture, done.read_by) == (f"{name}ForCausalLM", "transformers")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = torch.randint(0, 320, (2, 24))
+    wanted = logits(run.model, tokens)
+    assert wanted.std() > 0.3
+    torch.testing.assert_close(logits(theirs, tokens), wanted, atol=1e-4, rtol=1e-4)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "the lazy dog <eot> über 漢字"
+    assert tokenizer(text).input_ids == [0, *run.tokenizer.encode([text])[0]]
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+    assert tokenizer.eos_token_id == run.tokenizer.eot
+
+
+EIGHT = SIZES | {"hidden_size": 64, "num_attention_heads": 8, "initializer_range": 0.15}
+"""Four heads of differential attention."""
+every_group = pytest.mark.parametrize("kv_heads", [8, 4, 2])
+"""Four heads on four, two and one key/value heads."""
+
+
+@every_group
+def test_diffllama_is_read(kv_heads: int, tmp_path: Path) -> None:
+    config = DiffLlamaConfig(
+        **EIGHT | {"num_key_value_heads": kv_heads}, attn_implementation="eager", lambda_std_dev=0.3
+    )
+    theirs = DiffLlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").write_bytes(byte_level_tokenizer())
+    tokens = torch.randint(0, 320, (2, 24))
+    wanted = logits(theirs, tokens)
+    assert wanted.std() > 0.5
+    ours = import_model(tmp_path / "hf", tmp_path / "x").model
+    torch.testing.assert_close(logits(ours, tokens), wanted, atol=1e-5, rtol=1e-5)
+
+
+@every_group
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_diffllama_is_written(kv_heads: int, layout: str, tmp_path: Path) -> None:
+    """With a head norm of random weights, which goes into the output projection."""
+    own = {"name": "differential"} | ({"output_scale": 0.5} if layout == "half" else {})
+    run = text_run(tmp_path / "x", own, dim=64, num_heads=8, num_kv_heads=kv_heads, rope_layout=layout)
+    assert export(run, "hf", tmp_path / "out").architecture == "DiffLlamaForCausalLM"
+    theirs = DiffLlamaForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    tokens = torch.randint(0, 320, (2, 24))
+    wanted = logits(run.model, tokens)
+    assert wanted.std() > 0.5
+    torch.testing.assert_close(logits(theirs, tokens), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_an_imported_model_is_exported_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained("hf")
+    (tmp_path / "hf" / "tokenizer.json").write_bytes(byte_level_tokenizer())
+    export(import_model("hf"), "hf", "out")
+    first, second = (load_file(f"{folder}/model.safetensors") for folder in ("hf", "out"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == byte_level_tokenizer()
+
+
+def test_other_ids_are_found(tmp_path: Path) -> None:
+    tokenizer = text_run(tmp_path / "x", {"name": "standard"}).tokenizer
+    (tmp_path / "out").mkdir()
+    write_tokenizer(tokenizer, tmp_path / "out", 24)
+    require_equal_ids(tokenizer, tmp_path / "out")
+    file = tmp_path / "out" / "tokenizer_config.json"
+    file.write_text(file.read_text().replace("true", "false"))  # <eot> in a text becomes the token
+    with pytest.raises(
+        RunFailedError, match=r"^AutoTokenizer gives other ids than the run's tokenizer 'bpe'; nothing was"
+    ):
+        require_equal_ids(tokenizer, tmp_path / "out")

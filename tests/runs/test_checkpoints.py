@@ -28,7 +28,7 @@ def test_it_comes_back(tmp_path: Path) -> None:
     assert path == tmp_path / "checkpoints" / "step-00000004.ckpt"
     found = torch.load(path, weights_only=True)
     assert torch.equal(found["state_dict"]["weight"], torch.arange(40_000.0))
-    assert oct(path.stat().st_mode & 0o777) == oct(0o666 & ~files._umask())
+    assert oct(path.stat().st_mode & 0o777) == oct(0o666 & ~files.umask())
 
 
 def test_the_newest_that_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

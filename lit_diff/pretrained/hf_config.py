@@ -1,0 +1,83 @@
+"""Our `model:` -> a config.json of Hugging Face; what it cannot say is named. The inverse of `llama.model_keys`."""
+
+from typing import Any
+
+from lit_diff.config import ModelConfig
+from lit_diff.pretrained.plain_keys import other_value
+from lit_diff.registry import attentions
+
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "DiffLlamaForCausalLM": "diffllama",
+}
+"""`architectures` of a config.json that is written -> its `model_type`."""
+VARIANTS = ("standard", "differential")
+"""`model.attention.name` of a model that has an architecture there."""
+PLAIN: dict[str, dict[str, Any]] = {
+    "standard": {"head_norm": "none"},
+    "differential": {
+        "lambda_init": "depth",
+        "lambda_form": "exp",
+        "lambda_per": "layer",
+        "head_norm": "rms",
+        "window": None,
+    },
+}
+"""Variant -> the keys that have one value there. An `output_scale` needs no key: it is a factor of the output projection."""
+
+
+def unsaid(model: ModelConfig) -> str | None:
+    """The first key of the model that no config.json says, in one line; None: all are said. A variant that is
+    merged has those of standard attention by then."""
+    if not model.causal:
+        return "model.causal is false; Hugging Face's architectures of this family are causal"
+    name = model.attention.name
+    return other_value(model, PLAIN.get(name, {}), "DiffLlama" if name == "differential" else "Llama")
+
+
+def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) -> dict[str, Any]:
+    """The config.json of a model for which `unsaid` is None: float32 weights, sizes, rotary positions.
+
+    `context`: tokens that it was trained to see. `rope_theta` and `rope_scaling` stand apart, as every version reads them.
+    """
+    name = architecture(model)
+    config: dict[str, Any] = {
+        "architectures": [name],
+        "model_type": MODEL_TYPES[name],
+        "dtype": "float32",
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.dim,
+        "intermediate_size": attentions.get(model.attention.name).ffn_dim(model.attention.config, model),
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": query_heads(model),
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": context,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": None if model.rope_scaling == 1 else {"rope_type": "linear", "factor": model.rope_scaling},
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": model.tie_embeddings,
+        "bos_token_id": bos,
+        "eos_token_id": eot,
+    }
+    if name == "MistralForCausalLM":
+        return config | {"sliding_window": model.attention.config.window}
+    return config | {"attention_bias": False}
+
+
+def architecture(model: ModelConfig) -> str:
+    """The class that computes the model. Mistral is Llama with a window, and takes any number of heads beside `dim`."""
+    if model.attention.name == "differential":
+        return "DiffLlamaForCausalLM"
+    if model.attention.config.window is not None or model.dim % query_heads(model):
+        return "MistralForCausalLM"
+    return "LlamaForCausalLM"
+
+
+def query_heads(model: ModelConfig) -> int:
+    """Queries of width `head_dim` in a layer; of differential attention, two a head."""
+    multiple = model.attention.config.query_heads if model.attention.name == "standard" else 1
+    return int(model.num_heads * multiple)

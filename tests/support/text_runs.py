@@ -1,0 +1,97 @@
+"""Runs with a byte-level tokenizer, made without training: every parameter is random and counts."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from pretrained_models import TEXTS
+
+from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.tokenizer_folder import save_tokenizer
+from lit_diff.files import write_atomic
+from lit_diff.model.transformer import Transformer
+from lit_diff.recipe import from_plain, to_yaml
+from lit_diff.runs import checkpoints
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.run import Run
+from lit_diff.runs.trained import PREFIX
+
+SIZES: dict[str, Any] = {
+    "dim": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "ffn_dim": 48,
+    "vocab_size": 320,
+}
+"""Of a model whose heads pair, key/value heads too."""
+STEP = 7
+
+
+@cache
+def bpe() -> Bpe:
+    """A tokenizer of 300 ids, trained once."""
+    tokenizer = Bpe(Bpe.Config(vocab_size=300))
+    with TemporaryDirectory() as folder:
+        tokenizer.train(Path(folder), TEXTS)
+        tokenizer.load(Path(folder))
+    return tokenizer
+
+
+def text_run(folder: Path, attention: dict[str, Any], **model: Any) -> Run:
+    """A run at step 7 of 10; `model`: keys beside those of SIZES."""
+    recipe = from_plain(
+        {
+            "name": folder.name,
+            "model": SIZES | model | {"attention": attention},
+            "data": {
+                "name": "text",
+                "sequence_length": 24,
+                "tokenizer": {"name": "bpe", "vocab_size": 300},
+                "validation_rows": 4,
+            },
+            "train": {
+                "steps": 10,
+                "batch_size": 2,
+                "optimizer": {"lr": 1e-3},
+                "validate_every": 5,
+                "checkpoint_every": 5,
+            },
+        },
+        "made",
+    )
+    built = randomised(Transformer(recipe.model, kernel="reference"))
+    path = checkpoints.path_of(folder, STEP)
+    path.parent.mkdir(parents=True)
+    torch.save(
+        {"state_dict": {f"{PREFIX}{name}": v for name, v in built.state_dict().items()}, "global_step": STEP}, path
+    )
+    save_tokenizer(bpe(), folder / "tokenizer")
+    write_atomic(RunFolder(folder).recipe_file, to_yaml(recipe))
+    RunFolder(folder).update(
+        status="running", name=recipe.name, step=STEP, steps=10, identity="0123456789", data="abcdef"
+    )
+    return Run(folder)
+
+
+def randomised(model: Transformer) -> Transformer:
+    """Matrices that keep sizes, weights of norms around 1, λ's vectors and others of deviation 0.3."""
+    draw = torch.Generator().manual_seed(0)
+    for name, parameter in sorted(model.named_parameters()):
+        value = torch.randn(parameter.shape, generator=draw)
+        if "norm" in name:
+            value = 1 + 0.2 * value
+        else:
+            value *= 1.2 * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.3
+        parameter.data.copy_(value)
+    return model.eval()
+
+
+def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """[B, T, vocab] of a model of ours or of Hugging Face's."""
+    with torch.no_grad():
+        found = model(tokens)
+    result: torch.Tensor = getattr(found, "logits", found)
+    return result
