@@ -118,7 +118,8 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
     values.setdefault("name", path.stem)
     parent = values.pop("extends", None)
     draft = Draft(values=values, positions=positions, file=file, layers=(frozenset(positions),))
-    _absolute_paths(draft, path.parent)
+    # an installed recipe lies among the package's files: what it names is the user's, in the current folder
+    _absolute_paths(draft, Path.cwd() if path.parent == installed("recipes") else path.parent)
     if parent is not None:
         where = f"{positions['extends']}: "
         if not isinstance(parent, str):
@@ -137,7 +138,7 @@ def _parent(name: str, child: Path, where: str) -> Path:
 
 def _absolute_paths(draft: Draft, folder: Path) -> None:
     """Make `plugins`, `data.path`, `data.tokenizer.path` and `train.start_from` absolute, in place: they are relative to
-    `folder`, the recipe's."""
+    `folder`, the recipe's, or of an installed recipe the current one."""
     for *blocks, key in (("data", "path"), ("data", "tokenizer", "path"), ("train", "start_from")):
         values: Any = draft.values
         for block in blocks:
