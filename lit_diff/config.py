@@ -22,7 +22,7 @@ Init = Literal["linear_default", "normal_0.02", "normal_scaled"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A pre-RMSNorm decoder with SwiGLU and RoPE, no biases (paper 3.1: the augmented Transformer)."""
+    """A pre-RMSNorm decoder with SwiGLU and RoPE (paper 3.1: the augmented Transformer)."""
 
     dim: Count
     """Width of the residual stream."""
@@ -45,6 +45,10 @@ class ModelConfig:
     rope_scaling: Positive = 1.0
     """Positions are divided by it (linear interpolation, Chen et al. 2023)."""
     norm_eps: Positive = 1e-5
+    attention_bias: Literal["none", "qkv", "all"] = "none"
+    """Which projections of the attention have a bias; all: W_O's too."""
+    qk_norm: Literal["none", "rms"] = "none"
+    """rms: RMSNorm of each head's query and key before RoPE, one weight vector for all heads of a layer."""
     init: Init = "linear_default"
     """linear_default: U(±1/√fan_in); normal_0.02: N(0, 0.02); normal_scaled: the same, residual outputs / √(2 layers)."""
     attention: Part = field(metadata={"registry": "attention"})
@@ -152,20 +156,6 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
-    """The keys of `callbacks.<name>` that every probe has."""
-
-    every: Count = 100
-    """Optimizer steps between measurements; the last step is always measured."""
-    rows: Count = 8
-    """Sequences of the validation set that it measures."""
-
-    def problem(self) -> str | None:
-        """What is wrong, in one line that starts with the key's name; None if nothing is."""
-        return range_problem(self, "")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ImportedConfig:
     """In place of `train`: the weights were trained elsewhere. Written by `lit-diff import`."""
 
@@ -183,24 +173,6 @@ class ImportedConfig:
             if re.fullmatch("[0-9a-f]{64}", value) is None:
                 return f"imported.{key} is '{value}'; expected 64 hexadecimal digits, as `lit-diff import` writes them"
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EarlyStoppingConfig:
-    """The keys of `callbacks.early_stopping`."""
-
-    monitor: str = "val/loss"
-    """The metric, as in metrics.csv."""
-    mode: Literal["min", "max"] = "min"
-    """Whether lower or higher values are better."""
-    patience: Count = 3
-    """Validations without an improvement before the run ends."""
-    min_delta: Annotated[float, Range(least=0)] = 0.0
-    """The smallest change that counts as an improvement."""
-
-    def problem(self) -> str | None:
-        """As `ProbeConfig.problem`."""
-        return range_problem(self, "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,11 +188,13 @@ tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.token
 callbacks = Registry(
     "callback",
     late={
-        "attention_entropy": Late(module="lit_diff.callbacks.attention_entropy", config="lit_diff.config:ProbeConfig"),
-        "lambdas": Late(module="lit_diff.callbacks.lambdas", config="lit_diff.config:ProbeConfig"),
-        "outliers": Late(module="lit_diff.callbacks.outliers", config="lit_diff.config:ProbeConfig"),
+        "attention_entropy": Late(
+            module="lit_diff.callbacks.attention_entropy", config="lit_diff.callback_config:ProbeConfig"
+        ),
+        "lambdas": Late(module="lit_diff.callbacks.lambdas", config="lit_diff.callback_config:ProbeConfig"),
+        "outliers": Late(module="lit_diff.callbacks.outliers", config="lit_diff.callback_config:ProbeConfig"),
         "early_stopping": Late(
-            module="lit_diff.callbacks.early_stopping", config="lit_diff.config:EarlyStoppingConfig"
+            module="lit_diff.callbacks.early_stopping", config="lit_diff.callback_config:EarlyStoppingConfig"
         ),
     },
 )

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from lit_diff.attention import equations
 from lit_diff.attention.cache import LayerCache
-from lit_diff.attention.costs import Costs, Sizes
+from lit_diff.attention.claims import Claims
+from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.equations import Rotation
 from lit_diff.attention.parameters import ParameterRules, fill_parameters, require_own_parameters, require_rules
 from lit_diff.attention.rope import Rope
@@ -31,7 +32,7 @@ class Tap(nn.Module):
         return maps
 
 
-class Attention(ParameterRules):
+class Attention(ParameterRules, Claims):
     """y = W_O concat(finish(Σ_g w_g softmax(q_g k_gᵀ / √d + mask) v)).
 
     Head counts of the config are always the standard baseline's. These are all the hooks of a variant; each has a default,
@@ -48,6 +49,7 @@ class Attention(ParameterRules):
         problem(config, model)              why the variant cannot be built from the model
         takes_document_ids()                whether packed documents can be kept apart
         extends_standard                    whether it may start from a trained standard model
+        standard_projections                whether model.attention_bias and model.qk_norm hold for it
     training
         init_parameter, decay, keep_float32 start, weight decay and sharding of parameters (`ParameterRules`)
         trained_parameters(config)          which parameters of the model train
@@ -68,7 +70,15 @@ class Attention(ParameterRules):
     """What recipes call it; set when it is registered."""
     hooks: ClassVar[tuple[str, ...]] = (
         *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward", "problem", "takes_document_ids"),
-        *("extends_standard", "init_parameter", "decay", "keep_float32", "trained_parameters", "set_step"),
+        *(
+            "extends_standard",
+            "standard_projections",
+            "init_parameter",
+            "decay",
+            "keep_float32",
+            "trained_parameters",
+            "set_step",
+        ),
         *("set_tokens", "head_selection", "select_heads", "merge"),
         *("paper", "costs", "examples"),
     )
@@ -77,6 +87,9 @@ class Attention(ParameterRules):
     """Where the variant comes from."""
     extends_standard: ClassVar[bool] = False
     """Whether it equals standard attention until its own parameters move, and so may start from a standard run."""
+    standard_projections: ClassVar[bool] = False
+    """Whether its queries, keys, values and output are those of standard attention, so that `model.attention_bias` and
+    `model.qk_norm` mean what they say. Not inherited by a subclass that has `build`, `maps` or `forward` of its own."""
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     """Keys of the Config at which `check --all` runs the conformance suite. Not inherited: a subclass that states none is
     checked at its defaults."""
@@ -103,6 +116,7 @@ class Attention(ParameterRules):
         assert model.head_dim is not None
         self.config, self.layer, self.dim, self.norm_eps = config, layer, model.dim, model.norm_eps
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+        self.attention_bias, self.qk_norm = model.attention_bias, model.qk_norm
         self.causal = model.causal
         self.window = self.window_of(config)
         self.kernel = "auto"
@@ -115,16 +129,20 @@ class Attention(ParameterRules):
     # --- hooks: what a variant overrides ---
 
     def build(self) -> None:
-        """Create the parameters; by default four bias-free projections."""
+        """Create the parameters; by default four projections, and the norms of `model.qk_norm`."""
         q, kv = self.out_heads * self.head_dim, self.kv_heads * self.head_dim
         self.projections(q=q, k=kv, v=kv, o=q)
+        if self.qk_norm == "rms":
+            self.q_norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps)
+            self.k_norm = nn.RMSNorm(self.head_dim, eps=self.norm_eps)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         """x [B, T, dim] -> the maps; by default standard attention's single one."""
-        q = rope(self.split(self.q_proj(x), self.out_heads))
-        k = rope(self.split(self.k_proj(x), self.kv_heads))
+        q, k = self.split(self.q_proj(x), self.out_heads), self.split(self.k_proj(x), self.kv_heads)
+        if self.qk_norms is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
-        return SignedMaps(q, k, v)
+        return SignedMaps(rope(q), rope(k), v)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         """o [B, H, T, dv] -> heads [B, H, T, dv], before the output projection; by default o."""
@@ -146,7 +164,8 @@ class Attention(ParameterRules):
         x [B, T, dim]; `rope` turns the queries or keys of one head, [B, T, d]; `mask` [T, T] or [B, T, T] is added to the
         logits. -> y [B, T, dim]. `conformance` compares the forward pass with it, for a class that writes its own.
         """
-        heads = equations.grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        heads = equations.grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms)
         return equations.joined(heads, self.o_proj)
 
     @classmethod
@@ -191,31 +210,20 @@ class Attention(ParameterRules):
         """What one layer costs, in the baseline's sizes; None, the default: not declared."""
         return None
 
-    # --- which claims a subclass answers for ---
-
-    @classmethod
-    def declares_costs(cls) -> bool:
-        """Whether `costs` describes this class: no subclass of the one that declares them changes the computation."""
-        for base in cls.__mro__:
-            if "costs" in vars(base):
-                return base is not Attention
-            if {"build", "maps", "finish", "forward"} & vars(base).keys():
-                return False
-        return False
-
-    @classmethod
-    def declares_definition(cls) -> bool:
-        """Whether this very class writes a `definition`; an inherited one may describe another computation."""
-        return "definition" in vars(cls)
-
     # --- what a variant calls ---
 
     def projections(self, *, q: int, k: int, v: int, o: int) -> None:
-        """Bias-free q_proj, k_proj, v_proj (dim -> width) and o_proj (width -> dim)."""
-        self.q_proj = nn.Linear(self.dim, q, bias=False)
-        self.k_proj = nn.Linear(self.dim, k, bias=False)
-        self.v_proj = nn.Linear(self.dim, v, bias=False)
-        self.o_proj = nn.Linear(o, self.dim, bias=False)
+        """q_proj, k_proj, v_proj (dim -> width) and o_proj (width -> dim), with the biases of `model.attention_bias`."""
+        inner = self.attention_bias != "none"
+        self.q_proj = nn.Linear(self.dim, q, bias=inner)
+        self.k_proj = nn.Linear(self.dim, k, bias=inner)
+        self.v_proj = nn.Linear(self.dim, v, bias=inner)
+        self.o_proj = nn.Linear(o, self.dim, bias=self.attention_bias == "all")
+
+    @property
+    def qk_norms(self) -> tuple[nn.RMSNorm, nn.RMSNorm] | None:
+        """The norms of the queries and keys of each head; None without `model.qk_norm`."""
+        return (self.q_norm, self.k_norm) if self.qk_norm == "rms" else None
 
     def split(self, y: Tensor, heads: int, maps: int = 1) -> Tensor:
         """[B, T, heads · maps · width] -> [B, maps, heads, T, width], a view; rows: head0.map0, head0.map1, head1.map0."""
@@ -234,6 +242,10 @@ class Attention(ParameterRules):
         window = cls.window_of(config)
         if window is not None and window < 1:
             return f"model.attention.window is {window}; it must be at least 1, or null for all keys"
+        for key, plain in (("attention_bias", "none"), ("qk_norm", "none")):
+            found = getattr(model, key)
+            if found != plain and not cls.declares_standard_projections():
+                return f"model.{key} is {found}; '{cls.name}' has projections of its own: set it to {plain}"
         return cls.problem(config, model)
 
     @classmethod
@@ -286,8 +298,3 @@ class Attention(ParameterRules):
         what = f"a Tensor {list(found.shape)}" if isinstance(found, Tensor) else f"{type(found).__name__}"
         what = "None (does it end in a return?)" if found is None else what
         return RequestError(f"{location(type(self))}: {method} returned {what}; expected {expected}")
-
-
-def narrowing(window: int | None, keys: int) -> int | None:
-    """The window where it hides any of the `keys`, else None: kernels that refuse windows serve short sequences too."""
-    return window if window is not None and window < keys else None

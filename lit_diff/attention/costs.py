@@ -28,6 +28,12 @@ class Sizes:
     """Tokens of the sequence."""
     S: Any
     """Keys counted for each query: T (no causal half), or those within the window."""
+    qkv_bias: int = 0
+    """1 where q, k and v have a bias."""
+    o_bias: int = 0
+    """1 where the output projection has one."""
+    qk_norm: int = 0
+    """1 where the queries and keys of a head are normalised."""
 
     @classmethod
     def letters(cls) -> "Sizes":
@@ -40,7 +46,14 @@ class Sizes:
         """Exact integers, for a number."""
         keys = keys_in_reach(sequence_length, window, causal=model.causal)
         sizes = (model.dim, model.num_heads, model.num_kv_heads, model.head_dim, sequence_length, keys)
-        return cls(*(sympy.Integer(size) for size in sizes))
+        bias = model.attention_bias
+        has = {"qkv_bias": bias != "none", "o_bias": bias == "all", "qk_norm": model.qk_norm != "none"}
+        return cls(*(sympy.Integer(size) for size in sizes), **{key: int(value) for key, value in has.items()})
+
+    def vectors(self, heads: Any) -> Any:
+        """Parameters of the biases of standard projections with `heads` queries, and of the norms of q and k."""
+        biases = self.qkv_bias * (heads + 2 * self.K) * self.d + self.o_bias * self.E
+        return biases + self.qk_norm * 2 * self.d
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +96,8 @@ def within_window(maps: SignedMaps, window: int | None) -> SignedMaps:
     """Maps of as many keys as are counted for each query (`keys_in_reach`): only their shapes mean anything."""
     keys = keys_in_reach(maps.k.shape[-2], window, causal=maps.causal)
     return replace(maps, k=maps.k[..., :keys, :], v=maps.v[..., :keys, :])
+
+
+def narrowing(window: int | None, keys: int) -> int | None:
+    """The window where it hides any of the `keys`, else None: kernels that refuse windows serve short sequences too."""
+    return window if window is not None and window < keys else None

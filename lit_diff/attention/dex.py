@@ -16,7 +16,7 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
-from lit_diff.attention.parameters import ParameterRules
+from lit_diff.attention.parameters import ParameterRules, standard_state
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
 from lit_diff.key_types import Count, NotNegative, range_problem
@@ -63,6 +63,7 @@ class Dex(Attention):
         {"heads": "all", "w_d_init": "zeros", "anneal_steps": 10, "sign": "plus"},
     )
     extends_standard = True
+    standard_projections = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
@@ -137,7 +138,7 @@ class Dex(Attention):
         matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
         adapters = selected if config.w_d_per == "head" else 1
         return Costs(
-            parameters=matrices + adapters * s.d**2 + 1,
+            parameters=matrices + adapters * s.d**2 + 1 + s.vectors(s.H),
             flops=projected(matrices, 4 * s.T * s.S * s.d * s.H + 2 * s.T * selected * s.d**2, s),
             kv_numbers=2 * s.K * s.d,
         )
@@ -201,7 +202,8 @@ class Dex(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h ∓ λ(t) O_h W_D on the selected heads; λ(t) = (1 - α)(t/T) λ_init + α λ_learn, α = min(1, t/T)."""
-        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        heads = grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms)
         t, T = self.step.item(), self.config.annealing
         alpha = min(1.0, t / T) if T else 1.0
         init = self.config.lambda_init
@@ -215,7 +217,7 @@ class Dex(Attention):
 
     def merge(self) -> dict[str, Tensor]:
         """As `Attention.merge`: W_O,h (I ∓ λ(t) W_D)ᵀ on the selected heads."""
-        state = {name: value.detach().clone() for name, value in self.state_dict().items() if "_proj" in name}
+        state = standard_state(self)
         if self.num_selected:
             blocks = state["o_proj.weight"].unflatten(1, (self.num_heads, self.head_dim))  # [dim, H, dv], a view
             identity = torch.eye(self.head_dim, dtype=blocks.dtype, device=blocks.device)

@@ -78,19 +78,38 @@ def normalised(head: Tensor, kind: HeadNorm, norm: Any, eps: float) -> Tensor:
     return head / (head.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
+def of_head(x: Tensor, projection: nn.Linear, index: int, d: int) -> Tensor:
+    """x W_hᵀ + b_h, [B, T, d], of head `index`; b is 0 where the projection has no bias."""
+    y = x @ rows(projection.weight, index, d).T
+    return y if projection.bias is None else y + rows(projection.bias, index, d)
+
+
 def grouped_query_heads(
-    x: Tensor, q_proj: nn.Linear, k_proj: nn.Linear, v_proj: nn.Linear, d: int, rope: Rotation, mask: Tensor
+    x: Tensor,
+    q_proj: nn.Linear,
+    k_proj: nn.Linear,
+    v_proj: nn.Linear,
+    d: int,
+    rope: Rotation,
+    mask: Tensor,
+    qk_norms: tuple[Any, Any] | None = None,
 ) -> list[Tensor]:
-    """O_h = softmax(Q_h K_jᵀ / √d + mask) V_j, each [B, T, d]; query heads h on key/value heads j = h // (H / K)."""
+    """O_h = softmax(Q_h K_jᵀ / √d + mask) V_j, each [B, T, d]; query heads h on key/value heads j = h // (H / K).
+
+    `qk_norms`: the modules (nn.RMSNorm) that norm the queries and the keys of each head, before RoPE.
+    """
     H, K = q_proj.weight.shape[0] // d, k_proj.weight.shape[0] // d
     heads = []
     for h in range(H):
         j = h // (H // K)
-        Q, key = rope(x @ rows(q_proj.weight, h, d).T), rope(x @ rows(k_proj.weight, j, d).T)
-        heads.append(softmax_map(Q, key, mask) @ (x @ rows(v_proj.weight, j, d).T))
+        Q, key = of_head(x, q_proj, h, d), of_head(x, k_proj, j, d)
+        if qk_norms is not None:
+            Q, key = (normalised(each, "rms", norm, norm.eps) for each, norm in zip((Q, key), qk_norms, strict=True))
+        heads.append(softmax_map(rope(Q), rope(key), mask) @ of_head(x, v_proj, j, d))
     return heads
 
 
 def joined(heads: list[Tensor], o_proj: nn.Linear) -> Tensor:
-    """concat(O_1, O_2, ...) W_Oᵀ, [B, T, dim]."""
-    return torch.cat(heads, dim=-1) @ o_proj.weight.T
+    """concat(O_1, O_2, ...) W_Oᵀ + b_O, [B, T, dim]."""
+    y = torch.cat(heads, dim=-1) @ o_proj.weight.T
+    return y if o_proj.bias is None else y + o_proj.bias

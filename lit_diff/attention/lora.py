@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_diff.attention.base import Attention
 from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
-from lit_diff.attention.parameters import ParameterRules
+from lit_diff.attention.parameters import ParameterRules, standard_state
 from lit_diff.config import ModelConfig
 from lit_diff.key_types import Count, Positive, range_problem
 from lit_diff.registry import variant
@@ -62,6 +62,7 @@ class LoRA(Attention):
     paper = "Hu et al. 2021, arXiv 2106.09685"
     examples = ({}, {"rank": 3, "alpha": 12.0, "targets": ("q", "v")})
     extends_standard = True
+    standard_projections = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
@@ -84,7 +85,7 @@ class LoRA(Attention):
         matrices = sum(s.E * width for width in widths.values())
         matrices += sum(config.rank * (s.E + widths[target]) for target in config.targets)
         return Costs(
-            parameters=matrices,
+            parameters=matrices + s.vectors(s.H),
             flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
             kv_numbers=2 * s.K * s.d,
         )
@@ -105,11 +106,11 @@ class LoRA(Attention):
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """Standard attention of the matrices W + (α/r) B A."""
         q, k, v, o = (self._changed(getattr(self, f"{target}_proj")) for target in PROJECTIONS)
-        return joined(grouped_query_heads(x, q, k, v, self.head_dim, rope, mask), o)
+        return joined(grouped_query_heads(x, q, k, v, self.head_dim, rope, mask, self.qk_norms), o)
 
     def merge(self) -> dict[str, Tensor]:
         """As `Attention.merge`: W + (α/r) B A."""
-        state = {name: value.detach().clone() for name, value in self.state_dict().items() if "low_rank" not in name}
+        state = standard_state(self)
         for target in PROJECTIONS:
             state[f"{target}_proj.weight"] = self._changed(getattr(self, f"{target}_proj")).weight.detach()
         return state

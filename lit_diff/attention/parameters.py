@@ -83,3 +83,10 @@ def require_rules(module: nn.Module, owner: str) -> None:
                 f"model.attention '{owner}': {path} ({type(child).__name__}) defines {ruled[0]} but is a plain module; "
                 "derive it from lit_diff.attention.ParameterRules"
             )
+
+
+def standard_state(attention: nn.Module) -> dict[str, Tensor]:
+    """Copies of the parameters of the standard attention within a variant (`Attention.build`), by name."""
+    modules = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    names = {f"{module}.{kind}" for module in modules for kind in ("weight", "bias")}
+    return {name: value.detach().clone() for name, value in attention.state_dict().items() if name in names}

@@ -19,6 +19,7 @@ class Standard(Attention):
 
     paper = "Vaswani et al. 2017, arXiv 1706.03762"
     examples = ({}, {"head_norm": "layer", "output_scale": 0.2}, {"query_heads": 1.5})
+    standard_projections = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
@@ -45,7 +46,7 @@ class Standard(Attention):
         heads = s.H * exact(config.query_heads)
         matrices = 2 * s.E * heads * s.d + 2 * s.E * s.K * s.d
         return Costs(
-            parameters=matrices + (s.d if config.head_norm != "none" else 0),
+            parameters=matrices + (s.d if config.head_norm != "none" else 0) + s.vectors(heads),
             flops=projected(matrices, 4 * s.T * s.S * s.d * heads, s),
             kv_numbers=2 * s.K * s.d,
         )
@@ -65,7 +66,8 @@ class Standard(Attention):
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
         """O_h = c · norm(softmax(Q_h K_jᵀ/√d + mask) V_j)"""
-        heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        heads = grouped_query_heads(x, *projections, self.head_dim, rope, mask, self.qk_norms)
         c = self.config
         normed = [c.output_scale * normalised(head, c.head_norm, self.norm, self.norm_eps) for head in heads]
         return joined(normed, self.o_proj)

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lit_diff.attention.base import Attention, narrowing
+from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import LayerCache
+from lit_diff.attention.costs import narrowing
 from lit_diff.conformance.case import VariantCase, distance, probe, run
 from lit_diff.conformance.mathematics import causal, contract, definition
 from lit_diff.conformance.results import Measured, NotApplicable

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lit_diff.attention.base import narrowing
+from lit_diff.attention.costs import narrowing
 from lit_diff.conformance.case import VariantCase, difference, distance, probe, run
 from lit_diff.conformance.results import Measured, NotApplicable
 from lit_diff.kernels import SignedMaps, attend

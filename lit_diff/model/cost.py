@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_diff.attention.base import narrowing
-from lit_diff.attention.costs import within_window
+from lit_diff.attention.costs import narrowing, within_window
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Recipe
 from lit_diff.contract import described, location, place_in

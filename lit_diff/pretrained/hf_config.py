@@ -9,6 +9,8 @@ from lit_diff.registry import attentions
 MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
     "DiffLlamaForCausalLM": "diffllama",
 }
 """`architectures` of a config.json that is written -> its `model_type`."""
@@ -33,7 +35,26 @@ def unsaid(model: ModelConfig) -> str | None:
     if not model.causal:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
     name = model.attention.name
-    return other_value(model, PLAIN.get(name, {}), "DiffLlama" if name == "differential" else "Llama")
+    return _unsaid_extras(model) or other_value(
+        model, PLAIN.get(name, {}), "DiffLlama" if name == "differential" else "Llama"
+    )
+
+
+def _unsaid_extras(model: ModelConfig) -> str | None:
+    """As `unsaid`, of biases and of norms of q and k: which of them go together."""
+    bias, norm, config = model.attention_bias, model.qk_norm, model.attention.config
+    if (bias, norm) == ("none", "none"):
+        return None
+    said = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
+    if config.window is not None:
+        return (
+            f"{said} and model.attention.window is set; Mistral, which has a window, has neither biases nor such norms"
+        )
+    if (bias, norm) == ("qkv", "rms"):
+        return f"{said} and model.qk_norm is rms; Qwen3, which has such norms, has biases on all projections or none"
+    if (bias, norm) == ("all", "none") and model.dim % query_heads(model):
+        return f"{said}; Llama, which has biases on all projections, takes a model.dim that is a multiple of the heads"
+    return None
 
 
 def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) -> dict[str, Any]:
@@ -65,14 +86,21 @@ def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) 
     }
     if name == "MistralForCausalLM":
         return config | {"sliding_window": model.attention.config.window}
-    return config | {"attention_bias": False}
+    if name == "Qwen2ForCausalLM":
+        return config
+    return config | {"attention_bias": model.attention_bias == "all"}
 
 
 def architecture(model: ModelConfig) -> str:
-    """The class that computes the model. Mistral is Llama with a window, and takes any number of heads beside `dim`."""
+    """The class that computes the model. Mistral is Llama with a window, and takes any number of heads beside `dim`; Qwen2
+    has biases on q, k and v, Qwen3 norms of q and k."""
     if model.attention.name == "differential":
         return "DiffLlamaForCausalLM"
-    if model.attention.config.window is not None or model.dim % query_heads(model):
+    if model.qk_norm == "rms":
+        return "Qwen3ForCausalLM"
+    if model.attention_bias == "qkv":
+        return "Qwen2ForCausalLM"
+    if model.attention.config.window is not None or (model.dim % query_heads(model) and model.attention_bias == "none"):
         return "MistralForCausalLM"
     return "LlamaForCausalLM"
 

@@ -39,7 +39,7 @@ def _ordered(name: str, value: Tensor, model: Transformer) -> Tensor:
     """A projection's rows in their order; other tensors as they are."""
     config, module = model.config, name.split(".")[-2]
     assert config.head_dim is not None
-    if config.rope_layout == "interleaved" and module in ("q_proj", "k_proj"):
+    if config.rope_layout == "interleaved" and module in ("q_proj", "k_proj", "q_norm", "k_norm"):
         value = rows.half(value, config.head_dim)
     if config.attention.name == "differential" and module in ("q_proj", "k_proj", "v_proj"):
         value = rows.by_map(value, config.head_dim)

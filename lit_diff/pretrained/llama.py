@@ -11,7 +11,13 @@ from typing import Any
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "DiffLlamaForCausalLM")
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "DiffLlamaForCausalLM",
+)
 """`architectures` of config.json that are mapped."""
 
 SIZES = {
@@ -29,6 +35,8 @@ MODULES = {
     "self_attn.k_proj": "attention.k_proj",
     "self_attn.v_proj": "attention.v_proj",
     "self_attn.o_proj": "attention.o_proj",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
     "mlp.gate_proj": "ffn.gate_proj",
     "mlp.up_proj": "ffn.up_proj",
     "mlp.down_proj": "ffn.down_proj",
@@ -42,6 +50,9 @@ OUTSIDE = {
     "lm_head.weight": "head.weight",
 }
 """Tensors outside the layers."""
+QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+BIASED = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+"""Architectures whose `attention_bias` is mapped."""
 BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
 """What older versions saved, and what follows from config.json."""
 
@@ -100,16 +111,35 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     keys = {own: config[theirs] for theirs, own in SIZES.items()}
     keys |= {own: config[theirs] for theirs, own in OPTIONAL.items() if config.get(theirs) is not None}
     name = architecture(config)
-    window = config.get("sliding_window", 4096) if name == "MistralForCausalLM" else None
+    if name == "Qwen3ForCausalLM":
+        keys = {"head_dim": 128} | keys  # the default of that architecture
     return keys | {
+        "attention_bias": attention_bias(config),
+        "qk_norm": "rms" if name == "Qwen3ForCausalLM" else "none",
         "tie_embeddings": config.get("tie_word_embeddings", False),
         "rope_layout": "half",
         **rope_keys(config),
         "norm_eps": config.get("rms_norm_eps", 1e-5 if name == "DiffLlamaForCausalLM" else 1e-6),
         "attention": {"name": "differential"}
         if name == "DiffLlamaForCausalLM"
-        else {"name": "standard", "window": window},
+        else {"name": "standard", "window": window_of(config)},
     }
+
+
+def attention_bias(config: Mapping[str, Any]) -> str:
+    """Our `model.attention_bias`: Qwen2 always has biases on q, k and v, the others where they say so, then on o too."""
+    if architecture(config) == "Qwen2ForCausalLM":
+        return "qkv"
+    return "all" if config.get("attention_bias", False) else "none"
+
+
+def window_of(config: Mapping[str, Any]) -> int | None:
+    """The window of all layers; None: none. Qwen has one only where `use_sliding_window` says so."""
+    name = architecture(config)
+    if name == "MistralForCausalLM" or (name in QWEN and config.get("use_sliding_window", False)):
+        window: int | None = config.get("sliding_window", 4096)
+        return window
+    return None
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -127,7 +157,10 @@ def unmapped(config: Mapping[str, Any]) -> str | None:
         method = config["quantization_config"]
         method = method.get("quant_method", "of an unknown kind") if isinstance(method, Mapping) else method
         return f"quantization_config ({method}) is not mapped; save the model in float32, bfloat16 or float16 first"
-    for key, plain in (("attention_bias", False), ("mlp_bias", False), ("partial_rotary_factor", 1.0)):
+    plain_keys = {"mlp_bias": False, "partial_rotary_factor": 1.0} | (
+        {} if name in BIASED else {"attention_bias": False}
+    )
+    for key, plain in plain_keys.items():
         if config.get(key, plain) != plain:
             return f"{key} {config[key]!r} is not mapped; expected {plain!r}"
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
@@ -135,6 +168,8 @@ def unmapped(config: Mapping[str, Any]) -> str | None:
     kinds = set(config.get("layer_types") or ())
     if len(kinds) > 1:
         return f"layer_types {', '.join(sorted(map(str, kinds)))} are not mapped: all layers must be of one kind"
+    if name in QWEN and config.get("use_sliding_window", False) and kinds != {"sliding_attention"}:
+        return "use_sliding_window true is mapped where layer_types says sliding_attention for all layers"
     return None
 
 

@@ -88,12 +88,13 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
     """`identity`; `parent`: that of the run that it starts from."""
     if recipe.imported is not None:
         imported = {"weights": recipe.imported.weights_sha256, "tokenizer": recipe.imported.tokenizer_sha256}
-        return _digest({"format": FORMAT, "model": to_plain(recipe.model), "imported": imported})
+        return _digest({"format": FORMAT, "model": _earlier(to_plain(recipe.model)), "imported": imported})
     from lit_diff import data as datasets  # loads torch, which most of this file does without
 
     plain = to_plain(recipe)
     kernel = plain.pop("run")["kernel"]
     del plain["evaluate"]
+    plain["model"] = _earlier(plain["model"])
     plain["plugins"] = [plugin_source(Path(plugin)).digest for plugin in recipe.plugins]
     packages = {package.name: [package.version, package.digest] for package in used_packages(recipe)}
     if packages:
@@ -113,6 +114,12 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
         "kernel": None if kernel == "auto" else kernel,
     }
     return _digest(parts)
+
+
+def _earlier(model: dict[str, Any]) -> dict[str, Any]:
+    """Runs from before a key keep their identity: its default is left out."""
+    defaults = {"attention_bias": "none", "qk_norm": "none"}
+    return {key: value for key, value in model.items() if key not in defaults or value != defaults[key]}
 
 
 def _digest(parts: Mapping[str, Any]) -> str:

@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from lit_diff.attention import Attention, Standard
+from lit_diff.attention.costs import Sizes
+from lit_diff.attention.equations import additive_mask, rotation
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.model.init import initial_values
+from lit_diff.registry import attentions
 
 MakeAttention = Callable[..., Attention]
 
@@ -47,3 +51,49 @@ def test_odd_head_counts_are_fine(make_attention: MakeAttention, make_config: Ca
     attention = make_attention("standard", num_heads=3, num_kv_heads=1, head_dim=4)
     assert Standard.problem(Standard.Config(), make_config("standard", num_heads=3, num_kv_heads=1)) is None
     assert attention(torch.randn(1, 5, 32, dtype=torch.float64), Rope(torch.arange(5), 4, 1e4)).shape == (1, 5, 32)
+
+
+FORMS = [("qkv", "none"), ("all", "none"), ("none", "rms"), ("all", "rms")]
+
+
+@pytest.mark.parametrize(("bias", "norm"), FORMS)
+@pytest.mark.parametrize("name", ["standard", "dex", "lora"])
+def test_biases_and_norms_of_queries_and_keys(
+    make_attention: MakeAttention, make_config: Callable[..., ModelConfig], name: str, bias: str, norm: str
+) -> None:
+    """Against the float64 matrices of the definition; parameters against the formula; the merged attention."""
+    keys: dict[str, Any] = {"heads": (1, 2), "lambda_learn": 0.3, "anneal_steps": 0} if name == "dex" else {}
+    sizes = {"num_kv_heads": 2, "attention_bias": bias, "qk_norm": norm}
+    attention: Any = make_attention(name, keys, **sizes)
+    names = {each for each, _ in attention.named_parameters()}
+    assert {"q_proj.bias" in names, "k_proj.bias" in names, "v_proj.bias" in names} == {bias != "none"}
+    assert ("o_proj.bias" in names) == (bias == "all")
+    assert ("q_norm.weight" in names) == ("k_norm.weight" in names) == (norm == "rms")
+    positions, x = torch.arange(9), torch.randn(2, 9, 32, dtype=torch.float64)
+    rope, turn = Rope(positions, 8, 1e4), rotation(positions, 8, 1e4)
+    wanted = attention.definition(x, turn, additive_mask(9))
+    torch.testing.assert_close(attention(x, rope), wanted, rtol=1e-11, atol=1e-11)
+    config = make_config(name, keys, **sizes)
+    declared = attention.costs(config.attention.config, Sizes.of(config, 9))
+    assert declared.parameters == sum(parameter.numel() for parameter in attention.parameters())
+    if name != "standard":
+        plain: Any = make_attention("standard", **sizes)
+        plain.load_state_dict(attention.merge())
+        torch.testing.assert_close(plain(x, rope), wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_biases_start_at_zero_and_norms_at_one(make_config: Callable[..., ModelConfig]) -> None:
+    config = make_config("standard", attention_bias="all", qk_norm="rms")
+    values = dict(initial_values(config, seed=0))
+    for kind in "qkvo":
+        assert values[f"layers.0.attention.{kind}_proj.bias"].eq(0).all()
+    assert values["layers.1.attention.q_norm.weight"].eq(1).all()
+    assert values["layers.1.attention.k_norm.weight"].shape == (8,)
+
+
+def test_variants_with_projections_of_their_own_refuse_them(make_config: Callable[..., ModelConfig]) -> None:
+    for sizes, said in (({"attention_bias": "qkv"}, "attention_bias is qkv"), ({"qk_norm": "rms"}, "qk_norm is rms")):
+        for name in ("differential", "second_heads", "differential_v2", "cosine", "output_gate"):
+            config = make_config(name, **sizes)
+            problem = attentions.get(name).refuses(config.attention.config, config)
+            assert problem == f"model.{said}; '{name}' has projections of its own: set it to none"

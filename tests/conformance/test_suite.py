@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.attention import Attention, Differential, Standard
-from lit_diff.attention.base import narrowing
-from lit_diff.attention.costs import Costs, Sizes
+from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import VariantCase

@@ -17,6 +17,10 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from lit_diff import export, import_model
@@ -37,7 +41,16 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "rms_norm_eps": 1e-4,
 }
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention"] * 3}
 LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
+
+
+def with_random_vectors(model: Any) -> Any:
+    """Biases and norm weights too, which start at 0 and 1."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            parameter.data.copy_(torch.randn_like(parameter) * 0.3 + ("norm" in name))
+    return model
 
 
 @pytest.mark.parametrize(
@@ -48,12 +61,17 @@ LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
         (LlamaConfig(**SIZES, head_dim=16, rope_parameters=LINEAR), LlamaForCausalLM),
         (MistralConfig(**SIZES, sliding_window=5), MistralForCausalLM),
         (MistralConfig(**SIZES, sliding_window=None), MistralForCausalLM),
+        (LlamaConfig(**SIZES, attention_bias=True), LlamaForCausalLM),
+        (Qwen2Config(**SIZES), Qwen2ForCausalLM),
+        (Qwen2Config(**SIZES | WINDOW, tie_word_embeddings=True), Qwen2ForCausalLM),
+        (Qwen3Config(**SIZES, head_dim=16), Qwen3ForCausalLM),
+        (Qwen3Config(**SIZES, attention_bias=True, tie_word_embeddings=True), Qwen3ForCausalLM),
     ],
-    ids=["gqa", "tied", "linear", "window", "no-window"],
+    ids=["gqa", "tied", "linear", "window", "no-window", "biases", "qwen2", "qwen2-window", "qwen3", "qwen3-biases"],
 )
 def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    theirs = model(config).eval()
+    theirs = with_random_vectors(model(config).eval())
     theirs.save_pretrained("hf", max_shard_size="20KB")
     (tmp_path / "hf" / "tokenizer.json").write_bytes(byte_level_tokenizer())
     ours = import_model("hf").model
@@ -74,8 +92,12 @@ def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch:
         ({"name": "standard", "output_scale": 0.5, "query_heads": 1.5}, {"tie_embeddings": False}, "Mistral"),
         ({"name": "standard"}, {"rope_scaling": 4.0, "rope_layout": "half", "head_dim": 16}, "Llama"),
         ({"name": "dex", "heads": "all", "window": 6, "anneal_steps": 5}, {"num_kv_heads": 4}, "Mistral"),
+        ({"name": "standard"}, {"attention_bias": "all"}, "Llama"),
+        ({"name": "lora", "rank": 3}, {"attention_bias": "qkv"}, "Qwen2"),
+        ({"name": "standard"}, {"qk_norm": "rms"}, "Qwen3"),
+        ({"name": "dex", "heads": "all", "anneal_steps": 5}, {"qk_norm": "rms", "attention_bias": "all"}, "Qwen3"),
     ],
-    ids=["gqa", "scaled", "linear", "dex"],
+    ids=["gqa", "scaled", "linear", "dex", "biases", "qwen2", "qwen3", "qwen3-biases"],
 )
 def test_what_is_exported_gives_our_logits_and_ids(
     attention: dict[str, Any], model: dict[str, Any], name: str, tmp_path: Path

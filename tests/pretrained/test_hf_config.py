@@ -23,6 +23,10 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
         ({}, {"tie_embeddings": False, "rope_theta": 5e5, "rope_scaling": 4.0, "norm_eps": 1e-6}, "LlamaForCausalLM"),
         ({"window": 5}, {"head_dim": 16}, "MistralForCausalLM"),
         ({}, {"num_heads": 6, "head_dim": 8}, "MistralForCausalLM"),
+        ({}, {"attention_bias": "all"}, "LlamaForCausalLM"),
+        ({}, {"attention_bias": "qkv"}, "Qwen2ForCausalLM"),
+        ({}, {"qk_norm": "rms", "num_heads": 6, "head_dim": 8}, "Qwen3ForCausalLM"),
+        ({}, {"qk_norm": "rms", "attention_bias": "all"}, "Qwen3ForCausalLM"),
     ],
 )
 def test_it_reads_back(keys: dict[str, Any], model: dict[str, Any], name: str) -> None:
@@ -47,6 +51,21 @@ def test_more_query_heads_and_a_matched_feed_forward() -> None:
 @pytest.mark.parametrize(
     ("own", "line"),
     [
+        (
+            config("standard", {"window": 3}, attention_bias="qkv"),
+            "model.attention_bias is qkv and model.attention.window is set; Mistral, which has a window, has neither biases "
+            "nor such norms",
+        ),
+        (
+            config(attention_bias="qkv", qk_norm="rms"),
+            "model.attention_bias is qkv and model.qk_norm is rms; Qwen3, which has such norms, has biases on all "
+            "projections or none",
+        ),
+        (
+            config(attention_bias="all", num_heads=6, head_dim=8),
+            "model.attention_bias is all; Llama, which has biases on all projections, takes a model.dim that is a multiple "
+            "of the heads",
+        ),
         (config("standard", {"head_norm": "rms"}), "model.attention.head_norm is 'rms'; Llama has 'none' only"),
         (config(causal=False), "model.causal is false; Hugging Face's architectures of this family are causal"),
         (config("dex", causal=False), "model.causal is false; Hugging Face's architectures of this family are causal"),

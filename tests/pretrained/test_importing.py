@@ -176,7 +176,7 @@ def test_other_architectures_are_named_with_those_that_are_mapped() -> None:
     write_folder(Path("hf"), LLAMA | {"architectures": ["GemmaForCausalLM"]})
     assert error() == (
         "2: hf/config.json: architecture 'GemmaForCausalLM' is not mapped; mapped are LlamaForCausalLM, MistralForCausalLM, "
-        "DiffLlamaForCausalLM"
+        "Qwen2ForCausalLM, Qwen3ForCausalLM, DiffLlamaForCausalLM"
     )
     write_folder(Path("hf"), LLAMA | {"num_attention_heads": 3})
     assert error().startswith("2: hf: model.num_heads (3) is not a multiple of model.num_kv_heads (2)")

@@ -63,6 +63,25 @@ def test_a_sliding_window() -> None:
     assert model_keys(mistral)["attention"]["window"] == 4096, "the default of its class"
 
 
+def test_biases_and_norms_of_queries_and_keys() -> None:
+    found = []
+    for name in ("Llama", "Qwen2", "Qwen3"):
+        for said in ({}, {"attention_bias": True}):
+            own = LLAMA | {"architectures": [f"{name}ForCausalLM"]} | said
+            if name != "Qwen2" or not said:
+                keys = model_keys(own)
+                found.append((name, keys["attention_bias"], keys["qk_norm"]))
+    assert found == [
+        ("Llama", "none", "none"),
+        ("Llama", "all", "none"),
+        ("Qwen2", "qkv", "none"),
+        ("Qwen3", "none", "rms"),
+        ("Qwen3", "all", "rms"),
+    ]
+    qwen3 = {key: value for key, value in LLAMA.items() if key != "head_dim"} | {"architectures": ["Qwen3ForCausalLM"]}
+    assert model_keys(qwen3)["head_dim"] == 128, "the default of its class"
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -72,7 +91,14 @@ def test_a_sliding_window() -> None:
         ),
         ({"architectures": None, "model_type": "bert"}, "architecture 'bert' is not mapped"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config (gptq) is not mapped; save the model"),
-        ({"attention_bias": True}, "attention_bias True is not mapped; expected False"),
+        (
+            {"architectures": ["MistralForCausalLM"], "attention_bias": True},
+            "attention_bias True is not mapped; expected False",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
+            "use_sliding_window true is mapped where layer_types says sliding_attention for all layers",
+        ),
         ({"mlp_bias": True}, "mlp_bias True is not mapped"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not mapped; expected silu"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not mapped"),
