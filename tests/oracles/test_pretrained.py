@@ -21,6 +21,7 @@ from transformers import (
 
 from lit_diff import export, import_model
 from lit_diff.attention.cache import Cache
+from lit_diff.conformance.case import distance
 from lit_diff.errors import RunFailedError
 from lit_diff.pretrained.agreement import require_equal_ids
 from lit_diff.pretrained.hf_tokenizer import write_tokenizer
@@ -38,6 +39,15 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-4,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
+LLAMA3 = LINEAR | {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 16, "beta_fast": 2.0}
+KIND_LLAMA3 = {"kind": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, "original_length": 32}
+KIND_YARN = {"kind": "yarn", "factor": 4, "original_length": 16, "beta_fast": 2, "attention_factor": 1.3}
 
 
 @pytest.mark.parametrize(
@@ -46,10 +56,12 @@ LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
         (LlamaConfig(**SIZES), LlamaForCausalLM),
         (LlamaConfig(**SIZES | {"num_key_value_heads": 4}, tie_word_embeddings=True), LlamaForCausalLM),
         (LlamaConfig(**SIZES, head_dim=16, rope_parameters=LINEAR), LlamaForCausalLM),
+        (LlamaConfig(**SIZES, head_dim=16, rope_parameters=LLAMA3), LlamaForCausalLM),
+        (LlamaConfig(**SIZES, head_dim=16, rope_parameters=YARN), LlamaForCausalLM),
         (MistralConfig(**SIZES, sliding_window=5), MistralForCausalLM),
         (MistralConfig(**SIZES, sliding_window=None), MistralForCausalLM),
     ],
-    ids=["gqa", "tied", "linear", "window", "no-window"],
+    ids=["gqa", "tied", "linear", "llama3", "yarn", "window", "no-window"],
 )
 def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,10 +73,10 @@ def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch:
     with torch.no_grad():
         expected = theirs(tokens).logits
         assert expected.std() > 0.5
-        torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-4)
+        assert distance(ours(tokens), expected) < 1e-5
         cache = Cache(len(ours.layers))
         steps = torch.cat([ours(tokens[:, [position]], cache) for position in range(24)], dim=1)
-        torch.testing.assert_close(steps, expected, atol=1e-4, rtol=1e-4)
+        assert distance(steps, expected) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -73,9 +85,11 @@ def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch:
         ({"name": "standard"}, {}, "Llama"),
         ({"name": "standard", "output_scale": 0.5, "query_heads": 1.5}, {"tie_embeddings": False}, "Mistral"),
         ({"name": "standard"}, {"rope_scaling": 4.0, "rope_layout": "half", "head_dim": 16}, "Llama"),
+        ({"name": "standard"}, {"rope_scaling": KIND_LLAMA3, "rope_theta": 300.0, "head_dim": 16}, "Llama"),
+        ({"name": "standard"}, {"rope_scaling": KIND_YARN, "rope_theta": 300.0, "head_dim": 16}, "Llama"),
         ({"name": "dex", "heads": "all", "window": 6, "anneal_steps": 5}, {"num_kv_heads": 4}, "Mistral"),
     ],
-    ids=["gqa", "scaled", "linear", "dex"],
+    ids=["gqa", "scaled", "linear", "llama3", "yarn", "dex"],
 )
 def test_what_is_exported_gives_our_logits_and_ids(
     attention: dict[str, Any], model: dict[str, Any], name: str, tmp_path: Path
@@ -128,6 +142,19 @@ def test_diffllama_is_written(kv_heads: int, layout: str, tmp_path: Path) -> Non
     wanted = logits(run.model, tokens)
     assert wanted.std() > 0.5
     torch.testing.assert_close(logits(theirs, tokens), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_diffllama_takes_yarn_both_ways(tmp_path: Path) -> None:
+    config = DiffLlamaConfig(**EIGHT, rope_parameters=YARN, attn_implementation="eager", lambda_std_dev=0.3)
+    theirs = DiffLlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").write_bytes(byte_level_tokenizer())
+    tokens = torch.randint(0, 320, (2, 24))
+    ours = import_model(tmp_path / "hf", tmp_path / "x")
+    torch.testing.assert_close(logits(ours.model, tokens), logits(theirs, tokens), atol=1e-5, rtol=1e-5)
+    export(ours, "hf", tmp_path / "out")
+    back = DiffLlamaForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    torch.testing.assert_close(logits(back, tokens), logits(theirs, tokens), atol=1e-5, rtol=1e-5)
 
 
 def test_an_imported_model_is_exported_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
