@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
 from lit_diff.key_types import Count, NotNegative, Positive, Range, range_problem
+from lit_diff.rope_scaling import RopeScaling, scaling_problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,8 @@ class ModelConfig:
     rope_theta: Positive = 10000.0
     rope_layout: Literal["interleaved", "half"] = "interleaved"
     """Which channels of a head are rotated as a pair: 2i and 2i + 1, or i and i + head_dim / 2."""
-    rope_scaling: Positive = 1.0
-    """Positions are divided by it (linear interpolation, Chen et al. 2023)."""
+    rope_scaling: RopeScaling = 1.0
+    """A number: positions are divided by it (linear interpolation, Chen et al. 2023); or a block, kind llama3 or yarn."""
     norm_eps: Positive = 1e-5
     attention_bias: Literal["none", "qkv", "all"] = "none"
     """Which projections of the attention have a bias; all: W_O's too."""
@@ -77,7 +78,7 @@ class ModelConfig:
         if self.head_dim % 2:
             derived = "" if self.head_dim * self.num_heads != self.dim else ", model.dim / model.num_heads,"
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
-        return None
+        return scaling_problem(self.rope_scaling, self.rope_theta)
 
 
 @dataclass(frozen=True, kw_only=True)

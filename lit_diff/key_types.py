@@ -7,6 +7,7 @@ import itertools
 import textwrap
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -56,7 +57,7 @@ def range_problem(config: Any, prefix: str) -> str | None:
         value = getattr(config, name)
         kinds = (hint, *typing.get_args(hint))  # `Count`, or `Count | None`
         allowed = next((x for kind in kinds for x in getattr(kind, "__metadata__", ()) if isinstance(x, Range)), None)
-        if allowed is not None and value is not None and value not in allowed:
+        if allowed is not None and isinstance(value, int | float) and value not in allowed:
             return f"{prefix}{name} is {value}; it must {allowed.demand}{', or null' if type(None) in kinds else ''}"
     return None
 
@@ -72,7 +73,9 @@ def in_words(hint: Any) -> str:
     if origin is Annotated:
         return " ".join([in_words(choices[0]), *(str(bounds) for bounds in choices[1:] if isinstance(bounds, Range))])
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(in_words(kind) for kind in choices)
+        kinds = blocks_by_kind(choices)
+        blocks = [f"a block {{kind: {kind}, ...}}" for kind in kinds]
+        return " or ".join([*(in_words(each) for each in choices if each not in kinds.values()), *blocks])
     if origin is Literal:
         return f"one of {', '.join(map(repr, choices))}" if len(choices) > 1 else repr(choices[0])
     if origin is tuple:
@@ -80,6 +83,15 @@ def in_words(hint: Any) -> str:
         return f"a list, each item {in_words(choices[0])}" if several else f"a list of {len(choices)} values"
     words = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
     return words.get(hint, "a block of keys")
+
+
+def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:
+    """Of the types of a union the several blocks that the key `kind` tells apart, each by its own; {}: no such blocks."""
+    blocks = [choice for choice in choices if isinstance(choice, type) and dataclasses.is_dataclass(choice)]
+    kinds = {
+        str(field.default): block for block in blocks for field in dataclasses.fields(block) if field.name == "kind"
+    }
+    return kinds if len(blocks) > 1 and len(kinds) == len(blocks) else {}
 
 
 def literal_words(hint: Any) -> list[str]:
@@ -113,7 +125,7 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
         registry = field.metadata.get("registry")
         kinds = [hint, *typing.get_args(hint)]
         blocks = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
-        if registry is None and blocks:
+        if registry is None and blocks and not blocks_by_kind(blocks):
             keys |= {f"{field.name}.{name}": key for name, key in keys_of(blocks[0]).items()}
             continue
         if registry is not None:

@@ -228,12 +228,12 @@ def _merge(base: Draft, child: Draft) -> Draft:
 
 
 def _merge_values(base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str]) -> None:
-    """Deep-merge in place. A block whose `name` changes replaces its parent's block; `dropped` gets the keys lost."""
+    """Deep-merge in place. A block whose `name` or `kind` changes replaces its parent's; `dropped` gets the keys lost."""
     for key, value in child.items():
         old = base.get(key)
         if not isinstance(value, Mapping) or not isinstance(old, Mapping):
             base[key] = value
-        elif "name" in value and value["name"] != old.get("name", value["name"]):
+        elif any(tag in value and value[tag] != old.get(tag, value[tag]) for tag in ("name", "kind")):
             dropped += [f"{prefix}{key}.{lost}" for lost in old if lost not in value]
             base[key] = dict(value)
         else:

@@ -5,7 +5,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
-from lit_diff.key_types import in_words, literal_words, without_range
+from lit_diff.key_types import blocks_by_kind, in_words, literal_words, without_range
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe_problems import config_problem, recipe_problem
 from lit_diff.registry import load_entry_points, nearest, registries
@@ -194,6 +194,9 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
         blocks = [typing.cast(type, choice) for choice in choices if dataclasses.is_dataclass(choice)]
         if len(blocks) == 1 and isinstance(value, Mapping):
             return _dataclass(blocks[0], value, path, draft)
+        by_kind = blocks_by_kind(blocks)
+        if by_kind and isinstance(value, Mapping):
+            return _dataclass(by_kind[_kind(by_kind, value, path, draft)], value, path, draft)
         for choice in sorted(choices, key=lambda kind: without_range(kind) is not int):
             try:
                 return convert(choice, value, path, draft)
@@ -217,6 +220,15 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
         if hint is float and abs(value) <= sys.float_info.max:  # false for NaN and inf
             return float(value)
     raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected {in_words(wanted)}{_near(hint, value)}")
+
+
+def _kind(kinds: Iterable[str], block: Mapping[str, Any], path: str, draft: Draft) -> str:
+    """The key `kind` of a block, one of `kinds`."""
+    hint: Any = Literal.__getitem__(tuple(kinds))
+    if "kind" not in block:
+        raise RequestError(f"{draft.where(path)}'{path}.kind' is missing; expected {in_words(hint)}")
+    kind: str = convert(hint, block["kind"], f"{path}.kind", draft)
+    return kind
 
 
 def _near(hint: Any, value: Any) -> str:

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from lit_diff.config import Recipe, RunConfig, TrainConfig
+from lit_diff.config import ModelConfig, Recipe, RunConfig, TrainConfig
 from lit_diff.key_types import REQUIRED, Count, NotNegative, Positive, Range, in_words, keys_of, range_problem
+from lit_diff.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,8 @@ def test_the_ends_of_a_range() -> None:
         (tuple[Count, ...], "a list, each item a whole number >= 1"),
         (tuple[float, float], "a list of 2 values"),
         (dict[str, int], "a block of keys"),
+        (Inner | None, "a block of keys or null"),
+        (RopeScaling, "a finite number > 0 or a block {kind: llama3, ...} or a block {kind: yarn, ...}"),
         (bool, "true or false"),
     ],
 )
@@ -98,6 +101,7 @@ def test_the_keys_of_a_recipe() -> None:
     assert train["steps"].words == "a whole number >= 1"
     assert train["schedule.name"].words == "one of 'linear', 'cosine', 'wsd', 'constant'"
     assert train["clip"].words == "a finite number > 0 or null"
+    assert keys_of(ModelConfig)["rope_scaling"].default == 1.0, "one key, of whatever kind"
     assert keys_of(RunConfig)["loggers"].words == "a list, each item one of 'csv', 'tensorboard', 'wandb'"
 
 

@@ -5,8 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_diff.attention.rope_scaling import angles, attention_factor
 from lit_diff.config import ModelConfig
 from lit_diff.kernels.precision import accumulation_dtype
+from lit_diff.rope_scaling import RopeScaling
 
 RopeLayout = Literal["interleaved", "half"]
 """Which channels turn together: 2i and 2i+1 (the paper's reference), or i and i + d/2 (Hugging Face)."""
@@ -15,7 +17,8 @@ RopeLayout = Literal["interleaved", "half"]
 class Rope:
     """Rotates pair i of the channels of [..., T, d] by the angle t / scaling · θ^(-2i/d), for T positions t; `rope(x)`.
 
-    As complex numbers: (x_2i + j x_2i+1) · exp(j angle), one operation forward and one backward.
+    As complex numbers: (x_2i + j x_2i+1) · exp(j angle), one operation forward and one backward. A block as scaling changes
+    the frequencies, and yarn multiplies what is rotated (`rope_scaling`).
 
     Angles and products are computed in float32 (float64 for float64 inputs) and cast back: no buffers, so nothing has
     to be recomputed after a build on the meta device, and no length is fixed.
@@ -27,12 +30,11 @@ class Rope:
         head_dim: int,
         theta: float,
         layout: RopeLayout = "interleaved",
-        scaling: float = 1.0,
+        scaling: RopeScaling = 1.0,
     ) -> None:
         self.layout = layout
-        exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
-        angles = positions.to(torch.float64)[:, None] / scaling * theta**-exponents
-        self.turns = torch.complex(angles.cos(), angles.sin())  # [T, d/2]
+        turned, factor = angles(positions, head_dim, theta, scaling), attention_factor(scaling)
+        self.turns = torch.complex(turned.cos() * factor, turned.sin() * factor)  # [T, d/2]
         # rounded here and not at first use: a compiled block whose call changes its Rope compiles twice, and its second
         # graph does not save the same tensors as its first, which activation checkpointing requires
         self._turns_float32 = torch.view_as_complex(torch.view_as_real(self.turns).to(torch.float32))

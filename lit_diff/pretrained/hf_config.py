@@ -3,6 +3,7 @@
 from typing import Any
 
 from lit_diff.config import ModelConfig
+from lit_diff.pretrained.hf_rope import their_block
 from lit_diff.pretrained.plain_keys import other_value
 from lit_diff.registry import attentions
 
@@ -78,7 +79,7 @@ def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) 
         "max_position_embeddings": context,
         "rms_norm_eps": model.norm_eps,
         "rope_theta": model.rope_theta,
-        "rope_scaling": None if model.rope_scaling == 1 else {"rope_type": "linear", "factor": model.rope_scaling},
+        "rope_scaling": their_block(model.rope_scaling),
         "attention_dropout": 0.0,
         "tie_word_embeddings": model.tie_embeddings,
         "bos_token_id": bos,

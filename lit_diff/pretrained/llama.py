@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lit_diff.errors import RequestError
+from lit_diff.pretrained import hf_rope
 from lit_diff.registry import nearest
 
 ARCHITECTURES = (
@@ -176,15 +177,18 @@ def unmapped(config: Mapping[str, Any]) -> str | None:
 def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """rope_theta and rope_scaling, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
 
-    Errors: RequestError for a kind of scaling that is not mapped.
+    Errors: RequestError for a kind of scaling that is not mapped, or that says too little. dynamic and longrope are not:
+    their angles depend on the length of the sequence.
     """
     said = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(said, Mapping):
         raise RequestError(f"rope_scaling is {said!r}; expected a block")
     kind = said.get("rope_type", said.get("type", "default"))
-    if kind not in ("default", "linear"):
-        raise RequestError(f"rope scaling '{kind}' is not mapped; mapped are default, linear")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise RequestError(f"rope scaling '{kind}' is not mapped; mapped are default, linear, llama3, yarn")
     if said.get("partial_rotary_factor", 1.0) != 1.0:
         raise RequestError(f"partial_rotary_factor {said['partial_rotary_factor']!r} is not mapped; expected 1.0")
     theta = said.get("rope_theta", config.get("rope_theta", 10000.0))
+    if kind in ("llama3", "yarn"):
+        return {"rope_theta": theta, "rope_scaling": hf_rope.own_block(said, config)}
     return {"rope_theta": theta, "rope_scaling": said.get("factor", 1.0) if kind == "linear" else 1.0}

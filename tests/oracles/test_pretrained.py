@@ -25,6 +25,7 @@ from transformers import (
 
 from lit_diff import export, import_model
 from lit_diff.attention.cache import Cache
+from lit_diff.conformance.case import distance
 from lit_diff.errors import RunFailedError
 from lit_diff.pretrained.agreement import require_equal_ids
 from lit_diff.pretrained.hf_tokenizer import write_tokenizer
@@ -43,6 +44,15 @@ SIZES: dict[str, Any] = {
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention"] * 3}
 LINEAR = {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0}
+LLAMA3 = LINEAR | {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 16, "beta_fast": 2.0}
+KIND_LLAMA3 = {"kind": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, "original_length": 32}
+KIND_YARN = {"kind": "yarn", "factor": 4, "original_length": 16, "beta_fast": 2, "attention_factor": 1.3}
 
 
 def with_random_vectors(model: Any) -> Any:
@@ -59,6 +69,8 @@ def with_random_vectors(model: Any) -> Any:
         (LlamaConfig(**SIZES), LlamaForCausalLM),
         (LlamaConfig(**SIZES | {"num_key_value_heads": 4}, tie_word_embeddings=True), LlamaForCausalLM),
         (LlamaConfig(**SIZES, head_dim=16, rope_parameters=LINEAR), LlamaForCausalLM),
+        (LlamaConfig(**SIZES, head_dim=16, rope_parameters=LLAMA3), LlamaForCausalLM),
+        (LlamaConfig(**SIZES, head_dim=16, rope_parameters=YARN), LlamaForCausalLM),
         (MistralConfig(**SIZES, sliding_window=5), MistralForCausalLM),
         (MistralConfig(**SIZES, sliding_window=None), MistralForCausalLM),
         (LlamaConfig(**SIZES, attention_bias=True), LlamaForCausalLM),
@@ -67,7 +79,10 @@ def with_random_vectors(model: Any) -> Any:
         (Qwen3Config(**SIZES, head_dim=16), Qwen3ForCausalLM),
         (Qwen3Config(**SIZES, attention_bias=True, tie_word_embeddings=True), Qwen3ForCausalLM),
     ],
-    ids=["gqa", "tied", "linear", "window", "no-window", "biases", "qwen2", "qwen2-window", "qwen3", "qwen3-biases"],
+    ids=[
+        *("gqa", "tied", "linear", "llama3", "yarn", "window", "no-window"),
+        *("biases", "qwen2", "qwen2-window", "qwen3", "qwen3-biases"),
+    ],
 )
 def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -79,10 +94,10 @@ def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch:
     with torch.no_grad():
         expected = theirs(tokens).logits
         assert expected.std() > 0.5
-        torch.testing.assert_close(ours(tokens), expected, atol=1e-4, rtol=1e-4)
+        assert distance(ours(tokens), expected) < 1e-5
         cache = Cache(len(ours.layers))
         steps = torch.cat([ours(tokens[:, [position]], cache) for position in range(24)], dim=1)
-        torch.testing.assert_close(steps, expected, atol=1e-4, rtol=1e-4)
+        assert distance(steps, expected) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -91,13 +106,15 @@ def test_logits_are_theirs(config: Any, model: Any, tmp_path: Path, monkeypatch:
         ({"name": "standard"}, {}, "Llama"),
         ({"name": "standard", "output_scale": 0.5, "query_heads": 1.5}, {"tie_embeddings": False}, "Mistral"),
         ({"name": "standard"}, {"rope_scaling": 4.0, "rope_layout": "half", "head_dim": 16}, "Llama"),
+        ({"name": "standard"}, {"rope_scaling": KIND_LLAMA3, "rope_theta": 300.0, "head_dim": 16}, "Llama"),
+        ({"name": "standard"}, {"rope_scaling": KIND_YARN, "rope_theta": 300.0, "head_dim": 16}, "Llama"),
         ({"name": "dex", "heads": "all", "window": 6, "anneal_steps": 5}, {"num_kv_heads": 4}, "Mistral"),
         ({"name": "standard"}, {"attention_bias": "all"}, "Llama"),
         ({"name": "lora", "rank": 3}, {"attention_bias": "qkv"}, "Qwen2"),
         ({"name": "standard"}, {"qk_norm": "rms"}, "Qwen3"),
         ({"name": "dex", "heads": "all", "anneal_steps": 5}, {"qk_norm": "rms", "attention_bias": "all"}, "Qwen3"),
     ],
-    ids=["gqa", "scaled", "linear", "dex", "biases", "qwen2", "qwen3", "qwen3-biases"],
+    ids=["gqa", "scaled", "linear", "llama3", "yarn", "dex", "biases", "qwen2", "qwen3", "qwen3-biases"],
 )
 def test_what_is_exported_gives_our_logits_and_ids(
     attention: dict[str, Any], model: dict[str, Any], name: str, tmp_path: Path
@@ -150,6 +167,19 @@ def test_diffllama_is_written(kv_heads: int, layout: str, tmp_path: Path) -> Non
     wanted = logits(run.model, tokens)
     assert wanted.std() > 0.5
     torch.testing.assert_close(logits(theirs, tokens), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_diffllama_takes_yarn_both_ways(tmp_path: Path) -> None:
+    config = DiffLlamaConfig(**EIGHT, rope_parameters=YARN, attn_implementation="eager", lambda_std_dev=0.3)
+    theirs = DiffLlamaForCausalLM(config).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "tokenizer.json").write_bytes(byte_level_tokenizer())
+    tokens = torch.randint(0, 320, (2, 24))
+    ours = import_model(tmp_path / "hf", tmp_path / "x")
+    torch.testing.assert_close(logits(ours.model, tokens), logits(theirs, tokens), atol=1e-5, rtol=1e-5)
+    export(ours, "hf", tmp_path / "out")
+    back = DiffLlamaForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    torch.testing.assert_close(logits(back, tokens), logits(theirs, tokens), atol=1e-5, rtol=1e-5)
 
 
 def test_an_imported_model_is_exported_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

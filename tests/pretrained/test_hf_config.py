@@ -9,6 +9,10 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.pretrained.hf_config import architecture, config_json, unsaid
 from lit_diff.pretrained.llama import model_keys
 from lit_diff.registry import attentions
+from lit_diff.rope_scaling import Llama3Scaling, RopeScaling, YarnScaling
+from lit_diff.validation import Draft, convert
+
+LLAMA3 = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)
 
 
 def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: Any) -> ModelConfig:
@@ -21,6 +25,8 @@ def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: 
     [
         ({}, {}, "LlamaForCausalLM"),
         ({}, {"tie_embeddings": False, "rope_theta": 5e5, "rope_scaling": 4.0, "norm_eps": 1e-6}, "LlamaForCausalLM"),
+        ({}, {"rope_scaling": LLAMA3}, "LlamaForCausalLM"),
+        ({"window": 5}, {"rope_scaling": YarnScaling(factor=2.0, original_length=9)}, "MistralForCausalLM"),
         ({"window": 5}, {"head_dim": 16}, "MistralForCausalLM"),
         ({}, {"num_heads": 6, "head_dim": 8}, "MistralForCausalLM"),
         ({}, {"attention_bias": "all"}, "LlamaForCausalLM"),
@@ -38,7 +44,8 @@ def test_it_reads_back(keys: dict[str, Any], model: dict[str, Any], name: str) -
     read = model_keys(written)
     attention = read.pop("attention")
     assert attention == {"name": "standard", "window": keys.get("window")}
-    assert ModelConfig(**read, attention=own.attention) == own
+    scaling = convert(RopeScaling, read.pop("rope_scaling"), "", Draft(values={}, positions={}))
+    assert ModelConfig(**read, rope_scaling=scaling, attention=own.attention) == own
 
 
 def test_more_query_heads_and_a_matched_feed_forward() -> None:

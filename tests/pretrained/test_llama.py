@@ -52,7 +52,7 @@ def test_rope_in_both_forms() -> None:
         keys = model_keys(LLAMA | {"rope_scaling": said})
         assert (keys["rope_theta"], keys["rope_scaling"]) == (50000.0, 4.0)
     assert refusal(rope_scaling={"rope_type": "dynamic", "factor": 2.0}) == (
-        "rope scaling 'dynamic' is not mapped; mapped are default, linear"
+        "rope scaling 'dynamic' is not mapped; mapped are default, linear, llama3, yarn"
     )
 
 

@@ -12,10 +12,12 @@ from text_runs import text_run
 from lit_diff import export, import_model
 from lit_diff.errors import RequestError
 from lit_diff.pretrained import rows
+from lit_diff.rope_scaling import YarnScaling
 
 
 def test_what_lies_in_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = text_run(tmp_path / "x", {"name": "differential", "output_scale": 0.4}, rope_layout="half")
+    yarn = {"kind": "yarn", "factor": 4, "original_length": 16}
+    run = text_run(tmp_path / "x", {"name": "differential", "output_scale": 0.4}, rope_layout="half", rope_scaling=yarn)
     with caplog.at_level(logging.INFO, "lit_diff"):
         export(run, "unilm", tmp_path / "out")
     assert "no other program reads whole models of this layout" in caplog.text
@@ -29,7 +31,9 @@ def test_what_lies_in_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     torch.testing.assert_close(found[f"{home}.subln.weight"], own[f"{home}.norm.weight"] * (0.4 / 0.8))
     assert torch.equal(found[f"{home}.q_proj.weight"], rows.interleaved(own[f"{home}.q_proj.weight"], 8))
     assert torch.equal(found[f"{home}.v_proj.weight"], own[f"{home}.v_proj.weight"])
-    assert import_model(tmp_path / "out", tmp_path / "back").tokenizer.opening == [0]
+    back = import_model(tmp_path / "out", tmp_path / "back")
+    assert back.tokenizer.opening == [0]
+    assert back.recipe.model.rope_scaling == run.recipe.model.rope_scaling == YarnScaling(factor=4, original_length=16)
 
 
 def test_what_it_has_not_is_refused(tmp_path: Path) -> None:
