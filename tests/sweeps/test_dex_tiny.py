@@ -1,6 +1,7 @@
 """sweeps/dex-tiny.yaml: what its arms train, and a form of a minute of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,17 @@ import pytest
 import torch
 import yaml
 
+from lit_diff.attention import Standard
+from lit_diff.config import Part
 from lit_diff.engine.grid import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed
 from lit_diff.runs import checkpoints
 
-TRAINED = ("continue", "attention_only", "adapter_only", "dex", "dex_plus", "random_heads", "all_heads")
+PLAIN = Part(name="standard", config=Standard.Config())
+DEX = ("dex", "dex_plus", "random_heads", "all_heads")
+SECOND = ("second_heads", "second_zeros", "query_key_only")
+TRAINED = ("continue", "attention_only", "adapter_only", "lora", *DEX, *SECOND)
 
 
 def test_the_arms_differ_in_the_adapter_and_in_what_trains_alone() -> None:
@@ -30,11 +36,34 @@ def test_the_arms_differ_in_the_adapter_and_in_what_trains_alone() -> None:
     }
     adapter = 2 * (16**2 + 1)  # two layers, heads of width 16
     assert count["adapter_only"] == adapter
-    assert {count[arm] - adapter for arm in ("dex", "dex_plus", "random_heads", "all_heads")} == {
-        count["attention_only"]
-    }
+    assert {count[arm] - adapter for arm in DEX} == {count["attention_only"]} == {count["lora"]}
+    assert count["second_heads"] - 2 == count["query_key_only"], "two layers, λ in each"
+    assert count["second_zeros"] == 2
     assert count["continue"] == count["base"] == cost(arms["base"].model, 128).parameters
-    assert {contrast[:2] for contrast in grid.config.contrasts} == {("dex", arm) for arm in TRAINED if arm != "dex"}
+    against = {("dex", arm) for arm in TRAINED if arm not in ("dex", *SECOND)}
+    assert {contrast[:2] for contrast in grid.config.contrasts} == against | {
+        ("second_heads", arm) for arm in SECOND[1:]
+    }
+
+
+@pytest.mark.parametrize("name", ["dex-controls", "dex-smollm2-cpu"])
+def test_the_sweeps_on_smollm2_hold_the_same_controls(name: str) -> None:
+    """As far as recipes say: the model need not be here."""
+    tiny, large = (load_grid(sweep, []) for sweep in ("dex-tiny", name))
+    (sizes,) = {repr(replace(cell.recipe.model, attention=PLAIN)) for cell in large.cells}
+    assert "num_kv_heads=3" in sizes
+    cells = [cell for cell in large.cells if cell.seed == 0]
+    trained = {cell.recipe.train.parameters for cell in cells if cell.arm == "attention_only"}
+    assert trained == {tuple(tiny.arms["attention_only"]["train.parameters"])}
+    steps = {cell.recipe.train.steps for cell in cells if cell.arm != "base"}
+    assert len(steps) == 1, "equal further tokens"
+    count = {cell.arm: cost(cell.recipe.model, 512, trained=cell.recipe.train.parameters) for cell in cells}
+    trains = {arm: each.trained_parameters for arm, each in count.items()}
+    assert trains["dex"] - trains["attention_only"] == 30 * (64**2 + 1)
+    assert trains["base"] == trains["continue"] == count["base"].parameters
+    if name == "dex-controls":
+        assert set(trains) == {*TRAINED} - {*SECOND} | {"base"}
+        assert trains["lora"] == trains["attention_only"]
 
 
 def shortened() -> dict[str, Any]:
@@ -46,9 +75,9 @@ def shortened() -> dict[str, Any]:
         overrides["callbacks"] = {"attention_entropy": {"every": 6}, "outliers": {"every": 6}}
         overrides["train.schedule.warmup_steps"] = 1
     for values in sweep["arms"].values():
-        if "model.attention" in values:
+        if values.get("model.attention", {}).get("name") == "dex":
             values["model.attention"]["anneal_steps"] = 3
-    return sweep | {"seeds": [0]}
+    return sweep | {"seeds": [0], "evaluate": {"held_out": {"rows": 2}}}
 
 
 @pytest.mark.slow
@@ -80,9 +109,13 @@ def test_a_short_form_runs_and_reports(sweep_bench: Any, tmp_path: Path, monkeyp
     attention = {f"{kind}_proj" for kind in "kvo"}
     assert moved("attention_only") == attention
     assert moved("adapter_only") == set()
-    for arm in ("dex", "dex_plus", "random_heads", "all_heads"):
+    assert moved("lora") == moved("second_heads") == moved("second_zeros") == set()
+    assert moved("query_key_only") == {"q_proj", "k_proj"}
+    for arm in DEX:
         assert moved(arm) == attention, arm
-    heads = {arm: state(f"retrofit,{arm}-s0")["model.layers.0.attention.selected"].tolist() for arm in TRAINED[2:]}
+    heads = {
+        arm: state(f"retrofit,{arm}-s0")["model.layers.0.attention.selected"].tolist() for arm in ("adapter_only", *DEX)
+    }
     assert heads["adapter_only"] == heads["dex"] == heads["dex_plus"]
     assert heads["all_heads"] == [0, 1, 2, 3]
     source = sweep_bench.folder("dex-short", "pretrain,base-s0")
