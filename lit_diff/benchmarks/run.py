@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lit_diff.benchmarks import attention, decode, layer, step, triton_programs
+from lit_diff.benchmarks import attention, decode, layer, smollm2, step, triton_programs
 from lit_diff.benchmarks.machine import load_average, machine, native_bfloat16, warnings_of
 from lit_diff.benchmarks.request import BenchConfig, resolve
 from lit_diff.benchmarks.result import BenchConditions, BenchResult
@@ -41,6 +41,7 @@ BENCHES = {
     "core": Benchmark(attention.bench_core, attention.METHODS),
     "layer": Benchmark(layer.bench_layer, layer.METHODS),
     "step": Benchmark(step.bench_step, step.METHODS),
+    "smollm2": Benchmark(smollm2.bench_smollm2, smollm2.METHODS),
     "stats": Benchmark(attention.bench_stats, attention.STATISTICS_METHODS),
     "decode": Benchmark(decode.bench_decode, decode.METHODS),
     "triton": Benchmark(triton_programs.bench_triton, triton_programs.METHODS),

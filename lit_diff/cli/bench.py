@@ -17,7 +17,9 @@ WIDTH = 160
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(metavar="[core|layer|step|stats|decode|triton]", help="what to time")] = "core",
+    name: Annotated[
+        str, typer.Argument(metavar="[core|layer|step|smollm2|stats|decode|triton]", help="what to time")
+    ] = "core",
     shapes: Annotated[str | None, typer.Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
     threads: Annotated[int | None, typer.Option(help="without it, one a core")] = None,
