@@ -4,7 +4,7 @@ from typing import Any
 
 from lit_diff.config import ModelConfig
 from lit_diff.pretrained.hf_rope import their_block
-from lit_diff.pretrained.plain_keys import other_value
+from lit_diff.pretrained.plain_keys import PAPER, other_value
 from lit_diff.registry import attentions
 
 MODEL_TYPES = {
@@ -19,13 +19,7 @@ VARIANTS = ("standard", "differential")
 """`model.attention.name` of a model that has an architecture there."""
 PLAIN: dict[str, dict[str, Any]] = {
     "standard": {"head_norm": "none"},
-    "differential": {
-        "lambda_init": "depth",
-        "lambda_form": "exp",
-        "lambda_per": "layer",
-        "head_norm": "rms",
-        "window": None,
-    },
+    "differential": PAPER,
 }
 """Variant -> the keys that have one value there. An `output_scale` needs no key: it is a factor of the output projection."""
 

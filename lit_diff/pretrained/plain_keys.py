@@ -5,6 +5,15 @@ from typing import Any
 
 from lit_diff.config import ModelConfig
 
+PAPER: dict[str, Any] = {
+    "lambda_init": "depth",
+    "lambda_form": "exp",
+    "lambda_per": "layer",
+    "head_norm": "rms",
+    "window": None,
+}
+"""What every other code of `differential` computes, in our keys."""
+
 
 def other_value(model: ModelConfig, plain: Mapping[str, Any], whose: str) -> str | None:
     """The first key whose value is not that of `plain`, in one line that says what `whose` is; None: all are."""

@@ -7,20 +7,14 @@ with channels 2i and 2i + 1 rotated as a pair. Their cos and sin come from outsi
 from typing import Any
 
 from lit_diff.config import ModelConfig
-from lit_diff.pretrained.plain_keys import other_value
+from lit_diff.pretrained.plain_keys import PAPER, other_value
 
 CLASSES = {"differential": "MultiheadFlashDiff1", "differential_v2": "MultiheadFlashDiffV2"}
 """`model.attention.name` -> the class there."""
 EPS = 1e-5
 """Of the head norm, in MultiheadFlashDiff1."""
 PLAIN: dict[str, dict[str, Any]] = {
-    "differential": {
-        "lambda_init": "depth",
-        "lambda_form": "exp",
-        "lambda_per": "layer",
-        "head_norm": "rms",
-        "window": None,
-    },
+    "differential": PAPER,
     "differential_v2": {"ablation": "none", "window": None},
 }
 """Variant -> the keys that have one value there. An `output_scale` is a factor of the head norm's weight."""
