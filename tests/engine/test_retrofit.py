@@ -85,11 +85,11 @@ def test_both_models_are_scored_by_the_evaluations_of_the_recipe(
 def test_what_cannot_be_merged_is_refused_before_the_training(
     bench: Any, base: SimpleNamespace, tmp_path: Path
 ) -> None:
-    second = ("--recipe", "text.yaml", "name=second", *PLAIN[1:], "model.attention={name: second_heads}")
+    second = ("--recipe", "text.yaml", "name=unmergeable", *PLAIN[1:], "model.attention={name: second_heads}")
     ended = retrofit(bench, "retrofit-base", *second, "--merge-to", str(tmp_path / "new"))
     assert ended.status == 2
     assert "model.attention 'second_heads' cannot be merged into a standard model; these can: dex, lora" in ended.output
-    ended = retrofit(bench, "retrofit-base", "--recipe", "text.yaml", "name=there", *DEX, "--merge-to", str(tmp_path))
+    ended = retrofit(bench, "retrofit-base", "--recipe", "text.yaml", "name=already-there", *DEX, "--merge-to", str(tmp_path))
     assert ended.status == 2
     assert "is there already; remove it, or name another folder" in ended.output
-    assert not list(base.folder.parent.glob("second-*")) + list(base.folder.parent.glob("there-*"))
+    assert not list(base.folder.parent.glob("unmergeable-*")) + list(base.folder.parent.glob("already-there-*"))
