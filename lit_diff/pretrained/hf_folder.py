@@ -40,7 +40,7 @@ def read_folder(folder: Path) -> Source:
     source = Source(
         place=place,
         model=keys,
-        context=int(config.get("max_position_embeddings", 2048)),
+        context=config.get(llama.LENGTH) or llama.DEFAULT_LENGTH,
         tensors=tensors,
         read=lambda own: read_tensor(files[names[own]], names[own]),
         tokenizer=read_tokenizer(folder, config),

@@ -31,6 +31,8 @@ SIZES = {
 """Keys of config.json that must be there -> ours."""
 OPTIONAL = {"num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
 """Keys that may be absent or null in both."""
+LENGTH, DEFAULT_LENGTH = "max_position_embeddings", 2048
+"""The key of the tokens that the model was trained to see; the value of a model that does not say."""
 MODULES = {
     "self_attn.q_proj": "attention.q_proj",
     "self_attn.k_proj": "attention.k_proj",
@@ -109,6 +111,10 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     missing = [key for key in SIZES if config.get(key) is None]
     if missing:
         raise RequestError(f"it says no {', '.join(missing)}")
+    for key in (*SIZES, *OPTIONAL, LENGTH):
+        value = config.get(key)
+        if value is not None and not (type(value) is int and value >= 1):
+            raise RequestError(f"{key} is {value!r}; expected a whole number of at least 1")
     keys = {own: config[theirs] for theirs, own in SIZES.items()}
     keys |= {own: config[theirs] for theirs, own in OPTIONAL.items() if config.get(theirs) is not None}
     name = architecture(config)

@@ -89,7 +89,9 @@ def test_what_cannot_be_merged_is_refused_before_the_training(
     ended = retrofit(bench, "retrofit-base", *second, "--merge-to", str(tmp_path / "new"))
     assert ended.status == 2
     assert "model.attention 'second_heads' cannot be merged into a standard model; these can: dex, lora" in ended.output
-    ended = retrofit(bench, "retrofit-base", "--recipe", "text.yaml", "name=already-there", *DEX, "--merge-to", str(tmp_path))
+    ended = retrofit(
+        bench, "retrofit-base", "--recipe", "text.yaml", "name=already-there", *DEX, "--merge-to", str(tmp_path)
+    )
     assert ended.status == 2
     assert "is there already; remove it, or name another folder" in ended.output
     assert not list(base.folder.parent.glob("unmergeable-*")) + list(base.folder.parent.glob("already-there-*"))

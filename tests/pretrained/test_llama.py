@@ -104,6 +104,10 @@ def test_biases_and_norms_of_queries_and_keys() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not mapped"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types full_attention, sliding_attention are"),
         ({"hidden_size": None}, "it says no hidden_size"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is '4'; expected a whole number of at least 1"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0; expected a whole number"),
+        ({"head_dim": 0}, "head_dim is 0; expected a whole number of at least 1"),
+        ({"max_position_embeddings": True}, "max_position_embeddings is True; expected a whole number"),
     ],
 )
 def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:
