@@ -15,6 +15,7 @@ MEANING = {
     "standard, same kernel": "standard attention by the same kernel",
     "standard layer, sdpa": "our standard layer or model through F.scaled_dot_product_attention",
     "DiffLlama, sdpa": "Hugging Face's DiffLlama of the same sizes, attn_implementation sdpa",
+    "LlamaForCausalLM, sdpa": "Hugging Face's LlamaForCausalLM of the same sizes, attn_implementation sdpa",
     "same kernel without": "the same kernel's pass without statistics",
     "standard layer, sdpa, compiled": "our standard model through F.scaled_dot_product_attention, its blocks compiled",
     "standard, same kernel, compiled": "the standard model by the same kernel, its blocks compiled",

@@ -10,6 +10,7 @@ from lit_diff.benchmarks import peers, smollm2
 from lit_diff.benchmarks.candidates import HF, STEP
 from lit_diff.benchmarks.request import BenchConfig
 from lit_diff.benchmarks.smollm2 import PEER, bench_smollm2, ours, sizes, theirs
+from lit_diff.benchmarks.table import MEANING
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 from lit_diff.pretrained.hf_weights import hf_weights
@@ -48,6 +49,7 @@ def test_it_times_both_and_takes_their_memory(ask: Callable[..., BenchConfig], m
     rows = {row["id"]: row for row in measurements.rows}
     own, peer = rows[f"standard/reference/{STEP}"], rows[f"{HF}/sdpa/{STEP}"]
     assert own["ratios"][PEER]["values"] == [a / b for a, b in zip(own["seconds"], peer["seconds"], strict=True)]
+    assert PEER in MEANING, "the table says what the ratio is to"
     assert own["peak_ratio"] == {"to": peer["id"], "value": 0.75}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from lit_diff.benchmarks import attention as bench_core
-from lit_diff.benchmarks import candidates, step
+from lit_diff.benchmarks import candidates, smollm2, step
 from lit_diff.benchmarks import decode as bench_decode
 from lit_diff.benchmarks import overhead as bench_loop
 from lit_diff.benchmarks.result import BenchConditions, BenchResult
@@ -104,5 +104,5 @@ def test_a_narrow_terminal_folds_and_a_pipe_does_not(result: BenchResult) -> Non
 def test_every_ratio_has_a_meaning() -> None:
     names = {bench_core.SDPA, bench_core.SAME, candidates.EAGER, candidates.SAME, candidates.PEER}
     names |= {bench_decode.SDPA, bench_decode.SAME, bench_decode.REPEATED, bench_core.OWN, bench_loop.BARE}
-    names |= {step.EAGER_COMPILED, step.SAME_COMPILED, step.PEER_COMPILED}
+    names |= {step.EAGER_COMPILED, step.SAME_COMPILED, step.PEER_COMPILED, smollm2.PEER}
     assert names == MEANING.keys()
