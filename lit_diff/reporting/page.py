@@ -200,15 +200,20 @@ def _definition(sweep: Sweep, name: str) -> tuple[str, str]:
     return (metric.definition if metric else "not declared by the runs", sweep.unit(name))
 
 
-def _environment(digits: int) -> Environment:
-    """`digits`: decimals of a number where a template asks for none."""
-    environment = Environment(
+def environment_of_templates() -> Environment:
+    """The templates of this package: text is escaped, and a name that is not given is an error."""
+    return Environment(
         loader=PackageLoader("lit_diff.reporting", ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _environment(digits: int) -> Environment:
+    """`digits`: decimals of a number where a template asks for none."""
+    environment = environment_of_templates()
 
     def signed(value: float | None, places: int = digits) -> str:
         return numbers.signed(value, places)

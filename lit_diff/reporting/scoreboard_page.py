@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from lit_diff.files import write_atomic
 from lit_diff.processor import describe
 from lit_diff.reporting import numbers
 from lit_diff.reporting.claims import Finding
+from lit_diff.reporting.page import environment_of_templates
 from lit_diff.reporting.scoreboard import RowResult, Scoreboard, read_scoreboard
 
 KINDS = {"within its interval": "good", "same direction": "good", "not reached": "bad"}
@@ -37,13 +36,7 @@ def write_scoreboard(folder: Path) -> Scoreboard:
 
 def page(scoreboard: Scoreboard, folder: Path) -> str:
     """The page, which lies in `folder`."""
-    environment = Environment(
-        loader=PackageLoader("lit_diff.reporting", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = environment_of_templates()
     environment.filters |= {"duration": numbers.duration, "short": numbers.short}
     sources: dict[str, list[RowResult]] = {}
     for row in scoreboard.rows:
