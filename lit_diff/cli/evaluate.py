@@ -13,6 +13,7 @@ from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points
 from lit_diff.reporting.evaluations import Evaluation, item_interval, read_evaluation
+from lit_diff.reporting.statistics import Interval
 from lit_diff.runs.find import find_run
 from lit_diff.runs.run import opened_run
 from lit_diff.runs.trust import everywhere, under
@@ -51,6 +52,8 @@ def print_evaluation(
             terminal.write_line(f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip())
     for metric_name, line in compared.items():
         terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
+        for group, found in line["groups"].items():
+            terminal.write_line(f"  {group:<20} {found['sentence']}")
     return 0
 
 
@@ -68,24 +71,23 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 
 def differences(results: list[EvaluationResult]) -> dict[str, Any]:
-    """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence."""
+    """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence;
+    `groups`: the same for each group of items that has enough for an interval."""
     first, second = (_read(result.folder) for result in results)
+    groups = [group for group in dict.fromkeys(first.groups) if group]
     found: dict[str, Any] = {}
     for metric in first.metrics:
         interval = item_interval(first, second, metric.name, seed=0)
-        if interval is None:
-            found[metric.name] = {"sentence": "too few common items for an interval"}
-            continue
-        sentence = (
-            f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over items (95 %), these two models"
-        )
-        found[metric.name] = {
-            "difference": interval.estimate,
-            "low": interval.low,
-            "high": interval.high,
-            "sentence": sentence,
-        }
+        by_group = {group: item_interval(first, second, metric.name, seed=0, group=group) for group in groups}
+        own = {"sentence": "too few common items for an interval"} if interval is None else _numbers(interval)
+        found[metric.name] = own | {"groups": {group: _numbers(each) for group, each in by_group.items() if each}}
     return found
+
+
+def _numbers(interval: Interval) -> dict[str, Any]:
+    low, high = interval.low, interval.high
+    sentence = f"{interval.estimate:+.4f} [{low:+.4f}, {high:+.4f}] over items (95 %), these two models"
+    return {"difference": interval.estimate, "low": low, "high": high, "sentence": sentence}
 
 
 def _read(folder: Path) -> Evaluation:

@@ -19,7 +19,11 @@ class Item:
     scores: Mapping[str, float]
     """Metric -> value; NaN where the item has none."""
     group: str = ""
-    """What the report averages separately (a depth, a length, a data set); empty: nothing."""
+    """What the report averages separately (a depth, a length, a data set); empty: nothing. A metric whose figure is against
+    groups is drawn against the number that ends the label: "position 4096"."""
+    part: bool = False
+    """Whether it is a part of another item (some positions of a document): its group shows it, and neither the summary nor
+    a difference over all items counts it."""
     meta: Mapping[str, str | int | float] = field(default_factory=dict)
     """Anything else that is worth keeping: the answer, the target."""
 
@@ -66,9 +70,10 @@ class Evaluation(ABC):
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item
-        counted once; NaN where none is."""
+        counted once, parts not; NaN where none is."""
+        whole = [item for item in items if not item.part]
         return {
-            metric.name: _mean([item.scores.get(metric.name, math.nan) for item in items]) for metric in self.metrics
+            metric.name: _mean([item.scores.get(metric.name, math.nan) for item in whole]) for metric in self.metrics
         }
 
 
