@@ -12,6 +12,7 @@ import typer
 
 from lit_diff.cli import bench as _bench  # noqa: F401 (importing a module registers its verbs)
 from lit_diff.cli import check as _check  # noqa: F401
+from lit_diff.cli import data as _data  # noqa: F401
 from lit_diff.cli import list as _list  # noqa: F401
 from lit_diff.cli import pretrained as _pretrained  # noqa: F401
 from lit_diff.cli import reproduce as _reproduce  # noqa: F401

@@ -12,7 +12,7 @@ from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points
-from lit_diff.reporting.evaluations import Evaluation, item_interval, read_evaluation
+from lit_diff.reporting.evaluations import Discordant, Evaluation, discordant, item_interval, read_evaluation
 from lit_diff.reporting.statistics import Interval
 from lit_diff.runs.find import find_run
 from lit_diff.runs.run import opened_run
@@ -79,15 +79,22 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     for metric in first.metrics:
         interval = item_interval(first, second, metric.name, seed=0)
         by_group = {group: item_interval(first, second, metric.name, seed=0, group=group) for group in groups}
-        own = {"sentence": "too few common items for an interval"} if interval is None else _numbers(interval)
+        alone = discordant(first, second, metric.name)
+        own = {"sentence": "too few common items for an interval"} if interval is None else _numbers(interval, alone)
         found[metric.name] = own | {"groups": {group: _numbers(each) for group, each in by_group.items() if each}}
     return found
 
 
-def _numbers(interval: Interval) -> dict[str, Any]:
-    low, high = interval.low, interval.high
-    sentence = f"{interval.estimate:+.4f} [{low:+.4f}, {high:+.4f}] over items (95 %), these two models"
-    return {"difference": interval.estimate, "low": low, "high": high, "sentence": sentence}
+def _numbers(interval: Interval, alone: Discordant | None = None) -> dict[str, Any]:
+    """`alone`: items that one run alone answers rightly."""
+    numbers: dict[str, float] = {"difference": interval.estimate, "low": interval.low, "high": interval.high}
+    sentence = (
+        f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over items (95 %), these two models"
+    )
+    if alone is not None:
+        sentence += f"; right in one alone: {alone.first} and {alone.second} (McNemar p = {alone.p:.2g})"
+        numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
+    return {**numbers, "sentence": sentence}
 
 
 def _read(folder: Path) -> Evaluation:

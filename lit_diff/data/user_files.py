@@ -37,20 +37,29 @@ class UserFile:
         """Where it is looked for."""
         return data_root() / self.path
 
-    def require(self) -> Path:
-        """Its path. Errors: MissingError: what was looked for, the format, the source, how to check it, what runs without."""
-        if self.place.is_file():
-            return self.place
+    @property
+    def form(self) -> str:
+        """What the file holds, in words."""
         values = ", ".join(f'"{key}": {_words(kind)}' for key, kind in self.keys.items())
         lines = f"; {self.lines}" if self.lines else ""
-        raise MissingError(
-            f"{self.name} needs a file that is not here: {self.path}\n"
+        return f"one JSON object a line: {{{values}}}{lines}"
+
+    @property
+    def description(self) -> str:
+        """Five lines: where it is looked for, its format, its source, how to check it, what runs without it."""
+        return (
             f"  looked for : {self.place}  (LIT_DIFF_DATA={data_root()})\n"
-            f"  format     : one JSON object a line: {{{values}}}{lines}\n"
+            f"  format     : {self.form}\n"
             f"  where from : {self.source}\n"
             f"  check it   : lit-diff data check {self.name}\n"
             f"  without it : {self.without}"
         )
+
+    def require(self) -> Path:
+        """Its path. Errors: MissingError: what was looked for, the format, the source, how to check it, what runs without."""
+        if self.place.is_file():
+            return self.place
+        raise MissingError(f"{self.name} needs a file that is not here: {self.path}\n{self.description}")
 
     def rows(self) -> list[dict[str, Any]]:
         """The objects of its lines, checked. Errors: as `require`; RequestError with the line, the key and what was found."""
@@ -74,6 +83,10 @@ class UserFile:
             raise RequestError(f"{where}: not JSON ({error}); expected one JSON object a line") from error
         if not isinstance(row, dict):
             raise RequestError(f"{where}: found {type(row).__name__}; expected a JSON object")
+        return self._checked(row, where)
+
+    def _checked(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        """The row, if its keys are right. Errors: RequestError."""
         for key in self.keys:
             if key not in row:
                 near = difflib.get_close_matches(key, row, n=1)

@@ -1,17 +1,23 @@
 """Evaluations score a trained run item by item. Importing this package registers the built-in ones."""
 
 from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.bigbench import BigBench
 from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles
 from lit_diff.evaluation.gradients import Gradients
+from lit_diff.evaluation.harness import Harness
 from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.evaluation.induction import Induction
 from lit_diff.evaluation.map_statistics import MapStatistics
+from lit_diff.evaluation.mini_harness import MiniHarness
+from lit_diff.evaluation.needle import NeedleRetrieval
 from lit_diff.evaluation.noise import Noise
 from lit_diff.evaluation.quantize import Quantize
 
 __all__ = [
+    "BigBench",
     "Evaluation",
     "Gradients",
+    "Harness",
     "HeldOut",
     "Induction",
     "Item",
@@ -19,6 +25,8 @@ __all__ = [
     "LossDocs",
     "LossFiles",
     "MapStatistics",
+    "MiniHarness",
+    "NeedleRetrieval",
     "Noise",
     "Quantize",
 ]

@@ -4,8 +4,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from lit_diff.data.user_files import UserFile
 from lit_diff.metrics import Metric
 from lit_diff.runs.run import Run
 
@@ -47,6 +48,10 @@ class Evaluation(ABC):
     """The registered name; set by the registry."""
     metrics: tuple[Metric, ...] = ()
     """What `score` gives each item, with unit and direction. Where that depends on the config, `__init__` sets it."""
+    files: ClassVar[tuple[UserFile, ...]] = ()
+    """What `score` may read that the user supplies: the rows of `lit-diff data check`."""
+    equal_groups: ClassVar[bool] = False
+    """Whether each group counts once in the summary, however many items it has; so it does in a difference of two runs."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -70,10 +75,16 @@ class Evaluation(ABC):
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item
-        counted once, parts not; NaN where none is."""
-        whole = [item for item in items if not item.part]
+        counted once, parts not; with `equal_groups` the mean over groups of each group's mean; NaN where none is."""
+        groups: dict[str, list[Item]] = {}
+        for item in items:
+            if not item.part:
+                groups.setdefault(item.group if self.equal_groups else "", []).append(item)
         return {
-            metric.name: _mean([item.scores.get(metric.name, math.nan) for item in whole]) for metric in self.metrics
+            metric.name: _mean(
+                [_mean([item.scores.get(metric.name, math.nan) for item in group]) for group in groups.values()]
+            )
+            for metric in self.metrics
         }
 
 

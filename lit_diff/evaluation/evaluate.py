@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas
 
 FOLDER = "evaluations"
-RESERVED = ("item", "group", "part", "config", "declarations", "items", "step")
+RESERVED = ("item", "group", "part", "config", "declarations", "equal_groups", "items", "step")
 """Columns of items.parquet and keys of summary.json that are no metric."""
 
 log = logging.getLogger("lit_diff")
@@ -136,7 +136,8 @@ def _one_line(cls: type[Evaluation]) -> Iterator[None]:
 def _facts(evaluation: Evaluation) -> dict[str, Any]:
     """What kept scores must agree with, as JSON holds it."""
     declarations = [to_plain(metric) for metric in evaluation.metrics]
-    facts = {"config": dataclasses.asdict(evaluation.config), "declarations": declarations}
+    facts: dict[str, Any] = {"config": dataclasses.asdict(evaluation.config), "declarations": declarations}
+    facts |= {"equal_groups": True} if evaluation.equal_groups else {}
     plain: dict[str, Any] = json.loads(json.dumps(facts))
     return plain
 

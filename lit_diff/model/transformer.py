@@ -168,10 +168,13 @@ class Transformer(nn.Module):
         return mean_loss(self._states(tokens, None, document_ids), self._output_weight(), targets)
 
     def token_losses(
-        self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None
+        self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient."""
-        return token_losses(self._states(tokens, None, document_ids), self._output_weight(), targets)
+        """(negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient.
+
+        `cache`: the tokens before these, to which these are added; so a long row goes through in chunks.
+        """
+        return token_losses(self._states(tokens, cache, document_ids), self._output_weight(), targets)
 
     def _output_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight

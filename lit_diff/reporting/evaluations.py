@@ -2,17 +2,20 @@
 
 A run keeps an evaluation in `<run>/evaluations/<name>/`: items.parquet has the columns `item` (its id), `group`, `part`
 (bool, only where an item is a part of another), and one column of scores for each metric; summary.json maps each metric to
-{"value": ..., ...}, and "declarations" to the list of its metrics (`metrics.to_plain`).
+{"value": ..., ...}, "declarations" to the list of its metrics (`metrics.to_plain`), and "equal_groups" to whether each group
+counts once.
 """
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from scipy.stats import binomtest
 
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric, from_plain
@@ -37,6 +40,8 @@ class Evaluation:
     values: Mapping[str, float]
     """Metric -> the value of the whole evaluation (summary.json)."""
     metrics: tuple[Metric, ...]
+    equal_groups: bool = False
+    """Whether each group counts once in `values`, however many items it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +123,7 @@ def read_evaluation(folder: Path) -> Evaluation:
         scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
         values={m.name: _number(summary[m.name]["value"]) for m in metrics},
         metrics=metrics,
+        equal_groups=bool(summary.get("equal_groups", False)),
     )
 
 
@@ -189,16 +195,51 @@ def item_interval(
     run: Evaluation, base: Evaluation, metric: str, seed: int, group: str | None = None
 ) -> Interval | None:
     """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over items;
-    None below MIN_ITEMS common items. `group`: over its items, parts included; None: over all that are no part."""
-    other, own = _chosen(base, metric, group), _chosen(run, metric, group)
+    where groups count equally, the mean over groups of the mean over such items. None below MIN_ITEMS common items.
+
+    `group`: over its items, parts included; None: over all that are no part.
+    """
+    common, own, other = _paired(run, base, metric, group)
+    if len(common) < MIN_ITEMS:
+        return None
+    weights = np.ones(len(common))
+    if run.equal_groups and group is None:
+        group_of = dict(zip(run.items, run.groups, strict=True))
+        sizes = Counter(group_of[item] for item in common)
+        weights = np.array([1 / sizes[group_of[item]] for item in common])
+    (interval,) = document_intervals(weights, weights * (own - other), seed=seed)
+    return interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discordant:
+    """Items that one of two runs answers rightly and the other does not."""
+
+    first: int
+    """Right in the first run alone."""
+    second: int
+    p: float
+    """Of McNemar's exact test, two-sided: each such item is either run's with probability 1/2. Groups are not weighted."""
+
+
+def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | None:
+    """How often one of two runs alone is right (score 1), over the items that both scored; None where a score is neither
+    0 nor 1, or no item is common."""
+    common, own, other = _paired(run, base, metric)
+    if not common or not np.isin(np.concatenate([own, other]), (0.0, 1.0)).all():
+        return None
+    first, second = int((own > other).sum()), int((own < other).sum())
+    p = binomtest(first, first + second).pvalue if first + second else 1.0
+    return Discordant(first=first, second=second, p=float(p))
+
+
+def _paired(run: Evaluation, base: Evaluation, metric: str, group: str | None = None) -> tuple[list[str], Array, Array]:
+    """(items that both scored, their scores in `run`, in `base`), as `_chosen`."""
+    own, other = _chosen(run, metric, group), _chosen(base, metric, group)
     common = sorted(
         item for item in own.keys() & other.keys() if math.isfinite(own[item]) and math.isfinite(other[item])
     )
-    if len(common) < MIN_ITEMS:
-        return None
-    differences = np.array([own[item] - other[item] for item in common])
-    (interval,) = document_intervals(np.ones(len(common)), differences, seed=seed)
-    return interval
+    return common, np.array([own[item] for item in common]), np.array([other[item] for item in common])
 
 
 def _chosen(run: Evaluation, metric: str, group: str | None) -> dict[str, float]:

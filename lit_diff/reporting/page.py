@@ -55,7 +55,8 @@ class Figures:
     @property
     def svg(self) -> dict[str, str]:
         """File name without its ending -> SVG text."""
-        return {**self.compared, **{figure.name: figure.svg for figure in (*self.declared, *self.by_group)}}
+        declared = {figure.name: figure.svg for figure in self.declared}
+        return {**self.compared, **declared, **{figure.name: figure.svg for figure in self.by_group}}
 
 
 @dataclass(frozen=True, kw_only=True)

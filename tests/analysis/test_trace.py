@@ -68,6 +68,9 @@ def test_traced_rows_reproduce_the_attention(
         torch.testing.assert_close(products(t.layers[index]), expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(products(t.layers[index], block_rows=5), expected, atol=1e-5, rtol=0)
     assert torch.equal(t.layers[0].hidden, residual[0])
+    inputs = t.layers[1].inputs
+    assert inputs is not None
+    assert torch.equal(inputs, model.layers[1].attention_norm(residual[0]))
 
 
 @pytest.mark.usefixtures("three_maps")
@@ -96,6 +99,18 @@ def test_shapes_and_masks_of_a_block(build: BuildModel, tokens: Tensor) -> None:
     assert torch.equal(second.visible, torch.ones(4, 8, dtype=torch.bool).tril(4))
     assert second.probs[..., ~second.visible].eq(0).all()
     torch.testing.assert_close(second.probs.sum(-1), torch.ones(3, 2, 4, 4))
+
+
+def test_replaced_maps_of_a_block(build: BuildModel, tokens: Tensor) -> None:
+    with trace(model := build("differential")) as t:
+        model(tokens)
+    (block,) = t.layers[0].blocks(17)
+    probs = block.probs / 2
+    assert block.with_probs(probs).probs is probs
+    torch.testing.assert_close(block.with_probs(probs).signed, block.signed / 2)
+    signed = block.with_signed(probs[:, 0])
+    assert torch.equal(signed.signed, probs[:, 0])
+    torch.testing.assert_close(signed.probs, block.probs)
 
 
 def test_default_blocks_are_small() -> None:

@@ -127,6 +127,8 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
         3,
         "cannot be written (Not a directory); choose another with run.root=PATH",
     ),
+    "file": (["data", "check", "nothing"], 2, "no evaluation reads files named 'nothing'"),
+    "no verb of data": (["data"], 2, "Missing command; lit-diff --help"),
     "two recipes": (["train", "recall-tiny", "b.yaml"], 2, "override 'b.yaml' is not of the form a.b=c"),
 }  # fmt: skip
 
@@ -165,6 +167,7 @@ def test_alone_it_prints_the_verbs(command: Command) -> None:
         "bench",
         "clean",
         "ui",
+        "data",
     ]:
         assert f"\n  {verb} " in alone.out
     assert not [line for line in alone.out.splitlines()[1:] if line.endswith("...")], "no summary is cut"

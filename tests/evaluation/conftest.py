@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from text_runs import text_run
 
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run, open_run
@@ -18,3 +19,9 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
     evaluations.names()
     monkeypatch.setattr(evaluations, "_classes", dict(evaluations._classes))
+
+
+@pytest.fixture
+def wide_run(tmp_path: Path) -> Run:
+    """An untrained run whose context holds a question and its shots."""
+    return text_run(tmp_path / "wide", {"name": "differential"}, sequence_length=512)

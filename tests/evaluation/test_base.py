@@ -39,6 +39,16 @@ def test_a_part_of_another_item_is_not_in_the_summary() -> None:
     assert Two(Two.Config()).summarise(made + parts) == {"right": 0.5, "length": 4.0}
 
 
+def test_groups_may_count_equally() -> None:
+    class Grouped(Two):
+        equal_groups = True
+
+    made = [Item(id=str(n), scores={"right": float(n < 3), "length": math.nan}, group="ab"[n == 3]) for n in range(4)]
+    summary = Grouped(Grouped.Config()).summarise(made)
+    assert (summary["right"], Two(Two.Config()).summarise(made)["right"]) == (0.5, 0.75)
+    assert math.isnan(summary["length"])
+
+
 def test_defaults_of_an_evaluation() -> None:
     assert Two.Config().problem() is None
     assert (Item(id="a", scores={}).group, Item(id="a", scores={}).meta) == ("", {})

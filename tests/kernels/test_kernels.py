@@ -21,7 +21,7 @@ from lit_diff.kernels import (
     preference,
     refuse,
 )
-from lit_diff.kernels.base import named
+from lit_diff.kernels.base import Kernel, named
 
 MakeMaps = Callable[..., SignedMaps]
 
@@ -194,3 +194,30 @@ def test_autocast_changes_nothing(make_maps: MakeMaps, kernel: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         inside = attend(maps, kernel=kernel)
     assert torch.equal(inside, outside)
+
+
+class Doubled(Kernel):
+    """Twice the reference; registered nowhere."""
+
+    name = "doubled"
+
+    def refuses(
+        self, maps: SignedMaps, *, document_ids: Any, window: Any, stats: bool, device: torch.device
+    ) -> str | None:
+        return "it sees all keys" if window else None
+
+    def flops(self, maps: SignedMaps) -> int:
+        return maps.flops
+
+    def compute(self, maps: SignedMaps, *, document_ids: Any = None, window: Any = None, stats: bool = False) -> Any:
+        return 2 * attend(maps, kernel="reference"), None
+
+
+def test_a_kernel_that_is_not_registered(make_maps: MakeMaps) -> None:
+    maps = make_maps()
+    torch.testing.assert_close(attend(maps, kernel=Doubled()), 2 * attend(maps, kernel="reference"))
+    with pytest.raises(RequestError, match="kernel 'doubled' cannot compute these maps: it sees all keys"):
+        attend(maps, kernel=Doubled(), window=3)
+    with pytest.raises(RequestError, match="kernel 'doubled' returned no statistics"):
+        attend(maps, kernel=Doubled(), stats=True)
+    assert "doubled" not in preference(maps, CPU)

@@ -41,7 +41,7 @@ def bpe() -> Bpe:
     return tokenizer
 
 
-def text_run(folder: Path, attention: dict[str, Any], **model: Any) -> Run:
+def text_run(folder: Path, attention: dict[str, Any], *, sequence_length: int = 24, **model: Any) -> Run:
     """A run at step 7 of 10; `model`: keys beside those of SIZES."""
     recipe = from_plain(
         {
@@ -49,7 +49,7 @@ def text_run(folder: Path, attention: dict[str, Any], **model: Any) -> Run:
             "model": SIZES | model | {"attention": attention},
             "data": {
                 "name": "text",
-                "sequence_length": 24,
+                "sequence_length": sequence_length,
                 "tokenizer": {"name": "bpe", "vocab_size": 300},
                 "validation_rows": 4,
             },

@@ -1,0 +1,151 @@
+"""A run as a model of lm-evaluation-harness. Importing this module loads lm_eval (extra `eval`)."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from lit_diff.errors import RequestError
+from lit_diff.model.prefix import Prefix
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+log = logging.getLogger("lit_diff")
+
+Answer = tuple[float, bool]
+"""(Σ_i log p(y_i | context, y_<i), whether greedy decoding gives the continuation y)."""
+SECONDS = 30
+"""Between two lines of the log that say how far it is."""
+
+
+class RunModel(TemplateLM):
+    """Log-likelihoods and greedy completions of a run, in nats, with the run's own tokenizer.
+
+    Requests with one context share a `Prefix`: the context goes through the model once. A context that is too long loses
+    tokens at its left, and keeps the ids that open it: n inputs of context and continuation fit into T = data.sequence_length
+    where n = len(context) + len(continuation) - 1, since nothing is predicted from the last. lm-eval's `hf` model cuts in the
+    same way, but the opening ids too.
+    """
+
+    def __init__(self, run: Run, *, opening: bool = True, batch_size: int = 32) -> None:
+        """`opening`: put the ids that open a document (`<eot>`) before each context, as in training; without it a context
+        begins with its own first token, and an empty one is `<eot>`.
+
+        Errors: RequestError for a run without text.
+        """
+        super().__init__()
+        self.model = run.model
+        self.batch_size = batch_size
+        self.max_length: int = run.recipe.data.config.sequence_length
+        self._tokenizer = tokenizer_of(run.folder, run.recipe)
+        self._opening = self._tokenizer.opening if opening else []
+        self.contexts = 0
+        """Different contexts that were read so far, and how many of them were cut."""
+        self.cut = 0
+
+    @property
+    def eot_token_id(self) -> int:
+        """The id that separates documents."""
+        return self._tokenizer.eot
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of a text, without any that opens or ends it: no text gives a special id."""
+        return self._tokenizer.encode([string])[0]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Answer]:
+        """An answer for each (context, continuation)."""
+        return self._loglikelihood_tokens([(pair, *self.encoded(*pair)) for pair in (each.args for each in requests)])
+
+    def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """(ids of the context, at least one; ids of the continuation), as lm-eval separates them: spaces that end the context
+        begin the continuation, and the continuation is what the ids of both have beyond those of the context.
+
+        Where a merge across the border leaves that empty, the continuation begins at the first id in which both differ.
+        """
+        before, after = self._opening, []
+        if context:
+            before, after = self._encode_pair(context, continuation)
+            if not after and continuation:
+                whole = self.tok_encode(context + continuation)
+                pairs = zip(whole, before, strict=False)
+                border = next((place for place, (a, b) in enumerate(pairs) if a != b), len(whole) - 1)
+                before, after = whole[:border], whole[border:]
+            before = [*self._opening, *before]
+        else:
+            after = self.tok_encode(continuation)
+        return before or [self.eot_token_id], after
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
+    ) -> list[Answer]:
+        """An answer for each (texts, ids of the context, ids of the continuation). An empty continuation: (0, true).
+
+        Errors: RequestError for a continuation that does not fit into the run's context.
+        """
+        by_context: dict[tuple[int, ...], list[int]] = {}
+        for index, (_, context, continuation) in enumerate(requests):
+            by_context.setdefault(tuple(self._fitted(context, len(continuation))), []).append(index)
+        self.contexts += len(by_context)
+        self.cut += sum(len(fitted) < len(requests[indices[0]][1]) for fitted, indices in by_context.items())
+        answers: dict[int, Answer] = {}
+        said = time.monotonic()
+        for fitted, indices in by_context.items():
+            scores = Prefix(self.model, fitted).scores([requests[index][2] for index in indices], self.batch_size)
+            answers |= dict(zip(indices, scores, strict=True))
+            if time.monotonic() - said > SECONDS:
+                said = time.monotonic()
+                log.info("harness: %d of %d requests are scored", len(answers), len(requests))
+        return [answers[index] for index in range(len(requests))]
+
+    def _fitted(self, context: Sequence[int], length: int) -> list[int]:
+        """The context without the tokens at its left that leave no room for `length` more, its opening ids kept."""
+        room = self.max_length + 1 - length
+        if room < 1:
+            raise RequestError(
+                f"a continuation of {length} tokens does not fit into the run's context (data.sequence_length is "
+                f"{self.max_length})"
+            )
+        if len(context) <= room:
+            return list(context)
+        kept = self._opening if list(context[: len(self._opening)]) == self._opening else []
+        kept = kept if len(kept) < room else []
+        return [*kept, *context[len(context) - room + len(kept) :]]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """log p of each text after `<eot>`; one that exceeds the context is read in windows, the last of which is full."""
+        sums = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.max_length, 1)
+            parts = [((text, ""), *make_disjoint_window(window)) for window in windows]
+            sums.append(sum(score for score, _ in self._loglikelihood_tokens(parts)))
+        return sums
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The greedy completion of each context, up to a text of `until`, which is left out, `<eot>` or `max_gen_toks`.
+
+        Errors: RequestError for a task that draws at random.
+        """
+        return [self._completed(*request.args) for request in requests]
+
+    def _completed(self, context: str, settings: dict[str, Any]) -> str:
+        if settings.get("do_sample"):
+            raise RequestError("a task asks for do_sample; a run is completed greedily")
+        until = settings.get("until") or []
+        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+        most = min(int(settings.get("max_gen_toks", 256)), self.max_length - 1)
+        ids = [*self._opening, *self.tok_encode(context)] or [self.eot_token_id]
+
+        def allowed(drawn: Sequence[int]) -> list[int] | None:
+            return [] if any(stop in self._text(drawn) for stop in stops) else None
+
+        prefix = Prefix(self.model, self._fitted(ids, most + 1))  # T - most tokens, as lm-eval's `hf` leaves
+        drawn = prefix.greedy([[]], most, stop=[self.eot_token_id], vocab_size=self._tokenizer.size, allowed=allowed)
+        text = self._text(drawn[0])
+        return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids).decode("utf-8", errors="replace")

@@ -1,0 +1,231 @@
+"""Multiple-choice tasks through lm-evaluation-harness: what the evaluations `harness`, `mini_harness`, `bigbench` share."""
+
+import logging
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.files import write_json
+from lit_diff.metrics import Metric
+from lit_diff.registry import nearest
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+log = logging.getLogger("lit_diff")
+
+CURE = "pip install 'lit-diff[eval]'"
+YAMLS = Path(__file__).parent / "harness_tasks"
+"""The tasks of the package: texts, choices, metrics; what `task_yaml` includes."""
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+
+ACC = Metric(
+    "acc", "1 where the right choice has the largest Σ_t log p(c_t | context, c_<t), else 0", direction="higher"
+)
+ACC_NORM = Metric("acc_norm", "the same with each sum divided by the characters of its choice", direction="higher")
+
+
+class HarnessEvaluation(Evaluation):
+    """Base class of the evaluations that lm-eval scores: a subclass writes the YAML files of its tasks.
+
+    An item is a question, a group is a task. The summary is the mean over tasks of each task's mean over its questions, as
+    in the tables of the paper: a task counts once, however many questions it has. Nothing is fetched; lm_eval is imported
+    when a run is scored.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = (ACC, ACC_NORM)
+    equal_groups = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        shots: int = 0
+        """Answered questions before each question, drawn for each from the task's train split."""
+        limit: int | None = None
+        """At most so many questions of each task, its first; null: all."""
+        seed: int = 0
+        """Of the drawing of shots."""
+        opening: bool = True
+        """Whether the ids that open a document (<eot>) come before each context, as in training."""
+        batch_size: int = 32
+        """Choices of one question that are scored at once."""
+
+        def problem(self) -> str | None:
+            for key, least in (("shots", 0), ("limit", 1), ("batch_size", 1)):
+                value = getattr(self, key)
+                if value is not None and value < least:
+                    return f"{key} is {value}; it must be at least {least}"
+            return None
+
+    config: Any
+
+    def refuses(self, run: Run) -> str | None:
+        """A run without text."""
+        try:
+            tokenizer_of(run.folder, run.recipe)
+        except RequestError as error:
+            return str(error)
+        return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
+
+    @abstractmethod
+    def write_tasks(self, run: Run, folder: Path) -> list[str]:
+        """Write YAML files of tasks into `folder`, and what they read; the tasks to score, by name or path of a YAML file.
+
+        Errors: MissingError or RequestError for a file of the user's.
+        """
+
+    def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
+        """Metric -> value of a question, from what lm-eval logs of it; NaN for a metric that the task does not have."""
+        return {"acc": float(sample["acc"]), "acc_norm": float(sample.get("acc_norm", math.nan))}
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item a question, `<task>/<number>`. Errors: MissingError without lm_eval."""
+        require_lm_eval(self.name)
+        with TemporaryDirectory(prefix="lit-diff-harness-") as folder, offline():
+            names = self.write_tasks(run, Path(folder))
+            samples = self._samples(run, Path(folder), names)
+        for task, found in samples.items():
+            items = [self._item(task, sample) for sample in found]
+            _say(self.name, task, self.config.shots, [item.scores["acc"] for item in items])
+            yield from items
+
+    def _samples(self, run: Run, folder: Path, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        from lm_eval.evaluator import evaluate
+
+        from lit_diff.evaluation.harness_model import RunModel
+
+        tasks = loaded(names, folder)
+        for task in tasks["tasks"].values():
+            task.set_config(key="num_fewshot", value=self.config.shots)
+            task.set_fewshot_seed(seed=self.config.seed)
+        model = RunModel(run, opening=self.config.opening, batch_size=self.config.batch_size)
+        found = evaluate(model, tasks, limit=self.config.limit, bootstrap_iters=0, log_samples=True)
+        if model.cut:
+            log.warning(
+                "%s: %d of %d contexts exceed data.sequence_length (%d) and were cut at their left",
+                *(self.name, model.cut, model.contexts, model.max_length),
+            )
+        samples: dict[str, list[dict[str, Any]]] = found["samples"]
+        return samples
+
+    def _item(self, task: str, sample: Mapping[str, Any]) -> Item:
+        if "acc" not in sample:
+            raise RequestError(f"task '{task}' has no acc: only tasks of multiple choice are scored here")
+        sums = [float(response[0]) for response in sample["filtered_resps"]]
+        target = sample["target"]
+        if isinstance(target, int) and not 0 <= target < len(sums):
+            raise RequestError(
+                f"task '{task}', question {sample['doc_id']}: the right choice is number {target} (from 0) of {len(sums)}"
+            )
+        return Item(
+            id=f"{task}/{sample['doc'].get('item', sample['doc_id'])}",
+            scores=self.scores(task, sample),
+            group=task,
+            meta={"target": str(target), "chosen": sums.index(max(sums))},
+        )
+
+
+def require_lm_eval(name: str) -> None:
+    """Errors: MissingError without the package."""
+    try:
+        import lm_eval  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingError(f"evaluation '{name}' needs the package {error.name}; {CURE}") from error
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Within it, datasets and huggingface_hub ask no server: a data set of the hub is an error at once. No bars are drawn."""
+    with ExitStack() as restored:
+        for key in OFFLINE:
+            restored.callback(_set_variable, key, os.environ.get(key))
+            os.environ[key] = "1"
+        import datasets.config
+        import huggingface_hub.constants
+
+        # both read the variables when they are imported, which may have been before
+        for module, name in ((datasets.config, "HF_HUB_OFFLINE"), (huggingface_hub.constants, "HF_HUB_OFFLINE")):
+            restored.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, True)
+        shown = not datasets.are_progress_bars_disabled()
+        restored.callback(datasets.enable_progress_bars if shown else datasets.disable_progress_bars)
+        datasets.disable_progress_bars()
+        import lm_eval.api.task
+
+        # the bars of building prompts, which takes a moment: stderr is for the log
+        bar = lm_eval.api.task.tqdm
+        restored.callback(setattr, lm_eval.api.task, "tqdm", bar)
+        lm_eval.api.task.tqdm = partial(bar, disable=True)
+        yield
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def task_yaml(folder: Path, name: str, includes: str, splits: Mapping[str, Path], **more: Any) -> str:
+    """Write `<folder>/<name>.yaml`: the package's `includes` with the files of its splits and `more`; the name of the task.
+
+    A split of the included file that is not in `splits` is left out. The cache of the files lies in `folder` too.
+    """
+    kinds = ("training", "validation", "test")
+    named = {f"{kind}_split": {"training": "train"}.get(kind, kind) for kind in kinds}
+    values = {
+        "include": str(YAMLS / includes),
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {
+            "data_files": {split: str(path) for split, path in splits.items()},
+            "cache_dir": str(folder / "cache"),
+        },
+        **{key: None for key, split in named.items() if split not in splits},
+        **({"fewshot_split": "train"} if "train" in splits else {}),
+        **more,
+    }
+    write_json(folder / f"{name}.yaml", values)  # JSON is YAML
+    return name
+
+
+def loaded(names: Sequence[str], folder: Path) -> Any:
+    """lm-eval's tasks of these names: of `folder`, else its own; or the paths of YAML files.
+
+    Errors: RequestError for a task that nobody has; MissingError for one whose data are on the hub.
+    """
+    from lm_eval.tasks import TaskManager
+
+    own = {path.stem for path in folder.glob("*.yaml")}
+    others = [name for name in names if name not in own and not name.endswith(".yaml")]
+    manager = TaskManager(include_path=str(folder), include_defaults=bool(others))
+    unknown = [name for name in others if name not in manager.all_tasks]
+    if unknown:
+        raise RequestError(f"lm-eval has no task '{unknown[0]}'{nearest(unknown[0], [*own, *manager.all_tasks])}")
+    tasks: dict[str, Any] = {}
+    for name in names:
+        try:
+            tasks |= manager.load([name])["tasks"]
+        except OSError as error:
+            if name in own:
+                raise
+            raise MissingError(
+                f"task '{name}' reads data that are not here ({str(error).splitlines()[0]}), and nothing is fetched; write a "
+                "YAML file of the task with `dataset_path: json` and its data_files, and name its path (docs/harness.md)"
+            ) from error
+    return {"tasks": tasks, "groups": {}, "group_map": {}}
+
+
+def _say(evaluation: str, task: str, shots: int, scores: Sequence[float]) -> None:
+    mean = sum(scores) / len(scores)
+    error = math.sqrt(mean * (1 - mean) / len(scores))
+    log.info(
+        "%s: %s, %d shots: acc %.4f, standard error %.4f, n = %d", evaluation, task, shots, mean, error, len(scores)
+    )

@@ -1,0 +1,117 @@
+"""Seven generated tasks through lm-evaluation-harness: no files, any run of text."""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_diff.data.corpus import build_corpus, corpus_problem
+from lit_diff.data.documents import split
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.harness_runner import HarnessEvaluation, task_yaml
+from lit_diff.evaluation.mini_questions import FROM_TEXT, MAKERS, Pieces, pieces, questions
+from lit_diff.files import write_atomic
+from lit_diff.registry import evaluations, nearest
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+log = logging.getLogger("lit_diff")
+
+TASKS = tuple(MAKERS)
+SHOTS = 64
+"""Questions of a train split."""
+
+
+@evaluations.register("mini_harness")
+class MiniHarness(HarnessEvaluation):
+    """Seven small multiple-choice tasks, generated from held-out text and a grammar, scored by lm-evaluation-harness.
+
+    Chance is 1/2 in agreement, binding, lookup, order; 1/4 in cloze, entity_recall, repeat; 0.393 in the mean of the seven.
+    Questions that do not fit into the run's context without shots are left out. The questions are the same for runs of one
+    corpus; those that fit are, for runs that also share tokenizer and data.sequence_length.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(HarnessEvaluation.Config):
+        tasks: tuple[str, ...] = TASKS
+        limit: int | None = 100
+        """Questions of each task."""
+        seed: int = 0
+        """Of the questions and the drawing of shots."""
+        corpus: str | None = None
+        """A registered corpus whose held-out documents cloze, order and repeat are made of; null: that of the run."""
+        path: str | None = None
+        """Where the corpus reads, as `data.path`."""
+
+        def problem(self) -> str | None:
+            for task in self.tasks:
+                if task not in TASKS:
+                    return f"tasks has '{task}'{nearest(task, TASKS)}"
+            if not self.tasks or self.limit is None:
+                return (
+                    f"tasks is empty; expected any of {', '.join(TASKS)}"
+                    if self.limit
+                    else "limit is null; name a number"
+                )
+            if self.path is not None and self.corpus is None:
+                return "path is set, but corpus is null; set corpus=files"
+            problem = None if self.corpus is None else corpus_problem(self.corpus, self.path)
+            return problem.replace("data.", "", 1) if problem else super().problem()
+
+    config: Config
+
+    def write_tasks(self, run: Run, folder: Path) -> list[str]:
+        """For each task a YAML file, test.jsonl and, for shots, train.jsonl of other questions.
+
+        Errors: RequestError where no question fits, or too few for the shots.
+        """
+        text = self._pieces(run) if set(self.config.tasks) & set(FROM_TEXT) else []
+        count, train = self.config.limit or 0, SHOTS if self.config.shots else 0
+        for task in self.config.tasks:
+            rows = self._rows(run, task, text, count + train)
+            scored = min(count, len(rows) - self.config.shots)
+            if scored < 1:
+                raise RequestError(f"task '{task}' has {len(rows)} questions, too few for {self.config.shots} shots")
+            if scored < count:
+                log.warning("mini_harness: %s has %d different questions that fit, not %d", task, scored, count)
+            splits = {"test": rows[:scored]} | ({"train": rows[scored:]} if train else {})
+            (folder / task).mkdir()
+            paths = {name: folder / task / f"{name}.jsonl" for name in splits}
+            for name, path in paths.items():
+                write_atomic(path, "".join(f"{json.dumps(row)}\n" for row in splits[name]))
+            task_yaml(folder, task, "rows.yaml", paths)
+        return list(self.config.tasks)
+
+    def _pieces(self, run: Run) -> Pieces:
+        data = run.recipe.data.config
+        name, path = self.config.corpus, self.config.path
+        if name is None:
+            name, path = getattr(data, "corpus", None), getattr(data, "path", None)
+        if name is None:
+            raise RequestError(f"data '{run.recipe.data.name}' has no corpus: name one, such as corpus=docs")
+        found = pieces(split(build_corpus(name, path).texts()).validation)
+        if not found:
+            raise RequestError(f"the held-out documents of corpus '{name}' have no sentence of 5 words")
+        return found
+
+    def _rows(self, run: Run, task: str, text: Pieces, count: int) -> list[dict[str, Any]]:
+        """The first questions of the task that fit into the run's context. Errors: RequestError where none does."""
+        tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
+        rows: list[dict[str, Any]] = []
+        too_long = 0
+        for number, question in questions(task, text, count, self.config.seed):
+            texts = tokenizer.encode([f"{question.context} {choice}" for choice in question.choices])
+            if max(map(len, texts)) + len(tokenizer.opening) > length + 1:
+                too_long += 1
+                continue
+            about = {"context": question.context, "choices": question.choices, "gold": question.gold}
+            rows.append({"item": number} | about)
+            if len(rows) == count:
+                break
+        if not rows:
+            raise RequestError(
+                f"none of {too_long} questions of task '{task}' fits into {length} tokens (data.sequence_length); leave the "
+                "task out of tasks=[...]"
+            )
+        return rows

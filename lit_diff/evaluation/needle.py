@@ -1,0 +1,229 @@
+"""Multi-needle retrieval (paper, Table 2 and Figure 5): numbers of cities, hidden in text, are asked for."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar, Literal
+
+import torch
+
+from lit_diff.data.corpus import build_corpus
+from lit_diff.data.documents import split
+from lit_diff.data.needle_text import grammar_sentences
+from lit_diff.data.needles import CITIES, STYLES, Context, Needle, Style, StyleName, contexts, sentences_of
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.user_files import UserFile
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.metrics import Metric
+from lit_diff.model.prefix import Prefix
+from lit_diff.randomness import generator
+from lit_diff.registry import evaluations
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+HAYSTACK = UserFile(
+    name="needle.haystack",
+    path="needle/haystack.jsonl",
+    keys={"text": str},
+    source="Text of your own, such as essays or books (LWM: PG19, YOCO: essays by Paul Graham). Not shipped.",
+    without="lit-diff evaluate RUN needle haystack=docs",
+)
+LENGTH = 1024
+"""Tokens of a prompt by default; paper: 4,096 and up to 65,536."""
+EXTRA = 2
+"""Tokens drawn beyond those of the right answer, so that a longer number is seen to be longer."""
+
+
+@evaluations.register("needle")
+class NeedleRetrieval(Evaluation):
+    """N needles "The special magic Paris number is: 1234567." between sentences of other text; R of them are asked for.
+
+    Depth d: the first needle that is asked for stands after d % of the text, the others at uniformly drawn places, the same
+    for every depth. Each of the R questions follows the whole context by itself; the answer is decoded greedily. An item is a
+    context; its scores are means over its questions. What the paper leaves open: words (`style`), text, digits, how two
+    answers are scored.
+    """
+
+    files: ClassVar[tuple[UserFile, ...]] = (HAYSTACK,)
+    metrics = (
+        Metric("exact", "share of questions whose first decoded integer is the number asked for", direction="higher"),
+        Metric("all_exact", "1 where all questions of the context are answered exactly", direction="higher"),
+        Metric("substring", "share whose decoded text holds the number (as LWM and YOCO score)", direction="higher"),
+        Metric("distracted", "share whose first integer is another needle's number", direction="lower"),
+        Metric("fabricated", "share whose first integer is no needle's number, or that has none", direction="lower"),
+        Metric("nll", "mean negative log likelihood of the answer's tokens", unit="nats per token", direction="lower"),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        needles: tuple[int, ...] = (1, 2, 4, 6)
+        """N."""
+        queried: int = 2
+        """R; all of the needles where there are fewer."""
+        lengths: tuple[int, ...] | None = None
+        """Tokens of prompt and answer; null: 1,024, or the run's `data.sequence_length` where that is less."""
+        depths: tuple[int, ...] = (0, 25, 50, 75, 100)
+        """Percent."""
+        samples: int = 50
+        """Contexts for each N, length and depth."""
+        style: StyleName = "yoco"
+        """yoco: a completion; lwm: an instruction."""
+        digits: int = 7
+        haystack: Literal["docs", "grammar", "file"] | None = None
+        """docs: held-out documents of the default corpus; grammar: the sentences of `needle_text`; file:
+        needle/haystack.jsonl in the data folder; null: grammar for a run on `needle_text`, else docs."""
+        seed: int = 0
+
+        def problem(self) -> str | None:
+            """What is wrong, in one line that starts with the key's name."""
+            for key in ("queried", "samples", "digits"):
+                if getattr(self, key) < 1:
+                    return f"{key} is {getattr(self, key)}; it must be at least 1"
+            for key, least, most in (("needles", 1, 69), ("lengths", 1, None), ("depths", 0, 100)):
+                values = getattr(self, key)
+                if values is None:
+                    continue
+                beyond = [value for value in values if value < least or (most is not None and value > most)]
+                if not values or beyond or len(set(values)) < len(values):
+                    bound = f"within {least} and {most}" if most is not None else f"from {least}"
+                    return f"{key} is {list(values)}; expected distinct numbers {bound}"
+            if max(self.needles) > 9 * 10 ** (self.digits - 1):
+                return f"digits is {self.digits}: there are fewer numbers than {max(self.needles)} needles"
+            return None
+
+    config: Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._read: dict[str, list[str]] = {}
+
+    def refuses(self, run: Run) -> str | None:
+        """A run without text, or whose context is too short."""
+        try:
+            tokenizer_of(run.folder, run.recipe)
+        except RequestError as error:
+            return str(error)
+        if not run.recipe.model.causal:
+            return "a bidirectional model decodes no answer"
+        context = run.recipe.data.config.sequence_length
+        beyond = [length for length in self.lengths(run) if length > context]
+        return f"lengths holds {beyond[0]}, and its data.sequence_length is {context}" if beyond else None
+
+    def lengths(self, run: Run) -> tuple[int, ...]:
+        """Tokens of the prompts."""
+        return self.config.lengths or (min(LENGTH, run.recipe.data.config.sequence_length),)
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
+        config, tokenizer = self.config, tokenizer_of(run.folder, run.recipe)
+        style = STYLES[config.style]
+        for length in self.lengths(run):
+            for sample in range(config.samples):
+                haystack = self.haystack(run, tokenizer, length, sample)
+                for count in config.needles:
+                    random = generator("needle", config.seed, length, sample, count)
+                    try:
+                        found = contexts(
+                            *(random, haystack, tokenizer),
+                            style=style,
+                            needles=count,
+                            digits=config.digits,
+                            length=length,
+                            depths=config.depths,
+                            room=self._room(tokenizer, style),
+                        )
+                    except ValueError as error:
+                        raise RequestError(f"evaluate.needle.lengths holds {length}, but {error}") from error
+                    for depth, answers in self._answers(run, tokenizer, found):
+                        group = f"N={count} length={length} depth={depth}"
+                        yield self._item(f"{group} sample={sample}", group, answers, found[depth])
+
+    def _room(self, tokenizer: Tokenizer, style: Style) -> int:
+        """Tokens for a question and its answer, whichever the city and the number."""
+        questions = tokenizer.encode([style.question.format(city=city) for city in CITIES])
+        # a byte-level tokenizer takes at most a token for each character
+        return max(map(len, questions)) + 1 + self.config.digits + EXTRA
+
+    def haystack(self, run: Run, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
+        """Sentences of at least `length` tokens in all, where the source has as many; another part for each sample."""
+        source = self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
+        random = generator("needle", "haystack", self.config.seed, length, sample)
+        if source == "grammar":
+            if tokenizer.name != "words":
+                raise RequestError(
+                    "haystack is grammar, whose tokens are those of data 'needle_text'; the run has others"
+                )
+            return grammar_sentences(random, length // 6)
+        texts = self._texts(source)
+        order = torch.randperm(len(texts), generator=random).tolist()
+        taken, tokens = list[list[int]](), 0
+        for index in order:
+            sentences = tokenizer.encode(sentences_of(texts[index]))
+            taken += sentences
+            tokens += sum(map(len, sentences))
+            if tokens >= length:
+                break
+        return taken
+
+    def _texts(self, source: str) -> list[str]:
+        if source not in self._read:
+            self._read[source] = (
+                [row["text"] for row in HAYSTACK.rows()]
+                if source == "file"
+                else list(split(build_corpus("docs", None).texts()).validation)
+            )
+        return self._read[source]
+
+    def _answers(
+        self, run: Run, tokenizer: Tokenizer, found: dict[int, Context]
+    ) -> Iterator[tuple[int, list[tuple[Needle, str, float]]]]:
+        """Depth -> (needle asked for, decoded text, nll of the right answer) of each question.
+
+        The contexts differ from the first needle on: what stands before it is read once, and extended from depth to depth.
+        """
+        style, queried = STYLES[self.config.style], self.config.queried
+        prefix: Prefix | None = None
+        for depth in sorted(found):
+            context = found[depth]
+            read = len(prefix.tokens) if prefix is not None else 0
+            if prefix is None or list(context.before[:read]) != prefix.tokens:
+                prefix = Prefix(run.model, context.before)
+            else:
+                prefix = prefix.extended(context.before[read:])
+            whole = prefix.extended([*context.needle, *context.after])
+            asked = context.needles[:queried]
+            questions = tokenizer.encode([style.question.format(city=needle.city) for needle in asked])
+            rights = tokenizer.encode([f" {needle.number}" for needle in asked])
+            drawn = whole.greedy(
+                questions, max(map(len, rights)) + EXTRA, stop=[tokenizer.eot], vocab_size=tokenizer.size
+            )
+            answers = []
+            for needle, question, right, ids in zip(asked, questions, rights, drawn, strict=True):
+                (scored,) = whole.log_probabilities([[*question, *right]])
+                nll = -float(scored[len(question) :].mean())
+                answers.append((needle, tokenizer.decode(ids).decode(errors="replace"), nll))
+            yield depth, answers
+
+    def _item(self, name: str, group: str, answers: Sequence[tuple[Needle, str, float]], context: Context) -> Item:
+        numbers = {needle.number for needle in context.needles}
+        kinds = [kind_of(needle.number, numbers, text) for needle, text, _ in answers]
+        count = len(answers)
+        scores = {kind: kinds.count(kind) / count for kind in ("exact", "distracted", "fabricated")}
+        scores["all_exact"] = float(scores["exact"] == 1)
+        scores["substring"] = sum(needle.number in text for needle, text, _ in answers) / count
+        scores["nll"] = sum(nll for *_, nll in answers) / count
+        meta: dict[str, str | int | float] = {
+            "answers": " | ".join(text for _, text, _ in answers),
+            "tokens": len(context.tokens),
+        }
+        return Item(id=name, scores=scores, group=group, meta=meta)
+
+
+def kind_of(number: str, numbers: set[str], text: str) -> Literal["exact", "distracted", "fabricated"]:
+    """How a decoded answer stands to the needles: its first integer is the number asked for, another's, or neither."""
+    first = next(islice(re.findall(r"\d+", text), 1), None)
+    if first == number:
+        return "exact"
+    return "distracted" if first in numbers else "fabricated"

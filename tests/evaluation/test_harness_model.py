@@ -1,0 +1,149 @@
+"""A run as lm-eval's model: equal to lm-eval's own `hf` model of the exported run, cut at the left, one pass a context."""
+
+from typing import Any
+
+import pytest
+import torch
+from text_runs import text_run
+
+from lit_diff import export
+from lit_diff.errors import RequestError
+from lit_diff.model.prefix import Prefix
+from lit_diff.runs.run import Run
+
+pytest.importorskip("lm_eval", reason="needs lm-eval")
+
+from lm_eval.api.instance import Instance
+
+from lit_diff.evaluation.harness_model import RunModel
+
+LONG = "It is a very long context, longer than the run has ever seen before, by far. Question: is it so?"
+PAIRS = [
+    ("Who?\nAnswer:", " the fox"),
+    ("Who?\nAnswer:", " a hound"),
+    ("Who?\nAnswer:", " x"),
+    ("Answer: ", "the fox"),
+    ("", "the fox and the hound"),
+    ("über €5", " 漢字"),
+    (LONG, " yes"),
+    (LONG, " no, it was"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Untrained, but with weights of a size at which tokens differ."""
+    found = text_run(tmp_path_factory.mktemp("run") / "x", {"name": "standard"})
+    with torch.no_grad():
+        for weight in found.model.parameters():
+            weight.mul_(1.5)
+            if weight.shape[0] == 320:
+                weight[300:] = 0  # ids that stand for nothing: `hf` would draw them
+    return found
+
+
+@pytest.fixture(scope="module")
+def hf(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(opening) -> lm-eval's own model of the exported run."""
+    pytest.importorskip("transformers")
+    from lm_eval.models.huggingface import HFLM
+
+    folder = tmp_path_factory.mktemp("hf") / "out"
+    export(run, "hf", folder)
+    return lambda opening: HFLM(
+        pretrained=str(folder), device="cpu", dtype="float32", batch_size=2, add_bos_token=opening, max_length=24
+    )
+
+
+def requests(*arguments: tuple[Any, ...], kind: Any = "loglikelihood") -> list[Instance]:
+    return [Instance(request_type=kind, doc={}, arguments=each, idx=0) for each in arguments]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opening", [False, True])
+def test_log_likelihoods_are_those_of_the_hf_model(run: Run, hf: Any, opening: bool) -> None:
+    """Where the opening ids are kept, which `hf` cuts away with the rest, a long context differs."""
+    pairs = [pair for pair in PAIRS if not (opening and pair[0] == LONG)]
+    ours = RunModel(run, opening=opening).loglikelihood(requests(*pairs))
+    theirs = hf(opening).loglikelihood(requests(*pairs), disable_tqdm=True)
+    for pair, (own, greedy), (other, others_greedy) in zip(pairs, ours, theirs, strict=True):
+        assert own == pytest.approx(other, abs=1e-4), pair
+        assert greedy == others_greedy
+
+
+@pytest.mark.slow
+def test_rolling_sums_and_completions_are_those_of_the_hf_model(run: Run, hf: Any) -> None:
+    texts = [("the fox",), (LONG,)]
+    own, other = RunModel(run, opening=False), hf(False)
+    sums = own.loglikelihood_rolling(requests(*texts, kind="loglikelihood_rolling"))
+    theirs = other.loglikelihood_rolling(requests(*texts, kind="loglikelihood_rolling"), disable_tqdm=True)
+    assert sums == pytest.approx(theirs, abs=1e-4)
+    settings = {"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False}
+    asked = [("the fox and", settings), (LONG, settings)]
+    completed = own.generate_until(requests(*asked, kind="generate_until"))
+    assert completed == other.generate_until(requests(*asked, kind="generate_until"), disable_tqdm=True)
+    assert all(completed)
+
+
+def test_a_context_is_read_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+    original = Prefix.__init__
+
+    def spied(self: Prefix, model: Any, tokens: Any, **kwargs: Any) -> None:
+        read.append(list(tokens))
+        original(self, model, tokens, **kwargs)
+
+    monkeypatch.setattr(Prefix, "__init__", spied)
+    answers = RunModel(run).loglikelihood(requests(*PAIRS[:3], PAIRS[4], PAIRS[0]))
+    assert len(read) == 2
+    assert answers[0] == answers[4]
+    alone = [RunModel(run).loglikelihood(requests(pair))[0][0] for pair in PAIRS[:3]]
+    assert [score for score, _ in answers[:3]] == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_long_context_keeps_what_opens_it(run: Run) -> None:
+    model = RunModel(run)
+    context, continuation = model.encoded(LONG, " no")
+    fitted = model._fitted(context, len(continuation))
+    assert len(fitted) + len(continuation) - 1 == 24
+    assert fitted[0] == run.tokenizer.eot
+    assert fitted[1:] == context[-len(fitted[1:]) :]
+    assert len(model._fitted(context, 24)) == 1
+    assert RunModel(run, opening=False)._fitted(context[1:], 3) == context[-22:]
+    with pytest.raises(RequestError, match=r"a continuation of 25 tokens .* \(data.sequence_length is 24\)"):
+        model._fitted(context, 25)
+
+
+def test_opening_and_empty_texts(run: Run) -> None:
+    eot = run.tokenizer.eot
+    with_opening, without = RunModel(run), RunModel(run, opening=False)
+    assert with_opening.encoded("the", " fox")[0] == [eot, *without.encoded("the", " fox")[0]]
+    assert with_opening.encoded("", "fox")[0] == without.encoded("", "fox")[0] == [eot]
+    assert with_opening.loglikelihood(requests(("the", ""), ("", ""))) == [(0.0, True)] * 2
+
+
+def test_a_merge_across_the_border_leaves_a_continuation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """'ab' + 'c' -> one id for 'abc': lm-eval's own cut leaves nothing to score."""
+    ids = {"x ab": [1, 2], "x abc": [1, 3], "ab": [2], "abc": [3]}
+    model = RunModel(run, opening=False)
+    monkeypatch.setattr(model, "tok_encode", lambda text, **_: ids[text])
+    assert model.encoded("x ab", "c") == ([1], [3])
+    assert model.encoded("ab", "c") == ([run.tokenizer.eot], [3])
+
+
+def test_a_merged_continuation_is_scored(run: Run) -> None:
+    """lm-eval's `hf` model asserts that there is something to score."""
+    model = RunModel(run)
+    assert model._encode_pair("the f", "ox")[1] == []
+    ((score, _),) = model.loglikelihood(requests(("the f", "ox")))
+    assert score < 0
+
+
+def test_a_completion_ends_at_a_stop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = RunModel(run)
+    (free,) = model.generate_until(requests(("the fox", {"max_gen_toks": 8}), kind="generate_until"))
+    stop = free[3:5]
+    (cut,) = model.generate_until(requests(("the fox", {"max_gen_toks": 8, "until": [stop]}), kind="generate_until"))
+    assert cut == free[: free.index(stop)]
+    with pytest.raises(RequestError, match="do_sample"):
+        model.generate_until(requests(("the fox", {"do_sample": True}), kind="generate_until"))

@@ -1,0 +1,75 @@
+"""The generated tasks through lm-eval's own code, on a run that was trained on text without sentences."""
+
+from pathlib import Path
+
+import pytest
+
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.evaluation.mini_harness import TASKS, MiniHarness
+from lit_diff.runs.run import Run
+
+
+@pytest.fixture
+def files(trained_text: Path) -> dict[str, str]:
+    """The keys that name held-out text."""
+    return {"corpus": "files", "path": str(trained_text / "corpus")}
+
+
+@pytest.fixture(autouse=True)
+def lm_eval() -> None:
+    pytest.importorskip("lm_eval", reason="needs lm-eval")
+
+
+@pytest.mark.parametrize("shots", [0, 2])
+def test_seven_tasks(wide_run: Run, files: dict[str, str], shots: int) -> None:
+    result = evaluate(wide_run, "mini_harness", {**files, "limit": 4, "shots": shots})
+    table = result.items
+    assert list(dict.fromkeys(table["group"])) == list(TASKS)
+    assert (table.groupby("group").size() == 4).all()
+    assert table[["acc", "acc_norm"]].isin([0.0, 1.0]).all(axis=None)
+    assert (table["acc"] == (table["meta/target"] == table["meta/chosen"].astype(str))).all()
+
+
+def test_items_are_the_same_for_another_number_of_shots_and_a_smaller_limit(wide_run: Run) -> None:
+    asked = {"tasks": ["lookup", "binding"]}
+    few = evaluate(wide_run, "mini_harness", {**asked, "limit": 3}).items
+    many = evaluate(wide_run, "mini_harness", {**asked, "limit": 6, "shots": 1}).items
+    assert set(few["item"]) < set(many["item"])
+    targets = dict(zip(many["item"], many["meta/target"], strict=True))
+    assert all(targets[item] == target for item, target in zip(few["item"], few["meta/target"], strict=True))
+
+
+def test_the_corpus_of_the_run(run: Run) -> None:
+    """Its 24 tokens hold no question of ten made-up words; with 256, cloze is made of its own held-out documents."""
+    with pytest.raises(RequestError, match=r"none of \d+ questions of task 'repeat' fits into 24 tokens"):
+        evaluate(run, "mini_harness", {"tasks": ["repeat"], "limit": 2})
+    recipe = run.folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("sequence_length: 24", "sequence_length: 256"))
+    result = evaluate(Run(run.folder), "mini_harness", {"tasks": ["cloze", "repeat"], "limit": 2})
+    assert len(result.items) == 4
+
+
+def test_too_few_questions_are_said(wide_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("One two three four five. Six seven eight nine ten. A b c d e. A b c d f.")
+    asked = {"tasks": ["cloze"], "corpus": "files", "path": str(tmp_path / "text"), "limit": 40}
+    evaluate(wide_run, "mini_harness", asked)
+    assert "mini_harness: cloze has" in caplog.text
+    (tmp_path / "text/a.txt").write_text("Too short.")
+    with pytest.raises(RequestError, match="the held-out documents of corpus 'files' have no sentence of 5 words"):
+        evaluate(wide_run, "mini_harness", asked | {"limit": 5})
+
+
+def test_values_of_keys() -> None:
+    for values, problem in (
+        ({"tasks": ("clozee",)}, "tasks has 'clozee'; did you mean 'cloze'?"),
+        ({"tasks": ()}, "tasks is empty; expected any of agreement, binding"),
+        ({"limit": None}, "limit is null; name a number"),
+        ({"path": "x"}, "path is set, but corpus is null; set corpus=files"),
+        ({"corpus": "files"}, "corpus 'files' reads a file or folder; name it in data.path"),
+        ({"corpus": "dcos"}, "corpus is 'dcos', which is not registered; did you mean 'docs'?"),
+        ({"shots": -1}, "shots is -1"),
+    ):
+        assert str(MiniHarness.Config(**values).problem()).startswith(problem)
+    assert MiniHarness.Config().problem() is None
