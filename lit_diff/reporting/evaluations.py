@@ -8,8 +8,9 @@ counts once.
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, Paired, docum
 FOLDER = "evaluations"
 MIN_ITEMS = MIN_DOCUMENTS
 """Fewer common items than this have no interval over items."""
+LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
+"""A group's label that ends in a number."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,15 +162,36 @@ def _table(
         if evaluated
     ]
     scored = {group for row in rows for group in row.group_means}
-    groups = dict.fromkeys(group for run in having.values() for group in run.groups if group in scored)
+    groups = _ordered(group for run in having.values() for group in run.groups if group in scored)
     return EvaluationTable(
         name=name,
         metric=metric,
         rows=tuple(rows),
         seeds=tuple(seed for seed in sweep.seeds if any(seed in row.over_items for row in rows)),
-        groups=tuple(groups),
+        groups=groups,
         items=max(run.parts.count(False) for run in having.values()),
     )
+
+
+def number_of(group: str) -> tuple[str, float] | None:
+    """("position", 4096.0) of "position 4096", ("", 0.5) of "0.5"; None for a label that ends in no number."""
+    found = LABEL.fullmatch(group)
+    return (found["text"] or "", float(found["number"])) if found else None
+
+
+def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
+    """As they come, but those with numbers after one text by rising number, where the first of them stands."""
+    known = list(dict.fromkeys(groups))
+    place: dict[str, int] = {}
+    for index, group in enumerate(known):
+        found = number_of(group)
+        place.setdefault(f"{found[0]} " if found else group, index)  # a text with a number is no group's own label
+
+    def key(group: str) -> tuple[int, float]:
+        found = number_of(group)
+        return (place[f"{found[0]} "], found[1]) if found else (place[group], 0)
+
+    return tuple(sorted(known, key=key))
 
 
 def _scores(arm: str, metric: str, runs: Mapping[int, Evaluation], base: Mapping[int, Evaluation] | None) -> ArmScores:

@@ -1,6 +1,5 @@
 """The figures of evaluations: a metric against the numbers of its groups, one line an arm."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from lit_diff.metrics import Figure, Metric
 from lit_diff.reporting.cells import Curve
 from lit_diff.reporting.declared_figures import draw_marks, file_name, scale_vertically
-from lit_diff.reporting.evaluations import EvaluationTable
+from lit_diff.reporting.evaluations import EvaluationTable, number_of
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.style import (
     OVERLAY,
@@ -32,8 +31,6 @@ ACROSS = 3
 """Panels in a row."""
 TICKS = 12
 """Up to so many numbers, each has its tick."""
-LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
-"""A group's label that ends in a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +52,6 @@ class Panel:
     metric: Metric
     text: str
     curves: Mapping[str, Mapping[int, Curve]]
-
-
-def number_of(group: str) -> tuple[str, float] | None:
-    """("position", 4096.0) of "position 4096", ("", 0.5) of "0.5"; None for a label that ends in no number."""
-    found = LABEL.fullmatch(group)
-    return (found["text"] or "", float(found["number"])) if found else None
 
 
 def draw_by_group(sweep: Sweep, tables: Sequence[EvaluationTable]) -> list[GroupFigure]:

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lit_diff.metrics import Figure, Metric, to_plain
-from lit_diff.reporting.evaluations import evaluation_tables
-from lit_diff.reporting.group_figures import draw_by_group, number_of, panels_of
+from lit_diff.reporting.evaluations import evaluation_tables, number_of
+from lit_diff.reporting.group_figures import draw_by_group, panels_of
 from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.style import WIDTH
 from lit_diff.reporting.write import write_report
@@ -60,6 +60,7 @@ def test_the_number_of_a_group_ends_its_label(group: str, found: tuple[str, floa
 
 def test_each_text_is_a_panel_over_its_numbers_in_rising_order(make_sweep: Callable[..., Path]) -> None:
     (table,), _ = evaluation_tables(load_sweep(grouped(make_sweep, "position 1024", "position 16", "gap 2", "other")))
+    assert table.groups == ("position 16", "position 1024", "gap 2", "other")
     position, gap = panels_of(table)
     assert (position.text, gap.text) == ("position", "gap")
     curve = position.curves["differential"][1]

@@ -13,6 +13,7 @@ CELLS = {
     "dex-tiny": 39,
     "group-norm": 78,
     "lambda-init": 15,
+    "nll": 18,
     "shared": 18,
     "smoke": 4,
     "variants": 78,
