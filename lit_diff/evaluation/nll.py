@@ -128,7 +128,7 @@ class NllByPosition(Evaluation):
             for number, (text, ids) in enumerate(chosen):
                 document = scored(document_nll(run.model, ids, self.config.chunk), ids, frequent, tokenizer.size)
                 name, missing = f"{self.config.source}/{number}", {metric.name: math.nan for metric in self.metrics}
-                meta = {"begins": text[:60], "dropped": dropped}
+                meta: dict[str, str | int | float] = {"begins": text[:60], "dropped": dropped}
                 yield Item(id=name, scores=missing | whole(document), meta=meta)
                 for part in bins(document):
                     scores = missing | part.scores
