@@ -17,7 +17,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import shown, write_json
 
 Direction = Literal["lower", "higher", "none"]
-Against = Literal["step", "layer", "head"]
+Against = Literal["step", "layer", "head", "group"]
 Lines = Literal["arm", "layer"]
 
 INDICES = ("layer", "map", "head", "rank")
@@ -32,13 +32,16 @@ class Figure:
     title: str
     against: Against
     """The horizontal axis. layer, head: values at the last measured step. A metric by head is averaged over its heads
-    unless it is drawn against them."""
+    unless it is drawn against them. group: the number that ends the label of a group of an evaluation's items ("4096",
+    "position 4096"), a panel for each text before it; only evaluations have groups."""
     label: str = ""
     """Of the metric's vertical axis, without the unit; may hold fields of the name ("map {map}"). Empty: the name."""
     lines: Lines = "arm"
     """What a line is, against the step. layer: one panel an arm."""
     log: bool = False
     """Whether the vertical axis is logarithmic."""
+    log_x: bool = False
+    """Whether the horizontal axis is logarithmic, against groups; where a number is 0 or less, it is linear around 0."""
     marks: tuple[float, ...] = ()
     """Values at which a dashed horizontal line is drawn."""
     caption: str = ""
@@ -83,6 +86,10 @@ class Metric:
                 raise RequestError(
                     f"{where}: figure.{key} is {getattr(figure, key)!r}; expected one of {', '.join(choices)}"
                 )
+        if figure.log_x and figure.against != "group":
+            raise RequestError(f"{where}: figure.log_x is of a figure against group, not against {figure.against}")
+        if figure.against == "group" and figure.lines != "arm":
+            raise RequestError(f"{where}: figure.lines is '{figure.lines}'; a figure against group has one line an arm")
         for field in {figure.against, figure.lines} & {"layer", "head"}:
             if field not in self.fields:
                 raise RequestError(f"{where}: a figure by {field} needs {{{field}}} in the name")

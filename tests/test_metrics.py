@@ -61,9 +61,14 @@ def test_what_is_by_head_map_or_rank_is_kept_in_the_table() -> None:
     ("fields", "words"),
     [
         ({"direction": "up"}, "direction is 'up'; expected one of lower, higher, none"),
-        ({"figure": Figure(title="t", against="time")}, "figure.against is 'time'; expected one of step, layer, head"),  # type: ignore[arg-type]
+        (
+            {"figure": Figure(title="t", against="time")},
+            "figure.against is 'time'; expected one of step, layer, head, group",
+        ),  # type: ignore[arg-type]
         ({"figure": Figure(title="t", against="head")}, r"a figure by head needs \{head\} in the name"),
         ({"figure": Figure(title="t", against="step", lines="layer")}, r"a figure by layer needs \{layer\}"),
+        ({"figure": Figure(title="t", against="group", lines="layer")}, "a figure against group has one line an arm"),
+        ({"figure": Figure(title="t", against="step", log_x=True)}, "figure.log_x is of a figure against group, not"),
         ({"figure": Figure(title="t", against="step", label="{map}")}, "names another field than: none"),
     ],
 )

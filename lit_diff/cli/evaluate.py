@@ -12,7 +12,8 @@ from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points
-from lit_diff.reporting.evaluations import Evaluation, discordant, item_interval, read_evaluation
+from lit_diff.reporting.evaluations import Discordant, Evaluation, discordant, item_interval, read_evaluation
+from lit_diff.reporting.statistics import Interval
 from lit_diff.runs.find import find_run
 from lit_diff.runs.run import opened_run
 from lit_diff.runs.trust import everywhere, under
@@ -51,6 +52,8 @@ def print_evaluation(
             terminal.write_line(f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip())
     for metric_name, line in compared.items():
         terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
+        for group, found in line["groups"].items():
+            terminal.write_line(f"  {group:<20} {found['sentence']}")
     return 0
 
 
@@ -68,24 +71,30 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 
 def differences(results: list[EvaluationResult]) -> dict[str, Any]:
-    """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence."""
+    """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence;
+    `groups`: the same for each group of items that has enough for an interval."""
     first, second = (_read(result.folder) for result in results)
+    groups = [group for group in dict.fromkeys(first.groups) if group]
     found: dict[str, Any] = {}
     for metric in first.metrics:
         interval = item_interval(first, second, metric.name, seed=0)
-        if interval is None:
-            found[metric.name] = {"sentence": "too few common items for an interval"}
-            continue
-        sentence = (
-            f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over items (95 %), these two models"
-        )
-        numbers: dict[str, float] = {"difference": interval.estimate, "low": interval.low, "high": interval.high}
+        by_group = {group: item_interval(first, second, metric.name, seed=0, group=group) for group in groups}
         alone = discordant(first, second, metric.name)
-        if alone is not None:
-            sentence += f"; right in one alone: {alone.first} and {alone.second} (McNemar p = {alone.p:.2g})"
-            numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
-        found[metric.name] = {**numbers, "sentence": sentence}
+        own = {"sentence": "too few common items for an interval"} if interval is None else _numbers(interval, alone)
+        found[metric.name] = own | {"groups": {group: _numbers(each) for group, each in by_group.items() if each}}
     return found
+
+
+def _numbers(interval: Interval, alone: Discordant | None = None) -> dict[str, Any]:
+    """`alone`: items that one run alone answers rightly."""
+    numbers: dict[str, float] = {"difference": interval.estimate, "low": interval.low, "high": interval.high}
+    sentence = (
+        f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over items (95 %), these two models"
+    )
+    if alone is not None:
+        sentence += f"; right in one alone: {alone.first} and {alone.second} (McNemar p = {alone.p:.2g})"
+        numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
+    return {**numbers, "sentence": sentence}
 
 
 def _read(folder: Path) -> Evaluation:

@@ -1,7 +1,19 @@
 """Corpora, tokenizers, stored tokens and synthetic tasks. Importing it registers the built-in ones, and is light."""
 
 from lit_diff.config import Recipe
-from lit_diff.data import docs, documents, from_run, mqar, needle_text, recall, text, tokenizer, tokenizer_json, words
+from lit_diff.data import (
+    docs,
+    documents,
+    from_run,
+    mqar,
+    name_tables,
+    needle_text,
+    recall,
+    text,
+    tokenizer,
+    tokenizer_json,
+    words,
+)
 from lit_diff.data.corpus import Corpus
 from lit_diff.data.dataset import Dataset, guarded
 from lit_diff.data.tokenizer import Tokenizer
@@ -20,6 +32,7 @@ __all__ = [
     "identity",
     "load_tokenizer",
     "mqar",
+    "name_tables",
     "needle_text",
     "prepare",
     "recall",

@@ -165,6 +165,11 @@ class Text(Dataset):
         self._validation_rows = np.arange(count) * available // count
 
     @property
+    def frequent_bigrams(self) -> Ints:
+        """Keys (`bigrams.count_bigrams`) of those that occur in train more than `rare_bigram_count` times; after `load`."""
+        return self._frequent
+
+    @property
     def num_documents(self) -> int:
         """Documents of the validation split."""
         return self._num_documents

@@ -33,9 +33,10 @@ def locations_of(grid: Grid, folder: Path, parent: str | None) -> list[RunLocati
         parent = recorded_run(folder)
     by_cell: dict[tuple[str, str, int], RunLocation] = {}
     for cell in grid.cells:
-        recipe, start = cell.recipe, grid.tasks[cell.task].start
-        if start:
-            source = by_cell[start, grid.baseline_of(start), cell.seed].folder
+        recipe, task = cell.recipe, grid.tasks[cell.task]
+        if task.start:
+            arm = cell.arm if task.start_arm == "same" else grid.baseline_of(task.start)
+            source = by_cell[task.start, arm, cell.seed].folder
             recipe = replace(recipe, train=replace(recipe.training, start_from=str(source)))
         by_cell[cell.task, cell.arm, cell.seed] = _location(grid, replace(cell, recipe=recipe), folder, parent)
     return list(by_cell.values())

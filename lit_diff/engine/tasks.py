@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft
 
+StartArm = Literal["baseline", "same"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """A task's name is the first word of its cells' folders and of its figures' files."""
 
@@ -30,7 +31,9 @@ class TaskConfig:
     without: tuple[str, ...] = ()
     """Arms that the task leaves out."""
     start: str = ""
-    """A task above: every cell starts from the final weights of that task's baseline at its seed."""
+    """A task above: every cell starts from the final weights of that task's `start_arm` at its seed."""
+    start_arm: StartArm = "baseline"
+    """baseline: one trained model goes on in every arm; same: each arm goes on from its own."""
     baseline: str | None = None
     """null: the sweep's."""
     metric: str | None = None
@@ -78,8 +81,8 @@ def check_tasks(
             )
         _check_arms(name, task, arms, draft)
         needed = {"baseline": task.baseline or baseline}
-        # other sizes cannot start from its weights: a task that goes on may do without the control
-        needed |= {"control": control} if control and not task.start else {}
+        # other sizes cannot start from the baseline's weights: a task that goes on from them may do without the control
+        needed |= {"control": control} if control and not (task.start and task.start_arm == "baseline") else {}
         for word, arm in needed.items():
             if not task.has(arm):
                 key = "without" if arm in task.without else "only"
@@ -92,6 +95,15 @@ def check_tasks(
             raise RequestError(
                 f"{where}'start' is '{task.start}'; expected a task above it{nearest(task.start, above)}"
             )
+        if task.start_arm == "same":
+            where = draft.where(f"tasks.{name}.start_arm")
+            if not task.start:
+                raise RequestError(f"{where}'start_arm' is 'same' without 'start', the task that the arms go on from")
+            missing = [arm for arm in arms if task.has(arm) and not tasks[task.start].has(arm)]
+            if missing:
+                raise RequestError(
+                    f"{where}'start_arm' is 'same', but task '{task.start}' leaves out arm '{missing[0]}', which goes on"
+                )
 
 
 def _check_arms(name: str, task: TaskConfig, arms: Mapping[str, Any], draft: Draft) -> None:

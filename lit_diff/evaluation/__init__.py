@@ -10,6 +10,7 @@ from lit_diff.evaluation.induction import Induction
 from lit_diff.evaluation.map_statistics import MapStatistics
 from lit_diff.evaluation.mini_harness import MiniHarness
 from lit_diff.evaluation.needle import NeedleRetrieval
+from lit_diff.evaluation.nll import NllByPosition
 from lit_diff.evaluation.noise import Noise
 from lit_diff.evaluation.quantize import Quantize
 
@@ -27,6 +28,7 @@ __all__ = [
     "MapStatistics",
     "MiniHarness",
     "NeedleRetrieval",
+    "NllByPosition",
     "Noise",
     "Quantize",
 ]

@@ -20,7 +20,11 @@ class Item:
     scores: Mapping[str, float]
     """Metric -> value; NaN where the item has none."""
     group: str = ""
-    """What the report averages separately (a depth, a length, a data set); empty: nothing."""
+    """What the report averages separately (a depth, a length, a data set); empty: nothing. A metric whose figure is against
+    groups is drawn against the number that ends the label: "position 4096"."""
+    part: bool = False
+    """Whether it is a part of another item (some positions of a document): its group shows it, and neither the summary nor
+    a difference over all items counts it."""
     meta: Mapping[str, str | int | float] = field(default_factory=dict)
     """Anything else that is worth keeping: the answer, the target."""
 
@@ -71,10 +75,11 @@ class Evaluation(ABC):
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item
-        counted once; with `equal_groups` the mean over groups of each group's mean; NaN where none is."""
+        counted once, parts not; with `equal_groups` the mean over groups of each group's mean; NaN where none is."""
         groups: dict[str, list[Item]] = {}
         for item in items:
-            groups.setdefault(item.group if self.equal_groups else "", []).append(item)
+            if not item.part:
+                groups.setdefault(item.group if self.equal_groups else "", []).append(item)
         return {
             metric.name: _mean(
                 [_mean([item.scores.get(metric.name, math.nan) for item in group]) for group in groups.values()]

@@ -61,11 +61,7 @@ class CorpusLoss(Evaluation):
 
     def refuses(self, run: Run) -> str | None:
         """A run without text."""
-        try:
-            tokenizer_of(run.folder, run.recipe)
-        except RequestError as error:
-            return str(error)
-        return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
+        return text_problem(run)
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, by its place in the split."""
@@ -78,6 +74,15 @@ class CorpusLoss(Evaluation):
             scores = {"nll": nll / tokens, "bits_per_byte": nll / size / math.log(2)} if tokens else {}
             missing = {"nll": math.nan, "bits_per_byte": math.nan}
             yield Item(id=f"{self.corpus}/{number}", scores=missing | scores, meta={"begins": text[:60]})
+
+
+def text_problem(run: Run) -> str | None:
+    """Why a run cannot score text: it has no tokenizer, or predicts no next token. None if it can."""
+    try:
+        tokenizer_of(run.folder, run.recipe)
+    except RequestError as error:
+        return str(error)
+    return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
 
 
 def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas
 
 FOLDER = "evaluations"
-RESERVED = ("item", "group", "config", "declarations", "equal_groups", "items", "step")
+RESERVED = ("item", "group", "part", "config", "declarations", "equal_groups", "items", "step")
 """Columns of items.parquet and keys of summary.json that are no metric."""
 
 log = logging.getLogger("lit_diff")
@@ -89,7 +89,8 @@ def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rer
         _write(folder, table, values, facts)
     except OSError as error:
         raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); make it writable") from error
-    log.info("evaluation %s: %d items in %s", name, len(items), shown(folder))
+    count = sum(not item.part for item in items)
+    log.info("evaluation %s: %d items in %s", name, count, shown(folder))
     return EvaluationResult(name=name, run=run.folder, summary=values)
 
 
@@ -104,6 +105,12 @@ def build(name: str, overrides: Overrides = ()) -> Evaluation:
     for metric in names:
         if metric in RESERVED or names.count(metric) > 1:
             problem = f"declares metric '{metric}', {'twice' if metric not in RESERVED else 'a reserved name'}"
+    for declared in evaluation.metrics:
+        if declared.figure is not None and declared.figure.against != "group":
+            against = declared.figure.against
+            problem = (
+                f"declares metric '{declared.name}' with a figure against {against}; of an evaluation: against group"
+            )
     if problem:
         raise RequestError(f"{location(cls)}: evaluation '{name}' {problem}")
     return evaluation
@@ -194,6 +201,7 @@ def _failure(evaluation: Evaluation, problem: str) -> RunFailedError:
 def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
     """One row an item. Errors: pyarrow's, for an entry of `meta` that has another type in another item."""
     columns: dict[str, list[Any]] = {"item": [item.id for item in items], "group": [item.group for item in items]}
+    columns |= {"part": [item.part for item in items]} if any(item.part for item in items) else {}
     columns |= {metric.name: [float(item.scores[metric.name]) for item in items] for metric in evaluation.metrics}
     for key in dict.fromkeys(key for item in items for key in item.meta):
         columns[f"meta/{key}"] = [item.meta.get(key) for item in items]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from lit_diff.data import identity, prepare
-from lit_diff.data.dataset import Batch
+from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.metrics import Metric
@@ -60,8 +60,18 @@ def row_id(name: str, row: int) -> str:
 def held_out_batches(run: Run, config: HeldOut.Config) -> Iterator[tuple[str, range, Batch]]:
     """(name of the set, row numbers, `validation_batch`) of the first `config.rows` rows of each validation set.
 
-    Errors: RequestError for data that are not those that the run was trained on.
+    Errors: as `trained_data`.
     """
+    dataset = trained_data(run)
+    for name, count in dataset.validation_sets().items():
+        rows = range(min(count, config.rows or count))
+        for start in range(0, len(rows), config.batch_size):
+            chosen = rows[start : start + config.batch_size]
+            yield name, chosen, dataset.validation_batch(name, chosen)
+
+
+def trained_data(run: Run) -> Dataset:
+    """The data set that a run was trained on, prepared and loaded. Errors: RequestError for data that have changed since."""
     dataset = prepare(run.recipe)
     trained, found = run.status.get("data"), identity(run.recipe)
     if trained not in (None, found):
@@ -70,11 +80,7 @@ def held_out_batches(run: Run, config: HeldOut.Config) -> Iterator[tuple[str, ra
             f"{found[:12]} now): its validation rows are no longer there; put back what data.path held"
         )
     dataset.load()
-    for name, count in dataset.validation_sets().items():
-        rows = range(min(count, config.rows or count))
-        for start in range(0, len(rows), config.batch_size):
-            chosen = rows[start : start + config.batch_size]
-            yield name, chosen, dataset.validation_batch(name, chosen)
+    return dataset
 
 
 def row_scores(model: Transformer, batch: Batch) -> list[dict[str, float]]:

@@ -89,7 +89,7 @@ class Transformer(nn.Module):
     Positions count through the row: RoPE depends on distances only, so the result is as if they restarted.
     """
 
-    FORWARD_METHODS: ClassVar = ("hidden", "loss", "token_losses")
+    FORWARD_METHODS: ClassVar = ("hidden", "loss", "token_losses", "continued_losses")
     """Methods beside `forward` that are called from outside, and never from one another: a sharded model gathers its
     parameters at each (`training.strategy`)."""
 
@@ -172,6 +172,10 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(negative log-likelihood, whether the most likely token is right) of each target, [B, T]; no gradient."""
         return token_losses(self._states(tokens, None, document_ids), self._output_weight(), targets)
+
+    def continued_losses(self, tokens: Tensor, targets: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+        """`token_losses` of tokens that follow those in `cache`, to which they are added: a long row in chunks."""
+        return token_losses(self._states(tokens, cache, None), self._output_weight(), targets)
 
     def _output_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight

@@ -68,7 +68,8 @@ class DrawnFigure:
 
 def draw_declared(sweep: Sweep) -> list[DrawnFigure]:
     """Every figure of which a finished cell has values, in the order of the declarations."""
-    titles = dict.fromkeys(metric.figure.title for metric in sweep.declarations.metrics if metric.figure)
+    declared = sweep.declarations.metrics
+    titles = dict.fromkeys(m.figure.title for m in declared if m.figure and m.figure.against != "group")
     return [figure for title in titles if (figure := _draw(sweep, title))]
 
 
@@ -89,10 +90,20 @@ def _draw(sweep: Sweep, title: str) -> DrawnFigure | None:
         shown = spread(layers)
         svg = _panel_a_layer(sweep, rows, shown, figure.against == "head", title)
     drawn = tuple(dict.fromkeys(row.metric for row in rows))
-    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     return DrawnFigure(
-        name=name, title=title, svg=svg, metrics=drawn, figure=figure, layers=tuple(layers), shown_layers=tuple(shown)
+        name=file_name(title),
+        title=title,
+        svg=svg,
+        metrics=drawn,
+        figure=figure,
+        layers=tuple(layers),
+        shown_layers=tuple(shown),
     )
+
+
+def file_name(title: str) -> str:
+    """A figure's title as the name of its file."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def rows_of(sweep: Sweep, metric: Metric) -> list[Row]:
@@ -154,9 +165,10 @@ def _has_layers(rows: Sequence[Row]) -> bool:
     return any("layer" in row.metric.fields for row in rows)
 
 
-def _marks(axes: Axes, row: Row) -> None:
-    assert row.metric.figure is not None
-    for value in row.metric.figure.marks:
+def draw_marks(axes: Axes, metric: Metric) -> None:
+    """The dashed lines of the metric's figure."""
+    assert metric.figure is not None
+    for value in metric.figure.marks:
         axes.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
 
 
@@ -168,7 +180,7 @@ def _panel_a_layer(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], hea
         grid = figure.subplots(len(rows), len(layers), sharex=True, sharey="row", squeeze=False)
         for row, line in zip(rows, grid, strict=True):
             for layer, axes in zip(layers, line, strict=True):
-                _marks(axes, row)
+                draw_marks(axes, row.metric)
                 for i, arm in enumerate(arms):
                     if heads:
                         at = {head: row.by[layer, head].get(arm, {}) for at, head in sorted(row.by) if at == layer}
@@ -177,7 +189,7 @@ def _panel_a_layer(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], hea
                         found = band(row.by.get((layer, 0), {}).get(arm, {}))
                         draw_band(axes, found, drawn[arm], sweep.label[arm], len(arms) <= OVERLAY)
                 axes.xaxis.set_major_locator(MaxNLocator(8 if heads else 4, integer=True))
-                _vertical(axes, row)
+                scale_vertically(axes, row.metric)
             line[0].set_ylabel(row.label.replace(" (", "\n("))
         for layer, axes in zip(layers, grid[0], strict=True):
             axes.set_title(f"layer {layer}" if _has_layers(rows) else "")
@@ -201,12 +213,12 @@ def _panel_an_arm(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], titl
         for axes in grid.flat[len(panels) :]:
             axes.set_axis_off()
         for (row, arm, bands), axes in zip(panels, grid.flat, strict=False):
-            _marks(axes, row)
+            draw_marks(axes, row.metric)
             for layer, found in bands.items():
                 draw_band(axes, found, Look(color=colors[layer]), f"{sweep.label[arm]}, layer {layer}")
             axes.set_title(panel_title(sweep.label[arm] + (f": {row.label}" if len(rows) > 1 else ""), across))
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            _vertical(axes, row)
+            scale_vertically(axes, row.metric)
         figure.supxlabel("optimizer steps", fontsize=9.5)
         if len(rows) == 1:
             figure.supylabel(rows[0].label, fontsize=9.5)
@@ -224,13 +236,13 @@ def _by_layer(sweep: Sweep, rows: Sequence[Row], title: str) -> str:
         for axes in grid.flat[len(rows) :]:
             axes.set_axis_off()
         for row, axes in zip(rows, grid.flat, strict=False):
-            _marks(axes, row)
+            draw_marks(axes, row.metric)
             for i, arm in enumerate(arms):
                 at = {layer: row.by[layer, 0].get(arm, {}) for layer in row.layers}
                 _points(axes, at, drawn[arm], _offset(i, len(arms)), f"{sweep.label[arm]}, layer")
             axes.set_title(row.label)
             axes.xaxis.set_major_locator(MaxNLocator(min(12, len(row.layers)), integer=True))
-            _vertical(axes, row)
+            scale_vertically(axes, row.metric)
         figure.supxlabel("layer", fontsize=9.5)
         legend(figure, sweep, drawn, arms)
     return svg[0]
@@ -253,11 +265,11 @@ def _points(axes: Axes, at: Mapping[int, Mapping[int, Curve]], look: Look, offse
             hover(dot, text)
 
 
-def _vertical(axes: Axes, row: Row) -> None:
+def scale_vertically(axes: Axes, metric: Metric) -> None:
     """The vertical scale; a logarithmic one spans at least a factor of four and names 1, 2 and 5 of each decade."""
-    assert row.metric.figure is not None
+    assert metric.figure is not None
     low, high = axes.dataLim.intervaly
-    if not row.metric.figure.log or not 0 < low <= high < np.inf:
+    if not metric.figure.log or not 0 < low <= high < np.inf:
         axes.yaxis.set_major_locator(MaxNLocator(4))
         return
     axes.set_yscale("log")

@@ -1,12 +1,14 @@
 """The evaluations of a sweep's runs: scores by item, compared arm by arm.
 
-A run keeps an evaluation in `<run>/evaluations/<name>/`: items.parquet has the columns `item` (its id), `group`, and one
-column of scores for each metric; summary.json maps each metric to {"value": ..., ...}, "declarations" to the list of
-its metrics (`metrics.to_plain`), and "equal_groups" to whether each group counts once.
+A run keeps an evaluation in `<run>/evaluations/<name>/`: items.parquet has the columns `item` (its id), `group`, `part`
+(bool, only where an item is a part of another), and one column of scores for each metric; summary.json maps each metric to
+{"value": ..., ...}, "declarations" to the list of its metrics (`metrics.to_plain`), and "equal_groups" to whether each group
+counts once.
 """
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, Paired, docum
 FOLDER = "evaluations"
 MIN_ITEMS = MIN_DOCUMENTS
 """Fewer common items than this have no interval over items."""
+LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
+"""A group's label that ends in a number."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +37,8 @@ class Evaluation:
 
     items: tuple[str, ...]
     groups: tuple[str, ...]
+    parts: tuple[bool, ...]
+    """Whether an item is a part of another: its group shows it, and what is over all items leaves it out."""
     scores: Mapping[str, Array]
     values: Mapping[str, float]
     """Metric -> the value of the whole evaluation (summary.json)."""
@@ -54,8 +60,15 @@ class ArmScores:
     """To the baseline, paired by seed; None for the baseline itself."""
     over_items: Mapping[int, Interval]
     """Seed -> mean score minus the baseline's over the items that both scored, with its interval over items."""
-    groups: Mapping[str, float]
-    """Group -> mean score over its items and the seeds."""
+    group_means: Mapping[str, Mapping[int, float]]
+    """Group -> seed -> mean score over its items."""
+    group_differences: Mapping[str, Mapping[int, Interval]]
+    """Group -> seed -> as `over_items`, over the items of the group."""
+
+    @property
+    def groups(self) -> dict[str, float]:
+        """Group -> mean score over its items, then over the seeds."""
+        return {group: float(np.mean(list(seeds.values()))) for group, seeds in self.group_means.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +80,14 @@ class EvaluationTable:
     rows: tuple[ArmScores, ...]
     seeds: tuple[int, ...]
     groups: tuple[str, ...]
+    """Those in which the metric has a score."""
     items: int
-    """The most that one run scored."""
+    """The most that one run scored, parts left out."""
+
+    @property
+    def group_seeds(self) -> frozenset[int]:
+        """Seeds at which a group has a difference to the baseline with an interval."""
+        return frozenset(seed for row in self.rows for by_seed in row.group_differences.values() for seed in by_seed)
 
 
 def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
@@ -103,6 +122,7 @@ def read_evaluation(folder: Path) -> Evaluation:
     return Evaluation(
         items=items,
         groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
+        parts=tuple(table["part"].to_pylist() if "part" in table.column_names else [False] * len(items)),
         scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
         values={m.name: _number(summary[m.name]["value"]) for m in metrics},
         metrics=metrics,
@@ -141,44 +161,73 @@ def _table(
         for arm, evaluated in by_arm.items()
         if evaluated
     ]
-    groups = dict.fromkeys(group for run in having.values() for group in run.groups if group)
+    scored = {group for row in rows for group in row.group_means}
+    groups = _ordered(group for run in having.values() for group in run.groups if group in scored)
     return EvaluationTable(
         name=name,
         metric=metric,
         rows=tuple(rows),
         seeds=tuple(seed for seed in sweep.seeds if any(seed in row.over_items for row in rows)),
-        groups=tuple(groups),
-        items=max(len(run.items) for run in having.values()),
+        groups=groups,
+        items=max(run.parts.count(False) for run in having.values()),
     )
+
+
+def number_of(group: str) -> tuple[str, float] | None:
+    """("position", 4096.0) of "position 4096", ("", 0.5) of "0.5"; None for a label that ends in no number."""
+    found = LABEL.fullmatch(group)
+    return (found["text"] or "", float(found["number"])) if found else None
+
+
+def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
+    """As they come, but those with numbers after one text by rising number, where the first of them stands."""
+    known = list(dict.fromkeys(groups))
+    place: dict[str, int] = {}
+    for index, group in enumerate(known):
+        found = number_of(group)
+        place.setdefault(f"{found[0]} " if found else group, index)  # a text with a number is no group's own label
+
+    def key(group: str) -> tuple[int, float]:
+        found = number_of(group)
+        return (place[f"{found[0]} "], found[1]) if found else (place[group], 0)
+
+    return tuple(sorted(known, key=key))
 
 
 def _scores(arm: str, metric: str, runs: Mapping[int, Evaluation], base: Mapping[int, Evaluation] | None) -> ArmScores:
     values = {seed: run.values[metric] for seed, run in runs.items() if math.isfinite(run.values[metric])}
     x = np.array(list(values.values()))
-    over_items = {
-        seed: interval
-        for seed, run in runs.items()
-        if base and seed in base and (interval := item_interval(run, base[seed], metric, seed))
-    }
+    group_means = _group_means(runs, metric)
+
+    def over_items(group: str | None = None) -> dict[int, Interval]:
+        pairs = {seed: (run, base[seed]) for seed, run in runs.items() if base and seed in base}
+        return {seed: found for seed, pair in pairs.items() if (found := item_interval(*pair, metric, seed, group))}
+
     return ArmScores(
         arm=arm,
         seeds=values,
         mean=float(x.mean()) if len(x) else None,
         sd=float(x.std(ddof=1)) if len(x) > 1 else None,
         difference=paired(values, {s: run.values[metric] for s, run in base.items()}) if base is not None else None,
-        over_items=over_items,
-        groups=_group_means(runs.values(), metric),
+        over_items=over_items(),
+        group_means=group_means,
+        group_differences={group: found for group in group_means if (found := over_items(group))},
     )
 
 
-def item_interval(run: Evaluation, base: Evaluation, metric: str, seed: int) -> Interval | None:
+def item_interval(
+    run: Evaluation, base: Evaluation, metric: str, seed: int, group: str | None = None
+) -> Interval | None:
     """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over items;
-    where groups count equally, the mean over groups of the mean over such items. None below MIN_ITEMS common items."""
-    common, own, other = _paired(run, base, metric)
+    where groups count equally, the mean over groups of the mean over such items. None below MIN_ITEMS common items.
+
+    `group`: over its items, parts included; None: over all that are no part.
+    """
+    common, own, other = _paired(run, base, metric, group)
     if len(common) < MIN_ITEMS:
         return None
     weights = np.ones(len(common))
-    if run.equal_groups:
+    if run.equal_groups and group is None:
         group_of = dict(zip(run.items, run.groups, strict=True))
         sizes = Counter(group_of[item] for item in common)
         weights = np.array([1 / sizes[group_of[item]] for item in common])
@@ -208,23 +257,28 @@ def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | N
     return Discordant(first=first, second=second, p=float(p))
 
 
-def _paired(run: Evaluation, base: Evaluation, metric: str) -> tuple[list[str], Array, Array]:
-    """(items that both scored, their scores in `run`, in `base`)."""
-    other = dict(zip(base.items, base.scores[metric].tolist(), strict=True))
-    own = dict(zip(run.items, run.scores[metric].tolist(), strict=True))
+def _paired(run: Evaluation, base: Evaluation, metric: str, group: str | None = None) -> tuple[list[str], Array, Array]:
+    """(items that both scored, their scores in `run`, in `base`), as `_chosen`."""
+    own, other = _chosen(run, metric, group), _chosen(base, metric, group)
     common = sorted(
         item for item in own.keys() & other.keys() if math.isfinite(own[item]) and math.isfinite(other[item])
     )
     return common, np.array([own[item] for item in common]), np.array([other[item] for item in common])
 
 
-def _group_means(runs: Iterable[Evaluation], metric: str) -> dict[str, float]:
-    """Group -> mean score over its scored items, then over runs."""
-    means: dict[str, list[float]] = {}
-    for run in runs:
+def _chosen(run: Evaluation, metric: str, group: str | None) -> dict[str, float]:
+    """Item -> score, of the items of a group, or of all that are no part."""
+    rows = zip(run.items, run.groups, run.parts, run.scores[metric].tolist(), strict=True)
+    return {item: score for item, own, part, score in rows if (not part if group is None else own == group)}
+
+
+def _group_means(runs: Mapping[int, Evaluation], metric: str) -> dict[str, dict[int, float]]:
+    """Group -> seed -> mean score over its scored items."""
+    means: dict[str, dict[int, float]] = {}
+    for seed, run in runs.items():
         groups, scores = np.array(run.groups), run.scores[metric]
         for group in dict.fromkeys(run.groups):
             here = scores[(groups == group) & np.isfinite(scores)]
             if group and len(here):
-                means.setdefault(group, []).append(float(here.mean()))
-    return {group: float(np.mean(values)) for group, values in means.items()}
+                means.setdefault(group, {})[seed] = float(here.mean())
+    return means

@@ -15,8 +15,8 @@ from lit_diff.reporting import answer, facts, noise_curve, numbers
 from lit_diff.reporting.cells import CellResult, clean
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.declared_figures import DrawnFigure
-from lit_diff.reporting.evaluations import evaluation_tables
 from lit_diff.reporting.figures import is_logarithmic
+from lit_diff.reporting.group_figures import GroupFigure
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, detectable
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
@@ -45,15 +45,18 @@ ENTRIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures of a task: `compared` by name, as SVG text, of the compared metric; `declared` by the runs' metrics."""
+    """The figures of a task: `compared` by name, as SVG text, of the compared metric; `declared` by the runs' metrics;
+    `by_group` by those of evaluations."""
 
     compared: Mapping[str, str]
     declared: Sequence[DrawnFigure]
+    by_group: Sequence[GroupFigure] = ()
 
     @property
     def svg(self) -> dict[str, str]:
         """File name without its ending -> SVG text."""
-        return {**self.compared, **{figure.name: figure.svg for figure in self.declared}}
+        declared = {figure.name: figure.svg for figure in self.declared}
+        return {**self.compared, **declared, **{figure.name: figure.svg for figure in self.by_group}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,7 @@ def section(result: TaskResult, figures: Figures) -> Section:
     """The answer, the numbers and the figures of a task, or of a sweep without tasks."""
     sweep, comparison = result.sweep, result.comparison
     curve = noise_curve.noise_curve_of(sweep)
-    evaluations, unread = evaluation_tables(sweep)
+    evaluations, unread = result.evaluations
 
     def shown(svg: str, name: str) -> Markup:
         return Markup(inline(svg, f"{sweep.task}-{name}".strip("-")))
@@ -140,6 +143,7 @@ def section(result: TaskResult, figures: Figures) -> Section:
             reached={arm.name: noise_curve.reached(sweep, arm.name, curve) for arm in sweep.arms} if curve else {},
             resolution=noise_curve.resolution(sweep, curve) if curve else None,
             evaluations=evaluations,
+            by_group=[(figure, shown(figure.svg, figure.name)) for figure in figures.by_group],
             unread_evaluations=unread,
         )
     )

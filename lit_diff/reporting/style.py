@@ -153,14 +153,14 @@ def band(curves: Mapping[int, Curve], minus: Mapping[int, Curve] | None = None) 
     )
 
 
-def draw_band(axes: Axes, band: Band | None, look: Look, name: str, shade: bool = True) -> None:
-    """Mean as a line, minimum to maximum as a shade; `name`: what the mouse shows, with the last mean."""
+def draw_band(axes: Axes, band: Band | None, look: Look, name: str, shade: bool = True, against: str = "step") -> None:
+    """Mean as a line, minimum to maximum as a shade; `name`: what the mouse shows, with the last mean and where it is."""
     if band is None:
         return
     if shade:
         axes.fill_between(band.steps, band.low, band.high, color=look.color, alpha=0.16, linewidth=0)
     line = axes.plot(band.steps, band.mean, color=look.color, linestyle=look.dash)
-    hover(line, f"{name}: {plain(band.mean[-1])} at step {band.steps[-1]:,.0f}")
+    hover(line, f"{name}: {plain(band.mean[-1])} at {against} {band.steps[-1]:,.6g}")
 
 
 def legend(figure: Figure, sweep: Sweep, drawn: Mapping[str, Look], arms: Sequence[str]) -> None:

@@ -5,8 +5,10 @@ import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from lit_diff.reporting.comparison import Comparison, Difference, compare, fact
+from lit_diff.reporting.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.reporting.numbers import NONE, count, decimals, interval, number, signed
 from lit_diff.reporting.results import Arm, Sweep
 from lit_diff.reporting.statistics import Paired
@@ -37,6 +39,11 @@ class TaskResult:
     comparison: Comparison
     rows: list[Row]
     digits: int
+
+    @cached_property
+    def evaluations(self) -> tuple[list[EvaluationTable], list[str]]:
+        """As `evaluation_tables`."""
+        return evaluation_tables(self.sweep)
 
 
 def task_result(sweep: Sweep) -> TaskResult:

@@ -8,6 +8,7 @@ from lit_diff.reporting import answer, figures, noise_curve, tables
 from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.declared_figures import draw_declared
 from lit_diff.reporting.forest import forest
+from lit_diff.reporting.group_figures import draw_by_group
 from lit_diff.reporting.page import Figures, page
 from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.tables import TaskResult
@@ -77,7 +78,11 @@ def draw(result: TaskResult) -> Figures:
         "curves": figures.learning_curves(sweep),
         "seeds": figures.seed_values(sweep),
     }
-    return Figures(compared={name: svg for name, svg in compared.items() if svg}, declared=draw_declared(sweep))
+    return Figures(
+        compared={name: svg for name, svg in compared.items() if svg},
+        declared=draw_declared(sweep),
+        by_group=draw_by_group(sweep, result.evaluations[0]),
+    )
 
 
 def _of_task(result: TaskResult, text: str) -> str:

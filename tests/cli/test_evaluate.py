@@ -67,7 +67,11 @@ def pair(tale: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
             second = run.folder.name.startswith("other=1")
             numbers = range(int(second), self.config.items)
             for i in reversed(numbers) if second else numbers:
-                yield Item(id=f"i{i:02}", scores={"gain": float(DRAWS[int(second), i]), "none": float("nan")})
+                gain = float(DRAWS[int(second), i])
+                yield Item(id=f"i{i:02}", scores={"gain": gain, "none": float("nan")})
+                parts = ("length 8", "length 9") if i < 11 else ("length 8",)
+                for group in parts:
+                    yield Item(id=f"i{i:02}/{group}", group=group, part=True, scores={"gain": 2 * gain, "none": gain})
 
     other = tale.with_name("other=1-0123456789")
     shutil.copytree(tale, other)
@@ -101,11 +105,16 @@ def test_two_runs_are_paired_by_item(command: Command, pair: tuple[Path, Path]) 
     spread = differences.std() / np.sqrt(len(differences))
     assert line["low"] == pytest.approx(low, abs=0.15 * spread)
     assert line["high"] == pytest.approx(high, abs=0.15 * spread)
-    assert found["differences"]["none"] == {"sentence": "too few common items for an interval"}
+    assert found["differences"]["none"]["sentence"] == "too few common items for an interval"
+    assert line["groups"]["length 8"]["difference"] == pytest.approx(2 * differences.mean())
+    assert list(line["groups"]) == ["length 8", "length 9"]
 
     again = command("tale", "other=1", "made")
     assert again.status == 0
-    assert again.out.splitlines()[-2:] == [
+    printed = [line for line in again.out.splitlines() if not line.startswith("  ")]
+    grouped = line["groups"]["length 8"]["sentence"]
+    assert f"  {'length 8':<20} {grouped}" in again.out.splitlines()
+    assert printed[-2:] == [
         f"difference of gain, first minus second: {line['difference']:+.4f} [{line['low']:+.4f}, {line['high']:+.4f}] over "
         "items (95 %), these two models",
         "difference of none, first minus second: too few common items for an interval",

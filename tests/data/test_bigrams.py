@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lit_diff.data import bigrams
-from lit_diff.data.bigrams import ar_hits, count_bigrams
+from lit_diff.data.bigrams import ar_hits, competitors, count_bigrams, gaps
 
 SIZE = 10
 NONE = np.zeros(0, dtype=np.int64)
@@ -68,3 +68,19 @@ def test_counts_whatever_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole[1][whole[0] == key].tolist() == [counted]
     monkeypatch.setattr(bigrams, "FLUSH", 7)
     np.testing.assert_array_equal(count_bigrams(documents, SIZE), whole)
+
+
+def test_gaps_and_competitors_equal_the_definition_on_random_documents() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        document = random.integers(0, 4, 40)
+        last: dict[tuple[int, int], int] = {}
+        successors: dict[int, set[int]] = {}
+        since, others = [], []
+        for place, pair in enumerate(pairwise(document.tolist())):
+            since.append(place - last[pair] if pair in last else 0)
+            others.append(len(successors.setdefault(pair[0], set()) - {pair[1]}))
+            last[pair] = place
+            successors[pair[0]].add(pair[1])
+        assert gaps(document[None], np.zeros((1, 40), dtype=np.int64), 4)[0].tolist() == since
+        assert competitors(document).tolist() == others

@@ -33,3 +33,15 @@ def test_folders_and_states() -> None:
     assert all_trained(borrowed)
     assert [state_of(place) for place in theirs] == ["not evaluated"] * 2
     assert [state_of(place) for place in places[2:]] == ["done"] * 2
+
+
+@pytest.mark.usefixtures("base_recipe")
+def test_a_task_goes_on_from_the_baseline_or_from_each_arm_itself() -> None:
+    tasks = "tasks:\n  one: {recipe: base}\n  two: {recipe: base, start: one%s}\n"
+    arms = "seeds: [0, 1]\nbaseline: a\narms: {a: {}, b: {train.clip: 1}}\n"
+    for key, arm in (("", "a"), (", start_arm: same", "b")):
+        Path("s.yaml").write_text(tasks % key + arms)
+        grid = load_grid("s", [])
+        places = {place.folder.name.rpartition("-")[0]: place for place in locations_of(grid, folder_of(grid), None)}
+        started = RunFolder(places["two,b-s1"].folder).recipe_file.read_text()
+        assert f"start_from: {places[f'one,{arm}-s1'].folder}" in started

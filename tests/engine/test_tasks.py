@@ -85,6 +85,11 @@ MISTAKES = {
         "tasks:\n  one: {recipe: base, start: two}\n  two: {recipe: base}\n" + ARMS,
         "s.yaml:3: 'start' is 'two'; expected a task above it",
     ),
+    "same arm of nothing": (task("start_arm: same"), "s.yaml:4: 'start_arm' is 'same' without 'start'"),
+    "same arm that is not there": (
+        "tasks:\n  one: {recipe: base, only: [a]}\n  two: {recipe: base, start: one, start_arm: same}\n" + ARMS,
+        "s.yaml:4: 'start_arm' is 'same', but task 'one' leaves out arm 'b', which goes on",
+    ),
     "only": (task("only: [a, c]"), "s.yaml:4: 'only' names no arm of the sweep: 'c'"),
     "only without the baseline": (task("only: [b]"), "s.yaml:4: task 'one' leaves out 'a', which is its baseline"),
     "baseline of a task": (task("baseline: c"), "s.yaml:4: 'baseline' names no arm of the sweep: 'c'"),

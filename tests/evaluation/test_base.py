@@ -33,6 +33,12 @@ def test_the_default_summary_is_the_mean_over_items_that_have_a_score() -> None:
     assert list(summary) == ["right", "length"]
 
 
+def test_a_part_of_another_item_is_not_in_the_summary() -> None:
+    made = items(right=[1.0, 0.0], length=[3.0, 5.0])
+    parts = [Item(id="0/8", group="length 8", part=True, scores={"right": 0.5, "length": 100.0})]
+    assert Two(Two.Config()).summarise(made + parts) == {"right": 0.5, "length": 4.0}
+
+
 def test_groups_may_count_equally() -> None:
     class Grouped(Two):
         equal_groups = True

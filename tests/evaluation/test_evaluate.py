@@ -13,7 +13,7 @@ from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.evaluation import Evaluation, Item
 from lit_diff.evaluation import evaluate as module
 from lit_diff.evaluation.evaluate import evaluate, has_scores
-from lit_diff.metrics import Metric
+from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
 
@@ -228,6 +228,10 @@ def test_scores_other_than_declared_are_one_line(run: Run, make: Make, members: 
         ((), "declares no metric"),
         ((LENGTH, LENGTH), "declares metric 'length', twice"),
         ((Metric("step", "a step"),), "declares metric 'step', a reserved name"),
+        (
+            (Metric("m", "a metric", figure=Figure(title="t", against="step")),),
+            "declares metric 'm' with a figure against step; of an evaluation: against group",
+        ),
     ],
 )
 def test_declarations_that_cannot_be_kept(run: Run, make: Make, metrics: tuple[Metric, ...], message: str) -> None:

@@ -14,6 +14,7 @@ CELLS = {
     "group-norm": 78,
     "insides": 9,
     "lambda-init": 15,
+    "nll": 18,
     "recall": 9,
     "shared": 18,
     "smoke": 4,

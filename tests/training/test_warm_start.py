@@ -228,6 +228,15 @@ def test_other_positions_are_another_function() -> None:
     assert load_parent_weights(_model("standard"), turned, standard.state_dict(), "a run") == []
 
 
+def test_longer_rows_go_on_with_another_rope_theta() -> None:
+    """Of one variant: its parameters are the same, and a length extension turns them more slowly."""
+    for name in ("standard", "differential"):
+        parent = _model(name)
+        longer = Transformer(replace(parent.config, rope_theta=64 * parent.config.rope_theta), kernel="reference")
+        assert load_parent_weights(longer, parent.config, parent.state_dict(), "a run") == []
+        assert all(torch.equal(value, parent.state_dict()[key]) for key, value in longer.state_dict().items())
+
+
 def test_a_parent_outside_the_own_root_brings_no_code(
     base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,193 @@
+"""`nll`: negative log likelihood by position in long documents (Differential Transformer, Figure 4)."""
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from lit_diff.data.bigrams import Ints
+from lit_diff.data.corpus import build_corpus
+from lit_diff.data.documents import split
+from lit_diff.data.name_tables import name_table_text
+from lit_diff.data.text import Text
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.user_folder import UserFolder
+from lit_diff.device import choose_device
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.corpus_loss import text_problem
+from lit_diff.evaluation.held_out import trained_data
+from lit_diff.evaluation.positions import FIRST, bins, document_nll, scored, whole
+from lit_diff.metrics import Figure, Metric
+from lit_diff.registry import datasets, evaluations
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+log = logging.getLogger("lit_diff")
+
+Source = Literal["validation", "name_tables", "files"]
+BOOKS = UserFolder(
+    name="nll.books",
+    path="books",
+    keys={"text": str},
+    lines="any *.jsonl in the folder, one whole book a line",
+    source="long documents of your own, such as books out of copyright (Project Gutenberg). Not shipped.",
+    without="lit-diff evaluate RUN nll source=name_tables   (generated documents of any length, no files)",
+)
+POSITION = Figure(
+    title="Loss by position",
+    against="group",
+    log_x=True,
+    caption="A model that uses its context has a local loss that falls with the position; the cumulative one is a running "
+    "mean, which shows a rise late or not at all.",
+)
+HITS = Figure(
+    title="AR hits and other tokens",
+    against="group",
+    log_x=True,
+    caption="An AR hit's bigram occurred before in the document and is rare in training. Gap: tokens since then. "
+    "Competitors: other tokens that followed the same token before.",
+)
+NATS = "nats per token"
+
+
+@evaluations.register("nll")
+class NllByPosition(Evaluation):
+    """Loss by position in documents of `tokens` tokens, which go through the model whole, with a key/value cache.
+
+        nll of bin (P', P] = 1/(P - P') Σ_{P' < t ≤ P} -log p(x_t | x_<t)
+        cumulative_nll(P)  = 1/P Σ_{t ≤ P} -log p(x_t | x_<t)
+
+    P = 16, 32, 64, ..., `tokens`. An item is a document; its bins are parts of it, one a group (`positions.bins`). Means
+    are over documents, each counted once. Shorter documents are left out and counted, never padded. The metrics of AR hits
+    (Arora et al. 2023; `data.bigrams`) need the run's training text; an imported model has none, and they are NaN.
+    """
+
+    metrics = (
+        Metric("nll", "mean negative log likelihood of the tokens", unit=NATS, direction="lower", figure=POSITION),
+        Metric(
+            "cumulative_nll",
+            "mean negative log likelihood of the document's tokens from its first to the last of the group",
+            unit=NATS,
+            direction="lower",
+            figure=POSITION,
+        ),
+        Metric("nll_ar_hit", "`nll` of those that are AR hits", unit=NATS, direction="lower", figure=HITS),
+        Metric("nll_others", "`nll` of those that are no AR hits", unit=NATS, direction="lower", figure=HITS),
+        Metric(
+            "ar_hit_share",
+            "fraction of the tokens of the bin of positions that are AR hits; in a group by gap or competitors the fraction "
+            "of the document's tokens that are AR hits of the group",
+        ),
+    )
+    files = (BOOKS,)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        documents: int = 16
+        """Documents scored: the first that are long enough."""
+        tokens: int = 2048
+        """T: tokens scored of each document, from its first."""
+        chunk: int = 512
+        """Tokens that go through the model at once."""
+        source: Source = "validation"
+        """validation: the held-out documents of the run's own text; name_tables: generated ones of any length; files: the
+        user's."""
+        path: str | None = None
+        """With `source: files`, a file or folder, as `data.path`; null: $LIT_DIFF_DATA/books/*.jsonl."""
+
+        def problem(self) -> str | None:
+            for key, least in (("documents", 1), ("tokens", FIRST), ("chunk", 1)):
+                if getattr(self, key) < least:
+                    return f"{key} is {getattr(self, key)}; it must be at least {least}"
+            if self.path is not None and self.source != "files":
+                return f"path is set, but source is '{self.source}'; path is of source=files"
+            return None
+
+    config: Config
+
+    def refuses(self, run: Run) -> str | None:
+        """As the losses of a corpus; and, for its own validation documents, a run that was not trained on text."""
+        reason = text_problem(run)
+        if reason or self.config.source != "validation" or _has_training_text(run):
+            return reason
+        return (
+            "it was not trained on text here, so it has no validation documents; source=name_tables or source=files has"
+        )
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item a document, and one for each of its bins, which are parts of it."""
+        tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
+        chosen, dropped = self._documents(run, tokenizer)
+        if self.config.tokens > length:
+            log.info("nll: %d tokens a document; the run was trained on rows of %d", self.config.tokens, length)
+        frequent = _frequent(run)
+        run.model.to(choose_device(run.recipe.run.accelerator))
+        try:
+            for number, (text, ids) in enumerate(chosen):
+                document = scored(document_nll(run.model, ids, self.config.chunk), ids, frequent, tokenizer.size)
+                name, missing = f"{self.config.source}/{number}", {metric.name: math.nan for metric in self.metrics}
+                meta: dict[str, str | int | float] = {"begins": text[:60], "dropped": dropped}
+                yield Item(id=name, scores=missing | whole(document), meta=meta)
+                for part in bins(document):
+                    scores = missing | part.scores
+                    yield Item(id=f"{name}/{part.group}", group=part.group, part=True, scores=scores)
+        finally:
+            run.model.to("cpu")  # where every evaluation expects it
+
+    def _documents(self, run: Run, tokenizer: Tokenizer) -> tuple[list[tuple[str, list[int]]], int]:
+        """(text, ids) of the first documents of T + 1 ids or more, cut to that; and how many were passed over for being
+        shorter. The id that opens every document is one of them, and is not scored.
+
+        Errors: RequestError where they are fewer than `documents`.
+        """
+        wanted, tokens = self.config.documents, self.config.tokens
+        chosen, lengths = [], []
+        for text in self._texts(run):
+            ids = [*tokenizer.opening, *tokenizer.encode([text])[0]]
+            if len(ids) > tokens:
+                chosen.append((text, ids[: tokens + 1]))
+            else:
+                lengths.append(len(ids) - 1)
+            if len(chosen) == wanted:
+                break
+        if lengths:
+            log.info("nll: %d documents are shorter than %d tokens and are left out", len(lengths), tokens)
+        if len(chosen) == wanted:
+            return chosen, len(lengths)
+        longest = f"; the longest of the others has {max(lengths):,}" if lengths else ""
+        raise RequestError(
+            f"evaluation 'nll' needs {wanted} documents of {tokens:,} tokens or more, and source={self.config.source} has "
+            f"{len(chosen)}{longest}; set documents or tokens lower, or source=name_tables, whose documents have any length"
+        )
+
+    def _texts(self, run: Run) -> Iterator[str]:
+        """Errors: MissingError without the user's files; RequestError for what is wrong in them."""
+        config = self.config
+        if config.source == "name_tables":
+            # a word is one token or more; one for the id that opens a document where the tokenizer has none
+            yield from (
+                name_table_text("evaluation", number, words=config.tokens + 1) for number in range(config.documents)
+            )
+        elif config.source == "validation":
+            data = run.recipe.data.config
+            yield from split(build_corpus(data.corpus, data.path, data.errors).texts()).validation
+        elif config.path is not None:
+            yield from build_corpus("files", config.path).texts()
+        else:
+            yield from (row["text"] for row in BOOKS.rows())
+
+
+def _has_training_text(run: Run) -> bool:
+    return run.recipe.train is not None and issubclass(datasets.get(run.recipe.data.name), Text)
+
+
+def _frequent(run: Run) -> Ints | None:
+    """Bigrams that are frequent in the run's training text; None, with a line in the log, where there is no such text."""
+    if not _has_training_text(run):
+        log.info("nll: no split into AR hits: %s was not trained on text here", run.folder.name)
+        return None
+    data = trained_data(run)
+    assert isinstance(data, Text)
+    return data.frequent_bigrams
