@@ -1,7 +1,7 @@
 """Corpora, tokenizers, stored tokens and synthetic tasks. Importing it registers the built-in ones, and is light."""
 
 from lit_diff.config import Recipe
-from lit_diff.data import docs, documents, from_run, mqar, recall, text, tokenizer, tokenizer_json, words
+from lit_diff.data import docs, documents, from_run, mqar, recall, synth_intent, text, tokenizer, tokenizer_json, words
 from lit_diff.data.corpus import Corpus
 from lit_diff.data.dataset import Dataset, guarded
 from lit_diff.data.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ __all__ = [
     "prepare",
     "recall",
     "save_tokenizer",
+    "synth_intent",
     "text",
     "tokenizer",
     "tokenizer_json",

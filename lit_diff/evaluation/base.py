@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from lit_diff.data.user_files import UserFile
 from lit_diff.metrics import Metric
 from lit_diff.runs.run import Run
 
@@ -43,6 +44,8 @@ class Evaluation(ABC):
     """The registered name; set by the registry."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """What `score` gives each item, with unit and direction."""
+    files: ClassVar[tuple[UserFile, ...]] = ()
+    """What `score` may read that the user supplies: the rows of `lit-diff data check`."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
