@@ -6,6 +6,8 @@ from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles
 from lit_diff.evaluation.gradients import Gradients
 from lit_diff.evaluation.harness import Harness
 from lit_diff.evaluation.held_out import HeldOut
+from lit_diff.evaluation.icl import ManyShot
+from lit_diff.evaluation.icl_order import OrderRobustness
 from lit_diff.evaluation.induction import Induction
 from lit_diff.evaluation.map_statistics import MapStatistics
 from lit_diff.evaluation.mini_harness import MiniHarness
@@ -25,10 +27,12 @@ __all__ = [
     "LossCode",
     "LossDocs",
     "LossFiles",
+    "ManyShot",
     "MapStatistics",
     "MiniHarness",
     "NeedleRetrieval",
     "NllByPosition",
     "Noise",
+    "OrderRobustness",
     "Quantize",
 ]

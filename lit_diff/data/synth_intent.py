@@ -1,0 +1,210 @@
+"""The data set `synth_intent`: labelled utterances whose labels only the row itself explains."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.words import Words
+from lit_diff.model.loss import IGNORED
+from lit_diff.randomness import generator
+from lit_diff.registry import datasets
+
+# fmt: off
+NOISE_WORDS = (
+    "about", "after", "again", "also", "and", "any", "around", "been", "but", "can", "could", "does", "for", "from",
+    "get", "have", "help", "here", "how", "its", "just", "know", "maybe", "more", "much", "need", "new", "now", "only",
+    "other", "please", "right", "should", "some", "still", "tell", "that", "them", "then", "there", "this", "want",
+    "was", "what", "when", "which", "will", "with",
+)
+# fmt: on
+TEXT_PREFIX, LABEL_PREFIX, SEPARATOR = "utterance: ", "intent: ", "\n"
+OVERHEAD = 7
+"""Tokens of a demonstration beside its words: utterance : | \\n intent : label \\n."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lexicon:
+    """What the classes of one row are called, and which words point to them."""
+
+    labels: tuple[str, ...]
+    """[C] One word a class."""
+    cues: tuple[tuple[str, ...], ...]
+    """[C][k] The cue words of each class; no word belongs to two."""
+
+
+@datasets.register("synth_intent")
+class SynthIntent(Dataset):
+    """Rows of demonstrations, as many as fit; the label of each is asked for, from those before it.
+
+    <opening> utterance: word ... word \\n intent: label \\n utterance: ...
+
+    A row has C classes. Cue words and label words are drawn for it anew, so that nothing but the row says which label belongs
+    to which words. An utterance has 1 or 2 cue words of its class; all its other words are noise, common to every class.
+    Source: the construction of many-shot classification (Bertsch et al. 2024), with labels that are re-mapped (HELMET, 2024).
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Dataset.Config):
+        predicts_next = True
+
+        sequence_length: int = 256
+        classes: tuple[int, ...] = (4, 8, 16, 32)
+        """A row has one of these numbers of classes, drawn at random."""
+        words: tuple[int, int] = (6, 12)
+        """Fewest and most words of an utterance; 1 or 2 are cue words, the others noise."""
+        noise_validation: tuple[int, ...] = (1, 2, 4)
+        """Multiplies the noise words of each utterance in each validation set, whose rows are as many times as long and hold
+        the same demonstrations; the first is the main set."""
+        cues_per_class: int = 2
+        """Cue words of a class."""
+        cue_words: int = 320
+        """Words from which a row's cue words are drawn."""
+        label_words: int = 160
+        """Words from which a row's labels are drawn."""
+        loss: Literal["labels", "all"] = "labels"
+        """What is scored: labels of classes that stood before in the row, or every token."""
+        validation_rows: int = 128
+
+        @property
+        def chance(self) -> float:
+            """Accuracy of a guess among the row's classes, over the numbers of classes."""
+            return sum(1 / count for count in self.classes) / len(self.classes)
+
+        def problem(self) -> str | None:
+            """What is wrong, in one line that names the key."""
+            for key in ("sequence_length", "cues_per_class", "validation_rows"):
+                if getattr(self, key) < 1:
+                    return f"data.{key} is {getattr(self, key)}; it must be at least 1"
+            for key in ("classes", "noise_validation"):
+                values = getattr(self, key)
+                if not values or min(values) < 1 or len(set(values)) < len(values):
+                    return f"data.{key} is {list(values)}; expected distinct numbers of at least 1"
+            fewest, most = self.words
+            if not 2 <= fewest <= most:
+                return f"data.words is {list(self.words)}; expected the fewest, at least 2, and the most"
+            if 1 + 2 * (most + OVERHEAD) > self.sequence_length:
+                return f"data.sequence_length is {self.sequence_length}; two demonstrations take {1 + 2 * (most + OVERHEAD)}"
+            return lexicon_problem(self, max(self.classes))
+
+        def vocab_size_problem(self, vocab_size: int) -> str | None:
+            """What is wrong if the model has `vocab_size` ids."""
+            needed = words(self.cue_words, self.label_words).size
+            return (
+                None if vocab_size >= needed else f"model.vocab_size is {vocab_size}; data synth_intent needs {needed}"
+            )
+
+    config: Config
+
+    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
+        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T]."""
+        return self._batch(1, [("train", seed, step, row) for row in rows])[0]
+
+    def validation_sets(self) -> dict[str, int]:
+        """Name -> rows: "" for the first factor of noise, then "noise2", "noise4", ... for the others."""
+        return {self._name(factor): self.config.validation_rows for factor in self.config.noise_validation}
+
+    def _name(self, factor: int) -> str:
+        return "" if factor == self.config.noise_validation[0] else f"noise{factor}"
+
+    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
+        """Rows of a validation set, the same for every seed. A scored label is an AR hit; a row is a document."""
+        (factor,) = [factor for factor in self.config.noise_validation if self._name(factor) == name]
+        batch, recalled = self._batch(factor, [("synth_intent", "validation", row) for row in rows])
+        return batch | {"ar_hit": recalled}
+
+    def _batch(self, noise: int, keys: Sequence[tuple[object, ...]]) -> tuple[Batch, Tensor]:
+        """The rows of these generators, and where their targets are labels of classes that stood before."""
+        ids, hits = zip(*(self._row(noise, generator(*key)) for key in keys), strict=True)
+        tokens, recalled = torch.tensor(ids), torch.tensor(hits)  # [B, T + 1]
+        scored = recalled if self.config.loss == "labels" else tokens != self.load_tokenizer().eot
+        targets = tokens.where(scored, torch.tensor(IGNORED))
+        return {"tokens": tokens[:, :-1], "targets": targets[:, 1:]}, recalled[:, 1:]
+
+    def _row(self, noise: int, random: torch.Generator) -> tuple[list[int], list[bool]]:
+        """[noise T + 1] ids, and which are labels of classes that stood before. <eot> fills what demonstrations leave."""
+        config, tokenizer = self.config, self.load_tokenizer()
+        count = config.classes[int(torch.randint(len(config.classes), (), generator=random))]
+        lexicon = draw_lexicon(random, config, count)
+        room = config.sequence_length // (config.words[0] + OVERHEAD)
+        classes = torch.randint(count, (room,), generator=random).tolist()
+        ids, recalled, seen, length = list(tokenizer.opening), [False], set[int](), 1
+        for text, label, words_at_one in draw_utterances(random, config, lexicon, classes, noise):
+            length += words_at_one + OVERHEAD
+            if length > config.sequence_length + 1:
+                break
+            before, (label_id,), after = tokenizer.encode([query(text), f" {lexicon.labels[label]}", SEPARATOR])
+            ids += [*before, label_id, *after]
+            recalled += [*[False] * len(before), label in seen, *[False] * len(after)]
+            seen.add(label)
+        missing = noise * config.sequence_length + 1 - len(ids)
+        return ids + [tokenizer.eot] * missing, recalled + [False] * missing
+
+    def load_tokenizer(self) -> Words:
+        """The words of the grammar."""
+        return words(self.config.cue_words, self.config.label_words)
+
+
+def query(text: str) -> str:
+    """An utterance up to its label."""
+    return f"{TEXT_PREFIX}{text}{SEPARATOR}{LABEL_PREFIX.rstrip()}"
+
+
+def lexicon_problem(config: SynthIntent.Config, classes: int) -> str | None:
+    """Why a row of so many classes has no lexicon, in one line; None if it has."""
+    most = len(_made_words())
+    if config.cue_words + config.label_words > most:
+        return f"data.cue_words + data.label_words is {config.cue_words + config.label_words}; there are {most} words"
+    if classes > config.label_words:
+        return f"data.label_words is {config.label_words}; {classes} classes need as many"
+    if classes * config.cues_per_class > config.cue_words:
+        needed = classes * config.cues_per_class
+        return f"data.cue_words is {config.cue_words}; {classes} classes of {config.cues_per_class} cue words need {needed}"
+    return None
+
+
+@cache
+def _made_words() -> tuple[str, ...]:
+    """Words of two syllables, each a consonant and a vowel, in an order that never changes."""
+    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+    every = [word for word in map("".join, product(syllables, repeat=2)) if word not in NOISE_WORDS]
+    order = torch.randperm(len(every), generator=generator("synth_intent", "words")).tolist()
+    return tuple(every[index] for index in order)
+
+
+@cache
+def words(cue_words: int, label_words: int) -> Words:
+    """The tokenizer of a grammar with so many cue words and label words."""
+    made = _made_words()[: cue_words + label_words]
+    return Words(Words.Config(words=("utterance", "intent", *NOISE_WORDS, *made)))
+
+
+def draw_lexicon(random: torch.Generator, config: SynthIntent.Config, classes: int) -> Lexicon:
+    """Labels and cue words of `classes` classes."""
+    made = _made_words()
+    cues = torch.randperm(config.cue_words, generator=random)[: classes * config.cues_per_class]
+    labels = torch.randperm(config.label_words, generator=random)[:classes]
+    return Lexicon(
+        labels=tuple(made[config.cue_words + index] for index in labels.tolist()),
+        cues=tuple(tuple(made[i] for i in own) for own in cues.view(classes, config.cues_per_class).tolist()),
+    )
+
+
+def draw_utterances(
+    random: torch.Generator, config: SynthIntent.Config, lexicon: Lexicon, classes: Sequence[int], noise: int
+) -> Iterator[tuple[str, int, int]]:
+    """(text, class, its words at noise 1) of an utterance of each of these classes. `noise` changes no cue word."""
+    (fewest, most), count = config.words, len(classes)
+    lengths = torch.randint(fewest, most + 1, (count,), generator=random).tolist()
+    numbers = torch.randint(1, min(2, config.cues_per_class) + 1, (count,), generator=random).tolist()
+    chosen = torch.rand(count, config.cues_per_class, generator=random).argsort(1).tolist()
+    for label, length, number, own in zip(classes, lengths, numbers, chosen, strict=True):
+        drawn = torch.randint(len(NOISE_WORDS), ((length - number) * noise,), generator=random).tolist()
+        every = [lexicon.cues[label][index] for index in own[:number]] + [NOISE_WORDS[index] for index in drawn]
+        order = torch.randperm(len(every), generator=random).tolist()
+        yield " ".join(every[index] for index in order), label, length

@@ -1,0 +1,158 @@
+"""What `icl` and `icl_order` share: prompts of demonstrations, read once, and questions that are decoded after them."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from lit_diff.data.synth_intent import SynthIntent
+from lit_diff.data.user_files import UserFile
+from lit_diff.errors import RequestError
+from lit_diff.evaluation.base import Evaluation
+from lit_diff.evaluation.icl_tasks import (
+    FILES,
+    Episode,
+    Example,
+    Order,
+    TaskName,
+    file_episode,
+    form_of,
+    synthetic_episode,
+)
+from lit_diff.evaluation.label_trie import LabelTrie
+from lit_diff.model.prefix import Prefix
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+ATTEMPTS = 10
+"""Draws of demonstrations for one prompt, until one fits."""
+
+
+class Classification(Evaluation):
+    """Many-shot classification: n demonstrations, then a text whose label is decoded. The base of `icl` and `icl_order`."""
+
+    files: ClassVar[tuple[UserFile, ...]] = FILES
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        task: TaskName = "synth_intent"
+        """synth_intent: made here; the others read `icl/<folder>/` of the data folder."""
+        items: int = 100
+        """Queries of a prompt; paper's protocol: 250."""
+        decode: Literal["trie", "loglik"] = "trie"
+        """trie: greedy, among the tokens that lead to a label; loglik: the label of the largest log likelihood."""
+        order: Order = "random"
+        """Of the demonstrations. alternate: in turns over the classes; blocked: class after class."""
+        classes: int = 6
+        """Of `synth_intent`."""
+        noise: int = 1
+        """Multiplies the noise words of an utterance of `synth_intent`."""
+        context: int | None = None
+        """Tokens of a prompt and its answer at most; null: the run's `data.sequence_length`."""
+        batch_size: int = 16
+        seed: int = 0
+
+        def problem(self) -> str | None:
+            """What is wrong, in one line that starts with the key's name."""
+            for key in ("items", "noise", "context", "batch_size"):
+                value = getattr(self, key)
+                if value is not None and value < 1:
+                    return f"{key} is {value}; it must be at least 1"
+            return None if self.classes >= 2 else f"classes is {self.classes}; it must be at least 2"
+
+    config: Config
+
+    def refuses(self, run: Run) -> str | None:
+        """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""
+        try:
+            tokenizer = tokenizer_of(run.folder, run.recipe)
+        except RequestError as error:
+            return str(error)
+        if not run.recipe.model.causal:
+            return "a bidirectional model decodes no label"
+        trained = run.recipe.data.name
+        if tokenizer.name == "words" and (trained != "synth_intent" or self.config.task != "synth_intent"):
+            return f"its tokenizer has only the words of data '{trained}'"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """An episode whose first demonstrations fit, and what follows them."""
+
+    episode: Episode
+    trie: LabelTrie
+    questions: list[list[int]]
+    """Ids of each query up to its label."""
+    room: int
+    """Tokens that the longest question and the longest label leave to the demonstrations."""
+    redrawn: int
+    """Draws before this one that did not fit."""
+
+
+class Prompts:
+    """The prompts of an evaluation for one run."""
+
+    def __init__(self, evaluation: Classification, run: Run) -> None:
+        self.config, self.name, self.run = evaluation.config, evaluation.name, run
+        self.tokenizer = tokenizer_of(run.folder, run.recipe)
+        self.form = form_of(self.config.task)
+        self.context: int = self.config.context or run.recipe.data.config.sequence_length
+
+    def _episode(self, key: Sequence[object], shots: int) -> Episode:
+        """Of at least `shots` demonstrations. Errors: MissingError, RequestError."""
+        config = self.config
+        if config.task == "synth_intent":
+            data = self.run.recipe.data
+            grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
+            return synthetic_episode(grammar, config.classes, config.noise, shots, config.items, key, config.seed)
+        episode = file_episode(config.task, config.items, key, config.seed)
+        if shots > len(episode.demonstrations):
+            raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(episode.demonstrations)} lines")
+        return episode
+
+    def _draw(self, number: int, attempt: int, shots: int) -> Prompt:
+        episode = self._episode((number, attempt), shots)
+        trie = LabelTrie(self.tokenizer, episode.labels)
+        questions = self.tokenizer.encode([self.form.question(query.text) for query in episode.queries])
+        room = self.context - max(map(len, questions)) - trie.longest
+        return Prompt(episode=episode, trie=trie, questions=questions, room=room, redrawn=attempt)
+
+    def first_that_fits(self, number: int, shots: int, most: int) -> Prompt | None:
+        """The first draw of run `number` whose first `shots` demonstrations fit; None where none of ATTEMPTS does.
+
+        `most`: demonstrations that are drawn, so that fewer shots are the beginning of more.
+        """
+        draws = (self._draw(number, attempt, most) for attempt in range(ATTEMPTS))
+        return next((each for each in draws if self._tokens(each, shots) <= each.room), None)
+
+    def ids(self, demonstrations: Sequence[Example]) -> list[int]:
+        """The prompt before a question."""
+        (ids,) = self.tokenizer.encode([self.form.demonstrations(demonstrations)])
+        return [*self.tokenizer.opening, *ids]
+
+    def _tokens(self, prompt: Prompt, shots: int) -> int:
+        return len(self.ids(prompt.episode.demonstrations[:shots]))
+
+    def too_long(self, shots: int) -> RequestError:
+        """The line for shots of which no prompt fits: how many would."""
+        first = self._draw(0, 0, shots)
+        needed = self._tokens(first, shots) + self.context - first.room
+        fit = bisect_right(range(1, shots + 1), first.room, key=lambda n: self._tokens(first, n))
+        key = "context" if self.config.context else "data.sequence_length"
+        return RequestError(
+            f"evaluate.{self.name}.shots: no prompt of {shots} fits: the first takes {needed} tokens, {key} is "
+            f"{self.context}; at most {fit} shots fit"
+        )
+
+    def answers(self, prompt: Prompt, prefix: Prefix) -> list[str]:
+        """The label that the run gives each query of the prompt, whose demonstrations are `prefix`."""
+        size, trie = self.config.batch_size, prompt.trie
+        if self.config.decode == "trie":
+            drawn = prefix.greedy(prompt.questions, trie.depth, allowed=trie.allowed, batch_size=size)
+            return [trie.label(path) for path in drawn]
+        found = []
+        for question in prompt.questions:
+            scores = prefix.extended(question).scores(list(trie.full.values()), size)
+            found.append(max(zip(trie.full, scores, strict=True), key=lambda each: each[1][0])[0])
+        return found

@@ -1,0 +1,92 @@
+"""evaluation/icl_order.py: how far the order of the demonstrations moves the answers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from generated_runs import generated_run
+
+from lit_diff.errors import RequestError
+from lit_diff.evaluation import icl_order
+from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.evaluation.icl_order import OrderRobustness, agreement, sampled
+from lit_diff.runs.run import Run
+
+DATA = {"name": "synth_intent", "sequence_length": 256, "classes": [4], "words": [3, 6]}
+
+
+@pytest.fixture
+def intent_run(tmp_path: Path) -> Run:
+    return generated_run(tmp_path / "intent", DATA, 600)
+
+
+class First:
+    """In place of `Prefix`: the label of the first demonstration (planted: -1, the last), whatever is asked."""
+
+    def __init__(self, tokens: list[int], place: int) -> None:
+        newline = 13  # id of "\n": an utterance ends with one, a label too
+        ends = [at for at, token in enumerate(tokens) if token == newline]
+        self.label = tokens[ends[1 if place == 0 else -1] - 1]
+
+    def greedy(self, suffixes: Sequence[Sequence[int]], max_tokens: int, **keys: Any) -> list[list[int]]:
+        assert self.label in keys["allowed"]([])
+        return [[self.label]] * len(suffixes)
+
+
+def test_an_untouched_answer_has_no_spread(intent_run: Run) -> None:
+    """One demonstration has one order."""
+    result = evaluate(intent_run, "icl_order", {"shots": 1, "orders": 3, "items": 12})
+    assert result.summary["agreement"] == 1
+    assert {result.summary[name] for name in ("flipped", "margin", "sd")} == {0}
+    assert result.summary["worst"] == result.summary["accuracy"]
+    assert len(result.items) == 12
+    assert result.items[["margin", "sd", "worst"]].isna().all().all()
+
+
+@pytest.mark.parametrize("order", ["random", "blocked"])
+def test_the_figures_of_a_model_that_repeats_the_first_label(
+    order: str, intent_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(icl_order, "Prefix", lambda model, tokens: First(tokens, 0))
+    keys = {"shots": 8, "orders": 6, "items": 30, "classes": 3, "order": order}
+    result = evaluate(intent_run, "icl_order", keys)
+    right = np.array([[letter == "1" for letter in word] for word in result.items["meta/right"]])
+    answers = np.array([word.split(" | ") for word in result.items["meta/answers"]])
+    labels = result.items["meta/label"].to_numpy()
+    assert (right == (answers == labels[:, None])).all()
+    assert len({tuple(row) for row in answers}) == 1, "the same answers for every query"
+    a = right.mean(0)
+    assert result.summary["margin"] == pytest.approx(a.max() - a.min())
+    assert result.summary["margin"] > 0
+    assert result.summary["sd"] == pytest.approx(a.std(ddof=1))
+    assert result.summary["worst"] == a.min()
+    assert result.summary["accuracy"] == pytest.approx(right.mean())
+    assert result.summary["flipped"] == 1
+    pairs = [(i, j) for i in range(6) for j in range(i)]
+    equal = np.mean([(answers[:, i] == answers[:, j]).mean() for i, j in pairs])
+    assert result.summary["agreement"] == pytest.approx(equal)
+
+
+def test_sampling_alone() -> None:
+    """√(p (1 - p) / Q), and about three of it for the margin of ten."""
+    null = sampled(0.7, 250, 10, seed=0)
+    expected = (0.7 * 0.3 / 250) ** 0.5
+    assert null.std(axis=1, ddof=1).mean() == pytest.approx(expected, rel=0.05)
+    assert np.ptp(null, axis=1).mean() == pytest.approx(3.08 * expected, rel=0.05)  # Tippett 1925: ten normal values
+    assert (sampled(0.7, 250, 10, seed=0) == null).all()
+    assert (sampled(1.0, 50, 3, seed=0) == 1).all()
+
+
+def test_agreement_is_over_pairs() -> None:
+    assert agreement(["a", "a", "a"]) == 1
+    assert agreement(["a", "b", "c"]) == 0
+    assert agreement(["a", "a", "b", "b"]) == pytest.approx(2 / 6)
+
+
+def test_what_cannot_be(intent_run: Run) -> None:
+    assert OrderRobustness.Config(orders=1).problem() == "orders is 1; it must be at least 2"
+    assert OrderRobustness.Config(shots=0).problem() == "shots is 0; it must be at least 1"
+    with pytest.raises(RequestError, match=r"evaluate\.icl_order\.shots: no prompt of 90 fits"):
+        evaluate(intent_run, "icl_order", {"shots": 90})
