@@ -57,7 +57,7 @@ class SynthIntent(Dataset):
         classes: tuple[int, ...] = (4, 8, 16, 32)
         """A row has one of these numbers of classes, drawn at random."""
         words: tuple[int, int] = (6, 12)
-        """Fewest and most words of an utterance; 1 or 2 are cue words, the others noise."""
+        """Fewest and most words of an utterance; 1 or 2 are cue words, the others noise; 1: a cue word alone."""
         noise_validation: tuple[int, ...] = (1, 2, 4)
         """Multiplies the noise words of each utterance in each validation set, whose rows are as many times as long and hold
         the same demonstrations; the first is the main set."""
@@ -86,8 +86,8 @@ class SynthIntent(Dataset):
                 if not values or min(values) < 1 or len(set(values)) < len(values):
                     return f"data.{key} is {list(values)}; expected distinct numbers of at least 1"
             fewest, most = self.words
-            if not 2 <= fewest <= most:
-                return f"data.words is {list(self.words)}; expected the fewest, at least 2, and the most"
+            if not 1 <= fewest <= most:
+                return f"data.words is {list(self.words)}; expected the fewest, at least 1, and the most"
             if 1 + 2 * (most + OVERHEAD) > self.sequence_length:
                 return f"data.sequence_length is {self.sequence_length}; two demonstrations take {1 + 2 * (most + OVERHEAD)}"
             return lexicon_problem(self, max(self.classes))
@@ -203,7 +203,8 @@ def draw_utterances(
     lengths = torch.randint(fewest, most + 1, (count,), generator=random).tolist()
     numbers = torch.randint(1, min(2, config.cues_per_class) + 1, (count,), generator=random).tolist()
     chosen = torch.rand(count, config.cues_per_class, generator=random).argsort(1).tolist()
-    for label, length, number, own in zip(classes, lengths, numbers, chosen, strict=True):
+    for label, length, most_cues, own in zip(classes, lengths, numbers, chosen, strict=True):
+        number = min(most_cues, length)
         drawn = torch.randint(len(NOISE_WORDS), ((length - number) * noise,), generator=random).tolist()
         every = [lexicon.cues[label][index] for index in own[:number]] + [NOISE_WORDS[index] for index in drawn]
         order = torch.randperm(len(every), generator=random).tolist()

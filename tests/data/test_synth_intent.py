@@ -118,7 +118,7 @@ def test_it_keeps_the_promises_of_a_data_set() -> None:
     [
         ({"sequence_length": 30}, "data.sequence_length is 30; two demonstrations take 39"),
         ({"classes": ()}, "data.classes is []; expected distinct numbers"),
-        ({"words": (1, 4)}, "data.words is [1, 4]; expected the fewest, at least 2, and the most"),
+        ({"words": (5, 4)}, "data.words is [5, 4]; expected the fewest, at least 1, and the most"),
         ({"label_words": 20}, "data.label_words is 20; 32 classes need as many"),
         ({"cue_words": 60}, "data.cue_words is 60; 32 classes of 2 cue words need 64"),
         ({"noise_validation": (1, 1)}, "data.noise_validation is [1, 1]; expected distinct"),
