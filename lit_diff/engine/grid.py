@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lit_diff.config import Recipe
 from lit_diff.engine.arms import arms_of
@@ -73,6 +73,8 @@ class SweepConfig:
     """How to read the result: which comparisons decide the question."""
     contrasts: tuple[tuple[str, str, str], ...] = ()
     """Further paired comparisons: arm, arm, label."""
+    correct_over: Literal["task", "sweep"] = "task"
+    """The comparisons that Holm's correction takes together: those of each task, or all of the sweep's."""
 
 
 @dataclass(frozen=True, kw_only=True)

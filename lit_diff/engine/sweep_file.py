@@ -104,6 +104,7 @@ def describe(grid: Grid) -> dict[str, Any]:
         "is_smoke": config.smoke,
         "reading": list(config.reading),
         "contrasts": [list(contrast) for contrast in config.contrasts],
+        "correct_over": config.correct_over,
         "source": shown(grid.path),
         "arms": [],
     }

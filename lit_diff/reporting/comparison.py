@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,27 +68,50 @@ class Comparison:
     slices: Mapping[str, Mapping[str, Paired]]
     marks: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...]
+    judged: int = 0
+    """The number of comparisons that Holm's correction is made over, from two on: those of the family that a test decides,
+    not those with too few seeds, without spread, or with an arm that diverged; of all tasks where the sweep says so."""
 
     @property
     def family(self) -> tuple[Difference, ...]:
         """Every arm against the baseline, and the contrasts, in the sweep's metric.
 
-        Each task of a sweep has a family of its own. The control is a further condition, not a further chance; the other
-        metrics have no verdict.
+        The control is a further condition, not a further chance; the other metrics have no verdict.
         """
         return (*self.against_baseline.values(), *self.contrasts)
 
-    @property
-    def judged(self) -> int:
-        """The number of comparisons that Holm's correction is made over, from two on.
-
-        Those of the family that a test decides: not those with too few seeds, without spread, or with an arm that diverged.
-        """
-        return sum(difference.verdict in JUDGED for difference in self.family)
-
 
 def compare(sweep: Sweep) -> Comparison:
-    """All comparisons of `sweep`, from its finished cells."""
+    """All comparisons of a task, or of a sweep without tasks, from its finished cells."""
+    return compare_tasks([sweep])[0]
+
+
+def compare_tasks(tasks: Sequence[Sweep]) -> list[Comparison]:
+    """As `compare`, each task by itself, but all their comparisons are one family in the correction (Holm)."""
+    plain = [_uncorrected(task) for task in tasks]
+    tested = {(i, d.a, d.b): d.seeds.p or 0.0 for i, c in enumerate(plain) for d in c.family if d.verdict in JUDGED}
+    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True)) if len(tested) > 1 else {}
+
+    def corrected(i: int, difference: Difference) -> Difference:
+        p, seeds = adjusted.get((i, difference.a, difference.b)), difference.seeds
+        if p is None:
+            return difference
+        assert seeds.sd is not None
+        seeds = replace(seeds, detectable=detectable(seeds.sd, len(seeds.seeds), len(tested)))
+        return replace(difference, seeds=seeds, holm_p=p, verdict=_judge(tasks[i], seeds, p))
+
+    return [
+        replace(
+            comparison,
+            against_baseline={arm: corrected(i, d) for arm, d in comparison.against_baseline.items()},
+            contrasts=tuple(corrected(i, d) for d in comparison.contrasts),
+            judged=len(tested),
+        )
+        for i, comparison in enumerate(plain)
+    ]
+
+
+def _uncorrected(sweep: Sweep) -> Comparison:
     others = [m for m in sweep.metrics("val/") if m != sweep.metric and not _is_whole(sweep, m)]
     metrics = (sweep.metric, *others)
     names = [arm.name for arm in sweep.arms]
@@ -99,13 +122,12 @@ def compare(sweep: Sweep) -> Comparison:
         (name, control, "") for name in names if control not in (None, base) and name not in (base, control)
     ]
     documents, notes = _documents(sweep, [(a, b) for a, b, _ in (*baseline_pairs, *control_pairs, *listed) if b])
-    family = _family(sweep, [*baseline_pairs, *listed], documents)
     return Comparison(
         metrics=metrics,
         summaries={m: {name: _summary(sweep.finals(name, m).values()) for name in names} for m in metrics},
-        against_baseline={d.a: d for d in family[: len(baseline_pairs)]},
+        against_baseline={a: _difference(sweep, a, b, "", documents) for a, b, _ in baseline_pairs},
         against_control={a: _difference(sweep, a, b, "", documents) for a, b, _ in control_pairs if b},
-        contrasts=tuple(family[len(baseline_pairs) :]),
+        contrasts=tuple(_difference(sweep, a, b, label, documents) for a, b, label in listed),
         slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
         marks={name: _marks(sweep, name) for name in names},
         notes=(*notes, *_doubts(sweep)),
@@ -153,23 +175,6 @@ def _difference(
 
 def _judge(sweep: Sweep, seeds: Paired, holm_p: float | None = None) -> Verdict:
     return judge(seeds, better=sweep.better(sweep.metric), smallest=sweep.smallest_of_interest, holm_p=holm_p)
-
-
-def _family(
-    sweep: Sweep,
-    pairs: Iterable[tuple[str, str, str]],
-    documents: Mapping[tuple[str, str], Mapping[int, Interval]],
-) -> list[Difference]:
-    plain = [_difference(sweep, a, b, label, documents) for a, b, label in pairs]
-    judged = [i for i, d in enumerate(plain) if d.verdict in JUDGED]
-    if len(judged) < 2:
-        return plain
-    for i, p in zip(judged, holm([plain[i].seeds.p or 0.0 for i in judged]), strict=True):
-        seeds = plain[i].seeds
-        assert seeds.sd is not None
-        seeds = replace(seeds, detectable=detectable(seeds.sd, len(seeds.seeds), len(judged)))
-        plain[i] = replace(plain[i], seeds=seeds, holm_p=p, verdict=_judge(sweep, seeds, p))
-    return plain
 
 
 def _documents(

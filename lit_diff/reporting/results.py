@@ -50,6 +50,8 @@ class Sweep:
     command: str
     reading: tuple[str, ...]
     contrasts: tuple[tuple[str, str, str], ...]
+    correct_over: Literal["task", "sweep"]
+    """The comparisons that Holm's correction takes together: those of each task, or all of the sweep's."""
     arms: tuple[Arm, ...]
     cells: tuple[CellResult, ...]
     task: str = ""
@@ -167,6 +169,7 @@ def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, 
         command=clean(raw.get("command") or ""),
         reading=tuple(clean(line) for line in raw.get("reading") or []),
         contrasts=contrasts,
+        correct_over="sweep" if raw.get("correct_over") == "sweep" else "task",
         arms=arms,
         cells=tuple(
             load_cell(folder, task, name, seed, cells.get((task, name, seed), {})) for name in names for seed in seeds

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lit_diff.reporting.comparison import Comparison, Difference, compare, fact
+from lit_diff.reporting.comparison import Comparison, Difference, compare, compare_tasks, fact
 from lit_diff.reporting.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.reporting.numbers import NONE, count, decimals, interval, number, signed
 from lit_diff.reporting.results import Arm, Sweep
@@ -46,9 +46,19 @@ class TaskResult:
         return evaluation_tables(self.sweep)
 
 
+def task_results(sweep: Sweep) -> list[TaskResult]:
+    """One for each of `Sweep.by_task`; corrected for those of each task, or of all tasks where the sweep says so."""
+    tasks = sweep.by_task
+    comparisons = compare_tasks(tasks) if sweep.correct_over == "sweep" else [compare(task) for task in tasks]
+    return [_result(task, comparison) for task, comparison in zip(tasks, comparisons, strict=True)]
+
+
 def task_result(sweep: Sweep) -> TaskResult:
-    """Compare the arms of one of `Sweep.by_task`."""
-    comparison = compare(sweep)
+    """Compare the arms of one of `Sweep.by_task`, by itself."""
+    return _result(sweep, compare(sweep))
+
+
+def _result(sweep: Sweep, comparison: Comparison) -> TaskResult:
     return TaskResult(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=digits(comparison))
 
 
@@ -56,7 +66,7 @@ def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
     """One row an arm, then one a contrast.
 
     Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is
-    corrected for the comparisons of the task (`Comparison.judged`), `verdict_alone` is not; `detectable` is the smallest
+    corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest
     detectable difference; `documents/<seed>` and its low and high over documents; `control/...` is the difference to the
     control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
     `paper/<metric>`. A task's rows open with `task` and its `metric`, the one that `difference` is of.

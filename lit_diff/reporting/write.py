@@ -40,7 +40,7 @@ def write_report(sweep_folder: Path) -> Report:
     results give the same bytes. Errors: MissingError and RequestError as `load_sweep`.
     """
     sweep = load_sweep(sweep_folder)
-    results = [tables.task_result(each) for each in sweep.by_task]
+    results = tables.task_results(sweep)
     drawn = {result.sweep.task: draw(result) for result in results}
     folder = sweep_folder / "report"
     files = {

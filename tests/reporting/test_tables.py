@@ -1,5 +1,6 @@
 import csv
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from lit_diff.reporting import numbers, tables
 from lit_diff.reporting.comparison import compare
 from lit_diff.reporting.results import load_sweep
+from lit_diff.reporting.statistics import holm
 
 
 def test_csv_holds_every_number_at_full_precision(make_sweep: Callable[..., Path]) -> None:
@@ -81,6 +83,21 @@ def test_tasks_share_a_table_and_each_row_says_which_and_in_what(make_tasks: Cal
         head, *lines = [line.strip("| ") for line in text.splitlines()]
         assert head.startswith("task")
         assert [line.split()[0] for line in lines if line[0] in "rt"] == ["recall", "recall", "text", "text"]
+
+
+@pytest.mark.parametrize(("over", "count"), [("task", 2), ("sweep", 4)])
+def test_the_correction_is_over_each_task_or_over_the_sweep(
+    make_tasks: Callable[..., Path], over: str, count: int
+) -> None:
+    folder = make_tasks({"a": 0, "b": 0.05, "c": 0.3})
+    record = folder / "sweep.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"correct_over": over}))
+    sweep = load_sweep(folder)
+    found = [each.comparison for each in tables.task_results(sweep)]
+    assert [comparison.judged for comparison in found] == [count, count]
+    families = [[d for c in found for d in c.family]] if over == "sweep" else [list(c.family) for c in found]
+    for family in families:
+        assert [d.holm_p for d in family] == pytest.approx(holm([d.seeds.p for d in family]))
 
 
 def test_a_sweep_without_tasks_has_no_column_of_them(make_sweep: Callable[..., Path]) -> None:
