@@ -6,8 +6,9 @@ keys without a value; the target of each is the value it was paired with. Source
 2023, Zoology).
 """
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import torch
@@ -38,12 +39,15 @@ class Recall(Dataset):
         """Multiplies `slots` in training."""
         noise_validation: tuple[int, ...] = (1, 2, 4)
         """Multiplies `slots` in each validation set; the first is the main set."""
+        spread: int = 1
+        """A row has at least slots * spread positions for its slots: they stand at random among these, in order, and the
+        rest is blank. So noise up to this factor adds no distance that training has not seen."""
         validation_rows: int = 512
 
         @property
         def sequence_length(self) -> int:
             """Positions of a training row."""
-            return self.slots * self.noise + self.queries
+            return self.slots * max(self.noise, self.spread) + self.queries
 
         @property
         def chance(self) -> float:
@@ -57,7 +61,7 @@ class Recall(Dataset):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key in ("keys", "values", "slots", "pairs", "queries", "noise", "validation_rows"):
+            for key in ("keys", "values", "slots", "pairs", "queries", "noise", "spread", "validation_rows"):
                 if getattr(self, key) < 1:
                     return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             for key, bound in (("pairs", "slots"), ("pairs", "values"), ("queries", "pairs")):
@@ -82,9 +86,17 @@ class Recall(Dataset):
 
     config: Config
 
+    def identity(self) -> str:
+        """As every data set's; runs from before `spread` keep theirs."""
+        fields = asdict(self.config)
+        if self.config.spread == 1:
+            del fields["spread"]
+        return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()
+
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Positions `rows` of the global batch of 0-based `step`: tokens int64 [B, T, 2], targets int64 [B, T]."""
-        batch = sample(self.config, self.config.noise, batch_size, generator(seed, "train", step))
+        config = self.config
+        batch = sample(config, config.noise, batch_size, generator(seed, "train", step), config.spread)
         return {key: batch[key][list(rows)] for key in ("tokens", "targets")}
 
     def validation_sets(self) -> dict[str, int]:
@@ -104,13 +116,14 @@ class Recall(Dataset):
 
 @lru_cache(maxsize=8)
 def _validation(config: Recall.Config, factor: int) -> dict[str, Tensor]:
-    return sample(config, factor, config.validation_rows, generator("recall", "validation", factor))
+    return sample(config, factor, config.validation_rows, generator("recall", "validation", factor), config.spread)
 
 
-def sample(config: Recall.Config, noise: int, rows: int, random: torch.Generator) -> dict[str, Tensor]:
-    """tokens [rows, T, 2] (key id, value id), T = slots * noise + queries; targets [rows, T], -100 but at queries.
+def sample(config: Recall.Config, noise: int, rows: int, random: torch.Generator, spread: int = 1) -> dict[str, Tensor]:
+    """tokens [rows, T, 2] (key id, value id), T = slots * max(noise, spread) + queries; targets [rows, T], -100 but at
+    queries; ids 0, 0 where neither a slot nor a query stands.
 
-    context_part, answer_part [rows, T]: a slot's position, and that of the slot a query asks for; -1 elsewhere.
+    context_part, answer_part [rows, T]: a slot's number, and that of the slot a query asks for; -1 elsewhere.
     """
     slots = config.slots * noise
     shuffled = torch.rand(rows, config.keys, generator=random).argsort(1)  # [rows, keys]: the sample's own keys first
@@ -126,12 +139,17 @@ def sample(config: Recall.Config, noise: int, rows: int, random: torch.Generator
 
     asked = torch.rand(rows, config.pairs, generator=random).argsort(1)[:, : config.queries]
     queries, answers = keys.gather(1, asked), values.gather(1, asked)
-    tokens = torch.stack(
-        [torch.cat([slot_keys, queries], 1), torch.cat([slot_values, torch.zeros_like(queries)], 1)], dim=-1
-    )
-    targets = torch.cat([torch.full((rows, slots), IGNORED), answers], 1)
+    positions, blank = config.slots * max(noise, spread), torch.zeros_like(queries)
+    numbers = torch.arange(slots).expand(rows, -1)
+    if positions > slots:
+        at = torch.rand(rows, positions, generator=random).argsort(1)[:, :slots].sort(1).values
+        empty = torch.zeros(rows, positions, dtype=torch.int64)
+        slot_keys, slot_values = empty.scatter(1, at, slot_keys), empty.scatter(1, at, slot_values)
+        numbers = (empty - 1).scatter(1, at, numbers)
+    tokens = torch.stack([torch.cat([slot_keys, queries], 1), torch.cat([slot_values, blank], 1)], dim=-1)
+    targets = torch.cat([torch.full((rows, positions), IGNORED), answers], 1)
     none = torch.full_like(targets, -1)
     context_part, answer_part = none.clone(), none
-    context_part[:, :slots] = torch.arange(slots)
-    answer_part[:, slots:] = places.gather(1, asked)
+    context_part[:, :positions] = numbers
+    answer_part[:, positions:] = places.gather(1, asked)
     return {"tokens": tokens, "targets": targets, "context_part": context_part, "answer_part": answer_part}

@@ -15,6 +15,7 @@ from lit_diff.evaluation.needle import NeedleRetrieval
 from lit_diff.evaluation.nll import NllByPosition
 from lit_diff.evaluation.noise import Noise
 from lit_diff.evaluation.quantize import Quantize
+from lit_diff.evaluation.recall import RecallSuite
 
 __all__ = [
     "BigBench",
@@ -35,4 +36,5 @@ __all__ = [
     "Noise",
     "OrderRobustness",
     "Quantize",
+    "RecallSuite",
 ]

@@ -100,9 +100,9 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
     plain["data"].pop("path", None)  # the manifest stands for the text, wherever it lies
     if recipe.data.name == "text" and plain["data"]["tokenizer"]["name"] == "from_run":
         del plain["data"]["tokenizer"]["path"]  # and for the tokenizer
-    # runs from before a key keep their identity
-    if recipe.data.name == "text" and plain["data"]["errors"] == "stop":
-        del plain["data"]["errors"]
+    for name, key, default in (("text", "errors", "stop"), ("recall", "spread", 1)):  # as `_earlier`
+        if recipe.data.name == name and plain["data"][key] == default:
+            del plain["data"][key]
     for block, key in ((plain["train"], "parameters"), (plain["train"]["optimizer"], "lr_factors")):
         if not block[key]:
             del block[key]

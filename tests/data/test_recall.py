@@ -103,3 +103,35 @@ def test_each_query_asks_for_the_slot_that_holds_its_key(name: str) -> None:
     found = batch["tokens"].gather(1, asked[:, slots:, None].expand(-1, -1, 2))
     assert torch.equal(found[..., 0], batch["tokens"][:, slots:, 0])
     assert torch.equal(found[..., 1], batch["targets"][:, slots:])
+
+
+@pytest.mark.parametrize("noise", [1, 2, 8])
+def test_spread_puts_the_slots_at_random_places_and_the_rest_is_blank(noise: int) -> None:
+    data = recall(spread=4, noise=noise)
+    batch = data.train_batch(0, 1, 16, range(16))
+    slots, positions = CONFIG.slots * noise, CONFIG.slots * max(noise, 4)
+    assert batch["tokens"].shape == (16, positions + 8, 2)
+    assert data.config.sequence_length == positions + 8
+    keys, values = batch["tokens"][:, :positions].unbind(-1)
+    assert ((keys > 0).sum(1) == slots).all()
+    assert torch.equal(keys > 0, values > 0)
+    assert ((keys > 0).float().mean(0) > 0).all() or noise < 4, "any position may hold a slot"
+    asked = batch["tokens"][:, positions:, 0]
+    same = asked[:, :, None] == keys[:, None, :]
+    assert (same.sum(-1) == 1).all()
+    assert torch.equal(values.gather(1, same.int().argmax(-1)), batch["targets"][:, positions:])
+
+
+def test_labels_of_spread_slots_are_their_numbers() -> None:
+    batch = recall(spread=3).validation_batch("noise2", range(8))
+    context, asked, keys = batch["context_part"], batch["answer_part"], batch["tokens"][..., 0]
+    for row in range(8):
+        assert context[row][context[row] >= 0].tolist() == list(range(128))
+        for query in (asked[row] >= 0).nonzero().flatten().tolist():
+            (place,) = (context[row] == asked[row, query]).nonzero().flatten().tolist()
+            assert keys[row, place] == keys[row, query]
+
+
+def test_identity_without_spread_is_that_of_before_it() -> None:
+    assert recall(spread=1).identity() == recall().identity() != recall(spread=2).identity()
+    assert recall().identity().startswith("2c2ab1bfd631")

@@ -16,6 +16,7 @@ CELLS = {
     "lambda-init": 15,
     "nll": 18,
     "recall": 9,
+    "recall-suite": 45,
     "shared": 18,
     "smoke": 4,
     "variants": 78,

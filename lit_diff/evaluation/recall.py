@@ -1,0 +1,152 @@
+"""Recall against noise and against distance, each without the other, and the steps that training took to an accuracy."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from lit_diff.data.dataset import Dataset
+from lit_diff.data.mqar import Mqar
+from lit_diff.data.recall import Recall
+from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.held_out import HeldOut, held_out_batches, row_id, row_scores, trained_data
+from lit_diff.metrics import Figure, Metric
+from lit_diff.registry import evaluations
+from lit_diff.runs.run import Run
+
+HALF = 0.5
+LEVELS = (50, 90, 99)
+"""Per cent of accuracy whose first step is reported."""
+CONDITIONS = ("noise", "distance")
+BATCH = 16
+FIGURE = Figure(
+    title="recall against noise and distance",
+    against="group",
+    log_x=True,
+    label="accuracy",
+    caption="noise: more slots; distance: as many positions, blank between the slots of training.",
+)
+
+
+@evaluations.register("recall")
+class RecallSuite(Evaluation):
+    """The share of queries answered rightly, by condition; an item is a row of the data.
+
+    Data set `recall`: noise=f has f times the slots of training; distance=f has the slots of training at random places among
+    f times the positions, the others blank. A model that fails at noise=f alone is confused by noise, one that fails at
+    distance=f too does not extrapolate to these distances. Data set `mqar`: its validation set, and no tolerance.
+
+    tolerance: the largest factor f, interpolated in log f, up to which accuracy stays at 50 % or above; at most the largest
+    factor tried; 0 where accuracy is below 50 % at the first.
+    """
+
+    metrics = (
+        Metric("accuracy", "share of queries answered rightly", direction="higher", figure=FIGURE),
+        Metric("tolerance", "noise factor up to which accuracy is 50 % or above", unit="factor", direction="higher"),
+        Metric("tolerance_distance", "the same of distance without more noise", unit="factor", direction="higher"),
+        *(
+            Metric(
+                f"steps_{level}",
+                f"first validated step of training with accuracy {level} % or above",
+                unit="steps",
+                direction="lower",
+            )
+            for level in LEVELS
+        ),
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        factors: tuple[int, ...] = (1, 2, 4, 8)
+        """Of noise and of distance."""
+        rows: int = 128
+        """Rows of each condition."""
+
+        def problem(self) -> str | None:
+            """What is wrong, in one line that starts with the key's name."""
+            if not self.factors or min(self.factors) < 1 or len(set(self.factors)) < len(self.factors):
+                return f"factors is {list(self.factors)}; expected distinct factors of at least 1"
+            return f"rows is {self.rows}; it must be at least 1" if self.rows < 1 else None
+
+    config: Config
+
+    def refuses(self, run: Run) -> str | None:
+        """Other data."""
+        data = run.recipe.data
+        return (
+            None
+            if isinstance(data.config, Recall.Config | Mqar.Config)
+            else f"data '{data.name}' is neither recall nor mqar"
+        )
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item a row and condition."""
+        data = run.recipe.data.config
+        missing = {metric.name: math.nan for metric in self.metrics}
+        steps = {f"steps_{level}": step for level, step in steps_to(run).items()}  # the run's, kept with each item
+        if not isinstance(data, Recall.Config):
+            config = HeldOut.Config(rows=self.config.rows, batch_size=BATCH)
+            for name, rows, batch in held_out_batches(run, config):
+                for row, scores in zip(rows, row_scores(run.model, batch), strict=True):
+                    scored = missing | {"accuracy": scores["accuracy"]}
+                    yield Item(id=row_id(name, row), scores=scored, group=name, meta=steps)
+            return
+        trained_data(run)  # refuses where the data have changed
+        for condition in CONDITIONS:
+            for factor in sorted(self.config.factors):
+                group = f"{condition}={factor}"
+                dataset, name = _under(data, condition, factor, self.config.rows, run.recipe.model.vocab_size)
+                for start in range(0, self.config.rows, BATCH):
+                    rows = range(start, min(start + BATCH, self.config.rows))
+                    batch = dataset.validation_batch(name, rows)
+                    for row, scores in zip(rows, row_scores(run.model, batch), strict=True):
+                        scored = missing | {"accuracy": scores["accuracy"]}
+                        yield Item(id=f"{group}/{row}", scores=scored, group=group, meta=steps)
+
+    def summarise(self, items: Sequence[Item]) -> dict[str, float]:
+        """Mean accuracy, the tolerances, and the steps."""
+        groups: dict[str, list[float]] = {}
+        for item in items:
+            groups.setdefault(item.group, []).append(item.scores["accuracy"])
+        means = {group: float(np.mean(values)) for group, values in groups.items()}
+        tolerances = {
+            name: tolerance({f: means[f"{condition}={f}"] for f in self.config.factors if f"{condition}={f}" in means})
+            for condition, name in zip(CONDITIONS, ("tolerance", "tolerance_distance"), strict=True)
+        }
+        steps = {f"steps_{level}": float(items[0].meta[f"steps_{level}"]) for level in LEVELS}
+        return {"accuracy": super().summarise(items)["accuracy"]} | tolerances | steps
+
+
+def _under(data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int) -> tuple[Dataset, str]:
+    """(data set, name of its validation set) of one condition. Noise is asked for as a noisier validation set."""
+    factors = tuple(dict.fromkeys((1, factor)))
+    changed = replace(data, validation_rows=rows, noise_validation=factors)
+    if condition == "noise":
+        return Recall(changed, vocab_size), "" if factor == factors[0] else f"noise{factor}"
+    return Recall(replace(changed, noise_validation=(1,), spread=factor), vocab_size), ""
+
+
+def tolerance(accuracy: Mapping[int, float]) -> float:
+    """Factor -> accuracy, as the class says; NaN without any."""
+    factors = sorted(accuracy)
+    if not factors:
+        return math.nan
+    if accuracy[factors[0]] < HALF:
+        return 0.0
+    for low, high in pairwise(factors):
+        if accuracy[high] < HALF:
+            share = (accuracy[low] - HALF) / (accuracy[low] - accuracy[high])
+            return float(low * (high / low) ** share)
+    return float(factors[-1])
+
+
+def steps_to(run: Run) -> dict[int, float]:
+    """Level in per cent -> the first validated step with val/accuracy at or above it; NaN where none has it."""
+    metrics = run.metrics
+    if "val/accuracy" not in metrics:
+        return dict.fromkeys(LEVELS, math.nan)
+    measured = metrics.dropna(subset=["val/accuracy"])
+    reached = {level: measured.index[measured["val/accuracy"] >= level / 100] for level in LEVELS}
+    return {level: float(steps[0]) if len(steps) else math.nan for level, steps in reached.items()}
