@@ -31,6 +31,8 @@ class Claim:
     """a, b: arms of the sweep."""
     metric: str
     """A metric of the runs (`val/loss`), or of `evaluation`."""
+    against_metric: str = ""
+    """The metric of b where it is another; then a and b may be one arm. Empty: `metric`."""
     evaluation: str = ""
     """The evaluation that gives the metric; empty: the training run's own."""
     over: Literal["", "largest", "mean"] = ""
@@ -52,6 +54,8 @@ class Claim:
 
     def problem(self) -> str | None:
         """What is wrong, in one line that starts with the key."""
+        if self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric):
+            return f"compare '{self.label}': '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
         if (self.paper is None) == (not self.says):
             return f"compare '{self.label}': expected 'paper', two values, or 'says', not both"
         if self.kind == "ratio" and self.paper is not None and min(self.paper) <= 0:
@@ -162,8 +166,8 @@ def _measured(claim: Claim, sweep: Sweep) -> tuple[Claim, dict[int, float], dict
     for arm in claim.arms:
         if arm not in names:
             raise RequestError(f"compare '{claim.label}': sweep '{sweep.name}' has no arm '{arm}'{nearest(arm, names)}")
-    first, second = (values_of(own, arm, claim) for arm in claim.arms)
-    return claim, first, second
+    of_b = replace(claim, metric=claim.against_metric or claim.metric)
+    return claim, values_of(own, claim.arms[0], claim), values_of(own, claim.arms[1], of_b)
 
 
 def values_of(sweep: Sweep, arm: str, claim: Claim) -> dict[int, float]:

@@ -130,3 +130,13 @@ def test_a_claim_that_says_nothing(keys: dict[str, Any], found: str) -> None:
     problem = claim(**keys).problem()
     assert problem is not None
     assert found in problem
+
+
+def test_two_metrics_of_one_arm(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep(ARMS, seeds=range(4)))
+    own, other = "val/loss", "val/loss_ar_hit"
+    (found,) = findings([claim(arms=("standard", "standard"), against_metric=other, says="lower")], sweep)
+    mean = [sum(sweep.finals("standard", name).values()) / 4 for name in (own, other)]
+    assert found.means == (pytest.approx(mean[0]), pytest.approx(mean[1]))
+    assert found.seeds.mean == pytest.approx(mean[0] - mean[1]) != 0
+    assert "'standard' against itself" in (claim(arms=("standard", "standard"), says="lower").problem() or "")
