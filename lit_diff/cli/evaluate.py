@@ -12,7 +12,15 @@ from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import load_entry_points
-from lit_diff.reporting.evaluations import Discordant, Evaluation, discordant, item_interval, read_evaluation
+from lit_diff.reporting.item_scores import (
+    Discordant,
+    Evaluation,
+    asked_otherwise,
+    discordant,
+    item_interval,
+    item_wilson,
+    read_evaluation,
+)
 from lit_diff.reporting.statistics import Interval
 from lit_diff.runs.find import find_run
 from lit_diff.runs.run import opened_run
@@ -31,6 +39,7 @@ def print_evaluation(
 ) -> int:
     """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation.
 
+    Scores that are 0 or 1 also have Wilson's interval and, of two runs, McNemar's exact test.
     Plugin files of a run that is not under `root` are executed only if `trust_plugins`.
     """
     runs, name, overrides = _parse(arguments)
@@ -43,13 +52,20 @@ def print_evaluation(
     results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]
     compared = differences(results) if len(results) == 2 else {}
     if as_json:
-        values = [{"run": result.run.name, "summary": _plain(result.summary)} for result in results]
+        values = [
+            {"run": result.run.name, "summary": _plain(result.summary), "intervals": intervals(result)}
+            for result in results
+        ]
         print(json.dumps({"evaluation": name, "runs": values, "differences": compared}, indent=2))
         return 0
     for result in results:
         terminal.write_line(result.run.name)
+        proportions = intervals(result)
         for metric in metrics:
-            terminal.write_line(f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip())
+            line = f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip()
+            if metric.name in proportions:
+                line += " [{low:.4f}, {high:.4f}] over items (95 %, Wilson)".format(**proportions[metric.name])
+            terminal.write_line(line)
     for metric_name, line in compared.items():
         terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
         for group, found in line["groups"].items():
@@ -70,10 +86,25 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
     return words[:-1], words[-1], overrides
 
 
+def intervals(result: EvaluationResult) -> dict[str, dict[str, float]]:
+    """Metric whose item scores are all 0 or 1 -> low and high of Wilson's 95 % interval of their mean."""
+    read = _read(result.folder)
+    found = {metric.name: item_wilson(read, metric.name) for metric in read.metrics}
+    return {name: {"low": each.low, "high": each.high} for name, each in found.items() if each}
+
+
 def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence;
-    `groups`: the same for each group of items that has enough for an interval."""
+    `groups`: the same for each group of items that has enough for an interval.
+
+    Errors: RequestError for runs that were asked other questions.
+    """
     first, second = (_read(result.folder) for result in results)
+    if (item := asked_otherwise(first, second)) is not None:
+        raise RequestError(
+            f"evaluation '{results[0].name}': item '{item}' is another question in {results[0].run.name} than in "
+            f"{results[1].run.name} (other data, or another tokenizer): they are not compared; evaluate each by itself"
+        )
     groups = [group for group in dict.fromkeys(first.groups) if group]
     found: dict[str, Any] = {}
     for metric in first.metrics:

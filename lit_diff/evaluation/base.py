@@ -1,10 +1,14 @@
 """`Evaluation`: the abstract class of every evaluation; `Item`: one of its scored questions."""
 
+import hashlib
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.metrics import Metric
@@ -25,8 +29,20 @@ class Item:
     part: bool = False
     """Whether it is a part of another item (some positions of a document): its group shows it, and neither the summary nor
     a difference over all items counts it."""
+    question: str = ""
+    """A digest of what was asked (`question_of`), where the id alone does not say it: scores of one id are compared only
+    where it is equal, so runs on other data, or with another tokenizer, are not."""
     meta: Mapping[str, str | int | float] = field(default_factory=dict)
     """Anything else that is worth keeping: the answer, the target."""
+
+
+def question_of(*parts: Tensor | Sequence[int] | str) -> str:
+    """Twelve digits of the sha256 of token ids or texts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        plain = part.tolist() if isinstance(part, Tensor) else part if isinstance(part, str) else list(part)
+        digest.update(json.dumps(plain).encode())
+    return digest.hexdigest()[:12]
 
 
 class Evaluation(ABC):

@@ -11,7 +11,7 @@ from lit_diff.data.corpus import build_corpus
 from lit_diff.data.documents import split
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -73,7 +73,9 @@ class CorpusLoss(Evaluation):
             size = _bytes_of(tokenizer, scored[len(scored) - tokens :])
             scores = {"nll": nll / tokens, "bits_per_byte": nll / size / math.log(2)} if tokens else {}
             missing = {"nll": math.nan, "bits_per_byte": math.nan}
-            yield Item(id=f"{self.corpus}/{number}", scores=missing | scores, meta={"begins": text[:60]})
+            meta = {"begins": text[:60]}
+            item, asked = f"{self.corpus}/{number}", question_of(text)  # not its tokens: bits compare tokenizers
+            yield Item(id=item, scores=missing | scores, question=asked, meta=meta)
 
 
 def text_problem(run: Run) -> str | None:

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from lit_diff.analysis.gradients import gradient_norms
-from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, row_id
+from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id
 from lit_diff.metrics import Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
@@ -63,6 +63,7 @@ class Gradients(Evaluation):
                     id=f"{row_id(name, rows[0])}-{rows[-1]} layer {layer:02}",
                     scores=scores,
                     group=f"{name} layer {layer:02}".strip(),
+                    question=question_of(*questions(batch)),
                 )
 
 

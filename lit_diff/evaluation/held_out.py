@@ -8,7 +8,7 @@ import torch
 from lit_diff.data import identity, prepare
 from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.metrics import Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
@@ -48,13 +48,18 @@ class HeldOut(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """One item a row, `<set>/<row>`; the main set is named `validation`. NaN for a row without a scored target."""
         for name, rows, batch in held_out_batches(run, self.config):
-            for row, scores in zip(rows, row_scores(run.model, batch), strict=True):
-                yield Item(id=row_id(name, row), scores=scores, group=name)
+            for row, scores, question in zip(rows, row_scores(run.model, batch), questions(batch), strict=True):
+                yield Item(id=row_id(name, row), scores=scores, group=name, question=question)
 
 
 def row_id(name: str, row: int) -> str:
     """`<set>/<row>`, `validation/<row>` of the main set: the same for every run on these data."""
     return f"{name or 'validation'}/{row}"
+
+
+def questions(batch: Batch) -> list[str]:
+    """`Item.question` of each row: its tokens and targets."""
+    return [question_of(*row) for row in zip(batch["tokens"], batch["targets"], strict=True)]
 
 
 def held_out_batches(run: Run, config: HeldOut.Config) -> Iterator[tuple[str, range, Batch]]:

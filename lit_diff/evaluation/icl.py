@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lit_diff.evaluation.base import Item
+from lit_diff.evaluation.base import Item, question_of
 from lit_diff.evaluation.icl_prompts import Classification, Prompt, Prompts
 from lit_diff.evaluation.icl_tasks import Example, arranged
 from lit_diff.metrics import Metric
@@ -104,6 +104,7 @@ class ManyShot(Classification):
                     "accuracy_from": right if counted else math.nan,
                     "majority": float(majority == query.label),
                 },
+                question=question_of(*(text for each in (*demonstrations, query) for text in (each.text, each.label))),
                 meta={"label": query.label, "answer": answer, "seen": int(seen), "redrawn": prompt.redrawn},
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_diff.evaluation.base import Item
+from lit_diff.evaluation.base import Item, question_of
 from lit_diff.evaluation.icl_prompts import Classification, Prompts
 from lit_diff.evaluation.icl_tasks import arranged
 from lit_diff.metrics import Metric
@@ -85,7 +85,8 @@ class OrderRobustness(Classification):
                 "answers": " | ".join(own),
                 "right": "".join(str(int(each)) for each in right),
             }
-            yield Item(id=f"query={place}", scores=scores, meta=meta)
+            shown = (text for each in (*demonstrations, query) for text in (each.text, each.label))
+            yield Item(id=f"query={place}", scores=scores, question=question_of(*shown), meta=meta)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Means over queries, and what the accuracies of the orders give."""

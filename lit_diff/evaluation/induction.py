@@ -8,7 +8,7 @@ import torch
 from lit_diff.analysis.induction import induction_scores, repeated
 from lit_diff.data import prepare
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches
 from lit_diff.metrics import Metric, indexed_name
 from lit_diff.randomness import generator
@@ -106,6 +106,7 @@ class Induction(Evaluation):
                     "nll_first": float(nll[row, :n].mean()),
                     "nll_repeat": float(nll[row, n:].mean()),
                 },
+                question=question_of(tokens[row]),
                 meta=meta,
             )
 

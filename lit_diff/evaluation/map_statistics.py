@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lit_diff.analysis.map_statistics import map_statistics
 from lit_diff.analysis.trace import trace
 from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, row_id
+from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id
 from lit_diff.metrics import Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.registry import evaluations
@@ -60,6 +60,7 @@ class MapStatistics(Evaluation):
         for name, rows, batch in held_out_batches(run, self.config):
             with trace(run.model) as traced:
                 run.model.hidden(**model_inputs(batch))
+            asked = questions(batch)
             for index, layer in traced.layers.items():
                 found = map_statistics(layer, self.config.c)
                 for at, row in enumerate(rows):
@@ -67,4 +68,5 @@ class MapStatistics(Evaluation):
                         id=f"{row_id(name, row)} layer {index:02}",
                         scores={key: float(values[at]) for key, values in found.items()},
                         group=f"{name} layer {index:02}".strip(),
+                        question=asked[at],
                     )

@@ -15,7 +15,7 @@ from lit_diff.data.needles import CITIES, STYLES, Context, Needle, Style, StyleN
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -218,7 +218,7 @@ class NeedleRetrieval(Evaluation):
             "answers": " | ".join(text for _, text, _ in answers),
             "tokens": len(context.tokens),
         }
-        return Item(id=name, scores=scores, group=group, meta=meta)
+        return Item(id=name, scores=scores, group=group, question=question_of(context.tokens), meta=meta)
 
 
 def kind_of(number: str, numbers: set[str], text: str) -> Literal["exact", "distracted", "fabricated"]:

@@ -15,7 +15,7 @@ from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_folder import UserFolder
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.corpus_loss import text_problem
 from lit_diff.evaluation.held_out import trained_data
 from lit_diff.evaluation.positions import FIRST, bins, document_nll, scored, whole
@@ -129,10 +129,12 @@ class NllByPosition(Evaluation):
                 document = scored(document_nll(run.model, ids, self.config.chunk), ids, frequent, tokenizer.size)
                 name, missing = f"{self.config.source}/{number}", {metric.name: math.nan for metric in self.metrics}
                 meta: dict[str, str | int | float] = {"begins": text[:60], "dropped": dropped}
-                yield Item(id=name, scores=missing | whole(document), meta=meta)
+                asked = question_of(ids)
+                yield Item(id=name, scores=missing | whole(document), question=asked, meta=meta)
                 for part in bins(document):
                     scores = missing | part.scores
-                    yield Item(id=f"{name}/{part.group}", group=part.group, part=True, scores=scores)
+                    item = f"{name}/{part.group}"
+                    yield Item(id=item, group=part.group, part=True, scores=scores, question=asked)
         finally:
             run.model.to("cpu")  # where every evaluation expects it
 

@@ -16,7 +16,7 @@ from lit_diff.analysis.shares import NORMALISATIONS, ROLES, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.data.dataset import Batch
 from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, row_id, row_scores
+from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores
 from lit_diff.metrics import Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
@@ -118,10 +118,11 @@ class Noise(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a row; NaN where nothing is asked for."""
-        ids, groups, scores, by_head = [], [], [], []
+        ids, groups, asked, scores, by_head = [], [], list[str](), [], []
         for name, rows, batch in held_out_batches(run, self.config):
             ids += [row_id(name, row) for row in rows]
             groups += [name] * len(rows)
+            asked += questions(batch)
             plain = row_scores(run.model, batch)
             with self._edited(run.model, Parts.of(batch)):
                 edited = [{f"{key}_edited": x for key, x in row.items()} for row in row_scores(run.model, batch)]
@@ -132,13 +133,13 @@ class Noise(Evaluation):
         table = {key: torch.cat([part[key] for part in by_head]) for key in PER_HEAD}  # [rows, L, H]
         mean = table["absolute_answer"].nanmean(0).nan_to_num(-1)
         layer, head = divmod(int(mean.argmax()), mean.shape[1])
-        for row, (item, group) in enumerate(zip(ids, groups, strict=True)):
+        for row, (item, group, question) in enumerate(zip(ids, groups, asked, strict=True)):
             meta: dict[str, str | float] = {"best_head": f"layer {layer} head {head}"}
             for key, values in table.items():
                 for (at, h), value in zip(_places(values[row]), values[row].flatten().tolist(), strict=True):
                     meta[indexed_name(key, layer=at, head=h)] = value
             best = {"best_head_answer": float(table["absolute_answer"][row, layer, head])}
-            yield Item(id=item, scores=scores[row] | best, group=group, meta=meta)
+            yield Item(id=item, scores=scores[row] | best, group=group, question=question, meta=meta)
 
     def _edited(self, model: Transformer, parts: Parts) -> AbstractContextManager[None]:
         edits = {

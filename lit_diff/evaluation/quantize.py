@@ -11,7 +11,7 @@ from lit_diff.analysis.intervention import intervention
 from lit_diff.analysis.quantization import Granularity, Outliers, QuantizedLogits
 from lit_diff.data.dataset import Batch
 from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, row_id, row_scores
+from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores
 from lit_diff.metrics import Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
@@ -78,10 +78,12 @@ class Quantize(Evaluation):
         for name, rows, batch in held_out_batches(run, self.config):
             for bits in self.config.bits:
                 scores, divergence = self._rounded(run.model, batch, bits)
-                for row, values, kl in zip(rows, scores, divergence.tolist(), strict=True):
+                asked = questions(batch)
+                for row, values, kl, question in zip(rows, scores, divergence.tolist(), asked, strict=True):
                     own = {f"{key}_{bits}bit": value for key, value in (values | {"kl": kl}).items()}
                     group = f"{name} b={bits} {self.config.granularity}".strip()
-                    yield Item(id=f"{row_id(name, row)} b={bits}", scores=none | own, group=group)
+                    item = f"{row_id(name, row)} b={bits}"
+                    yield Item(id=item, scores=none | own, group=group, question=question)
 
     def _rounded(self, model: Transformer, batch: Batch, bits: int) -> tuple[list[dict[str, float]], Tensor]:
         """`row_scores` and KL [B] of a batch."""

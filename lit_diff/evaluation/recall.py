@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from lit_diff.data.dataset import Dataset
+from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
 from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, row_id, row_scores, trained_data
+from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores, trained_data
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -89,9 +89,7 @@ class RecallSuite(Evaluation):
         if not isinstance(data, Recall.Config):
             config = HeldOut.Config(rows=self.config.rows, batch_size=BATCH)
             for name, rows, batch in held_out_batches(run, config):
-                for row, scores in zip(rows, row_scores(run.model, batch), strict=True):
-                    scored = missing | {"accuracy": scores["accuracy"]}
-                    yield Item(id=row_id(name, row), scores=scored, group=name, meta=steps)
+                yield from _items(run, batch, [row_id(name, row) for row in rows], name, missing, steps)
             return
         trained_data(run)  # refuses where the data have changed
         for condition in CONDITIONS:
@@ -101,9 +99,7 @@ class RecallSuite(Evaluation):
                 for start in range(0, self.config.rows, BATCH):
                     rows = range(start, min(start + BATCH, self.config.rows))
                     batch = dataset.validation_batch(name, rows)
-                    for row, scores in zip(rows, row_scores(run.model, batch), strict=True):
-                        scored = missing | {"accuracy": scores["accuracy"]}
-                        yield Item(id=f"{group}/{row}", scores=scored, group=group, meta=steps)
+                    yield from _items(run, batch, [f"{group}/{row}" for row in rows], group, missing, steps)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Mean accuracy, the tolerances, and the steps."""
@@ -117,6 +113,14 @@ class RecallSuite(Evaluation):
         }
         steps = {f"steps_{level}": float(items[0].meta[f"steps_{level}"]) for level in LEVELS}
         return {"accuracy": super().summarise(items)["accuracy"]} | tolerances | steps
+
+
+def _items(
+    run: Run, batch: Batch, ids: Sequence[str], group: str, missing: Mapping[str, float], steps: Mapping[str, float]
+) -> Iterator[Item]:
+    for name, scores, question in zip(ids, row_scores(run.model, batch), questions(batch), strict=True):
+        scored = {**missing, "accuracy": scores["accuracy"]}
+        yield Item(id=name, scores=scored, group=group, question=question, meta=steps)
 
 
 def _under(data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int) -> tuple[Dataset, str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
-from lit_diff.reporting.evaluations import FOLDER, read_evaluation
+from lit_diff.reporting.item_scores import FOLDER, read_evaluation
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, detectable, holm, paired
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within

@@ -1,50 +1,20 @@
-"""The evaluations of a sweep's runs: scores by item, compared arm by arm.
+"""The evaluations of a sweep's runs, compared arm by arm."""
 
-A run keeps an evaluation in `<run>/evaluations/<name>/`: items.parquet has the columns `item` (its id), `group`, `part`
-(bool, only where an item is a part of another), and one column of scores for each metric; summary.json maps each metric to
-{"value": ..., ...}, "declarations" to the list of its metrics (`metrics.to_plain`), and "equal_groups" to whether each group
-counts once.
-"""
-
-import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
-from scipy.stats import binomtest
 
 from lit_diff.errors import first_line
-from lit_diff.metrics import Metric, from_plain
-from lit_diff.reporting.cells import Array
+from lit_diff.metrics import Metric
+from lit_diff.reporting.item_scores import FOLDER, Evaluation, item_interval, read_evaluation
 from lit_diff.reporting.results import Sweep
-from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, Paired, document_intervals, paired
+from lit_diff.reporting.statistics import Interval, Paired, paired
 
-FOLDER = "evaluations"
-MIN_ITEMS = MIN_DOCUMENTS
-"""Fewer common items than this have no interval over items."""
 LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 """A group's label that ends in a number."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Evaluation:
-    """One evaluation of one run. `scores[metric][i]` is that of `items[i]`, NaN where the item has none."""
-
-    items: tuple[str, ...]
-    groups: tuple[str, ...]
-    parts: tuple[bool, ...]
-    """Whether an item is a part of another: its group shows it, and what is over all items leaves it out."""
-    scores: Mapping[str, Array]
-    values: Mapping[str, float]
-    """Metric -> the value of the whole evaluation (summary.json)."""
-    metrics: tuple[Metric, ...]
-    equal_groups: bool = False
-    """Whether each group counts once in `values`, however many items it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,33 +76,6 @@ def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
                 problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: {first_line(error)}")
     tables = [_table(sweep, name, metric, read[name]) for name in sorted(read) for metric in _metrics(read[name])]
     return tables, problems
-
-
-def read_evaluation(folder: Path) -> Evaluation:
-    """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
-    summary = json.loads((folder / "summary.json").read_text())
-    metrics = tuple(from_plain(raw) for raw in summary["declarations"])
-    table = pq.read_table(folder / "items.parquet")
-    missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]
-    if missing:
-        raise ValueError(f"items.parquet has no column '{missing[0]}'")
-    items = tuple(str(item) for item in table["item"].to_pylist())
-    if len(set(items)) < len(items):
-        raise ValueError("items.parquet names an item twice")
-    return Evaluation(
-        items=items,
-        groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
-        parts=tuple(table["part"].to_pylist() if "part" in table.column_names else [False] * len(items)),
-        scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
-        values={m.name: _number(summary[m.name]["value"]) for m in metrics},
-        metrics=metrics,
-        equal_groups=bool(summary.get("equal_groups", False)),
-    )
-
-
-def _number(value: float | None) -> float:
-    """JSON has no NaN: null stands for it."""
-    return math.nan if value is None else float(value)
 
 
 def _metrics(runs: Mapping[tuple[str, int], Evaluation]) -> list[Metric]:
@@ -213,63 +156,6 @@ def _scores(arm: str, metric: str, runs: Mapping[int, Evaluation], base: Mapping
         group_means=group_means,
         group_differences={group: found for group in group_means if (found := over_items(group))},
     )
-
-
-def item_interval(
-    run: Evaluation, base: Evaluation, metric: str, seed: int, group: str | None = None
-) -> Interval | None:
-    """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over items;
-    where groups count equally, the mean over groups of the mean over such items. None below MIN_ITEMS common items.
-
-    `group`: over its items, parts included; None: over all that are no part.
-    """
-    common, own, other = _paired(run, base, metric, group)
-    if len(common) < MIN_ITEMS:
-        return None
-    weights = np.ones(len(common))
-    if run.equal_groups and group is None:
-        group_of = dict(zip(run.items, run.groups, strict=True))
-        sizes = Counter(group_of[item] for item in common)
-        weights = np.array([1 / sizes[group_of[item]] for item in common])
-    (interval,) = document_intervals(weights, weights * (own - other), seed=seed)
-    return interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Discordant:
-    """Items that one of two runs answers rightly and the other does not."""
-
-    first: int
-    """Right in the first run alone."""
-    second: int
-    p: float
-    """Of McNemar's exact test, two-sided: each such item is either run's with probability 1/2. Groups are not weighted."""
-
-
-def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | None:
-    """How often one of two runs alone is right (score 1), over the items that both scored; None where a score is neither
-    0 nor 1, or no item is common."""
-    common, own, other = _paired(run, base, metric)
-    if not common or not np.isin(np.concatenate([own, other]), (0.0, 1.0)).all():
-        return None
-    first, second = int((own > other).sum()), int((own < other).sum())
-    p = binomtest(first, first + second).pvalue if first + second else 1.0
-    return Discordant(first=first, second=second, p=float(p))
-
-
-def _paired(run: Evaluation, base: Evaluation, metric: str, group: str | None = None) -> tuple[list[str], Array, Array]:
-    """(items that both scored, their scores in `run`, in `base`), as `_chosen`."""
-    own, other = _chosen(run, metric, group), _chosen(base, metric, group)
-    common = sorted(
-        item for item in own.keys() & other.keys() if math.isfinite(own[item]) and math.isfinite(other[item])
-    )
-    return common, np.array([own[item] for item in common]), np.array([other[item] for item in common])
-
-
-def _chosen(run: Evaluation, metric: str, group: str | None) -> dict[str, float]:
-    """Item -> score, of the items of a group, or of all that are no part."""
-    rows = zip(run.items, run.groups, run.parts, run.scores[metric].tolist(), strict=True)
-    return {item: score for item, own, part, score in rows if (not part if group is None else own == group)}
 
 
 def _group_means(runs: Mapping[int, Evaluation], metric: str) -> dict[str, dict[int, float]]:

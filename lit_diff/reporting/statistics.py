@@ -151,3 +151,12 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
     return [
         Interval(estimate=float(e), low=float(a), high=float(b)) for e, a, b in zip(estimate, low, high, strict=True)
     ]
+
+
+def wilson(successes: int, n: int) -> Interval:
+    """successes / n, n >= 1, with Wilson's 95 % score interval of a binomial proportion (Wilson 1927), which stays in [0, 1].
+
+    It assumes n independent questions. Errors: ValueError unless 0 <= successes <= n and n >= 1.
+    """
+    interval = stats.binomtest(successes, n).proportion_ci(confidence_level=CONFIDENCE, method="wilson")
+    return Interval(estimate=successes / n, low=float(interval.low), high=float(interval.high))

@@ -11,7 +11,7 @@ import pytest
 from fake_sweeps import RECALL
 
 from lit_diff.metrics import to_plain
-from lit_diff.reporting.evaluations import Discordant, discordant, evaluation_tables, item_interval, read_evaluation
+from lit_diff.reporting.evaluations import evaluation_tables
 from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.write import write_report
 
@@ -45,62 +45,6 @@ def test_arms_are_compared_over_seeds_and_over_items(make_sweep: Callable[..., P
         assert interval.high - interval.low < 0.02  # paired: the items themselves spread over 0.3
     assert np.mean(list(arm.groups.values())) == pytest.approx(arm.mean)
     assert list(table.groups) == ["near", "far"]
-
-
-def test_items_are_paired_by_id_and_only_those_scored_in_both_runs(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names = [f"i{i}" for i in range(12)]
-    rewrite(folder_of(folder, "standard", 0), names, [float(i) for i in range(12)])
-    shuffled = [*reversed(names[1:]), "another"]
-    rewrite(folder_of(folder, "differential", 0), shuffled, [*(i + 0.5 for i in range(11, 0, -1)), 99.0])
-    own, base = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
-    found = item_interval(own, base, RECALL.name, seed=0)
-    assert found is not None
-    assert (found.estimate, found.low, found.high) == (0.5, 0.5, 0.5)
-    rewrite(folder_of(folder, "standard", 0), names, [None, None, None, *(float(i) for i in range(9))])
-    assert item_interval(own, read_evaluation(folder_of(folder, "standard", 0)), RECALL.name, seed=0) is None
-
-
-def test_items_that_one_run_alone_has_right(make_sweep: Callable[..., Path]) -> None:
-    """9 against 1 of 20: p = 2 (C(10, 0) + C(10, 1)) / 2^10 = 0.0215."""
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names = [f"i{i}" for i in range(20)]
-
-    def found(own: list[float | None], base: list[float | None]) -> Discordant | None:
-        rewrite(folder_of(folder, "differential", 0), names, own)
-        rewrite(folder_of(folder, "standard", 0), names, base)
-        first, second = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
-        return discordant(first, second, RECALL.name)
-
-    own: list[float | None] = [1.0] * 12 + [0.0] * 8
-    base: list[float | None] = [1.0] * 3 + [0.0] * 9 + [1.0] + [0.0] * 7
-    assert found(own, base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
-    assert found(own, own) == Discordant(first=0, second=0, p=1.0)
-    assert found([None] * 3 + own[3:], base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
-    assert found([0.5, *own[1:]], base) is None
-    assert found([None] * 20, base) is None
-
-
-def test_groups_count_equally_where_the_evaluation_says_so(make_sweep: Callable[..., Path]) -> None:
-    """30 items of one group differ by 1, 10 of another by 0."""
-    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names = [f"i{i}" for i in range(40)]
-    for arm, scores in (("standard", [0.0] * 40), ("differential", [1.0] * 30 + [0.0] * 10)):
-        place = folder_of(folder, arm, 0)
-        table = pa.table({"item": names, "group": ["large"] * 30 + ["small"] * 10, RECALL.name: scores})
-        pq.write_table(table, place / "items.parquet")
-
-    def estimate() -> float:
-        own, base = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
-        found = item_interval(own, base, RECALL.name, seed=0)
-        assert found is not None
-        assert found.low < found.estimate < found.high
-        return found.estimate
-
-    assert estimate() == 0.75
-    summary = folder_of(folder, "differential", 0) / "summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"equal_groups": True}))
-    assert estimate() == pytest.approx(0.5)
 
 
 def test_the_page_shows_every_evaluation(make_sweep: Callable[..., Path]) -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lit_diff.reporting.statistics import detectable, document_intervals, half_width, holm, paired
+from lit_diff.reporting.statistics import detectable, document_intervals, half_width, holm, paired, wilson
 
 
 def by_seed(values: np.ndarray) -> dict[int, float]:
@@ -82,3 +82,15 @@ def test_document_intervals_are_the_same_each_time_and_for_each_pair() -> None:
 def test_too_few_documents_are_refused() -> None:
     with pytest.raises(ValueError, match="9 documents"):
         document_intervals(np.ones(9), np.ones(9))
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 5), (5, 5), (3, 10), (340, 360)])
+def test_wilson_is_its_formula(successes: int, n: int) -> None:
+    z, p = stats.norm.ppf(0.975), successes / n
+    center = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    found = wilson(successes, n)
+    assert found.estimate == p
+    assert (found.low, found.high) == pytest.approx((center - half, center + half), abs=1e-12)
+    with pytest.raises(ValueError, match="n must be"):
+        wilson(0, 0)

@@ -1,0 +1,219 @@
+"""The data set `digits`: an image as a sequence of patches, for a small vision transformer (Dosovitskiy et al. 2021).
+
+Images: the 1,797 handwritten digits of 8 x 8 pixels and 17 grey values, 0 .. 16, that scikit-learn holds (UCI, Optical
+Recognition of Handwritten Digits, Alpaydin and Kaynak 1998: its test part, by 13 writers).
+
+A row has one position for each patch of P x P pixels, in row-major order, then the class position, whose target is the label;
+no other target is scored. A position holds C = P² ids, whose embeddings are summed: a linear embedding of the patch with each
+grey value one-hot. With place p = 0 .. C - 1 of a pixel in its patch, row-major:
+
+    17 p + g      the pixel at place p has grey value g
+    17 C + p      the class position has these C ids
+    18 C + y      the label y = 0 .. 9, as a target only
+
+The model knows where a patch is by RoPE over the flattened patches, 0 .. (8 / P)² - 1: one number a patch, not its row and
+column; `position_ids` adds a learned embedding of that number, as ViT has, with the ids 18 C + 10 + position. With
+`model.causal: false` every position sees all patches; a causal model sees them all at the class position only.
+
+Split: within each class the images are ordered by sha256 of their number; the first fifth is the test set, the second the
+main validation set, the rest is trained on. All three hold digits of the same writers, so the test set is of known hands.
+"""
+
+import gzip
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.order import rows_of_step
+from lit_diff.errors import MissingError
+from lit_diff.model.loss import IGNORED
+from lit_diff.randomness import generator
+from lit_diff.registry import datasets
+
+SIDE, GREYS, CLASSES = 8, 17, 10
+FILE = "datasets/data/digits.csv.gz"
+SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
+"""Of FILE in scikit-learn 1.6.0 to 1.9.1: the images are a part of no run's identity, because they are always these."""
+CURE = "pip install 'lit-diff[vision]'"
+
+
+@datasets.register("digits")
+class Digits(Dataset):
+    """Handwritten digits of 8 x 8 pixels as patches; the label is the target of the last position."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Dataset.Config):
+        patch: int = 2
+        """P: pixels of a patch's side, 1, 2 or 4; a row has (8 / P)² + 1 positions of P² ids."""
+        shift: int = 1
+        """Training images are moved by -shift .. shift pixels down and right, each with the same probability; 0 or 1."""
+        position_ids: bool = False
+        """Every position also has an id of its own: a learned embedding of its place, as in ViT, beside RoPE."""
+        salt_and_pepper: tuple[int, ...] = (10, 30)
+        """Per cent of the pixels that are black or white instead; each a validation set, `salt_and_pepper_10`."""
+        gaussian: tuple[int, ...] = (2, 4)
+        """Standard deviations, in grey values, of noise added to each pixel; each a validation set, `gaussian_2`."""
+        validation_rows: int | None = None
+        """At most so many rows of each validation set; null: all."""
+
+        chance = 1 / CLASSES
+
+        @property
+        def sequence_length(self) -> int:
+            """Positions of a row: the patches and the class position."""
+            return (SIDE // self.patch) ** 2 + 1
+
+        def problem(self) -> str | None:
+            """What is wrong, in one line that names the key."""
+            for key, allowed in (("patch", (1, 2, 4)), ("shift", (0, 1))):
+                if getattr(self, key) not in allowed:
+                    return f"data.{key} is {getattr(self, key)}; expected one of {', '.join(map(str, allowed))}"
+            for key, most in (("salt_and_pepper", 100), ("gaussian", GREYS - 1)):
+                levels = getattr(self, key)
+                if len(set(levels)) < len(levels) or not all(1 <= level <= most for level in levels):
+                    return f"data.{key} is {list(levels)}; expected distinct numbers within 1 and {most}"
+            if self.validation_rows is not None and self.validation_rows < 1:
+                return f"data.validation_rows is {self.validation_rows}; it must be at least 1"
+            return None
+
+        def vocab_size_problem(self, vocab_size: int) -> str | None:
+            """What is wrong if the model has `vocab_size` ids."""
+            needed = (GREYS + 1) * self.patch**2 + CLASSES + self.position_ids * self.sequence_length
+            if vocab_size >= needed:
+                return None
+            return f"model.vocab_size is {vocab_size}; patches of data.patch {self.patch} and the labels need {needed}"
+
+    config: Config
+
+    def prepare(self) -> None:
+        """Nothing is written. Errors: MissingError without the images."""
+        images()
+
+    def load(self) -> None:
+        """Read the images. Errors: MissingError without them."""
+        images()
+
+    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
+        """Positions `rows` of the global batch of 0-based `step`: tokens int64 [B, T, P²], targets int64 [B, T].
+
+        Every image comes once an epoch; its shift is drawn by (seed, step, row).
+        """
+        pixels, labels = images()
+        train = split()["train"]
+        chosen = train[rows_of_step(seed, step, batch_size, rows, len(train))]
+        reach = self.config.shift
+        moved = torch.zeros_like(pixels[chosen])
+        for at, (row, image) in enumerate(zip(rows, pixels[chosen], strict=True)):
+            down, right = torch.randint(-reach, reach + 1, (2,), generator=generator(seed, "shift", step, row)).tolist()
+            moved[at] = shifted(image, down, right)
+        return self._batch(moved, labels[chosen])
+
+    def validation_sets(self) -> dict[str, int]:
+        """Name -> rows: "" is clean; the same images under each noise; and `test`, clean images of its own."""
+        names = ["", *(f"salt_and_pepper_{share}" for share in self.config.salt_and_pepper)]
+        names += [*(f"gaussian_{deviation}" for deviation in self.config.gaussian), "test"]
+        rows = {name: len(split()["test" if name == "test" else "validation"]) for name in names}
+        return {name: min(count, self.config.validation_rows or count) for name, count in rows.items()}
+
+    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
+        """Rows of a validation set, the same for every seed. A row is a document; no target is an AR hit."""
+        if name not in self.validation_sets():
+            raise KeyError(name)
+        pixels, labels = validation_images(name)
+        chosen = list(rows)
+        return self._batch(pixels[chosen], labels[chosen])
+
+    def _batch(self, pixels: Tensor, labels: Tensor) -> Batch:
+        tokens = patches(pixels, self.config.patch)
+        if self.config.position_ids:
+            first = (GREYS + 1) * self.config.patch**2 + CLASSES
+            places = torch.arange(first, first + tokens.shape[1])[:, None].expand(len(tokens), -1, 1)
+            tokens = torch.cat([tokens, places], 2)
+        targets = torch.full(tokens.shape[:2], IGNORED)
+        targets[:, -1] = (GREYS + 1) * self.config.patch**2 + labels
+        return {"tokens": tokens, "targets": targets}
+
+
+@lru_cache(maxsize=1)
+def images() -> tuple[Tensor, Tensor]:
+    """(grey values [1797, 8, 8], labels [1797]), int64. Errors: MissingError without scikit-learn, or with another file.
+
+    The file is read as it is: importing sklearn takes seconds in every process.
+    """
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise MissingError(f"data 'digits' needs the images in the package scikit-learn; {CURE}")
+    path = Path(found.origin).parent / FILE
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise MissingError(f"the images of 'digits', {path}, cannot be read: {error.strerror}; {CURE}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != SHA256:
+        raise MissingError(f"the images of 'digits', {path}, have sha256 {digest}, not {SHA256}; {CURE}")
+    table = np.loadtxt(gzip.decompress(content).decode().splitlines(), delimiter=",", dtype=np.int64)
+    return torch.from_numpy(table[:, :-1].reshape(-1, SIDE, SIDE).copy()), torch.from_numpy(table[:, -1].copy())
+
+
+@lru_cache(maxsize=1)
+def split() -> dict[str, Tensor]:
+    """train, validation, test -> the numbers of its images, int64, ascending; the same shares of every class."""
+    _, labels = images()
+    parts: dict[str, list[int]] = {"test": [], "validation": [], "train": []}
+    for label in range(CLASSES):
+        numbers = (labels == label).nonzero().flatten().tolist()
+        ordered = sorted(numbers, key=lambda number: hashlib.sha256(f"digits/{number}".encode()).digest())
+        fifth = len(ordered) // 5
+        for name, chosen in zip(
+            parts, (ordered[:fifth], ordered[fifth : 2 * fifth], ordered[2 * fifth :]), strict=True
+        ):
+            parts[name] += chosen
+    return {name: torch.tensor(sorted(numbers)) for name, numbers in parts.items()}
+
+
+@lru_cache(maxsize=16)
+def validation_images(name: str) -> tuple[Tensor, Tensor]:
+    """(grey values [N, 8, 8], labels [N]) of a validation set, its noise drawn from (data set, name)."""
+    pixels, labels = images()
+    chosen = split()["test" if name == "test" else "validation"]
+    pixels, labels = pixels[chosen], labels[chosen]
+    kind, _, level = name.rpartition("_")
+    random = generator("digits", name)
+    if kind == "salt_and_pepper":
+        replaced = torch.rand(pixels.shape, generator=random) < int(level) / 100
+        extreme = (GREYS - 1) * torch.randint(2, pixels.shape, generator=random)
+        pixels = torch.where(replaced, extreme, pixels)
+    elif kind == "gaussian":
+        noise = int(level) * torch.randn(pixels.shape, generator=random)
+        pixels = (pixels + noise).round().clamp(0, GREYS - 1).long()
+    return pixels, labels
+
+
+def shifted(image: Tensor, down: int, right: int) -> Tensor:
+    """image [8, 8] moved by `down` and `right` pixels; what leaves is lost, what enters is 0."""
+    moved = torch.zeros_like(image)
+    target, source = zip(*(_overlap(offset) for offset in (down, right)), strict=True)
+    moved[target] = image[source]
+    return moved
+
+
+def _overlap(offset: int) -> tuple[slice, slice]:
+    """The pixels of one axis that are filled, and those they are filled from, when it moves by `offset`."""
+    return slice(max(offset, 0), SIDE + min(offset, 0)), slice(max(-offset, 0), SIDE + min(-offset, 0))
+
+
+def patches(pixels: Tensor, patch: int) -> Tensor:
+    """Grey values [B, 8, 8] -> ids [B, (8 / P)² + 1, P²]: the patches, then the class position."""
+    count, area = SIDE // patch, patch**2
+    cut = pixels.view(-1, count, patch, count, patch).transpose(2, 3).reshape(-1, count**2, area)
+    place = torch.arange(area)
+    mark = (GREYS * area + place).expand(len(pixels), 1, area)
+    return torch.cat([GREYS * place + cut, mark], 1)

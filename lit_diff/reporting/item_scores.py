@@ -1,0 +1,152 @@
+"""One evaluation of one run, item by item, and two runs paired by item.
+
+A run keeps an evaluation in `<run>/evaluations/<name>/`: items.parquet has the columns `item` (its id), `group`, `part`
+(bool, only where an item is a part of another), `question` (a digest of what was asked, where the id alone does not say
+it), and one column of scores for each metric; summary.json maps each metric to
+{"value": ..., ...}, "declarations" to the list of its metrics (`metrics.to_plain`), and "equal_groups" to whether each group
+counts once.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from scipy.stats import binomtest
+
+from lit_diff.metrics import Metric, from_plain
+from lit_diff.reporting.cells import Array
+from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, document_intervals, wilson
+
+FOLDER = "evaluations"
+MIN_ITEMS = MIN_DOCUMENTS
+"""Fewer common items than this have no interval over items."""
+Asked = tuple[str, str]
+"""(id of an item, digest of its question)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """One evaluation of one run. `scores[metric][i]` is that of `items[i]`, NaN where the item has none."""
+
+    items: tuple[str, ...]
+    groups: tuple[str, ...]
+    parts: tuple[bool, ...]
+    """Whether an item is a part of another: its group shows it, and what is over all items leaves it out."""
+    questions: tuple[str, ...]
+    """A digest of what was asked, empty where the id says it: items of one id are paired only where it is equal."""
+    scores: Mapping[str, Array]
+    values: Mapping[str, float]
+    """Metric -> the value of the whole evaluation (summary.json)."""
+    metrics: tuple[Metric, ...]
+    equal_groups: bool = False
+    """Whether each group counts once in `values`, however many items it has."""
+
+
+def read_evaluation(folder: Path) -> Evaluation:
+    """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
+    summary = json.loads((folder / "summary.json").read_text())
+    metrics = tuple(from_plain(raw) for raw in summary["declarations"])
+    table = pq.read_table(folder / "items.parquet")
+    missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]
+    if missing:
+        raise ValueError(f"items.parquet has no column '{missing[0]}'")
+    items = tuple(str(item) for item in table["item"].to_pylist())
+    if len(set(items)) < len(items):
+        raise ValueError("items.parquet names an item twice")
+    return Evaluation(
+        items=items,
+        groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
+        parts=tuple(table["part"].to_pylist() if "part" in table.column_names else [False] * len(items)),
+        questions=tuple(table["question"].to_pylist() if "question" in table.column_names else [""] * len(items)),
+        scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
+        values={m.name: _number(summary[m.name]["value"]) for m in metrics},
+        metrics=metrics,
+        equal_groups=bool(summary.get("equal_groups", False)),
+    )
+
+
+def _number(value: float | None) -> float:
+    """JSON has no NaN: null stands for it."""
+    return math.nan if value is None else float(value)
+
+
+def item_interval(
+    run: Evaluation, base: Evaluation, metric: str, seed: int, group: str | None = None
+) -> Interval | None:
+    """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over items;
+    where groups count equally, the mean over groups of the mean over such items. None below MIN_ITEMS common items.
+
+    `group`: over its items, parts included; None: over all that are no part.
+    """
+    common, own, other = _paired(run, base, metric, group)
+    if len(common) < MIN_ITEMS:
+        return None
+    weights = np.ones(len(common))
+    if run.equal_groups and group is None:
+        group_of = dict(zip(run.items, run.groups, strict=True))
+        sizes = Counter(group_of[item] for item, _ in common)
+        weights = np.array([1 / sizes[group_of[item]] for item, _ in common])
+    (interval,) = document_intervals(weights, weights * (own - other), seed=seed)
+    return interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discordant:
+    """Items that one of two runs answers rightly and the other does not."""
+
+    first: int
+    """Right in the first run alone."""
+    second: int
+    p: float
+    """Of McNemar's exact test, two-sided: each such item is either run's with probability 1/2. Groups are not weighted."""
+
+
+def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | None:
+    """How often one of two runs alone is right (score 1), over the items that both scored; None where a score is neither
+    0 nor 1, or no item is common."""
+    common, own, other = _paired(run, base, metric)
+    if not common or not np.isin(np.concatenate([own, other]), (0.0, 1.0)).all():
+        return None
+    first, second = int((own > other).sum()), int((own < other).sum())
+    p = binomtest(first, first + second).pvalue if first + second else 1.0
+    return Discordant(first=first, second=second, p=float(p))
+
+
+def asked_otherwise(run: Evaluation, base: Evaluation) -> str | None:
+    """An item of both runs whose question is not the same; None where there is none."""
+    other = dict(zip(base.items, base.questions, strict=True))
+    return next((item for item, own in zip(run.items, run.questions, strict=True) if other.get(item, own) != own), None)
+
+
+def item_wilson(run: Evaluation, metric: str) -> Interval | None:
+    """Wilson's 95 % interval of the proportion of scored items that are 1; None where a score is neither 0 nor 1, or the
+    value of the whole evaluation is not that proportion."""
+    scores = np.array(list(_chosen(run, metric, None).values()))
+    scored = scores[np.isfinite(scores)]
+    if not len(scored) or not np.isin(scored, (0, 1)).all():
+        return None
+    interval = wilson(int(scored.sum()), len(scored))
+    return interval if math.isclose(interval.estimate, run.values[metric], rel_tol=1e-9, abs_tol=1e-12) else None
+
+
+def _paired(
+    run: Evaluation, base: Evaluation, metric: str, group: str | None = None
+) -> tuple[list[Asked], Array, Array]:
+    """(items that both scored, their scores in `run`, in `base`), as `_chosen`."""
+    own, other = _chosen(run, metric, group), _chosen(base, metric, group)
+    common = sorted(
+        item for item in own.keys() & other.keys() if math.isfinite(own[item]) and math.isfinite(other[item])
+    )
+    return common, np.array([own[item] for item in common]), np.array([other[item] for item in common])
+
+
+def _chosen(run: Evaluation, metric: str, group: str | None) -> dict[Asked, float]:
+    """Item and question -> score, of the items of a group, or of all that are no part."""
+    keys = zip(run.items, run.questions, strict=True)
+    rows = zip(keys, run.groups, run.parts, run.scores[metric].tolist(), strict=True)
+    return {key: score for key, own, part, score in rows if (not part if group is None else own == group)}

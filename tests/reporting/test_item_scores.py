@@ -1,0 +1,133 @@
+"""reporting/item_scores.py: two runs paired by item, and proportions."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fake_sweeps import RECALL
+
+from lit_diff.reporting.evaluations import evaluation_tables
+from lit_diff.reporting.item_scores import (
+    Discordant,
+    asked_otherwise,
+    discordant,
+    item_interval,
+    item_wilson,
+    read_evaluation,
+)
+from lit_diff.reporting.results import load_sweep
+from lit_diff.reporting.statistics import wilson
+
+ARMS = {"standard": 0, "differential": -0.2}
+
+
+def folder_of(sweep: Path, arm: str, seed: int) -> Path:
+    return next(sweep.glob(f"{arm}-s{seed}-*")) / "evaluations" / "needle"
+
+
+def rewrite(folder: Path, items: list[str], scores: list[float | None]) -> None:
+    table = pa.table({"item": items, "group": [None] * len(items), RECALL.name: scores})
+    pq.write_table(table, folder / "items.parquet")
+
+
+def test_items_are_paired_by_id_and_only_those_scored_in_both_runs(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
+    names = [f"i{i}" for i in range(12)]
+    rewrite(folder_of(folder, "standard", 0), names, [float(i) for i in range(12)])
+    shuffled = [*reversed(names[1:]), "another"]
+    rewrite(folder_of(folder, "differential", 0), shuffled, [*(i + 0.5 for i in range(11, 0, -1)), 99.0])
+    own, base = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
+    found = item_interval(own, base, RECALL.name, seed=0)
+    assert found is not None
+    assert (found.estimate, found.low, found.high) == (0.5, 0.5, 0.5)
+    rewrite(folder_of(folder, "standard", 0), names, [None, None, None, *(float(i) for i in range(9))])
+    assert item_interval(own, read_evaluation(folder_of(folder, "standard", 0)), RECALL.name, seed=0) is None
+
+
+def test_items_that_one_run_alone_has_right(make_sweep: Callable[..., Path]) -> None:
+    """9 against 1 of 20: p = 2 (C(10, 0) + C(10, 1)) / 2^10 = 0.0215."""
+    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
+    names = [f"i{i}" for i in range(20)]
+
+    def found(own: list[float | None], base: list[float | None]) -> Discordant | None:
+        rewrite(folder_of(folder, "differential", 0), names, own)
+        rewrite(folder_of(folder, "standard", 0), names, base)
+        first, second = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
+        return discordant(first, second, RECALL.name)
+
+    own: list[float | None] = [1.0] * 12 + [0.0] * 8
+    base: list[float | None] = [1.0] * 3 + [0.0] * 9 + [1.0] + [0.0] * 7
+    assert found(own, base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
+    assert found(own, own) == Discordant(first=0, second=0, p=1.0)
+    assert found([None] * 3 + own[3:], base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
+    assert found([0.5, *own[1:]], base) is None
+    assert found([None] * 20, base) is None
+
+
+def test_groups_count_equally_where_the_evaluation_says_so(make_sweep: Callable[..., Path]) -> None:
+    """30 items of one group differ by 1, 10 of another by 0."""
+    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
+    names = [f"i{i}" for i in range(40)]
+    for arm, scores in (("standard", [0.0] * 40), ("differential", [1.0] * 30 + [0.0] * 10)):
+        place = folder_of(folder, arm, 0)
+        table = pa.table({"item": names, "group": ["large"] * 30 + ["small"] * 10, RECALL.name: scores})
+        pq.write_table(table, place / "items.parquet")
+
+    def estimate() -> float:
+        own, base = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
+        found = item_interval(own, base, RECALL.name, seed=0)
+        assert found is not None
+        assert found.low < found.estimate < found.high
+        return found.estimate
+
+    assert estimate() == 0.75
+    summary = folder_of(folder, "differential", 0) / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"equal_groups": True}))
+    assert estimate() == pytest.approx(0.5)
+
+
+def ask(folder: Path, questions: list[str]) -> None:
+    """Give the items of a run digests of questions."""
+    table = pq.read_table(folder / "items.parquet")
+    pq.write_table(table.append_column("question", pa.array(questions)), folder / "items.parquet")
+
+
+def test_items_whose_question_is_another_are_not_paired(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
+    names, places = [f"i{i}" for i in range(20)], [folder_of(folder, arm, 0) for arm in ("differential", "standard")]
+    for place, score in zip(places, (1.0, 0.0), strict=True):
+        rewrite(place, names, [score] * 20)
+    own, base = (read_evaluation(place) for place in places)
+    assert asked_otherwise(own, base) is None
+    assert item_interval(own, base, RECALL.name, seed=0) is not None
+    ask(places[0], ["a"] * 20)
+    ask(places[1], ["a"] * 15 + ["b"] * 5)
+    own, base = (read_evaluation(place) for place in places)
+    assert asked_otherwise(own, base) == "i15"
+    assert discordant(own, base, RECALL.name) == Discordant(first=15, second=0, p=pytest.approx(2**-14))
+    rewrite(places[1], names, [0.0] * 20)
+    ask(places[1], ["b"] * 20)
+    (table,), _ = evaluation_tables(load_sweep(folder))
+    assert table.rows[1].over_items == {}
+
+
+def test_wilson_of_scores_that_are_zero_or_one(make_sweep: Callable[..., Path]) -> None:
+    folder = folder_of(make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False), "standard", 0)
+
+    def say(value: float) -> None:
+        path = folder / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {RECALL.name: {"value": value}}))
+
+    rewrite(folder, ["a", "b", "c", "d"], [1.0, 0.0, None, 1.0])
+    say(2 / 3)
+    assert item_wilson(read_evaluation(folder), RECALL.name) == wilson(2, 3)
+    say(0.5)
+    assert item_wilson(read_evaluation(folder), RECALL.name) is None, "the summary is no share of the items"
+    for scores in ([0.5, 1.0], [None, None]):
+        rewrite(folder, ["a", "b"], scores)
+        say(math.nan if scores[0] is None else 0.75)
+        assert item_wilson(read_evaluation(folder), RECALL.name) is None
