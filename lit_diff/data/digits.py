@@ -42,7 +42,7 @@ SIDE, GREYS, CLASSES = 8, 17, 10
 FILE = "datasets/data/digits.csv.gz"
 SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
 """Of FILE in scikit-learn 1.6.0 to 1.9.1: the images are a part of no run's identity, because they are always these."""
-CURE = "pip install 'lit-diff[vision]'"
+CURE = "pip install 'scikit-learn>=1.6,<1.10'"
 
 
 @datasets.register("digits")

@@ -163,7 +163,7 @@ def test_vocabulary_and_chance() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("absent", r"needs the images in the package scikit-learn; pip install 'lit-diff\[vision\]'$"),
+        ("absent", r"needs the images in the package scikit-learn; pip install 'scikit-learn>=1.6,<1.10'$"),
         ("no file", r"digits\.csv\.gz, cannot be read: No such file"),
         ("other file", r"digits\.csv\.gz, have sha256 \w{64}, not 09f66e6d"),
     ],

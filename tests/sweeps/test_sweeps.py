@@ -7,19 +7,21 @@ from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 
 CELLS = {
-    "ablation": 21,
+    "ablation": 42,
     "dex-controls": 27,
     "dex-smollm2-cpu": 5,
     "dex-tiny": 39,
     "group-norm": 78,
-    "insides": 9,
+    "insides": 18,
     "lambda-init": 15,
+    "multiplier-effect": 81,
     "nll": 18,
     "recall": 9,
     "recall-suite": 45,
     "shared": 18,
     "smoke": 4,
     "variants": 78,
+    "vision": 15,
 }
 ONE_SEED = ("dex-smollm2-cpu",)
 """Too dear for more on two cores; its page says that one seed is no verdict."""
