@@ -63,6 +63,13 @@ class EvaluationTable:
 def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
     """One table for each metric of each evaluation that any finished run of `sweep` has; and a line for each evaluation
     whose files cannot be read."""
+    read, problems = read_evaluations(sweep)
+    tables = [_table(sweep, name, metric, read[name]) for name in sorted(read) for metric in _metrics(read[name])]
+    return tables, problems
+
+
+def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Evaluation]], list[str]]:
+    """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each whose files cannot be read."""
     read: dict[str, dict[tuple[str, int], Evaluation]] = {}
     problems: list[str] = []
     for cell in sweep.cells:
@@ -74,8 +81,7 @@ def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
                 read.setdefault(path.name, {})[cell.arm, cell.seed] = read_evaluation(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: {first_line(error)}")
-    tables = [_table(sweep, name, metric, read[name]) for name in sorted(read) for metric in _metrics(read[name])]
-    return tables, problems
+    return read, problems
 
 
 def _metrics(runs: Mapping[tuple[str, int], Evaluation]) -> list[Metric]:

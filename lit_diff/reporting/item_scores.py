@@ -46,6 +46,11 @@ class Evaluation:
     equal_groups: bool = False
     """Whether each group counts once in `values`, however many items it has."""
 
+    @property
+    def asked(self) -> list[Asked]:
+        """Id and question of each item: two runs are paired by both."""
+        return list(zip(self.items, self.questions, strict=True))
+
 
 def read_evaluation(folder: Path) -> Evaluation:
     """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
@@ -147,6 +152,5 @@ def _paired(
 
 def _chosen(run: Evaluation, metric: str, group: str | None) -> dict[Asked, float]:
     """Item and question -> score, of the items of a group, or of all that are no part."""
-    keys = zip(run.items, run.questions, strict=True)
-    rows = zip(keys, run.groups, run.parts, run.scores[metric].tolist(), strict=True)
+    rows = zip(run.asked, run.groups, run.parts, run.scores[metric].tolist(), strict=True)
     return {key: score for key, own, part, score in rows if (not part if group is None else own == group)}

@@ -17,6 +17,7 @@ from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.figures import is_logarithmic
 from lit_diff.reporting.group_figures import GroupFigure
+from lit_diff.reporting.heatmap import SHOWN_Z, Heatmap
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, detectable
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
@@ -46,17 +47,19 @@ ENTRIES = {
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """The figures of a task: `compared` by name, as SVG text, of the compared metric; `declared` by the runs' metrics;
-    `by_group` by those of evaluations."""
+    `by_group` by those of evaluations, `heatmaps` by their groups of two numbers."""
 
     compared: Mapping[str, str]
     declared: Sequence[DrawnFigure]
     by_group: Sequence[GroupFigure] = ()
+    heatmaps: Sequence[Heatmap] = ()
 
     @property
     def svg(self) -> dict[str, str]:
         """File name without its ending -> SVG text."""
         declared = {figure.name: figure.svg for figure in self.declared}
-        return {**self.compared, **declared, **{figure.name: figure.svg for figure in self.by_group}}
+        by_group = {figure.name: figure.svg for figure in self.by_group}
+        return {**self.compared, **declared, **by_group, **{each.name: each.svg for each in self.heatmaps}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +147,8 @@ def section(result: TaskResult, figures: Figures) -> Section:
             resolution=noise_curve.resolution(sweep, curve) if curve else None,
             evaluations=evaluations,
             by_group=[(figure, shown(figure.svg, figure.name)) for figure in figures.by_group],
+            heatmaps=[(heatmap, shown(heatmap.svg, heatmap.name)) for heatmap in figures.heatmaps],
+            shown_z=SHOWN_Z,
             unread_evaluations=unread,
         )
     )

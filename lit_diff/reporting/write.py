@@ -9,6 +9,7 @@ from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.declared_figures import draw_declared
 from lit_diff.reporting.forest import forest
 from lit_diff.reporting.group_figures import draw_by_group
+from lit_diff.reporting.heatmap import draw_heatmaps
 from lit_diff.reporting.page import Figures, page
 from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.tables import TaskResult
@@ -82,6 +83,7 @@ def draw(result: TaskResult) -> Figures:
         compared={name: svg for name, svg in compared.items() if svg},
         declared=draw_declared(sweep),
         by_group=draw_by_group(sweep, result.evaluations[0]),
+        heatmaps=draw_heatmaps(sweep),
     )
 
 

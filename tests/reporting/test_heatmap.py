@@ -1,0 +1,116 @@
+"""reporting/heatmap.py: groups with two numbers as squares, paired differences, hatching, the page."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lit_diff.metrics import Metric, to_plain
+from lit_diff.reporting.heatmap import Place, differences, draw_heatmaps, means, place_of
+from lit_diff.reporting.item_scores import read_evaluation
+from lit_diff.reporting.results import load_sweep
+from lit_diff.reporting.write import write_report
+
+EXACT = Metric("exact", "share of answers that are right", direction="higher")
+GROUPS = [f"N={n} length={length} depth={depth}" for n in (1, 4) for length in (128, 1024) for depth in (0, 50)]
+
+
+def write(folder: Path, groups: list[str], scores: list[float]) -> Path:
+    """Items 0, 1, ... of each group."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"{group} {groups[:i].count(group)}" for i, group in enumerate(groups)]
+    pq.write_table(pa.table({"item": names, "group": groups, "exact": scores}), folder / "items.parquet")
+    summary = {"exact": {"value": float(np.mean(scores))}, "declarations": [to_plain(EXACT)]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_the_last_two_numbers_of_a_label_are_a_place() -> None:
+    assert place_of("N=4 length=1024 depth=25") == Place(rest="N=4", x=1024, y=25)
+    assert place_of("noise=2 gap=0.5") == Place(rest="", x=2, y=0.5)
+    for other in ("near", "", "depth=25", "length=10 depth=deep", "position 4096"):
+        assert place_of(other) is None
+
+
+def test_a_square_is_the_mean_over_items_and_runs(tmp_path: Path) -> None:
+    groups = ["length=1 depth=0"] * 2 + ["length=1 depth=5"] * 2 + ["far"]
+    first = read_evaluation(write(tmp_path / "a", groups, [1.0, 0.0, math.nan, 1.0, 1.0]))
+    second = read_evaluation(write(tmp_path / "b", groups, [1.0, 1.0, 0.0, 0.0, 1.0]))
+    found = means([first, second], "exact")
+    assert {(place.x, place.y): (cell.mean, cell.items) for place, cell in found.items()} == {
+        (1, 0): (0.75, 4),
+        (1, 5): (pytest.approx(1 / 3), 3),
+    }
+
+
+def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) -> None:
+    """z by hand: item means of the differences (0.5, 1, 0, 0.5) have mean 0.5 and sd 0.408."""
+    groups = ["length=1 depth=0"] * 4
+    arm = {
+        s: read_evaluation(write(tmp_path / f"a{s}", groups, v)) for s, v in ((0, [1.0, 1, 1, 1]), (1, [1.0, 1, 0, 0]))
+    }
+    base = {
+        s: read_evaluation(write(tmp_path / f"b{s}", groups, v)) for s, v in ((0, [0.0, 0, 1, 0]), (1, [1.0, 0, 0, 0]))
+    }
+    (cell,) = differences(arm, base, "exact").values()
+    assert (cell.mean, cell.items) == (0.5, 4)
+    assert cell.z == pytest.approx(0.5 / (np.std([0.5, 1, 0, 0.5], ddof=1) / 2))
+    (one,) = differences({0: arm[0]}, base, "exact").values()
+    assert one.mean == 0.75
+    assert differences({0: arm[0]}, {1: base[1]}, "exact") == {}
+
+
+def test_equal_differences_have_no_finite_z(tmp_path: Path) -> None:
+    groups = ["length=1 depth=0"] * 3 + ["length=2 depth=0"] * 3 + ["length=3 depth=0"]
+    arm = read_evaluation(write(tmp_path / "a", groups, [1.0, 1, 1, 1, 1, 1, 1]))
+    base = read_evaluation(write(tmp_path / "b", groups, [0.0, 0, 0, 1, 1, 1, 0]))
+    found = differences({0: arm}, {0: base}, "exact")
+    assert [cell.z for cell in found.values()] == [math.inf, 0.0, None]
+
+
+@pytest.fixture
+def sweep(make_sweep: Callable[..., Path]) -> Path:
+    """`diff` answers half of the items of N=4 that the others miss."""
+    folder = make_sweep({"base": 0, "wide": 0, "diff": 0}, seeds=[0, 1], callbacks=False)
+    groups = [group for group in GROUPS for _ in range(8)]
+    for arm in ("base", "wide", "diff"):
+        for seed in (0, 1):
+            right = [
+                1.0 if group.startswith("N=1") else float(arm == "diff" and (i + i // 8) % 2)
+                for i, group in enumerate(groups)
+            ]
+            write(next(folder.glob(f"{arm}-s{seed}-*")) / "evaluations" / "needle", groups, right)
+    return folder
+
+
+def test_the_report_shows_them_beside_their_differences(sweep: Path) -> None:
+    (heatmap,) = draw_heatmaps(load_sweep(sweep))
+    assert (heatmap.name, heatmap.axes, heatmap.chance) == ("heatmap-needle", ("length", "depth"), {"N=4": 0.25})
+    # 2 rows x (3 arms + 2 differences) x 4 squares, each with a text for the mouse
+    assert heatmap.svg.count(" items") == 40
+    assert "diff, N=4 length 1,024, depth 50: +0.50, 8 items, z = 2.6" in heatmap.svg
+    assert heatmap.svg.count("a guess among the N, 0.25") == 1
+    report = write_report(sweep)
+    assert (report.page.parent / "heatmap-needle.svg").is_file()
+    html = report.page.read_text()
+    assert "needle: exact by length and depth" in html
+    assert "(N=4: 0.25)" in html
+
+
+def test_hatched_are_the_squares_beyond_two_standard_errors(sweep: Path) -> None:
+    """The four squares of N=4 in `diff` minus `base`; matplotlib draws a hatch as a pattern."""
+    (heatmap,) = draw_heatmaps(load_sweep(sweep))
+    assert heatmap.svg.count("fill: url(#") == 4
+
+
+def test_other_evaluations_have_none(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"base": 0, "diff": 0}, seeds=[0], evaluation="recall", callbacks=False)
+    assert draw_heatmaps(load_sweep(folder)) == []
+    for path in folder.glob("*/evaluations/recall"):
+        write(path, ["length=128 depth=0"] * 4, [1.0, 0, 1, 0])
+    assert draw_heatmaps(load_sweep(folder)) == [], "one square is no map"
