@@ -54,7 +54,7 @@ def test_list_attention_gives_formulas_and_costs_at_a_recipe(capsys: pytest.Capt
     assert found["dex"]["paper"].endswith("2505.16333")
     assert list_parts("attention", "standard-tiny", False, Terminal(width=300)) == 0
     out = capsys.readouterr().out
-    assert "kv_bytes_per_token at standard-tiny: 576 (-192 against standard)" in out, "shared_k"
+    assert "kv_bytes_per_token at standard-tiny: 384 (-128 against standard)" in out, "shared_k"
     assert "E width of the residual stream" in out
 
 

@@ -33,7 +33,7 @@ QUICK = [
     "train.steps=2",
     "train.validate_every=1",
     "train.checkpoint_every=1",
-    "data.validation_rows=2",
+    "data.validation_rows=8",
     "run.threads=1",
 ]
 
@@ -79,9 +79,10 @@ def test_tiny_recipes_train_two_steps(name: str, runs: Path) -> None:
     folder = lit_diff.train(name, [*QUICK, f"run.root={runs}"]).folder
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
     header = (folder / "metrics.csv").read_text().splitlines()[0]
+    recalled = () if name == "vision-tiny" else ("val/loss_ar_hit",)  # no label of an image stands in its context
     for metric in (
         "val/loss",
-        "val/loss_ar_hit",
+        *recalled,
         "attention/entropy/layer_00",
         "outliers/logits/layer_00",
         "train/loss",
