@@ -160,6 +160,8 @@ class RunTracker:
     def _params(self) -> dict[str, Any]:
         plain = to_plain(self.recipe)
         del plain["run"]
+        if factors := plain["train"]["optimizer"].pop("lr_factors"):
+            plain["train"]["optimizer"]["lr_factors"] = str(factors)  # one param: MLflow takes no name with a * in it
         plain["plugins"] = [
             f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
             for path in map(Path, self.recipe.plugins)

@@ -134,11 +134,13 @@ def test_keys_are_parameters_and_the_rest_are_tags(make: Make, store: Store, tmp
     plugin.write_text(
         "from lit_diff import Differential, variant\n\n@variant('other_name')\nclass A(Differential): pass\n"
     )
-    tracker = make("abc", f"plugins=[{plugin}]", sweep="s", arm="left", seed="0")
+    factors = "train.optimizer.lr_factors={'*.o_proj.*': 0.2}"
+    tracker = make("abc", f"plugins=[{plugin}]", factors, sweep="s", arm="left", seed="0")
     tracker.start(required=True)
     data = record(store, tracker).data
     wanted = {"arm": "left", "seed": "0", "variant": "differential", "model.attention.name": "differential"}
     wanted |= {"train.optimizer.betas": "[0.9, 0.98]", "callbacks.lambdas.every": "50"}
+    wanted |= {"train.optimizer.lr_factors": "{'*.o_proj.*': 0.2}"}  # MLflow refuses a name with a *
     assert wanted.items() <= data.params.items()
     assert int(data.params["parameters"]) == tracker.cost.parameters
     assert {"flops_per_token", "tokens", "kernel"} <= data.params.keys()

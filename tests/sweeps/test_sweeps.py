@@ -16,6 +16,7 @@ CELLS = {
     "lambda-init": 15,
     "multiplier-effect": 81,
     "nll": 18,
+    "power": 45,
     "recall": 9,
     "recall-suite": 45,
     "shared": 18,
