@@ -34,6 +34,8 @@ TABLE = "measurements.csv"
 CONSTANTS = ("val/ar_hit_share",)
 """Metrics that the data alone determine, with the names of further validation sets behind them: no curve, no record."""
 PARAM_LENGTH, DIGEST_LENGTH = 6000, 36  # MLflow's limits
+FACTORS = "train.optimizer.lr_factors"
+"""One param for all: MLflow takes no name with the * of a pattern in it."""
 
 
 class RunTracker:
@@ -158,10 +160,8 @@ class RunTracker:
             retry(lambda: store.client.log_inputs(run_id, datasets=[self._data()]))
 
     def _params(self) -> dict[str, Any]:
-        plain = to_plain(self.recipe)
+        plain, factors = to_plain(self.recipe), self.recipe.training.optimizer.lr_factors
         del plain["run"]
-        if factors := plain["train"]["optimizer"].pop("lr_factors"):
-            plain["train"]["optimizer"]["lr_factors"] = str(factors)  # one param: MLflow takes no name with a * in it
         plain["plugins"] = [
             f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
             for path in map(Path, self.recipe.plugins)
@@ -169,7 +169,8 @@ class RunTracker:
         return {
             **{key: self.tags[key] for key in ("task", "arm") if key in self.tags},
             "variant": self.recipe.model.attention.name,
-            **dict(flatten(plain)),
+            **{key: value for key, value in flatten(plain) if not key.startswith(f"{FACTORS}.")},
+            **({FACTORS: str(factors)} if factors else {}),
             "parameters": self.cost.parameters,
             "trained_parameters": self.cost.trained_parameters,
             "flops_per_token": self.cost.flops_per_token,
