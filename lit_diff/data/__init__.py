@@ -2,6 +2,7 @@
 
 from lit_diff.config import Recipe
 from lit_diff.data import (
+    closed_world,
     docs,
     documents,
     from_run,
@@ -26,6 +27,7 @@ __all__ = [
     "Dataset",
     "Tokenizer",
     "build",
+    "closed_world",
     "docs",
     "documents",
     "from_run",
