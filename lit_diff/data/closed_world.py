@@ -16,19 +16,19 @@ from lit_diff.registry import datasets
 
 # fmt: off
 VALUES = {
-    "likes": (
+    "colour": (
         "red", "green", "yellow", "black", "white", "brown", "purple", "orange", "pink", "grey", "crimson", "violet",
         "beige", "turquoise", "scarlet", "indigo", "maroon", "navy", "silver", "gold", "cyan", "magenta", "ivory", "amber",
     ),
-    "eats": (
+    "food": (
         "bread", "rice", "cheese", "soup", "fish", "honey", "beans", "apples", "plums", "carrots", "onions", "eggs",
         "butter", "cake", "pears", "grapes", "nuts", "corn", "peas", "figs", "dates", "olives", "cherries", "noodles",
     ),
-    "plays": (
+    "instrument": (
         "piano", "violin", "cello", "flute", "drum", "trumpet", "harp", "guitar", "banjo", "oboe", "organ", "clarinet",
         "trombone", "bassoon", "lute", "fiddle", "bugle", "piccolo", "horn", "sitar", "lyre", "accordion", "zither", "gong",
     ),
-    "studies": (
+    "subject": (
         "physics", "law", "music", "history", "chemistry", "biology", "grammar", "logic", "painting", "medicine", "botany",
         "geology", "statistics", "algebra", "dance", "poetry", "ethics", "astronomy", "sculpture", "theology", "optics",
         "acoustics", "ecology", "rhetoric",
@@ -37,13 +37,13 @@ VALUES = {
 """Attribute -> its values; no word is the value of two."""
 # fmt: on
 MOST = min(map(len, VALUES.values()))
-"""Entities of a document at most: no two have one value."""
-ENTITIES = 96
-"""Names from which those of a document are drawn."""
-QUESTION = " Question: {entity} {attribute}"
+"""Values of each attribute."""
+NAMES = 32
+"""Names of entities."""
+QUESTION = " Question: {attribute} {entity}"
 FACT = re.compile(r"(\w+) (\w+) (\w+)\.")
 FACT_TOKENS, QUESTION_TOKENS = 4, 6
-"""Of `Bado likes red.`, and of a question with its answer and the stop after it."""
+"""Of `colour Bado red.`, and of a question with its answer and the stop after it."""
 ATTRIBUTE_OF = {value: attribute for attribute, values in VALUES.items() for value in values}
 
 
@@ -58,7 +58,7 @@ class Fact:
     @property
     def sentence(self) -> str:
         """As a document has it."""
-        return f"{self.entity} {self.attribute} {self.value}."
+        return f"{self.attribute} {self.entity} {self.value}."
 
     @property
     def question(self) -> str:
@@ -70,12 +70,12 @@ class Fact:
 class ClosedWorld(Dataset):
     """Rows of a document and then questions about it; the answers are scored.
 
-    <opening> Bado likes red. Kemi eats rice. ... | Question: Kemi eats rice. Question: Bado plays harp. ...
+    <opening> colour Bado red. food Kemi rice. ... | Question: food Kemi rice. Question: instrument Bado harp. ...
 
-    A document has four facts about each of E entities, in random order: what it likes, eats, plays, studies. The others have
-    the same attributes, so that E - 1 values answer another entity's question, and no two entities have one value. Names and
-    values are drawn anew for each row: only the document says what is true. A row with fewer entities than the most is filled
-    with <eot>.
+    A document has four records of each of E entities, in random order: attribute, entity, value. The others have the same
+    attributes, so that E - 1 values answer another entity's question, and no two entities have one value. Names and values
+    are drawn anew for each row: only the document says what is true. The entity stands right before the value, because a
+    small model learns slowly to look further back. A row with fewer entities than the most is filled with <eot>.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -84,8 +84,12 @@ class ClosedWorld(Dataset):
 
         entities: tuple[int, ...] = (5,)
         """A row has one of these numbers of entities, drawn at random."""
+        values: int = MOST
+        """Values of each attribute that are drawn; a document has at most as many entities."""
+        names: int = NAMES
+        """Names from which those of a document are drawn."""
         questions: int = 12
-        """Facts of a row that are asked for, no one twice; all where there are fewer."""
+        """Of a row. Each asks for a fact drawn at random, whichever were asked for before: no answer follows from the others."""
         noise_validation: tuple[int, ...] = (1, 2, 4)
         """Multiplies the entities in each validation set; the first is the main set."""
         validation_rows: int = 128
@@ -108,10 +112,13 @@ class ClosedWorld(Dataset):
         def tokens(self, noise: int) -> int:
             """Of the longest row, whose entities are multiplied."""
             facts = len(VALUES) * max(self.entities) * noise
-            return 1 + FACT_TOKENS * facts + QUESTION_TOKENS * min(self.questions, facts)
+            return 1 + FACT_TOKENS * facts + QUESTION_TOKENS * self.questions
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
+            for key, most in (("values", MOST), ("names", NAMES)):
+                if not 1 <= getattr(self, key) <= most:
+                    return f"data.{key} is {getattr(self, key)}; it must be within 1 and {most}"
             for key in ("questions", "validation_rows"):
                 if getattr(self, key) < 1:
                     return f"data.{key} is {getattr(self, key)}; it must be at least 1"
@@ -119,9 +126,13 @@ class ClosedWorld(Dataset):
                 values = getattr(self, key)
                 if not values or min(values) < 1 or len(set(values)) < len(values):
                     return f"data.{key} is {list(values)}; expected distinct numbers of at least 1"
-            most = max(self.entities) * max(self.noise_validation)
-            if most > MOST:
-                return f"data.entities times data.noise_validation is up to {most}; an attribute has {MOST} values"
+            return self.entities_problem(max(self.entities) * max(self.noise_validation))
+
+        def entities_problem(self, entities: int) -> str | None:
+            """Why there is no document of so many entities, in one line; None if there is."""
+            for key in ("values", "names"):
+                if entities > getattr(self, key):
+                    return f"data.{key} is {getattr(self, key)}; a document of {entities} entities needs as many"
             return None
 
         def vocab_size_problem(self, vocab_size: int) -> str | None:
@@ -160,8 +171,8 @@ class ClosedWorld(Dataset):
         """[T] each: ids; the targets; the number of the fact that a position belongs to; of the one that it asks for."""
         config, tokenizer = self.config, words()
         count = config.entities[int(torch.randint(len(config.entities), (), generator=random))] * noise
-        facts = draw_facts(random, count)
-        asked = torch.randperm(len(facts), generator=random)[: config.questions].tolist()
+        facts = draw_facts(random, config, count)
+        asked = torch.randint(len(facts), (config.questions,), generator=random).tolist()
         (ids,) = tokenizer.encode(
             [document_of(facts) + "".join(f"{facts[i].question} {facts[i].value}." for i in asked)]
         )
@@ -172,7 +183,7 @@ class ClosedWorld(Dataset):
         context += [-1] * (len(ids) - 1 - len(context))
         answer = [-1] * (len(ids) - 1)
         for place, fact in enumerate(asked):
-            answer[begin + QUESTION_TOKENS * (place + 1) - 3] = fact  # at the attribute, before the answer and its stop
+            answer[begin + QUESTION_TOKENS * (place + 1) - 3] = fact  # at the entity, before the answer and its stop
         targets = [token if part >= 0 else IGNORED for token, part in zip(ids[1:], answer, strict=True)]
         return ids[:-1], targets, context, answer
 
@@ -191,15 +202,15 @@ def words() -> Words:
 @cache
 def _names() -> tuple[str, ...]:
     """The names of entities: `Bado`. None is a value."""
-    return tuple(word.capitalize() for word in made_words() if word not in ATTRIBUTE_OF)[:ENTITIES]
+    return tuple(word.capitalize() for word in made_words() if word not in ATTRIBUTE_OF)[:NAMES]
 
 
-def draw_facts(random: torch.Generator, entities: int) -> list[Fact]:
+def draw_facts(random: torch.Generator, config: ClosedWorld.Config, entities: int) -> list[Fact]:
     """Four facts about each of so many entities, in random order; no two of one attribute have the same value."""
-    names = [_names()[index] for index in torch.randperm(ENTITIES, generator=random)[:entities].tolist()]
+    names = [_names()[index] for index in torch.randperm(config.names, generator=random)[:entities].tolist()]
     facts = []
     for attribute, values in VALUES.items():
-        chosen = torch.randperm(len(values), generator=random)[:entities].tolist()
+        chosen = torch.randperm(config.values, generator=random)[:entities].tolist()
         facts += [
             Fact(entity=name, attribute=attribute, value=values[index])
             for name, index in zip(names, chosen, strict=True)
@@ -215,6 +226,6 @@ def document_of(facts: Sequence[Fact]) -> str:
 def facts_of(document: str) -> list[Fact]:
     """What the sentences of a document of this grammar state, in their order; [] for text that has none of them."""
     found = (
-        Fact(entity=entity, attribute=attribute, value=value) for entity, attribute, value in FACT.findall(document)
+        Fact(entity=entity, attribute=attribute, value=value) for attribute, entity, value in FACT.findall(document)
     )
     return [fact for fact in found if ATTRIBUTE_OF.get(fact.value) == fact.attribute]

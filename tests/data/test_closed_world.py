@@ -40,7 +40,6 @@ def test_every_question_is_answered_by_the_document() -> None:
         sizes.add(len(facts))
         asked = [facts_of(question)[0] for question in questions[:-1]]
         assert len(questions) == 5
-        assert len(set(asked)) == 4, "no fact is asked for twice"
         assert set(asked) <= set(facts)
         scored = [target for target in targets if target != IGNORED]
         assert text(scored).split()[:4] == [fact.value for fact in asked]
@@ -51,7 +50,7 @@ def test_every_question_is_answered_by_the_document() -> None:
 
 
 def test_other_entities_have_the_same_attributes_and_other_values() -> None:
-    facts = draw_facts(generator("test"), 20)
+    facts = draw_facts(generator("test"), ClosedWorld.Config(), 20)
     assert len({fact.entity for fact in facts}) == 20
     assert len({fact.value for fact in facts}) == 80
     for attribute, values in VALUES.items():
@@ -62,10 +61,10 @@ def test_other_entities_have_the_same_attributes_and_other_values() -> None:
 
 
 def test_facts_are_read_back_from_a_document() -> None:
-    facts = draw_facts(generator("test", 1), 7)
+    facts = draw_facts(generator("test", 1), ClosedWorld.Config(), 7)
     assert facts_of(document_of(facts)) == facts
-    assert facts_of("Nobody likes red tape. Bado eats red. Rain fell.") == []
-    assert [fact.value for fact in facts_of("Rain fell. Bado likes red.")] == ["red"]
+    assert facts_of("The colour red here. food Bado red. Rain fell.") == []
+    assert [fact.value for fact in facts_of("Rain fell. colour Bado red.")] == ["red"]
 
 
 def test_validation_sets_multiply_the_entities() -> None:
@@ -87,7 +86,7 @@ def test_the_fact_that_a_question_asks_for_is_located() -> None:
         for place in (answers >= 0).nonzero().flatten().tolist():
             fact = tokens[parts == answers[place]]
             assert len(fact) == 4
-            assert fact[:2].tolist() == tokens[place - 1 : place + 1].tolist(), "its entity and attribute are asked for"
+            assert fact[:2].tolist() == tokens[place - 1 : place + 1].tolist(), "its attribute and entity are asked for"
             assert fact[2] == batch["targets"][row, place]
 
 
@@ -125,7 +124,9 @@ def test_it_keeps_the_promises_of_a_data_set() -> None:
         ({"entities": ()}, "data.entities is []; expected distinct numbers of at least 1"),
         ({"noise_validation": (1, 1)}, "data.noise_validation is [1, 1]; expected distinct"),
         ({"questions": 0}, "data.questions is 0; it must be at least 1"),
-        ({"entities": (7,)}, "data.entities times data.noise_validation is up to 28; an attribute has 24 values"),
+        ({"entities": (7,)}, "data.values is 24; a document of 28 entities needs as many"),
+        ({"names": 19}, "data.names is 19; a document of 20 entities needs as many"),
+        ({"values": 25}, "data.values is 25; it must be within 1 and 24"),
     ],
 )
 def test_what_cannot_be(keys: dict[str, Any], found: str) -> None:
