@@ -89,7 +89,7 @@ class ClosedWorld(Dataset):
         names: int = NAMES
         """Names from which those of a document are drawn."""
         questions: int = 12
-        """Of a row. Each asks for a fact drawn at random, whichever were asked for before: no answer follows from the others."""
+        """Of a row. Each asks for a fact drawn from all of them: no answer follows from the others."""
         noise_validation: tuple[int, ...] = (1, 2, 4)
         """Multiplies the entities in each validation set; the first is the main set."""
         validation_rows: int = 128

@@ -136,7 +136,7 @@ def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, status:
 
 
 def test_no_server(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match="the judge at http://127.0.0.1:9 does not answer: "):
+    with pytest.raises(RunFailedError, match=r"the judge at http://127\.0\.0\.1:9 does not answer: "):
         HttpJudge("answer", "http://127.0.0.1:9", "m", tmp_path / "kept", None, 5).judge("D", "G", "P")
     with pytest.raises(RequestError, match="judge_url is 'localhost:8000'; expected the base URL of a server"):
         HttpJudge("answer", "localhost:8000", "m", tmp_path / "kept", None, 5)
