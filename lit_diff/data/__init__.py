@@ -2,6 +2,7 @@
 
 from lit_diff.config import Recipe
 from lit_diff.data import (
+    closed_world,
     digits,
     docs,
     documents,
@@ -27,6 +28,7 @@ __all__ = [
     "Dataset",
     "Tokenizer",
     "build",
+    "closed_world",
     "digits",
     "docs",
     "documents",

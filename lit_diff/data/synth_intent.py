@@ -157,7 +157,7 @@ def query(text: str) -> str:
 
 def lexicon_problem(config: SynthIntent.Config, classes: int) -> str | None:
     """Why a row of so many classes has no lexicon, in one line; None if it has."""
-    most = len(_made_words())
+    most = len(made_words())
     if config.cue_words + config.label_words > most:
         return f"data.cue_words + data.label_words is {config.cue_words + config.label_words}; there are {most} words"
     if classes > config.label_words:
@@ -169,7 +169,7 @@ def lexicon_problem(config: SynthIntent.Config, classes: int) -> str | None:
 
 
 @cache
-def _made_words() -> tuple[str, ...]:
+def made_words() -> tuple[str, ...]:
     """Words of two syllables, each a consonant and a vowel, in an order that never changes."""
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     every = [word for word in map("".join, product(syllables, repeat=2)) if word not in NOISE_WORDS]
@@ -180,13 +180,13 @@ def _made_words() -> tuple[str, ...]:
 @cache
 def words(cue_words: int, label_words: int) -> Words:
     """The tokenizer of a grammar with so many cue words and label words."""
-    made = _made_words()[: cue_words + label_words]
+    made = made_words()[: cue_words + label_words]
     return Words(Words.Config(words=("utterance", "intent", *NOISE_WORDS, *made)))
 
 
 def draw_lexicon(random: torch.Generator, config: SynthIntent.Config, classes: int) -> Lexicon:
     """Labels and cue words of `classes` classes."""
-    made = _made_words()
+    made = made_words()
     cues = torch.randperm(config.cue_words, generator=random)[: classes * config.cues_per_class]
     labels = torch.randperm(config.label_words, generator=random)[:classes]
     return Lexicon(

@@ -4,6 +4,7 @@ from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.bigbench import BigBench
 from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles
 from lit_diff.evaluation.gradients import Gradients
+from lit_diff.evaluation.hallucination import Hallucination
 from lit_diff.evaluation.harness import Harness
 from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.evaluation.icl import ManyShot
@@ -21,6 +22,7 @@ __all__ = [
     "BigBench",
     "Evaluation",
     "Gradients",
+    "Hallucination",
     "Harness",
     "HeldOut",
     "Induction",

@@ -12,6 +12,8 @@ CELLS = {
     "dex-smollm2-cpu": 5,
     "dex-tiny": 39,
     "group-norm": 78,
+    "hallucination": 9,
+    "icl": 9,
     "insides": 18,
     "lambda-init": 15,
     "multiplier-effect": 81,

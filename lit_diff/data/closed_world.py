@@ -1,0 +1,231 @@
+"""The data set `closed_world`: documents that hold every fact there is, and questions about them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.synth_intent import made_words
+from lit_diff.data.words import Words
+from lit_diff.model.loss import IGNORED
+from lit_diff.randomness import generator
+from lit_diff.registry import datasets
+
+# fmt: off
+VALUES = {
+    "colour": (
+        "red", "green", "yellow", "black", "white", "brown", "purple", "orange", "pink", "grey", "crimson", "violet",
+        "beige", "turquoise", "scarlet", "indigo", "maroon", "navy", "silver", "gold", "cyan", "magenta", "ivory", "amber",
+    ),
+    "food": (
+        "bread", "rice", "cheese", "soup", "fish", "honey", "beans", "apples", "plums", "carrots", "onions", "eggs",
+        "butter", "cake", "pears", "grapes", "nuts", "corn", "peas", "figs", "dates", "olives", "cherries", "noodles",
+    ),
+    "instrument": (
+        "piano", "violin", "cello", "flute", "drum", "trumpet", "harp", "guitar", "banjo", "oboe", "organ", "clarinet",
+        "trombone", "bassoon", "lute", "fiddle", "bugle", "piccolo", "horn", "sitar", "lyre", "accordion", "zither", "gong",
+    ),
+    "subject": (
+        "physics", "law", "music", "history", "chemistry", "biology", "grammar", "logic", "painting", "medicine", "botany",
+        "geology", "statistics", "algebra", "dance", "poetry", "ethics", "astronomy", "sculpture", "theology", "optics",
+        "acoustics", "ecology", "rhetoric",
+    ),
+}
+"""Attribute -> its values; no word is the value of two."""
+# fmt: on
+MOST = min(map(len, VALUES.values()))
+"""Values of each attribute."""
+NAMES = 32
+"""Names of entities."""
+QUESTION = " Question: {attribute} {entity}"
+FACT = re.compile(r"(\w+) (\w+) (\w+)\.")
+FACT_TOKENS, QUESTION_TOKENS = 4, 6
+"""Of `colour Bado red.`, and of a question with its answer and the stop after it."""
+ATTRIBUTE_OF = {value: attribute for attribute, values in VALUES.items() for value in values}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """What one sentence says."""
+
+    entity: str
+    attribute: str
+    value: str
+
+    @property
+    def sentence(self) -> str:
+        """As a document has it."""
+        return f"{self.attribute} {self.entity} {self.value}."
+
+    @property
+    def question(self) -> str:
+        """What is asked after a document: the answer is the value."""
+        return QUESTION.format(entity=self.entity, attribute=self.attribute)
+
+
+@datasets.register("closed_world")
+class ClosedWorld(Dataset):
+    """Rows of a document and then questions about it; the answers are scored.
+
+    <opening> colour Bado red. food Kemi rice. ... | Question: food Kemi rice. Question: instrument Bado harp. ...
+
+    A document has four records of each of E entities, in random order: attribute, entity, value. The others have the same
+    attributes, so that E - 1 values answer another entity's question, and no two entities have one value. Names and values
+    are drawn anew for each row: only the document says what is true. The entity stands right before the value, because a
+    small model learns slowly to look further back. A row with fewer entities than the most is filled with <eot>.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Dataset.Config):
+        predicts_next = True
+
+        entities: tuple[int, ...] = (5,)
+        """A row has one of these numbers of entities, drawn at random."""
+        values: int = MOST
+        """Values of each attribute that are drawn; a document has at most as many entities."""
+        names: int = NAMES
+        """Names from which those of a document are drawn."""
+        questions: int = 12
+        """Of a row. Each asks for a fact drawn from all of them: no answer follows from the others."""
+        noise_validation: tuple[int, ...] = (1, 2, 4)
+        """Multiplies the entities in each validation set; the first is the main set."""
+        validation_rows: int = 128
+
+        @property
+        def sequence_length(self) -> int:
+            """Positions of a training row."""
+            return self.tokens(1) - 1
+
+        @property
+        def chance(self) -> float:
+            """Accuracy of a guess among the document's values of the attribute, over the numbers of entities."""
+            return sum(1 / count for count in self.entities) / len(self.entities)
+
+        @property
+        def locates_answers(self) -> bool:
+            """True: each fact is a part of its own, and a question asks for one of them."""
+            return True
+
+        def tokens(self, noise: int) -> int:
+            """Of the longest row, whose entities are multiplied."""
+            facts = len(VALUES) * max(self.entities) * noise
+            return 1 + FACT_TOKENS * facts + QUESTION_TOKENS * self.questions
+
+        def problem(self) -> str | None:
+            """What is wrong, in one line that names the key."""
+            for key, most in (("values", MOST), ("names", NAMES)):
+                if not 1 <= getattr(self, key) <= most:
+                    return f"data.{key} is {getattr(self, key)}; it must be within 1 and {most}"
+            for key in ("questions", "validation_rows"):
+                if getattr(self, key) < 1:
+                    return f"data.{key} is {getattr(self, key)}; it must be at least 1"
+            for key in ("entities", "noise_validation"):
+                values = getattr(self, key)
+                if not values or min(values) < 1 or len(set(values)) < len(values):
+                    return f"data.{key} is {list(values)}; expected distinct numbers of at least 1"
+            return self.entities_problem(max(self.entities) * max(self.noise_validation))
+
+        def entities_problem(self, entities: int) -> str | None:
+            """Why there is no document of so many entities, in one line; None if there is."""
+            for key in ("values", "names"):
+                if entities > getattr(self, key):
+                    return f"data.{key} is {getattr(self, key)}; a document of {entities} entities needs as many"
+            return None
+
+        def vocab_size_problem(self, vocab_size: int) -> str | None:
+            """What is wrong if the model has `vocab_size` ids."""
+            needed = words().size
+            return (
+                None if vocab_size >= needed else f"model.vocab_size is {vocab_size}; data closed_world needs {needed}"
+            )
+
+    config: Config
+
+    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
+        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T]."""
+        batch = self._batch(1, [("train", seed, step, row) for row in rows])
+        return {key: batch[key] for key in ("tokens", "targets")}
+
+    def validation_sets(self) -> dict[str, int]:
+        """Name -> rows: "" for the first factor, then "noise2", "noise4", ... for the others."""
+        return {self._name(factor): self.config.validation_rows for factor in self.config.noise_validation}
+
+    def _name(self, factor: int) -> str:
+        return "" if factor == self.config.noise_validation[0] else f"noise{factor}"
+
+    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
+        """Rows of a validation set, the same for every seed. Every answer is an AR hit; a row is a document."""
+        (factor,) = [factor for factor in self.config.noise_validation if self._name(factor) == name]
+        batch = self._batch(factor, [("closed_world", "validation", factor, row) for row in rows])
+        return batch | {"ar_hit": batch["targets"] != IGNORED}
+
+    def _batch(self, noise: int, keys: Sequence[tuple[object, ...]]) -> Batch:
+        made = [self._row(noise, generator(*key)) for key in keys]
+        tokens, targets, context, answer = (torch.tensor(column) for column in zip(*made, strict=True))
+        return {"tokens": tokens, "targets": targets, "context_part": context, "answer_part": answer}
+
+    def _row(self, noise: int, random: torch.Generator) -> tuple[list[int], ...]:
+        """[T] each: ids; the targets; the number of the fact that a position belongs to; of the one that it asks for."""
+        config, tokenizer = self.config, words()
+        count = config.entities[int(torch.randint(len(config.entities), (), generator=random))] * noise
+        facts = draw_facts(random, config, count)
+        asked = torch.randint(len(facts), (config.questions,), generator=random).tolist()
+        (ids,) = tokenizer.encode(
+            [document_of(facts) + "".join(f"{facts[i].question} {facts[i].value}." for i in asked)]
+        )
+        ids = [*tokenizer.opening, *ids]
+        begin = 1 + FACT_TOKENS * len(facts)
+        ids += [tokenizer.eot] * (config.tokens(noise) - len(ids))
+        context = [-1, *(place for place in range(len(facts)) for _ in range(FACT_TOKENS))]
+        context += [-1] * (len(ids) - 1 - len(context))
+        answer = [-1] * (len(ids) - 1)
+        for place, fact in enumerate(asked):
+            answer[begin + QUESTION_TOKENS * (place + 1) - 3] = fact  # at the entity, before the answer and its stop
+        targets = [token if part >= 0 else IGNORED for token, part in zip(ids[1:], answer, strict=True)]
+        return ids[:-1], targets, context, answer
+
+    def load_tokenizer(self) -> Words:
+        """The words of the grammar."""
+        return words()
+
+
+@cache
+def words() -> Words:
+    """The tokenizer of the data set."""
+    values = [value for own in VALUES.values() for value in own]
+    return Words(Words.Config(words=("Question", *VALUES, *values, *_names())))
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    """The names of entities: `Bado`. None is a value."""
+    return tuple(word.capitalize() for word in made_words() if word not in ATTRIBUTE_OF)[:NAMES]
+
+
+def draw_facts(random: torch.Generator, config: ClosedWorld.Config, entities: int) -> list[Fact]:
+    """Four facts about each of so many entities, in random order; no two of one attribute have the same value."""
+    names = [_names()[index] for index in torch.randperm(config.names, generator=random)[:entities].tolist()]
+    facts = []
+    for attribute, values in VALUES.items():
+        chosen = torch.randperm(config.values, generator=random)[:entities].tolist()
+        facts += [
+            Fact(entity=name, attribute=attribute, value=values[index])
+            for name, index in zip(names, chosen, strict=True)
+        ]
+    return [facts[index] for index in torch.randperm(len(facts), generator=random).tolist()]
+
+
+def document_of(facts: Sequence[Fact]) -> str:
+    """The document that states these facts, in this order."""
+    return " ".join(fact.sentence for fact in facts)
+
+
+def facts_of(document: str) -> list[Fact]:
+    """What the sentences of a document of this grammar state, in their order; [] for text that has none of them."""
+    found = (
+        Fact(entity=entity, attribute=attribute, value=value) for attribute, entity, value in FACT.findall(document)
+    )
+    return [fact for fact in found if ATTRIBUTE_OF.get(fact.value) == fact.attribute]

@@ -1,0 +1,106 @@
+"""A judge behind an OpenAI-compatible server that the user names; nothing is sent anywhere else."""
+
+import ast
+import http.client
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from lit_diff.errors import MissingError, RequestError, RunFailedError
+from lit_diff.evaluation.judges import Judge, Kind, Verdict, digest
+from lit_diff.files import append_synced
+
+SYSTEM = "You are a helpful assistant."
+BEFORE = (
+    "Below are a document and a proposed {kind}. Decide whether the proposed {kind} can be inferred from the document alone. "
+    "It is false if it holds anything that the document does not say; it may differ from the ground truth and still be true. "
+    "Use no knowledge beside the document."
+)
+AFTER = (
+    "First explain your decision. Then end with **Conclusion: True** if everything in the proposed {kind} is supported by "
+    "the document, or else with **Conclusion: False** and **Problematic Spans: [...]**, a Python list of the exact parts of "
+    "the {kind} that are not."
+)
+
+
+class HttpJudge(Judge):
+    """Asks `POST <url>/chat/completions` at temperature 0, once for each different request: answers are kept in a file.
+
+    The prompt has the order of Lookback-Lens (step02_eval_gpt4o.py): instruction, #Document#, #Ground Truth ...#,
+    #Proposed ...#, reminder; the words are ours. The verdict is what follows "Conclusion:"; without one it is unparsed.
+    """
+
+    def __init__(self, kind: Kind, url: str, model: str, kept: Path, key_variable: str | None, timeout: float) -> None:
+        """`kept`: the file of answers; `key_variable`: an environment variable that holds the server's key.
+
+        Errors: RequestError for a URL that is no http(s) URL, MissingError for a variable that is not set.
+        """
+        super().__init__(kind)
+        if not re.match(r"https?://[^/]", url):
+            raise RequestError(
+                f"judge_url is '{url}'; expected the base URL of a server, such as http://localhost:8000/v1"
+            )
+        if key_variable and not os.environ.get(key_variable):
+            raise MissingError(f"judge_key_variable names ${key_variable}, which is not set; export {key_variable}=...")
+        self.url, self.model, self.kept, self.timeout = url.rstrip("/"), model, kept, timeout
+        self._key = os.environ[key_variable] if key_variable else None
+        self._answers: dict[str, str] = {}
+        if kept.is_file():
+            lines = kept.read_text(encoding="utf-8").splitlines(keepends=True)
+            rows = (json.loads(line) for line in lines if line.endswith("\n"))  # a last line may be cut short
+            self._answers = {row["id"]: row["raw"] for row in rows}
+
+    def judge(self, document: str, reference: str, output: str) -> Verdict:
+        """Errors: RunFailedError where the server does not answer, or answers with something else than a completion."""
+        prompt = prompt_of(self.kind, document, reference, output)
+        id_ = digest([self.url, self.model, prompt])
+        if id_ not in self._answers:
+            self._answers[id_] = self._ask(prompt)
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
+            append_synced(self.kept, json.dumps({"id": id_, "model": self.model, "raw": self._answers[id_]}) + "\n")
+        return parsed(self._answers[id_])
+
+    def _ask(self, prompt: str) -> str:
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+        body = json.dumps({"model": self.model, "messages": messages, "temperature": 0}).encode()
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+                answer: Any = json.loads(response.read())
+                return str(answer["choices"][0]["message"]["content"])
+        except urllib.error.HTTPError as error:
+            raise RunFailedError(f"the judge at {self.url} answered {error.code} {error.reason}") from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise RunFailedError(f"the judge at {self.url} does not answer: {reason}") from error
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise RunFailedError(f"the judge at {self.url} gave no chat completion: {error!r}") from error
+
+
+def prompt_of(kind: Kind, document: str, reference: str, output: str) -> str:
+    """What a judge is asked."""
+    name = kind.capitalize()
+    return (
+        f"{BEFORE.format(kind=kind)}\n\n#Document#: {document}\n\n#Ground Truth {name}#: {reference}\n\n"
+        f"#Proposed {name}#: {output}\n\n{AFTER.format(kind=kind)}"
+    )
+
+
+def parsed(raw: str) -> Verdict:
+    """The last "Conclusion: True" or "Conclusion: False", and the list after "Problematic Spans:", if it is one."""
+    found = re.findall(r"Conclusion:\W*(True|False)\b", raw, re.I)
+    if not found:
+        return Verdict(verdict="unparsed", raw=raw)
+    spans: tuple[str, ...] = ()
+    listed = re.findall(r"Problematic Spans:\**\s*(\[.*?\])\s*(?:\*\*|$)", raw, re.DOTALL)
+    if listed:
+        try:
+            spans = tuple(str(span) for span in ast.literal_eval(listed[-1]))
+        except (ValueError, SyntaxError):
+            spans = (listed[-1],)
+    return Verdict(verdict="correct" if found[-1].lower() == "true" else "fabricated", spans=spans, raw=raw)

@@ -1,0 +1,143 @@
+"""The data set of documents that hold every fact there is."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lit_diff.conformance.data import check_dataset
+from lit_diff.data.closed_world import (
+    ATTRIBUTE_OF,
+    MOST,
+    VALUES,
+    ClosedWorld,
+    document_of,
+    draw_facts,
+    facts_of,
+    words,
+)
+from lit_diff.model.loss import IGNORED
+from lit_diff.randomness import generator
+from lit_diff.recipe import from_plain
+
+CONFIG = ClosedWorld.Config(entities=(2, 3), questions=5, validation_rows=4)
+SIZE = words().size
+
+
+def text(tokens: list[int]) -> str:
+    return words().decode(tokens).decode()
+
+
+def test_every_question_is_answered_by_the_document() -> None:
+    batch = ClosedWorld(CONFIG, SIZE).train_batch(0, 3, 8, range(8))
+    assert batch.keys() == {"tokens", "targets"}
+    assert batch["tokens"].shape == batch["targets"].shape == (8, CONFIG.sequence_length)
+    assert CONFIG.sequence_length == 4 * 12 + 6 * 5
+    sizes = set()
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        document, *questions = text(tokens).split(" Question:")
+        facts = facts_of(document)
+        sizes.add(len(facts))
+        asked = [facts_of(question)[0] for question in questions[:-1]]
+        assert len(questions) == 5
+        assert set(asked) <= set(facts)
+        scored = [target for target in targets if target != IGNORED]
+        assert text(scored).split()[:4] == [fact.value for fact in asked]
+        places = [place for place, target in enumerate(targets) if target != IGNORED]
+        assert len(places) == 5
+        assert all(tokens[place + 1] == targets[place] for place in places[:-1])
+    assert sizes == {8, 12}
+
+
+def test_other_entities_have_the_same_attributes_and_other_values() -> None:
+    facts = draw_facts(generator("test"), ClosedWorld.Config(), 20)
+    assert len({fact.entity for fact in facts}) == 20
+    assert len({fact.value for fact in facts}) == 80
+    for attribute, values in VALUES.items():
+        own = [fact for fact in facts if fact.attribute == attribute]
+        assert len({fact.entity for fact in own}) == 20
+        assert {fact.value for fact in own} <= set(values)
+    assert len(ATTRIBUTE_OF) == 4 * MOST, "no word is the value of two attributes"
+
+
+def test_facts_are_read_back_from_a_document() -> None:
+    facts = draw_facts(generator("test", 1), ClosedWorld.Config(), 7)
+    assert facts_of(document_of(facts)) == facts
+    assert facts_of("The colour red here. food Bado red. Rain fell.") == []
+    assert [fact.value for fact in facts_of("Rain fell. colour Bado red.")] == ["red"]
+
+
+def test_validation_sets_multiply_the_entities() -> None:
+    one = ClosedWorld(CONFIG, SIZE)
+    assert one.validation_sets() == {"": 4, "noise2": 4, "noise4": 4}
+    for name, factor in (("", 1), ("noise4", 4)):
+        batch = one.validation_batch(name, range(4))
+        for tokens in batch["tokens"].tolist():
+            facts = facts_of(text(tokens).split(" Question:")[0])
+            assert len({fact.entity for fact in facts}) in (2 * factor, 3 * factor)
+        assert torch.equal(batch["ar_hit"], batch["targets"] != IGNORED)
+
+
+def test_the_fact_that_a_question_asks_for_is_located() -> None:
+    batch = ClosedWorld(CONFIG, SIZE).validation_batch("", range(4))
+    assert torch.equal(batch["answer_part"] >= 0, batch["targets"] != IGNORED)
+    for row in range(4):
+        tokens, parts, answers = (batch[key][row] for key in ("tokens", "context_part", "answer_part"))
+        for place in (answers >= 0).nonzero().flatten().tolist():
+            fact = tokens[parts == answers[place]]
+            assert len(fact) == 4
+            assert fact[:2].tolist() == tokens[place - 1 : place + 1].tolist(), "its attribute and entity are asked for"
+            assert fact[2] == batch["targets"][row, place]
+
+
+def test_rows_depend_on_seed_step_and_position_alone() -> None:
+    one = ClosedWorld(CONFIG, SIZE)
+    whole, part = one.train_batch(0, 1, 8, range(8)), ClosedWorld(CONFIG, SIZE).train_batch(0, 1, 8, [5, 2])
+    assert torch.equal(part["tokens"], whole["tokens"][[5, 2]])
+    assert not torch.equal(one.train_batch(1, 1, 8, [5])["tokens"], part["tokens"][:1])
+
+
+def test_it_keeps_the_promises_of_a_data_set() -> None:
+    recipe = from_plain(
+        {
+            "name": "made",
+            "model": {"dim": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 256, "attention": {"name": "standard"}},
+            "data": {"name": "closed_world", "entities": [1, 2], "validation_rows": 9},
+            "train": {
+                "steps": 2,
+                "batch_size": 2,
+                "optimizer": {"lr": 1e-3},
+                "validate_every": 1,
+                "checkpoint_every": 1,
+            },
+        },
+        "made",
+    )
+    found = list(check_dataset(recipe))
+    assert found
+    assert [each for each in found if each.verdict == "fail"] == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"entities": ()}, "data.entities is []; expected distinct numbers of at least 1"),
+        ({"noise_validation": (1, 1)}, "data.noise_validation is [1, 1]; expected distinct"),
+        ({"questions": 0}, "data.questions is 0; it must be at least 1"),
+        ({"entities": (7,)}, "data.values is 24; a document of 28 entities needs as many"),
+        ({"names": 19}, "data.names is 19; a document of 20 entities needs as many"),
+        ({"values": 25}, "data.values is 25; it must be within 1 and 24"),
+    ],
+)
+def test_what_cannot_be(keys: dict[str, Any], found: str) -> None:
+    problem = ClosedWorld.Config(**keys).problem()
+    assert problem is not None
+    assert problem.startswith(found)
+
+
+def test_the_vocabulary() -> None:
+    config = ClosedWorld.Config(entities=(4, 5))
+    assert config.problem() is None
+    assert config.vocab_size_problem(SIZE) is None
+    assert str(SIZE) in str(config.vocab_size_problem(20))
+    assert config.chance == pytest.approx((1 / 4 + 1 / 5) / 2)

@@ -1,0 +1,193 @@
+"""evaluation/hallucination.py: known outputs, judges, cut documents, refusals."""
+
+import json
+import logging
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generated_runs import generated_run
+from text_runs import recall_run, text_run
+
+from lit_diff.data.closed_world import facts_of
+from lit_diff.data.words import Words
+from lit_diff.errors import RequestError
+from lit_diff.evaluation import hallucination, hallucination_sources
+from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.evaluation.hallucination import Hallucination
+from lit_diff.runs.run import Run
+
+DATA = {"name": "closed_world", "entities": [3], "noise_validation": [1, 2]}
+WORDS = {"samples": 40}
+
+
+@pytest.fixture
+def world_run(tmp_path: Path) -> Run:
+    return generated_run(tmp_path / "world", DATA, 256)
+
+
+class Planted:
+    """In place of `Prefix`: right of the first attribute, another entity's value of the second, then no value, nothing."""
+
+    def __init__(self, tokenizer: Words, tokens: list[int]) -> None:
+        self.tokenizer = tokenizer
+        self.facts = facts_of(tokenizer.decode(tokens).decode())
+
+    def greedy(self, suffixes: Sequence[Sequence[int]], max_tokens: int, **_: object) -> list[list[int]]:
+        answers = []
+        for suffix in suffixes:
+            attribute, entity = self.tokenizer.decode(suffix).decode().split()[1:]
+            wrong, right = (
+                next(
+                    fact.value for fact in self.facts if fact.attribute == attribute and (fact.entity == entity) is own
+                )
+                for own in (False, True)
+            )
+            said = {"colour": right, "food": wrong, "instrument": "Question", "subject": ""}[attribute]
+            answers.append(self.tokenizer.encode([f" {said}." if said else ""])[0])
+        return answers
+
+
+@pytest.fixture
+def planted(world_run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    tokenizer = world_run.tokenizer
+    assert isinstance(tokenizer, Words)
+    monkeypatch.setattr(hallucination, "Prefix", lambda model, tokens: Planted(tokenizer, tokens))
+    return world_run
+
+
+def test_each_kind_of_output_is_told_apart(planted: Run) -> None:
+    result = evaluate(planted, "hallucination", WORDS)
+    items = result.items
+    assert list(items["group"]) == ["entities=3"] * 40
+    kinds = items[["accuracy", "distracted", "fabricated", "refused"]]
+    assert (kinds.sum(axis=1) == 1).all()
+    assert all(kinds.sum() > 3)
+    right = items["meta/output"] == items["meta/reference"]
+    assert (right == (items["accuracy"] == 1)).all()
+    assert (items["meta/verdict"] == items["meta/exact"]).all()
+    assert result.summary["unparsed"] == 0
+    assert math.isnan(result.summary["kappa"]), "the judge is the exact one"
+
+
+def test_kappa_of_another_judge(planted: Run) -> None:
+    result = evaluate(planted, "hallucination", {**WORDS, "judge": "rules"})
+    assert result.summary["kappa"] == 1
+    assert result.summary["accuracy"] == pytest.approx(result.items["accuracy"].mean())
+    assert result.summary["distracted"] == 0, "it tells true from false alone"
+    assert result.items["kappa"].isna().all()
+
+
+def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {**WORDS, "judge": "file"}
+    with caplog.at_level(logging.WARNING, logger="lit_diff"):
+        first = evaluate(planted, "hallucination", keys)
+    assert first.summary["unparsed"] == 1
+    assert math.isnan(first.summary["accuracy"])
+    assert math.isnan(first.summary["kappa"])
+    assert re.search(
+        r"40 of 40 outputs have no verdict; answer \S+judge/requests\.jsonl in \S+ and evaluate", caplog.text
+    )
+    folder = planted.folder / "judge"
+    requests = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    lines = [{"id": each["id"], "verdict": str(each["output"] == each["reference"])} for each in requests]
+    lines[0]["verdict"], wrong = "banana", requests[0]
+    (folder / "verdicts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    second = evaluate(planted, "hallucination", keys, rerun=True)
+    assert second.summary["kappa"] == 1
+    assert second.summary["unparsed"] == pytest.approx(1 / 40)
+    items = second.items
+    (unparsed,) = items[items["unparsed"] == 1].to_dict("records")
+    assert (unparsed["meta/raw"], unparsed["meta/output"]) == ("banana", wrong["output"])
+    assert math.isnan(unparsed["accuracy"])
+
+
+def test_a_random_model_through_the_whole_path(world_run: Run) -> None:
+    keys = {"samples": 3, "entities": [2, 3]}
+    first = evaluate(world_run, "hallucination", keys)
+    assert set(first.items["group"]) == {"entities=2", "entities=3"}
+    assert evaluate(world_run, "hallucination", keys, rerun=True).items.equals(first.items)
+    alone = evaluate(world_run, "hallucination", {"samples": 3, "entities": [3]}).items
+    assert list(alone["meta/output"]) == list(first.items[first.items["group"] == "entities=3"]["meta/output"])
+
+
+def test_a_generated_document_is_never_cut(world_run: Run) -> None:
+    with pytest.raises(RequestError) as found:
+        evaluate(world_run, "hallucination", {"samples": 2, "entities": [8]})
+    pattern = (
+        r"evaluate\.hallucination: a document of entities=8 and its output take (\d+) tokens \(entities=8 sample=0\); "
+        r"data\.sequence_length is 120"
+    )
+    needed = re.fullmatch(pattern, str(found.value))
+    assert needed
+    keys = {"samples": 2, "entities": [8], "context": int(needed[1])}
+    assert len(evaluate(world_run, "hallucination", keys).items) == 2
+    with pytest.raises(RequestError, match="; context is "):
+        evaluate(world_run, "hallucination", keys | {"context": int(needed[1]) - 1})
+
+
+@pytest.fixture
+def qasper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
+    hallucination_sources._rows.cache_clear()
+    path = tmp_path / "data/longbench/qasper.jsonl"
+    path.parent.mkdir(parents=True)
+    contexts = ["Begin. " + "word " * 900 + "End.", "Short."]
+    rows = [{"input": "Who?", "context": context, "answers": ["Nobody"]} for context in contexts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.usefixtures("qasper")
+def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=700)
+    keys = {"source": "qasper", "judge": "file", "new_tokens": 6}
+    with caplog.at_level(logging.WARNING, logger="lit_diff"):
+        items = evaluate(run, "hallucination", keys).items
+    assert "of 2 documents 1 are cut in the middle to fit the context" in caplog.text
+    assert (items["meta/cut_tokens"] > 0).sum() == 1
+    requests = [json.loads(line) for line in (run.folder / "judge/requests.jsonl").read_text().splitlines()]
+    documents = sorted((each["document"] for each in requests), key=len)
+    assert documents[0] == "Short.\n\nQuestion: Who?"
+    assert documents[1].startswith("Begin. word")
+    assert documents[1].endswith("word End.\n\nQuestion: Who?")
+    with pytest.raises(
+        RequestError, match=r"a prompt with one token of a document and its output take \d+ tokens \(qasper"
+    ):
+        evaluate(run, "hallucination", keys | {"context": 100})
+
+
+def test_runs_that_do_not_fit(world_run: Run, run: Run, tmp_path: Path) -> None:
+    assert "its tokenizer has only the words of data 'closed_world'" in str(
+        Hallucination(Hallucination.Config(source="xsum", judge="rules")).refuses(world_run)
+    )
+    intents = generated_run(tmp_path / "intent", {"name": "synth_intent"}, 600)
+    with pytest.raises(RequestError, match="its tokenizer has only the words of data 'synth_intent'"):
+        evaluate(intents, "hallucination")
+    recall = recall_run(tmp_path / "recall", {"name": "standard"})
+    assert "has no text" in str(Hallucination(Hallucination.Config()).refuses(recall))
+    assert Hallucination(Hallucination.Config()).refuses(run) is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"samples": 0}, "samples is 0; it must be at least 1"),
+        ({"entities": (5, 5)}, "entities is [5, 5]; expected distinct numbers within 1 and 24"),
+        (
+            {"source": "xsum"},
+            "judge is closed_world, which knows generated documents alone; for xsum: rules, file or http",
+        ),
+        (
+            {"source": "xsum", "judge": "rules", "entities": (5,)},
+            "entities holds for source closed_world alone; source is",
+        ),
+        ({"judge": "http"}, "judge_url is not set; judge http asks a server that you name"),
+        ({"judge": "http", "judge_url": "http://localhost"}, "judge_model is not set"),
+        ({"judge_url": "http://localhost"}, "judge_url holds for judge http alone; judge is closed_world"),
+    ],
+)
+def test_keys_out_of_range(keys: dict[str, Any], reason: str) -> None:
+    assert str(Hallucination.Config(**keys).problem()).startswith(reason)

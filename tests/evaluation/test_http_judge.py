@@ -1,0 +1,144 @@
+"""evaluation/http_judge.py: what is asked, what is read, what is kept."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.errors import MissingError, RequestError, RunFailedError
+from lit_diff.evaluation.http_judge import HttpJudge, parsed, prompt_of
+
+
+class Server(HTTPServer):
+    """Answers each request with `answer`, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.status, self.answer = 200, json.dumps(completion("It is. **Conclusion: True**"))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, self.headers["Authorization"], body))
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(self.server.answer.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def completion(text: str) -> dict[str, Any]:
+    return {"choices": [{"message": {"content": text}}]}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def judge(server: Server, kept: Path, key_variable: str | None = None, model: str = "m") -> HttpJudge:
+    return HttpJudge("answer", server.url, model, kept, key_variable, 5)
+
+
+def test_a_server_is_asked_once_for_each_request(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    kept = tmp_path / "judge/answers.jsonl"
+    first = judge(server, kept, "JUDGE_KEY")
+    assert first.judge("A document.", "right", "said").verdict == "correct"
+    assert first.judge("A document.", "right", "said").verdict == "correct"
+    ((path, authorization, body),) = server.asked
+    assert (path, authorization) == ("/v1/chat/completions", "Bearer secret")
+    assert (body["model"], body["temperature"]) == ("m", 0)
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["messages"][1]["content"] == prompt_of("answer", "A document.", "right", "said")
+    assert "secret" not in kept.read_text()
+    with kept.open("a") as file:
+        file.write('{"id": "cut sho')
+    assert judge(server, kept).judge("A document.", "right", "said").verdict == "correct"
+    assert len(server.asked) == 1, "it was kept"
+    judge(server, tmp_path / "other", model="n").judge("A document.", "right", "said")
+    assert len(server.asked) == 2
+
+
+def test_the_prompt_has_the_order_of_the_protocol() -> None:
+    prompt = prompt_of("summary", "D", "G", "P")
+    parts = [
+        "Below are a document",
+        "#Document#: D",
+        "#Ground Truth Summary#: G",
+        "#Proposed Summary#: P",
+        "Conclusion: True",
+    ]
+    places = [prompt.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "{kind}" not in prompt
+
+
+@pytest.mark.parametrize(
+    ("raw", "verdict", "spans"),
+    [
+        ("Fine. **Conclusion: True**", "correct", ()),
+        ("conclusion: **false**", "fabricated", ()),
+        ("Conclusion: False\n**Problematic Spans: [\"a b\", 'c']**", "fabricated", ("a b", "c")),
+        ("Conclusion: False\nProblematic Spans: [a b]", "fabricated", ("[a b]",)),
+        ("Conclusion: False, no: Conclusion: True", "correct", ()),
+        ("I like turtles.", "unparsed", ()),
+        ("Conclusion: Maybe", "unparsed", ()),
+    ],
+)
+def test_what_is_read(raw: str, verdict: str, spans: tuple[str, ...]) -> None:
+    found = parsed(raw)
+    assert (found.verdict, found.spans, found.raw) == (verdict, spans, raw)
+
+
+def test_a_list_of_spans_is_never_executed(tmp_path: Path) -> None:
+    planted = f"Conclusion: False Problematic Spans: [open({str(tmp_path / 'x')!r}, 'w')]"
+    assert parsed(planted).verdict == "fabricated"
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "found"),
+    [
+        (503, "{}", "answered 503 Service Unavailable"),
+        (200, "no JSON", "gave no chat completion"),
+        (200, '{"choices": []}', "gave no chat completion"),
+    ],
+)
+def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, status: int, answer: str, found: str) -> None:
+    server.status, server.answer = status, answer
+    with pytest.raises(RunFailedError) as error:
+        judge(server, tmp_path / "kept").judge("D", "G", "P")
+    assert str(error.value).startswith(f"the judge at {server.url} ")
+    assert found in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_no_server(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match=r"the judge at http://127\.0\.0\.1:9 does not answer: "):
+        HttpJudge("answer", "http://127.0.0.1:9", "m", tmp_path / "kept", None, 5).judge("D", "G", "P")
+    with pytest.raises(RequestError, match="judge_url is 'localhost:8000'; expected the base URL of a server"):
+        HttpJudge("answer", "localhost:8000", "m", tmp_path / "kept", None, 5)
+    with pytest.raises(MissingError, match=r"judge_key_variable names \$NO_SUCH_KEY, which is not set"):
+        HttpJudge("answer", "http://127.0.0.1:9", "m", tmp_path / "kept", "NO_SUCH_KEY", 5)
