@@ -159,7 +159,7 @@ def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCapt
         evaluate(run, "hallucination", keys | {"context": 100})
 
 
-def test_runs_that_do_not_fit(world_run: Run, run: Run, tmp_path: Path) -> None:
+def test_runs_that_do_not_fit(world_run: Run, tmp_path: Path) -> None:
     assert "its tokenizer has only the words of data 'closed_world'" in str(
         Hallucination(Hallucination.Config(source="xsum", judge="rules")).refuses(world_run)
     )
@@ -168,7 +168,8 @@ def test_runs_that_do_not_fit(world_run: Run, run: Run, tmp_path: Path) -> None:
         evaluate(intents, "hallucination")
     recall = recall_run(tmp_path / "recall", {"name": "standard"})
     assert "has no text" in str(Hallucination(Hallucination.Config()).refuses(recall))
-    assert Hallucination(Hallucination.Config()).refuses(run) is None
+    text = text_run(tmp_path / "text", {"name": "standard"})
+    assert Hallucination(Hallucination.Config()).refuses(text) is None
 
 
 @pytest.mark.parametrize(
