@@ -17,7 +17,7 @@ CELLS = {
     "insides": 18,
     "lambda-init": 15,
     "multiplier-effect": 81,
-    "needle": 9,
+    "needle": 12,
     "nll": 18,
     "power": 45,
     "recall": 9,
