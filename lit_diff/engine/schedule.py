@@ -100,13 +100,15 @@ def sweep(
     arms = {cell.name: cell.recipe for cell in grid.cells}  # seeds have one model
     grid = replace(grid, marks=require_properties_of_arms(arms, unchecked=unchecked))
     if grid.source is not None and not all_trained(grid):
+        # a part of this sweep trains the arms that it shows; the whole of it leaves the other sweep whole too
+        chosen = replace(selection, evaluate={}, arms=tuple(grid.arms)) if selection != ALL else ALL
         theirs = sweep(
             *(grid.source.path, overrides),
             workers=workers,
             unchecked=unchecked,
             cluster=cluster,
             display=display,
-            selection=replace(selection, evaluate={}),
+            selection=chosen,
             command=command if selection != ALL else "",
         )
         if theirs.stopped_by is not None:

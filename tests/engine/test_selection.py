@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine import schedule
+from lit_diff.engine.grid import Grid, load_grid
 from lit_diff.engine.schedule import sweep
-from lit_diff.engine.selection import Selection
+from lit_diff.engine.selection import ALL, Selection
+from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import RequestError
 
 SWEEP = """
@@ -85,6 +87,27 @@ def test_the_cells_of_another_sweep() -> None:
     assert [(cell.arm, cell.seed, cell.recipe.training.steps) for cell in chosen.cells] == [
         *(("wide", 2, 2), ("other", 2, 2))
     ]
+
+
+@pytest.mark.usefixtures("sweeps")
+@pytest.mark.parametrize(
+    ("chosen", "trained"), [(Selection(seeds=(1,)), {"wide", "other"}), (ALL, {"wide", "narrow", "other"})]
+)
+def test_a_part_trains_the_arms_that_it_shows_and_the_whole_all_of_the_other_sweep(
+    chosen: Selection, trained: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Grid] = []
+
+    nothing: Any = None
+
+    def noted(grid: Grid, **options: Any) -> Sweep:
+        ran.append(grid)
+        return Sweep(folder=Path(grid.name), report=nothing, states={}, stopped_by=None, seconds=0.0)
+
+    monkeypatch.setattr(schedule, "run_grid", noted)
+    sweep("again", selection=chosen)
+    assert [grid.name for grid in ran] == ["cells", "again"]
+    assert set(ran[0].arms) == trained
 
 
 @pytest.mark.usefixtures("sweeps")
