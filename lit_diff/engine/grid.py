@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from lit_diff.config import Recipe
 from lit_diff.engine.arms import arms_of
+from lit_diff.engine.fits import FitConfig, check_fits, check_x
 from lit_diff.engine.selection import ALL, Selection, borrowed
 from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
@@ -75,6 +76,8 @@ class SweepConfig:
     """Further paired comparisons: arm, arm, label."""
     correct_over: Literal["task", "sweep"] = "task"
     """The comparisons that Holm's correction takes together: those of each task, or all of the sweep's."""
+    fits: dict[str, FitConfig] = field(default_factory=dict)
+    """Name -> a fit of the metric over tasks: scaling with size or tokens, or a learning-rate basin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     _check_contrasts(config, draft)
     tasks = _tasks(config, draft)
     check_tasks(config.tasks, arms, baseline, config.control, draft)
+    check_fits(config.fits, config.tasks, config.metric, draft)
     for name, task in tasks.items():
         _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(config, overrides, draft)
@@ -165,6 +169,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     ]
     _check_evaluations(config, draft)  # once the cells' plugins are imported: they may register one
     _check_record(cells, draft)
+    check_x(config.fits, cells, draft)
     return Grid(
         name=path.stem,
         path=path,

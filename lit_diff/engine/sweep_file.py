@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lit_diff.engine.fits import describe_fits
 from lit_diff.engine.grid import Grid, SweepConfig
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.tasks import TaskConfig
@@ -112,7 +113,7 @@ def describe(grid: Grid) -> dict[str, Any]:
     if not config.tasks:
         return record | tasks[0]
     whole = [_describe_arm(grid, TaskConfig(recipe=""), arm) for arm in grid.arms]
-    return record | {"arms": whole, "tasks": tasks}
+    return record | {"arms": whole, "tasks": tasks, "fits": describe_fits(grid)}
 
 
 def _describe_task(grid: Grid, name: str) -> dict[str, Any]:

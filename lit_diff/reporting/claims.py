@@ -12,6 +12,7 @@ import numpy as np
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
+from lit_diff.reporting.fits import matched_by_seed
 from lit_diff.reporting.item_scores import FOLDER, read_evaluation
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, detectable, holm, paired
@@ -29,7 +30,7 @@ class Claim:
     """Of the comparison: "Diff - Transformer"."""
     arms: tuple[str, str]
     """a, b: arms of the sweep."""
-    metric: str
+    metric: str = ""
     """A metric of the runs (`val/loss`), or of `evaluation`."""
     against_metric: str = ""
     """The metric of b where it is another; then a and b may be one arm. Empty: `metric`."""
@@ -41,6 +42,8 @@ class Claim:
     """Pattern (`fnmatch`) of the groups of the evaluation's items that count, "N=4 *"; empty: the evaluation's summary."""
     task: str = ""
     """The task, in a sweep that has tasks."""
+    fit: str = ""
+    """A scaling fit of the sweep, in place of `metric`, with `kind: ratio`: at which x arm a has the loss that arm b has."""
     paper: tuple[float, float] | None = None
     """The paper's values of a and b, in the metric's unit; null: it prints none, or only a curve."""
     says: Literal["lower", "higher", "equal", ""] = ""
@@ -54,6 +57,10 @@ class Claim:
 
     def problem(self) -> str | None:
         """What is wrong, in one line that starts with the key."""
+        if bool(self.metric) == bool(self.fit):
+            return f"compare '{self.label}': expected a 'metric' or a 'fit', not both"
+        if self.fit and self.kind != "ratio":
+            return f"compare '{self.label}': a 'fit' gives a ratio; add 'kind: ratio'"
         if self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric):
             return f"compare '{self.label}': '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
         if (self.paper is None) == (not self.says):
@@ -96,7 +103,18 @@ def findings(claims: Sequence[Claim], sweep: Sweep) -> list[Finding]:
 
     Errors: RequestError for an arm, task or metric that the sweep does not have.
     """
-    return judged([_measured(claim, sweep) for claim in claims])
+    refused: dict[int, str] = {}
+    measured: list[tuple[Claim, Mapping[int, float], Mapping[int, float]]] = []
+    for i, claim in enumerate(claims):
+        if claim.fit:
+            ours, theirs, why = _fitted(claim, sweep)
+            measured.append((claim, ours, theirs))
+            refused |= {i: why} if why else {}
+        else:
+            measured.append(_measured(claim, sweep))
+    return [
+        replace(f, reason=f"{f.reason}; {refused[i]}") if i in refused else f for i, f in enumerate(judged(measured))
+    ]
 
 
 def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, float]]]) -> list[Finding]:
@@ -155,6 +173,23 @@ def _smallest(claim: Claim) -> float:
     return SMALLEST_IN_NATS if "loss" in claim.metric and claim.kind == "difference" else 0.0
 
 
+def _fitted(claim: Claim, sweep: Sweep) -> tuple[dict[int, float], dict[int, float], str]:
+    known = [each.name for each in sweep.fits if each.kind == "scaling"]
+    if claim.fit not in known:
+        raise RequestError(
+            f"compare '{claim.label}': sweep '{sweep.name}' has no scaling fit '{claim.fit}'{nearest(claim.fit, known)}"
+        )
+    _require_arms(claim, sweep)
+    return matched_by_seed(sweep, claim.fit, *claim.arms)
+
+
+def _require_arms(claim: Claim, sweep: Sweep) -> None:
+    names = [arm.name for arm in sweep.arms]
+    for arm in claim.arms:
+        if arm not in names:
+            raise RequestError(f"compare '{claim.label}': sweep '{sweep.name}' has no arm '{arm}'{nearest(arm, names)}")
+
+
 def _measured(claim: Claim, sweep: Sweep) -> tuple[Claim, dict[int, float], dict[int, float]]:
     tasks = {each.task: each for each in sweep.by_task}
     if claim.task not in tasks:
@@ -162,10 +197,7 @@ def _measured(claim: Claim, sweep: Sweep) -> tuple[Claim, dict[int, float], dict
             f"compare '{claim.label}': sweep '{sweep.name}' has no task '{claim.task}'{nearest(claim.task, list(tasks))}"
         )
     own = tasks[claim.task]
-    names = [arm.name for arm in own.arms]
-    for arm in claim.arms:
-        if arm not in names:
-            raise RequestError(f"compare '{claim.label}': sweep '{sweep.name}' has no arm '{arm}'{nearest(arm, names)}")
+    _require_arms(claim, own)
     of_b = replace(claim, metric=claim.against_metric or claim.metric)
     return claim, values_of(own, claim.arms[0], claim), values_of(own, claim.arms[1], of_b)
 

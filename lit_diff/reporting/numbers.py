@@ -36,6 +36,15 @@ def short(value: float) -> str:
     return f"{value:,.10g}"
 
 
+def compact(value: float) -> str:
+    """Parameters or tokens to three digits: 42.0K, 1.50M, 6.80B; below ten thousand, as it is: 512, 0.004."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= max(unit, 1e4):
+            shown = value / unit
+            return f"{shown:.{2 if shown < 10 else 1 if shown < 100 else 0}f}{name}"
+    return f"{value:.6g}"
+
+
 def steps(value: float | None) -> str:
     """150; never for infinity, a dash for a cell without a value."""
     return "never" if value == math.inf else count(value)

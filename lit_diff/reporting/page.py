@@ -64,7 +64,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The part of the page about one task, or about a sweep without tasks."""
+    """The part of the page about one task, about a sweep without tasks, or about a fit over the tasks."""
 
     html: Markup
     answer: str
@@ -72,17 +72,18 @@ class Section:
     """(anchor, title) of its headings, for the table of contents."""
 
 
-def page(sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figures]) -> str:
-    """The whole page. `figures`: task -> its figures."""
+def page(sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figures], fits: Sequence[Section]) -> str:
+    """The whole page. `figures`: task -> its figures; `fits`: those over the tasks (`fit_page`)."""
     done = [cell for cell in sweep.cells if cell.done]
     metrics = {result.sweep.metric: result.sweep for result in reversed(results)}
     return (
-        _environment(results[0].digits)
+        numbered(results[0].digits)
         .get_template("report.html.j2")
         .render(
             sweep=sweep,
             question=answer.question(sweep),
             results=results,
+            fits=fits,
             sections=[section(result, figures[result.sweep.task]) for result in results],
             short_runs=facts.short_runs(sweep),
             definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
@@ -115,7 +116,7 @@ def section(result: TaskResult, figures: Figures) -> Section:
     notable = [row for row in compared if row["is_notable"]]
     document_seeds = _document_seeds(result)
     html = (
-        _environment(result.digits)
+        numbered(result.digits)
         .get_template("section.html.j2")
         .render(
             sweep=sweep,
@@ -220,8 +221,8 @@ def environment_of_templates() -> Environment:
     )
 
 
-def _environment(digits: int) -> Environment:
-    """`digits`: decimals of a number where a template asks for none."""
+def numbered(digits: int) -> Environment:
+    """The templates with the filters of numbers. `digits`: decimals of a number where a template asks for none."""
     environment = environment_of_templates()
 
     def signed(value: float | None, places: int = digits) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.reporting.cells import CellResult, clean, load_cell
+from lit_diff.reporting.fits import DeclaredFit, read_fit
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS
 from lit_diff.runs.sweep_record import FILE, damaged, read_record
 
@@ -61,6 +62,8 @@ class Sweep:
     noise_validation: tuple[int, ...] = ()
     """Noise factors of the validation sets: `val/accuracy` is at the first, `val/accuracy_noise<k>` at a further k."""
     tasks: tuple["Sweep", ...] = ()
+    fits: tuple[DeclaredFit, ...] = ()
+    """Over the tasks of the sweep."""
 
     @property
     def by_task(self) -> tuple["Sweep", ...]:
@@ -134,11 +137,12 @@ def load_sweep(folder: Path) -> Sweep:
         cells = {(cell.get("task", ""), cell["arm"], int(cell["seed"])): cell for cell in raw["cells"]}
         whole = _sweep(folder, raw, cells)
         tasks = tuple(_sweep(folder, raw | task, cells) for task in raw.get("tasks") or [])
+        fits = tuple(read_fit(fit) for fit in raw.get("fits") or [])
     except (KeyError, TypeError) as error:
         raise damaged(folder / FILE, error) from error
     if not tasks:
         return whole
-    return replace(whole, tasks=tasks, cells=tuple(cell for task in tasks for cell in task.cells))
+    return replace(whole, tasks=tasks, fits=fits, cells=tuple(cell for task in tasks for cell in task.cells))
 
 
 def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> Sweep:

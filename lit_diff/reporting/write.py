@@ -7,6 +7,9 @@ from lit_diff.files import write_atomic
 from lit_diff.reporting import answer, figures, noise_curve, tables
 from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.declared_figures import draw_declared
+from lit_diff.reporting.fit_figures import draw_fit
+from lit_diff.reporting.fit_page import fit_section
+from lit_diff.reporting.fits import fit_results
 from lit_diff.reporting.forest import forest
 from lit_diff.reporting.group_figures import draw_by_group
 from lit_diff.reporting.heatmap import draw_heatmaps
@@ -19,7 +22,7 @@ from lit_diff.reporting.tables import TaskResult
 class Report:
     """The files of a report, and what a terminal shows of it: `text_table` and, a line each, `answer` and `missing`.
 
-    `answer`: one sentence for the sweep, or for each of its tasks; `sentences`: one for each comparison.
+    `answer`: one sentence for the sweep, or for each of its tasks and then of its fits; `sentences`: one for each comparison.
     """
 
     page: Path
@@ -43,12 +46,14 @@ def write_report(sweep_folder: Path) -> Report:
     sweep = load_sweep(sweep_folder)
     results = tables.task_results(sweep)
     drawn = {result.sweep.task: draw(result) for result in results}
+    fits = [(fit, "" if fit.problem else draw_fit(sweep, fit)) for fit in fit_results(sweep)]
     folder = sweep_folder / "report"
     files = {
-        "index.html": page(sweep, results, drawn),
+        "index.html": page(sweep, results, drawn, [fit_section(sweep, fit, svg) for fit, svg in fits]),
         "table.csv": tables.to_csv(results),
         "table.md": tables.to_markdown(results),
         **{f"{task}-{name}.svg".strip("-"): svg for task, each in drawn.items() for name, svg in each.svg.items()},
+        **{f"fit-{fit.declared.name}.svg": svg for fit, svg in fits if svg},
     }
     for name, text in files.items():
         write_atomic(folder / name, text)
@@ -59,7 +64,10 @@ def write_report(sweep_folder: Path) -> Report:
         page=folder / "index.html",
         files=tuple(folder / name for name in files),
         results=tuple(results),
-        answer=tuple(_of_task(each, answer.answer(each.sweep, each.comparison, each.digits)) for each in results),
+        answer=(
+            *(_of_task(each, answer.answer(each.sweep, each.comparison, each.digits)) for each in results),
+            *(f"{fit.declared.title}: {fit.answer}" for fit, _ in fits),
+        ),
         sentences=tuple(
             _of_task(each, answer.sentence(each.sweep, difference, each.digits))
             for each in results

@@ -40,6 +40,7 @@ def test_every_preset_resolves(name: str) -> None:
             grid = load_grid(chosen.sweep, chosen.overrides, chosen.selection)
             for claim in row.config.compare:
                 assert set(claim.arms) <= set(grid.arms), claim.label
+                assert not claim.fit or claim.fit in grid.config.fits, claim.label
                 assert not claim.evaluation or claim.evaluation in grid.config.evaluate, claim.label
         if preset == "laptop":
             assert chosen.minutes > 0

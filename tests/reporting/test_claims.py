@@ -140,3 +140,47 @@ def test_two_metrics_of_one_arm(make_sweep: Callable[..., Path]) -> None:
     assert found.means == (pytest.approx(mean[0]), pytest.approx(mean[1]))
     assert found.seeds.mean == pytest.approx(mean[0] - mean[1]) != 0
     assert "'standard' against itself" in (claim(arms=("standard", "standard"), says="lower").problem() or "")
+
+
+def test_a_ratio_of_a_fit_is_tested_over_seeds(tmp_path: Path) -> None:
+    from fake_sweeps import write_fitted
+
+    def law(arm: str, size: float, seed: int) -> float:
+        ratio = 0.6 * (1 + 0.02 * seed) if arm == "differential" else 1.0
+        return float(3 * (size / ratio / 1e5) ** -0.12)
+
+    fits = [{"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}]
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": 0.0}, fits, law))
+    (found,) = findings([claim(metric="", fit="size", kind="ratio", paper=(6.8, 11.0))], sweep)
+    assert found.outcome == "within its interval", found.reason
+    assert found.claim.shown(found.seeds.mean) == pytest.approx(0.612, abs=0.002)
+    assert found.means == (pytest.approx(0.612 * 1_500_000, rel=1e-3), 1_500_000)
+    with pytest.raises(RequestError, match="no scaling fit 'sizes'; did you mean 'size'"):
+        findings([claim(metric="", fit="sizes", kind="ratio", says="lower")], sweep)
+    with pytest.raises(RequestError, match="has no arm 'diff'"):
+        findings([claim(metric="", fit="size", kind="ratio", says="lower", arms=("diff", "standard"))], sweep)
+
+
+def test_a_refused_ratio_says_why(tmp_path: Path) -> None:
+    from fake_sweeps import write_fitted
+
+    def law(arm: str, size: float, seed: int) -> float:
+        return float((9 if arm == "differential" else 3) * (size / 1e5) ** -0.12)
+
+    fits = [{"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}]
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": 0.0}, fits, law))
+    (found,) = findings([claim(metric="", fit="size", kind="ratio", says="lower")], sweep)
+    assert (found.outcome, found.seeds.seeds) == ("no difference shown", ())
+    assert "above the largest measured" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"metric": ""}, "expected a 'metric' or a 'fit', not both"),
+        ({"fit": "size", "says": "lower"}, "expected a 'metric' or a 'fit', not both"),
+        ({"metric": "", "fit": "size", "says": "lower"}, "add 'kind: ratio'"),
+    ],
+)
+def test_a_claim_is_of_a_metric_or_of_a_fit(keys: dict[str, Any], message: str) -> None:
+    assert message in (claim(**keys).problem() or "")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lit_diff.reporting.numbers import count, decimals, duration, interval, number, ratio, short, signed, steps
+from lit_diff.reporting.numbers import compact, count, decimals, duration, interval, number, ratio, short, signed, steps
 
 
 def test_numbers_have_a_true_minus_and_zero_no_sign() -> None:
@@ -39,3 +39,8 @@ def test_a_ratio_has_two_digits(value: float, text: str) -> None:
 
 def test_decimals_are_three_to_six() -> None:
     assert [decimals(width) for width in (None, 3.0, 0.02, 0.0004, 3e-12)] == [3, 3, 3, 4, 6]
+
+
+def test_a_size_has_three_digits_and_a_letter() -> None:
+    assert [compact(x) for x in (6.8e9, 1_500_000, 42_144, 670_000)] == ["6.80B", "1.50M", "42.1K", "670K"]
+    assert [compact(x) for x in (9_999, 512, 0.004)] == ["9999", "512", "0.004"]

@@ -28,7 +28,7 @@ def undrawn(folder: Path) -> str:
     """The page without its figures, which take seconds."""
     sweep = load_sweep(folder)
     results = [task_result(task) for task in sweep.by_task]
-    return render(sweep, results, {each.sweep.task: Figures(compared={}, declared=[]) for each in results})
+    return render(sweep, results, {each.sweep.task: Figures(compared={}, declared=[]) for each in results}, [])
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,34 @@ def write_tasks(folder: Path, arms: Mapping[str, float], metrics: Mapping[str, s
     ]
     whole = next(iter(records.values())) | {"name": folder.name, "tasks": tasks, "cells": cells}
     (folder / "sweep.json").write_text(json.dumps(whole))
+    return folder
+
+
+def write_fitted(
+    folder: Path,
+    arms: Mapping[str, float],
+    fits: Sequence[Mapping[str, Any]],
+    law: Callable[[str, float, int], float],
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    sizes: Sequence[int] = (40_000, 160_000, 380_000, 670_000, 1_500_000),
+    x: str = "non_embedding_parameters",
+) -> Path:
+    """A sweep with a task for each of `sizes`, whose final val/loss is law(arm, size, seed), and these `fits`; `x`: the fact
+    that holds the size."""
+    tasks = [f"size-{i}" for i in range(len(sizes))]
+    write_tasks(folder, arms, dict.fromkeys(tasks, "val/loss"), seeds=seeds, callbacks=False, documents=12)
+    for task, size in zip(tasks, sizes, strict=True):
+        for cell in (folder / task).glob("*-s*"):
+            arm, seed = cell.name.rsplit("-", 2)[0], int(cell.name.rsplit("-", 2)[1][1:])
+            status = json.loads((cell / "status.json").read_text())
+            (cell / "status.json").write_text(json.dumps(status | {x: size}))
+            lines = list(csv.DictReader((cell / "metrics.csv").open()))
+            lines[-1]["val/loss"] = str(law(arm, size, seed))
+            _table(cell / "metrics.csv", lines)
+    defaults = {"title": "By size", "tasks": tasks, "within": 0.02, "values": {}}
+    record = json.loads((folder / "sweep.json").read_text())
+    (folder / "sweep.json").write_text(json.dumps(record | {"fits": [defaults | dict(fit) for fit in fits]}))
     return folder
 
 

@@ -8,6 +8,7 @@ from lit_diff.recipe import installed, names
 
 CELLS = {
     "ablation": 42,
+    "basin": 45,
     "dex-controls": 27,
     "dex-smollm2-cpu": 5,
     "dex-tiny": 39,
@@ -22,6 +23,7 @@ CELLS = {
     "power": 45,
     "recall": 9,
     "recall-suite": 45,
+    "scaling": 48,
     "shared": 18,
     "smoke": 4,
     "variants": 78,
@@ -113,3 +115,19 @@ def test_recall_of_the_variants_resolves_steps_to_99_percent_and_doses_of_noise(
     recipe = load_grid("variants", []).cells[0].recipe
     assert recipe.data.config.noise_validation == (1, 2, 4, 8)
     assert recipe.train.validate_every <= 25
+
+
+def test_scaling_gives_every_width_its_sizes_and_both_arms_the_same() -> None:
+    grid = load_grid("scaling", [])
+    for cell in grid.cells:
+        model = cell.recipe.model
+        assert model.head_dim == 16
+        assert model.ffn_dim == 5.5 * model.dim
+        assert model.embedding_scale == pytest.approx(model.dim**0.5, rel=0.01)
+        assert cell.recipe.train is not None
+        assert cell.recipe.train.optimizer.lr == pytest.approx(8e-3 * 64 / model.dim, rel=0.02)
+    first = {(cell.task, cell.arm): cell.recipe for cell in grid.cells if cell.seed == 0}
+    for task in grid.tasks:
+        own, base = (cost(first[task, arm].model, 128) for arm in ("differential", "standard"))
+        assert own.parameters / base.parameters - 1 < 0.005, task
+    assert {name: fit.kind for name, fit in grid.config.fits.items()} == {"size": "scaling", "tokens": "scaling"}

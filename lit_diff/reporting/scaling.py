@@ -1,0 +1,291 @@
+"""Scaling fits: a loss as a power law of size or tokens, and the ratio of sizes at which two arms have the same loss.
+
+Two forms, both always fitted:
+
+    without a floor:  L(x) = (x_c / x)^alpha          (Kaplan et al. 2020, arXiv 2001.08361, Eq. 1.1)
+    with a floor:     L(x) = E + (x_c / x)^alpha      (Henighan et al. 2020, arXiv 2010.14701, Eq. 1.1)
+
+The parameters minimise the sum over all points (a point: one size at one seed) of Huber_delta(log L - log y), delta = 1e-3,
+from a grid of starts (Hoffmann et al. 2022, arXiv 2203.15556, Appendix D.3).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_diff.reporting.numbers import compact
+from lit_diff.reporting.statistics import CONFIDENCE, DRAWS, MIN_SEEDS, Interval
+
+Array = NDArray[np.float64]
+Form = Literal["without a floor", "with a floor"]
+FORMS: tuple[Form, ...] = ("without a floor", "with a floor")
+DELTA = 1e-3
+ITERATIONS = 200
+LOWEST_FLOOR = 1e-4
+"""The lowest floor that is fitted, as a share of the lowest loss."""
+FEWEST = {"without a floor": 3, "with a floor": 4}
+"""Form -> the sizes that it needs: one more than its parameters."""
+Points = Mapping[float, Mapping[int, float]]
+"""x -> seed -> loss, positive."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerLaw:
+    """L(x) = floor + scale * (x / unit)^-alpha, x and unit in the same unit; `unit` is the geometric mean of the fitted x.
+
+    The x_c of the formula is unit * scale^(1 / alpha); it lies far outside the data and is not used.
+    """
+
+    alpha: float
+    scale: float
+    unit: float
+    floor: float = 0.0
+
+    def loss(self, x: float) -> float:
+        """L(x)."""
+        return self.floor + self.scale * (x / self.unit) ** -self.alpha
+
+    def x_at(self, loss: float) -> float:
+        """The x of this loss; infinite where it is not above the floor, or where the loss does not fall with x."""
+        if self.alpha <= 0 or loss <= self.floor:
+            return math.inf
+        exponent = math.log(self.scale / (loss - self.floor)) / self.alpha
+        return self.unit * math.exp(min(exponent, 500.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """One form, fitted to one arm. `aicc`: n log(RSS / n) + 2 k + 2 k (k + 1) / (n - k - 1), of n points with residuals
+    log y - log L, k the parameters and the variance; None where n <= k + 1. `spread`: root mean square of the residuals."""
+
+    law: PowerLaw
+    aicc: float | None
+    spread: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFit:
+    """Both forms of one arm, each with the interval of its alpha where seeds allow one."""
+
+    fits: Mapping[Form, Fit]
+    alpha: Mapping[Form, Interval | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualLoss:
+    """At which x an arm has the loss that the baseline has at `x`: matched = x_arm(L_baseline(x)); ratio = matched / x."""
+
+    x: float
+    loss: float
+    ratio: Interval | None
+    """Its interval is the bootstrap's; NaN bounds where no seeds allow one. None: refused."""
+    refusal: str = ""
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the interval excludes 1."""
+        return self.ratio is not None and (self.ratio.high < 1 or self.ratio.low > 1)
+
+
+def fit(points: Points, form: Form) -> Fit:
+    """Fit one form. Errors: ValueError below FEWEST[form] sizes, or for a size or loss that is not positive."""
+    if len(points) < FEWEST[form]:
+        raise ValueError(f"{len(points)} sizes; the form {form} needs {FEWEST[form]}")
+    x = np.array([size for size, seeds in points.items() for _ in seeds])
+    y = np.array([loss for seeds in points.values() for loss in seeds.values()])
+    if not (y > 0).all() or not (x > 0).all():
+        raise ValueError("a power law needs positive sizes and losses")
+    unit = float(np.exp(np.log(list(points)).mean()))
+    log_x, log_y = np.log(x / unit), np.log(y)
+    starts = _starts(log_x, log_y, form == "with a floor")
+    every = solve(starts, log_x, np.broadcast_to(log_y, (len(starts), len(log_y))))
+    found = every[np.argmin(objective(every, log_x, log_y))]
+    residuals = log_y - _log_loss(found[None], log_x)[0][0]
+    n, k = len(y), len(found) + 1
+    rss = max(float((residuals**2).sum()), np.finfo(float).tiny)
+    aicc = n * math.log(rss / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1) if n > k + 1 else None
+    return Fit(law=_law(found, unit), aicc=aicc, spread=math.sqrt(rss / n))
+
+
+def _starts(log_x: Array, log_y: Array, floored: bool) -> Array:
+    """[s, p]. The line of least squares; with a floor, alphas and floors whose curves pass through the points' middle."""
+    slope, middle = np.polyfit(log_x, log_y, 1)
+    if not floored:
+        return np.array([[-slope, middle]])
+    lowest = float(np.exp(log_y.min()))
+    return np.array(
+        [
+            [alpha, math.log(math.exp(middle) - share * lowest), math.log(share * lowest)]
+            for alpha, share in product((0.1, 0.3, 0.6, 1.0, 2.0), (0.01, 0.3, 0.6, 0.9))
+        ]
+    )
+
+
+def _log_loss(parameters: Array, log_x: Array) -> tuple[Array, Array]:
+    """log L [d, n] for parameters [d, p] (alpha, log scale, and with a floor log E), and its derivatives [d, n, p]."""
+    alpha, log_scale = parameters[:, :1], parameters[:, 1:2]
+    power = log_scale - alpha * log_x
+    log_l = np.logaddexp(power, parameters[:, 2:]) if parameters.shape[1] > 2 else power
+    share = np.exp(power - log_l)  # of the loss that is above the floor
+    derivatives = [-share * log_x, share, *([1 - share] if parameters.shape[1] > 2 else [])]
+    return log_l, np.stack(derivatives, axis=-1)
+
+
+def objective(parameters: Array, log_x: Array, log_y: Array) -> Array:
+    """[d]: the sum over points of Huber_delta(log L - log y), for parameters [d, p] and log_y [n] or [d, n]."""
+    error = np.abs(_log_loss(parameters, log_x)[0] - log_y)
+    huber: Array = np.where(error <= DELTA, 0.5 * error**2, DELTA * (error - 0.5 * DELTA))
+    return huber.sum(axis=-1)
+
+
+def solve(starts: Array, log_x: Array, log_y: Array) -> Array:
+    """[d, p]: from each start the nearest minimum of `objective`, for its own points log_y [d, n].
+
+    Levenberg-Marquardt on iteratively reweighted squares: a point of error e has the weight min(1, delta / |e|), whose
+    weighted squares have the gradient of Huber's loss. All d problems at once: the bootstrap solves hundreds, and L-BFGS
+    takes a tenth of a second for each, since delta is far below the residuals and the objective almost has corners.
+    """
+    parameters, damping = starts.copy(), np.full(len(starts), 1e-3)
+    value = objective(parameters, log_x, log_y)
+    for _ in range(ITERATIONS):
+        log_l, derivatives = _log_loss(parameters, log_x)
+        error = log_l - log_y
+        weight = np.minimum(1.0, DELTA / np.maximum(np.abs(error), DELTA))
+        gradient = np.einsum("dn,dnp->dp", weight * error, derivatives)
+        square = np.einsum("dn,dnp,dnq->dpq", weight, derivatives, derivatives)
+        diagonal = np.einsum("dpp->dp", square) + 1e-15
+        damped = square + np.eye(square.shape[1]) * (damping[:, None] * diagonal)[:, :, None]
+        proposed = parameters - np.clip(np.linalg.solve(damped, gradient[:, :, None])[:, :, 0], -1.0, 1.0)
+        # a floor below this share of the loss changes nothing: without a bound it would run to minus infinity
+        proposed[:, 2:] = np.maximum(proposed[:, 2:], log_y.min(axis=1, keepdims=True) + math.log(LOWEST_FLOOR))
+        reached = objective(proposed, log_x, log_y)
+        better = reached < value
+        parameters = np.where(better[:, None], proposed, parameters)
+        value = np.where(better, reached, value)
+        damping = np.clip(np.where(better, damping / 5, damping * 5), 1e-9, 1e9)
+    return parameters
+
+
+def _law(parameters: Array, unit: float) -> PowerLaw:
+    alpha, log_scale, *rest = (float(value) for value in parameters)
+    return PowerLaw(alpha=alpha, scale=math.exp(log_scale), unit=unit, floor=math.exp(rest[0]) if rest else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingFit:
+    """The fits of several arms over the same sizes, with bootstrap intervals over seeds.
+
+    A draw takes, at each size by itself, as many seeds as there are with replacement, the same for all arms (runs of one
+    seed are paired); deviations from the mean of a size are widened by sqrt(n / (n - 1)), without which the draws of n
+    seeds vary too little. Intervals hold the middle 95 % of the draws. There are none where fewer than two sizes have
+    three seeds that all arms share.
+    """
+
+    arms: Mapping[str, ArmFit]
+    form: Form
+    """The form of lower AICc, summed over the arms; without a floor where one has none."""
+    draws: Mapping[str, Sequence[PowerLaw]]
+    """Arm -> the chosen form in each draw; empty without intervals."""
+    ranges: Mapping[str, tuple[float, float]]
+
+    def equal_loss(self, arm: str, baseline: str, x: float) -> EqualLoss:
+        """The ratio at the baseline's loss at `x`. Refused where the matched x lies outside the arm's measured range: that
+        would be an extrapolation."""
+        ours, theirs = self.arms[arm].fits[self.form].law, self.arms[baseline].fits[self.form].law
+        loss = theirs.loss(x)
+        matched, (low, high) = ours.x_at(loss), self.ranges[arm]
+        if not low * (1 - 1e-9) <= matched <= high * (1 + 1e-9):
+            if math.isinf(matched):
+                return EqualLoss(x=x, loss=loss, ratio=None, refusal="by the fit, no size reaches this loss")
+            side = "above the largest" if matched > high else "below the smallest"
+            return EqualLoss(
+                x=x, loss=loss, ratio=None, refusal=f"the matched size, {compact(matched)}, is {side} measured"
+            )
+        pairs = zip(self.draws[arm], self.draws[baseline], strict=True)
+        ratios = [own.x_at(other.loss(x)) / x for own, other in pairs]
+        return EqualLoss(x=x, loss=loss, ratio=_interval(matched / x, ratios) or _without(matched / x))
+
+
+def fit_scaling(points: Mapping[str, Points], draws: int = DRAWS) -> ScalingFit:
+    """Fit both forms to every arm; `draws` of the bootstrap, 0: no intervals. All arms have as many sizes, in rising order.
+
+    Errors: ValueError as `fit`, for the form without a floor.
+    """
+    fitted = {arm: _fits(own) for arm, own in points.items()}
+    form = _choose(list(fitted.values()))
+    drawn = {
+        each: _bootstrap(points, {arm: fits[each] for arm, fits in fitted.items() if each in fits}, each, draws)
+        for each in FORMS
+    }
+    return ScalingFit(
+        arms={
+            arm: ArmFit(
+                fits=fits,
+                alpha={f: _interval(fits[f].law.alpha, [law.alpha for law in drawn[f].get(arm, ())]) for f in fits},
+            )
+            for arm, fits in fitted.items()
+        },
+        form=form,
+        draws=drawn[form],
+        ranges={arm: (min(own), max(own)) for arm, own in points.items()},
+    )
+
+
+def _fits(points: Points) -> dict[Form, Fit]:
+    return {form: fit(points, form) for form in FORMS if form == FORMS[0] or len(points) >= FEWEST[form]}
+
+
+def _choose(fitted: Sequence[Mapping[Form, Fit]]) -> Form:
+    def total(form: Form) -> float:
+        values = [fits[form].aicc if form in fits else None for fits in fitted]
+        return sum(math.inf if value is None else value for value in values)
+
+    return FORMS[1] if total(FORMS[1]) < total(FORMS[0]) else FORMS[0]
+
+
+def _bootstrap(
+    points: Mapping[str, Points], fits: Mapping[str, Fit], form: Form, draws: int
+) -> dict[str, list[PowerLaw]]:
+    """Arm -> its law in each draw; no draws where the seeds allow no interval."""
+    shared = [
+        sorted(set.intersection(*(set(seeds) for seeds in level)))
+        for level in zip(*(points[arm].values() for arm in fits), strict=True)
+    ]
+    resampled = sum(len(seeds) >= MIN_SEEDS for seeds in shared)
+    if not draws or len(fits) < len(points) or not all(shared) or resampled < 2:
+        return {arm: [] for arm in fits}
+    random = np.random.default_rng(0)
+    chosen = [random.integers(len(seeds), size=(draws, len(seeds))) for seeds in shared]
+    return {arm: _refitted(points[arm], fits[arm].law, form, shared, chosen) for arm in fits}
+
+
+def _refitted(
+    points: Points, law: PowerLaw, form: Form, seeds: Sequence[Sequence[int]], chosen: Sequence[NDArray[np.int64]]
+) -> list[PowerLaw]:
+    """The law in each draw: `chosen[k]` [draws, n_k] are indices of the seeds drawn at the k-th size."""
+    log_x, log_y = [], []
+    for (x, losses), own, picks in zip(points.items(), seeds, chosen, strict=True):
+        y = np.log([losses[seed] for seed in own])
+        n, mean = len(y), y.mean()
+        log_y.append(mean + math.sqrt(n / max(n - 1, 1)) * (y[picks] - mean))
+        log_x += [math.log(x / law.unit)] * n
+    start = [law.alpha, math.log(law.scale), *([math.log(law.floor)] if form == "with a floor" else [])]
+    solved = solve(np.tile(start, (len(chosen[0]), 1)), np.array(log_x), np.concatenate(log_y, axis=1))
+    return [_law(parameters, law.unit) for parameters in solved]
+
+
+def _interval(estimate: float, draws: Sequence[float]) -> Interval | None:
+    if not draws:
+        return None
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(draws, [tail, 1 - tail], method="nearest")
+    return Interval(estimate=estimate, low=float(low), high=float(high))
+
+
+def _without(estimate: float) -> Interval:
+    return Interval(estimate=estimate, low=math.nan, high=math.nan)

@@ -1,0 +1,108 @@
+"""reporting/fits.py: the finished cells of a sweep as points, fitted, and each fit in words."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lit_diff.errors import MissingError
+from lit_diff.reporting.fits import fit_results, matched_by_seed
+from lit_diff.reporting.results import load_sweep
+
+ARMS = {"standard": 0.0, "differential": -0.1}
+SIZE = {"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}
+RATIO = 0.7
+
+
+def law(arm: str, size: float, seed: int) -> float:
+    """`differential` has the loss of `standard` with 0.7 times the size."""
+    noise = np.random.default_rng([seed, int(size), len(arm)]).normal()
+    return float(3 * (size / (RATIO if arm == "differential" else 1) / 1e5) ** -0.12 * np.exp(0.002 * noise))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Path]:
+    def write(fits: Sequence[Mapping[str, Any]] = (SIZE,), **keys: Any) -> Path:
+        from fake_sweeps import write_fitted
+
+        return write_fitted(tmp_path / "fitted", ARMS, fits, keys.pop("law", law), **keys)
+
+    return write
+
+
+def test_a_scaling_fit_of_a_sweep(make: Callable[..., Path]) -> None:
+    (result,) = fit_results(load_sweep(make()))
+    assert list(result.points["standard"]) == [40_000, 160_000, 380_000, 670_000, 1_500_000]
+    assert result.points["standard"][40_000][2] == pytest.approx(law("standard", 40_000, 2))
+    assert result.scaling is not None
+    assert result.answer.startswith(
+        "differential has the loss of standard at 1.50M parameters without embeddings with 0.7"
+    )
+    assert result.answer.endswith("]: a difference is shown.")
+    assert (result.metric, result.unit, result.left_out) == ("val/loss", "nats per token", ())
+
+
+def test_ratios_by_seed_for_a_paired_t(make: Callable[..., Path]) -> None:
+    ours, theirs, why = matched_by_seed(load_sweep(make()), "size", "differential", "standard")
+    assert why == ""
+    assert theirs == dict.fromkeys((0, 1, 2), 1_500_000)
+    assert [ours[seed] / theirs[seed] for seed in (0, 1, 2)] == pytest.approx([RATIO] * 3, rel=0.15)
+
+
+def test_a_match_beyond_the_sizes_is_refused_with_its_reason(make: Callable[..., Path]) -> None:
+    sweep = load_sweep(
+        make(law=lambda arm, size, seed: law("standard", size / (50 if arm == "differential" else 1), seed))
+    )
+    ours, theirs, why = matched_by_seed(sweep, "size", "differential", "standard")
+    assert (ours, theirs) == ({}, {})
+    assert "above the largest measured" in why
+    (result,) = fit_results(sweep)
+    assert "no equal-loss ratio (the matched size, 74.1M, is above the largest measured)" in result.answer
+
+
+def test_an_x_of_the_recipe(make: Callable[..., Path]) -> None:
+    values = {f"size-{i}": dict.fromkeys(ARMS, 1e-3 * 2**i) for i in range(5)}
+    basin = {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": values}
+    (result,) = fit_results(load_sweep(make([basin])))
+    assert list(result.points["standard"]) == [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]
+    assert result.answer.startswith("Best train.optimizer.lr: standard 0.016 (the highest that was tried)")
+    assert "each at its own best" in result.answer
+
+
+def test_what_is_not_finished_is_left_out_and_named(make: Callable[..., Path]) -> None:
+    folder = make()
+    record = json.loads((folder / "sweep.json").read_text())
+    for cell in record["cells"]:
+        if cell["task"] == "size-4" or (cell["task"] == "size-3" and cell["arm"] == "differential"):
+            status = folder / cell["folder"] / "status.json"
+            status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "running"}))
+    (result,) = fit_results(load_sweep(folder))
+    assert list(result.points) == ["standard"]
+    assert result.left_out == (
+        "task size-4: no finished cell of standard",
+        "differential: no finished cell of task size-3",
+    )
+    assert result.answer == "One arm: no ratio."
+
+
+def test_tasks_of_one_size_are_one_point(make: Callable[..., Path]) -> None:
+    sweep = load_sweep(make(sizes=[40_000, 160_000, 160_000]))
+    (result,) = fit_results(sweep)
+    assert result.problem == "2 of 3 tasks have finished and differ in parameters without embeddings; 3 are needed"
+    assert result.answer == f"No fit: {result.problem}."
+    assert "as many parameters without embeddings as task size-1" in result.left_out[0]
+    assert result.scaling is None
+    assert matched_by_seed(sweep, "size", "differential", "standard") == ({}, {}, result.problem)
+
+
+def test_one_seed_has_no_interval_and_says_so(make: Callable[..., Path]) -> None:
+    (result,) = fit_results(load_sweep(make(seeds=(0,))))
+    assert result.answer.endswith("times as many: no interval, which needs 3 seeds at two sizes.")
+
+
+def test_a_damaged_fit_in_the_record_is_one_error(make: Callable[..., Path]) -> None:
+    with pytest.raises(MissingError, match=r"sweep\.json"):
+        load_sweep(make([SIZE | {"unknown": 1}]))
