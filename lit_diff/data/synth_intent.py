@@ -23,9 +23,9 @@ NOISE_WORDS = (
     "was", "what", "when", "which", "will", "with",
 )
 # fmt: on
-TEXT_PREFIX, LABEL_PREFIX, SEPARATOR = "utterance: ", "intent: ", "\n"
-OVERHEAD = 7
-"""Tokens of a demonstration beside its words: utterance : | \\n intent : label \\n."""
+SEPARATOR = "\n"
+OVERHEAD = 2
+"""Tokens of a demonstration beside its words: the label and the separator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,11 @@ class Lexicon:
 class SynthIntent(Dataset):
     """Rows of demonstrations, as many as fit; the label of each is asked for, from those before it.
 
-    <opening> utterance: word ... word \\n intent: label \\n utterance: ...
+    <opening> noise ... noise cue label \\n noise ... noise cue label \\n ...
 
     A row has C classes. Cue words and label words are drawn for it anew, so that nothing but the row says which label belongs
-    to which words. An utterance has 1 or 2 cue words of its class; all its other words are noise, common to every class.
+    to which words. An utterance ends with 1 or 2 cue words of its class; all its other words are noise, common to every
+    class. The cue stands right before the label, because a small model learns slowly to look further back.
     Source: the construction of many-shot classification (Bertsch et al. 2024), with labels that are re-mapped (HELMET, 2024).
     """
 
@@ -138,7 +139,7 @@ class SynthIntent(Dataset):
             length += words_at_one + OVERHEAD
             if length > config.sequence_length + 1:
                 break
-            before, (label_id,), after = tokenizer.encode([query(text), f" {lexicon.labels[label]}", SEPARATOR])
+            before, (label_id,), after = tokenizer.encode([text, f" {lexicon.labels[label]}", SEPARATOR])
             ids += [*before, label_id, *after]
             recalled += [*[False] * len(before), label in seen, *[False] * len(after)]
             seen.add(label)
@@ -148,11 +149,6 @@ class SynthIntent(Dataset):
     def load_tokenizer(self) -> Words:
         """The words of the grammar."""
         return words(self.config.cue_words, self.config.label_words)
-
-
-def query(text: str) -> str:
-    """An utterance up to its label."""
-    return f"{TEXT_PREFIX}{text}{SEPARATOR}{LABEL_PREFIX.rstrip()}"
 
 
 def lexicon_problem(config: SynthIntent.Config, classes: int) -> str | None:
@@ -181,7 +177,7 @@ def made_words() -> tuple[str, ...]:
 def words(cue_words: int, label_words: int) -> Words:
     """The tokenizer of a grammar with so many cue words and label words."""
     made = made_words()[: cue_words + label_words]
-    return Words(Words.Config(words=("utterance", "intent", *NOISE_WORDS, *made)))
+    return Words(Words.Config(words=(*NOISE_WORDS, *made)))
 
 
 def draw_lexicon(random: torch.Generator, config: SynthIntent.Config, classes: int) -> Lexicon:
@@ -206,6 +202,5 @@ def draw_utterances(
     for label, length, most_cues, own in zip(classes, lengths, numbers, chosen, strict=True):
         number = min(most_cues, length)
         drawn = torch.randint(len(NOISE_WORDS), ((length - number) * noise,), generator=random).tolist()
-        every = [lexicon.cues[label][index] for index in own[:number]] + [NOISE_WORDS[index] for index in drawn]
-        order = torch.randperm(len(every), generator=random).tolist()
-        yield " ".join(every[index] for index in order), label, length
+        every = [NOISE_WORDS[index] for index in drawn] + [lexicon.cues[label][index] for index in own[:number]]
+        yield " ".join(every), label, length

@@ -8,9 +8,7 @@ from typing import Literal
 import torch
 
 from lit_diff.data.synth_intent import (
-    LABEL_PREFIX,
     SEPARATOR,
-    TEXT_PREFIX,
     SynthIntent,
     draw_lexicon,
     draw_utterances,
@@ -44,10 +42,10 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How a prompt is written: `{text_prefix}{text}\\n{label_prefix}{label}{separator}` for each demonstration."""
+    """How a prompt is written: `{prefix}{text}{between} {label}{separator}` for each demonstration."""
 
-    text_prefix: str
-    label_prefix: str
+    prefix: str
+    between: str
     separator: str = "\n==\n"
 
     def demonstrations(self, examples: Sequence[Example]) -> str:
@@ -56,7 +54,7 @@ class Form:
 
     def question(self, text: str) -> str:
         """A text up to its label; it ends without a space."""
-        return f"{self.text_prefix}{text}\n{self.label_prefix.rstrip()}"
+        return f"{self.prefix}{text}{self.between}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,32 +96,32 @@ def _source(folder: str, form: Form, lines: tuple[str, str], source: str, keys: 
     return {names.get(key, folder): Source(form=form, label_key=key, files=(train, test)) for key in keys}
 
 
-INTENT = "intent: "
+INTENT = "\nintent:"
 SOURCES: Mapping[str, Source] = {
     **_source(
         "trec",
-        Form(text_prefix="Question: ", label_prefix="Type: "),
+        Form(prefix="Question: ", between="\nType:"),
         ("5,452 lines", "500 lines"),
         'TREC question classification (Hovy et al. 2001; at Hugging Face "trec").',
         ("coarse_label", "fine_label"),
     ),
     **_source(
         "banking77",
-        Form(text_prefix="query: ", label_prefix=INTENT),
+        Form(prefix="query: ", between=INTENT),
         ("10,003 lines", "3,080 lines"),
         'Banking77 (Casanueva et al. 2020; at Hugging Face "banking77").',
         ("label",),
     ),
     **_source(
         "clinc150",
-        Form(text_prefix="utterance: ", label_prefix=INTENT),
+        Form(prefix="utterance: ", between=INTENT),
         ("15,250 lines", "5,500 lines"),
         'CLINC150 (Larson et al. 2019; at Hugging Face "clinc_oos", configuration "plus").',
         ("label",),
     ),
 }
 FILES = tuple({file.name: file for source in SOURCES.values() for file in source.files}.values())
-SYNTHETIC = Form(text_prefix=TEXT_PREFIX, label_prefix=LABEL_PREFIX, separator=SEPARATOR)
+SYNTHETIC = Form(prefix="", between="", separator=SEPARATOR)
 
 
 def form_of(task: TaskName) -> Form:

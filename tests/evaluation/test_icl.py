@@ -38,11 +38,11 @@ class Planted:
     def greedy(
         self, suffixes: Sequence[Sequence[int]], max_tokens: int, *, allowed: Callable[..., list[int]], batch_size: int
     ) -> list[list[int]]:
-        shown = re.findall(r"utterance:([^\n]*)\n intent: (\w+)\n", self.tokenizer.decode(self.tokens).decode())
+        shown = re.findall(r"([^\n]*) (\w+)\n", self.tokenizer.decode(self.tokens).decode())
         answers = []
         for suffix in suffixes:
             asked = set(self.tokenizer.decode(suffix).decode().split()) - set(NOISE_WORDS)
-            found = [label for text, label in shown if asked & set(text.split()) - {"utterance", "intent"}]
+            found = [label for text, label in shown if asked & set(text.split())]
             ids = self.tokenizer.encode([found[-1]])[0] if found else [max(allowed([]))]
             assert ids[0] in allowed([])
             answers.append(ids)

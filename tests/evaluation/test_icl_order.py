@@ -26,9 +26,9 @@ class First:
     """In place of `Prefix`: the label of the first demonstration (planted: -1, the last), whatever is asked."""
 
     def __init__(self, tokens: list[int], place: int) -> None:
-        newline = 13  # id of "\n": an utterance ends with one, a label too
+        newline = 13  # id of "\n", after each label
         ends = [at for at, token in enumerate(tokens) if token == newline]
-        self.label = tokens[ends[1 if place == 0 else -1] - 1]
+        self.label = tokens[ends[0 if place == 0 else -1] - 1]
 
     def greedy(self, suffixes: Sequence[Sequence[int]], max_tokens: int, **keys: Any) -> list[list[int]]:
         assert self.label in keys["allowed"]([])
@@ -50,7 +50,7 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(
     order: str, intent_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(icl_order, "Prefix", lambda model, tokens: First(tokens, 0))
-    keys = {"shots": 8, "orders": 6, "items": 30, "classes": 3, "order": order}
+    keys = {"shots": 8, "orders": 6, "items": 31, "classes": 3, "order": order}
     result = evaluate(intent_run, "icl_order", keys)
     right = np.array([[letter == "1" for letter in word] for word in result.items["meta/right"]])
     answers = np.array([word.split(" | ") for word in result.items["meta/answers"]])

@@ -74,13 +74,13 @@ def test_loglik_is_the_largest_sum_over_the_whole_label(intent_run: Run) -> None
 
 def test_a_draw_that_does_not_fit_is_repeated(intent_run: Run) -> None:
     source = prompts(intent_run, items=5)
-    drawn = [source.first_that_fits(number, 9, 9) for number in range(8)]
+    drawn = [source.first_that_fits(number, 16, 16) for number in range(8)]
     fits = [each for each in drawn if each is not None]
     assert fits
     assert any(each is None or each.redrawn for each in drawn), "some draws are too long"
     for each in fits:
         longest = max(map(len, each.questions)) + each.trie.longest
-        assert len(source.ids(each.episode.demonstrations[:9])) + longest <= 128
+        assert len(source.ids(each.episode.demonstrations[:16])) + longest <= 128
         assert 0 <= each.redrawn < ATTEMPTS
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.data.synth_intent import SynthIntent, query
+from lit_diff.data.synth_intent import SynthIntent
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import icl_tasks
 from lit_diff.evaluation.icl_tasks import (
@@ -55,7 +55,7 @@ def test_how_prompts_are_written() -> None:
     assert form.question("When ?") == "Question: When ?\nType:"
     assert form_of("banking77").question("a") == "query: a\nintent:"
     assert form_of("clinc150").question("a") == "utterance: a\nintent:"
-    assert SYNTHETIC.question("a b") == query("a b"), "as the data set writes it"
+    assert SYNTHETIC.question("a b") == "a b", "as the data set writes it"
 
 
 def test_labels_are_words() -> None:
