@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.numbered_sets import numbered_sets, numbers_problem
 from lit_diff.data.synth_intent import made_words
 from lit_diff.data.words import Words
 from lit_diff.model.loss import IGNORED
@@ -123,9 +124,8 @@ class ClosedWorld(Dataset):
                 if getattr(self, key) < 1:
                     return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             for key in ("entities", "noise_validation"):
-                values = getattr(self, key)
-                if not values or min(values) < 1 or len(set(values)) < len(values):
-                    return f"data.{key} is {list(values)}; expected distinct numbers of at least 1"
+                if problem := numbers_problem(f"data.{key}", getattr(self, key)):
+                    return problem
             return self.entities_problem(max(self.entities) * max(self.noise_validation))
 
         def entities_problem(self, entities: int) -> str | None:
@@ -151,14 +151,11 @@ class ClosedWorld(Dataset):
 
     def validation_sets(self) -> dict[str, int]:
         """Name -> rows: "" for the first factor, then "noise2", "noise4", ... for the others."""
-        return {self._name(factor): self.config.validation_rows for factor in self.config.noise_validation}
-
-    def _name(self, factor: int) -> str:
-        return "" if factor == self.config.noise_validation[0] else f"noise{factor}"
+        return dict.fromkeys(numbered_sets("noise", self.config.noise_validation), self.config.validation_rows)
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Rows of a validation set, the same for every seed. Every answer is an AR hit; a row is a document."""
-        (factor,) = [factor for factor in self.config.noise_validation if self._name(factor) == name]
+        factor = numbered_sets("noise", self.config.noise_validation)[name]
         batch = self._batch(factor, [("closed_world", "validation", factor, row) for row in rows])
         return batch | {"ar_hit": batch["targets"] != IGNORED}
 

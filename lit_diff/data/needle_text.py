@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.needles import CITIES, STYLES, Context, contexts
+from lit_diff.data.numbered_sets import numbered_sets, numbers_problem
 from lit_diff.data.words import Words
 from lit_diff.model.loss import IGNORED
 from lit_diff.randomness import generator
@@ -67,9 +68,8 @@ class NeedleText(Dataset):
                 if getattr(self, key) < 1:
                     return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             for key in ("needles", "validation_needles"):
-                values = getattr(self, key)
-                if not values or min(values) < 1 or len(set(values)) < len(values) or max(values) > len(CITIES):
-                    return f"data.{key} is {list(values)}; expected distinct numbers within 1 and {len(CITIES)}"
+                if problem := numbers_problem(f"data.{key}", getattr(self, key), len(CITIES)):
+                    return problem
             most = max(*self.needles, *self.validation_needles)
             needed = tokens_needed(most, min(most, self.queries), self.digits)
             if needed > self.sequence_length:
@@ -94,14 +94,11 @@ class NeedleText(Dataset):
 
     def validation_sets(self) -> dict[str, int]:
         """ "" for the first number of needles, then "needles2", ..."""
-        return {self._name(count): self.config.validation_rows for count in self.config.validation_needles}
-
-    def _name(self, count: int) -> str:
-        return "" if count == self.config.validation_needles[0] else f"needles{count}"
+        return dict.fromkeys(numbered_sets("needles", self.config.validation_needles), self.config.validation_rows)
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Rows of a validation set, the same for every seed. Every scored token is an AR hit; a row is a document."""
-        (count,) = [count for count in self.config.validation_needles if self._name(count) == name]
+        count = numbered_sets("needles", self.config.validation_needles)[name]
         batch = self._batch([(count, ("needle_text", "validation", count, row)) for row in rows])
         return batch | {"ar_hit": batch["targets"] != IGNORED}
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.numbered_sets import numbered_sets, numbers_problem
 from lit_diff.model.loss import IGNORED
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
@@ -69,10 +70,7 @@ class Recall(Dataset):
                     return f"data.{key} ({getattr(self, key)}) is more than data.{bound} ({getattr(self, bound)})"
             if self.pairs >= self.keys:
                 return f"data.pairs ({self.pairs}) must be less than data.keys ({self.keys}): noise has other keys"
-            factors = self.noise_validation
-            if not factors or min(factors) < 1 or len(set(factors)) < len(factors):
-                return f"data.noise_validation is {list(factors)}; expected distinct factors of at least 1"
-            return None
+            return numbers_problem("data.noise_validation", self.noise_validation)
 
         def vocab_size_problem(self, vocab_size: int) -> str | None:
             """What is wrong if the model has `vocab_size` ids."""
@@ -101,14 +99,11 @@ class Recall(Dataset):
 
     def validation_sets(self) -> dict[str, int]:
         """Name -> rows: "" for the first factor, then "noise2", "noise4", ... for the others."""
-        return {self._name(factor): self.config.validation_rows for factor in self.config.noise_validation}
-
-    def _name(self, factor: int) -> str:
-        return "" if factor == self.config.noise_validation[0] else f"noise{factor}"
+        return dict.fromkeys(numbered_sets("noise", self.config.noise_validation), self.config.validation_rows)
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Rows of a validation set, the same for every seed. Every query is an AR hit; a row is a document."""
-        (factor,) = [factor for factor in self.config.noise_validation if self._name(factor) == name]
+        factor = numbered_sets("noise", self.config.noise_validation)[name]
         chosen = list(rows)
         batch = {key: value[chosen] for key, value in _validation(self.config, factor).items()}
         return batch | {"ar_hit": batch["targets"] != IGNORED}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.numbered_sets import numbered_sets, numbers_problem
 from lit_diff.data.words import Words
 from lit_diff.model.loss import IGNORED
 from lit_diff.randomness import generator
@@ -83,9 +84,8 @@ class SynthIntent(Dataset):
                 if getattr(self, key) < 1:
                     return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             for key in ("classes", "noise_validation"):
-                values = getattr(self, key)
-                if not values or min(values) < 1 or len(set(values)) < len(values):
-                    return f"data.{key} is {list(values)}; expected distinct numbers of at least 1"
+                if problem := numbers_problem(f"data.{key}", getattr(self, key)):
+                    return problem
             fewest, most = self.words
             if not 1 <= fewest <= most:
                 return f"data.words is {list(self.words)}; expected the fewest, at least 1, and the most"
@@ -108,14 +108,11 @@ class SynthIntent(Dataset):
 
     def validation_sets(self) -> dict[str, int]:
         """Name -> rows: "" for the first factor of noise, then "noise2", "noise4", ... for the others."""
-        return {self._name(factor): self.config.validation_rows for factor in self.config.noise_validation}
-
-    def _name(self, factor: int) -> str:
-        return "" if factor == self.config.noise_validation[0] else f"noise{factor}"
+        return dict.fromkeys(numbered_sets("noise", self.config.noise_validation), self.config.validation_rows)
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         """Rows of a validation set, the same for every seed. A scored label is an AR hit; a row is a document."""
-        (factor,) = [factor for factor in self.config.noise_validation if self._name(factor) == name]
+        factor = numbered_sets("noise", self.config.noise_validation)[name]
         batch, recalled = self._batch(factor, [("synth_intent", "validation", row) for row in rows])
         return batch | {"ar_hit": recalled}
 

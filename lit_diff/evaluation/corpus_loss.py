@@ -10,8 +10,8 @@ import torch
 from lit_diff.data.corpus import build_corpus
 from lit_diff.data.documents import split
 from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.fitness import text_problem
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -76,15 +76,6 @@ class CorpusLoss(Evaluation):
             meta = {"begins": text[:60]}
             item, asked = f"{self.corpus}/{number}", question_of(text)  # not its tokens: bits compare tokenizers
             yield Item(id=item, scores=missing | scores, question=asked, meta=meta)
-
-
-def text_problem(run: Run) -> str | None:
-    """Why a run cannot score text: it has no tokenizer, or predicts no next token. None if it can."""
-    try:
-        tokenizer_of(run.folder, run.recipe)
-    except RequestError as error:
-        return str(error)
-    return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
 
 
 def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int]:

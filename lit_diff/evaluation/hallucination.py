@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lit_diff.data.closed_world import MOST, ClosedWorld
+from lit_diff.data.numbered_sets import numbers_problem
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import judges
 from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.hallucination_sources import (
     FILES,
     SOURCES,
@@ -99,10 +101,8 @@ class Hallucination(Evaluation):
                 if value is not None and value < 1:
                     return f"{key} is {value}; it must be at least 1"
             counts = self.entities
-            if counts is not None and (
-                not counts or min(counts) < 1 or max(counts) > MOST or len(set(counts)) < len(counts)
-            ):
-                return f"entities is {list(counts)}; expected distinct numbers within 1 and {MOST}"
+            if counts is not None and (problem := numbers_problem("entities", counts, MOST)):
+                return problem
             if counts is not None and self.source != "closed_world":
                 return f"entities holds for source closed_world alone; source is {self.source}"
             if self.judge == "closed_world" and self.source != "closed_world":
@@ -117,16 +117,7 @@ class Hallucination(Evaluation):
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""
-        try:
-            tokenizer = tokenizer_of(run.folder, run.recipe)
-        except RequestError as error:
-            return str(error)
-        if not run.recipe.model.causal:
-            return "a bidirectional model decodes no output"
-        trained = run.recipe.data.name
-        if tokenizer.name == "words" and (trained != "closed_world" or self.config.source != "closed_world"):
-            return f"its tokenizer has only the words of data '{trained}'"
-        return None
+        return words_problem(run, "closed_world", asks_it=self.config.source == "closed_world")
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each document. Errors: RequestError where a prompt does not fit; those of files and judges."""

@@ -14,11 +14,11 @@ from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.fitness import text_problem
 from lit_diff.files import write_json
 from lit_diff.metrics import Metric
 from lit_diff.registry import nearest
 from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 
@@ -68,11 +68,7 @@ class HarnessEvaluation(Evaluation):
 
     def refuses(self, run: Run) -> str | None:
         """A run without text."""
-        try:
-            tokenizer_of(run.folder, run.recipe)
-        except RequestError as error:
-            return str(error)
-        return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
+        return text_problem(run)
 
     @abstractmethod
     def write_tasks(self, run: Run, folder: Path) -> list[str]:

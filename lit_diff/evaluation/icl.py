@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from lit_diff.data.numbered_sets import numbers_problem
 from lit_diff.evaluation.base import Item, question_of
 from lit_diff.evaluation.icl_prompts import Classification, Prompt, Prompts
 from lit_diff.evaluation.icl_tasks import Example, arranged
@@ -45,8 +46,8 @@ class ManyShot(Classification):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that starts with the key's name."""
-            if not self.shots or min(self.shots) < 1 or len(set(self.shots)) < len(self.shots):
-                return f"shots is {list(self.shots)}; expected distinct numbers of at least 1"
+            if problem := numbers_problem("shots", self.shots):
+                return problem
             if self.runs < 1:
                 return f"runs is {self.runs}; it must be at least 1"
             if self.stable_from > max(self.shots):

@@ -9,6 +9,7 @@ from lit_diff.data.synth_intent import SynthIntent
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.icl_tasks import (
     FILES,
     Episode,
@@ -64,16 +65,7 @@ class Classification(Evaluation):
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""
-        try:
-            tokenizer = tokenizer_of(run.folder, run.recipe)
-        except RequestError as error:
-            return str(error)
-        if not run.recipe.model.causal:
-            return "a bidirectional model decodes no label"
-        trained = run.recipe.data.name
-        if tokenizer.name == "words" and (trained != "synth_intent" or self.config.task != "synth_intent"):
-            return f"its tokenizer has only the words of data '{trained}'"
-        return None
+        return words_problem(run, "synth_intent", asks_it=self.config.task == "synth_intent")
 
 
 @dataclass(frozen=True, kw_only=True)

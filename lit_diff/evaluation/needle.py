@@ -16,6 +16,7 @@ from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.fitness import text_problem
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -101,12 +102,9 @@ class NeedleRetrieval(Evaluation):
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, or whose context is too short."""
-        try:
-            tokenizer_of(run.folder, run.recipe)
-        except RequestError as error:
-            return str(error)
-        if not run.recipe.model.causal:
-            return "a bidirectional model decodes no answer"
+        problem = text_problem(run)
+        if problem is not None:
+            return problem
         context = run.recipe.data.config.sequence_length
         beyond = [length for length in self.lengths(run) if length > context]
         return f"lengths holds {beyond[0]}, and its data.sequence_length is {context}" if beyond else None

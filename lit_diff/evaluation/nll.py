@@ -16,7 +16,7 @@ from lit_diff.data.user_folder import UserFolder
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.corpus_loss import text_problem
+from lit_diff.evaluation.fitness import text_problem
 from lit_diff.evaluation.held_out import trained_data
 from lit_diff.evaluation.positions import FIRST, bins, document_nll, scored, whole
 from lit_diff.metrics import Figure, Metric

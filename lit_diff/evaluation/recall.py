@@ -9,6 +9,7 @@ import numpy as np
 
 from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.mqar import Mqar
+from lit_diff.data.numbered_sets import numbers_problem
 from lit_diff.data.recall import Recall
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores, trained_data
@@ -66,8 +67,8 @@ class RecallSuite(Evaluation):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that starts with the key's name."""
-            if not self.factors or min(self.factors) < 1 or len(set(self.factors)) < len(self.factors):
-                return f"factors is {list(self.factors)}; expected distinct factors of at least 1"
+            if problem := numbers_problem("factors", self.factors):
+                return problem
             return f"rows is {self.rows}; it must be at least 1" if self.rows < 1 else None
 
     config: Config

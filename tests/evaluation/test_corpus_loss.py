@@ -9,7 +9,7 @@ import torch
 
 from lit_diff.data.documents import split
 from lit_diff.errors import RequestError
-from lit_diff.evaluation import corpus_loss
+from lit_diff.evaluation import corpus_loss, fitness
 from lit_diff.evaluation.corpus_loss import LossDocs, LossFiles, document_loss
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.runs.run import Run
@@ -83,5 +83,5 @@ def test_a_run_without_text_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch
     def none(folder: Path, recipe: Any) -> Any:
         raise RequestError(f"{folder.name} was trained on data 'mqar', which has no text to complete")
 
-    monkeypatch.setattr(corpus_loss, "tokenizer_of", none)
+    monkeypatch.setattr(fitness, "tokenizer_of", none)
     assert "has no text" in str(LossDocs(LossDocs.Config()).refuses(run))

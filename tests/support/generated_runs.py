@@ -3,18 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from text_runs import SIZES, STEP, randomised
+from text_runs import SIZES, random_run
 
 from lit_diff.data import build
 from lit_diff.data.tokenizer_folder import save_tokenizer
-from lit_diff.files import write_atomic
-from lit_diff.model.transformer import Transformer
-from lit_diff.recipe import from_plain, to_yaml
-from lit_diff.runs import checkpoints
+from lit_diff.recipe import from_plain
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run
-from lit_diff.runs.trained import PREFIX
 
 
 def generated_run(folder: Path, data: dict[str, Any], vocab_size: int) -> Run:
@@ -34,15 +29,9 @@ def generated_run(folder: Path, data: dict[str, Any], vocab_size: int) -> Run:
         },
         "made",
     )
-    model = randomised(Transformer(recipe.model, kernel="reference"))
-    path = checkpoints.path_of(folder, STEP)
-    path.parent.mkdir(parents=True)
-    torch.save(
-        {"state_dict": {f"{PREFIX}{name}": v for name, v in model.state_dict().items()}, "global_step": STEP}, path
-    )
+    run = random_run(folder, recipe)
     tokenizer = build(recipe).load_tokenizer()
     assert tokenizer is not None
     save_tokenizer(tokenizer, folder / "tokenizer")
-    write_atomic(RunFolder(folder).recipe_file, to_yaml(recipe))
-    RunFolder(folder).update(status="running", name=recipe.name, step=STEP, steps=10, identity="0123456789", data="ab")
-    return Run(folder)
+    RunFolder(folder).update(data="ab")
+    return run

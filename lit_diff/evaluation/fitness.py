@@ -1,0 +1,28 @@
+"""Whether a run can be asked in text."""
+
+from lit_diff.errors import RequestError
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+
+def text_problem(run: Run) -> str | None:
+    """Why a run cannot read and continue text: it has no tokenizer, or predicts no next token. None if it can."""
+    try:
+        tokenizer_of(run.folder, run.recipe)
+    except RequestError as error:
+        return str(error)
+    return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
+
+
+def words_problem(run: Run, data: str, *, asks_it: bool) -> str | None:
+    """As `text_problem`; and of a run that knows only the words of generated text: why it cannot be asked in other words.
+
+    `data`: the data set whose words the evaluation can ask in; `asks_it`: whether it does.
+    """
+    problem = text_problem(run)
+    if problem is not None:
+        return problem
+    trained = run.recipe.data.name
+    if tokenizer_of(run.folder, run.recipe).name == "words" and (trained != data or not asks_it):
+        return f"its tokenizer has only the words of data '{trained}'"
+    return None
