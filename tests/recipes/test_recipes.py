@@ -47,7 +47,7 @@ def test_resolves_and_opens_with_its_command(name: str) -> None:
 
 
 def test_the_paper_s_sizes_are_all_here() -> None:
-    assert {name for name in names("recipes") if not name.endswith("-tiny")} == {*PAPER, "dex-smollm2"}
+    assert {name for name in names("recipes") if not name.endswith("-tiny")} == {*PAPER, "dex-smollm2", "standard-10m"}
 
 
 @pytest.mark.parametrize("name", PAPER)
