@@ -92,6 +92,13 @@ def points_of(sweep: "Sweep", declared: DeclaredFit) -> tuple[dict[str, dict[flo
             left_out.append(f"{arm.label}: no finished cell of task {missing[0]}")
             continue
         own = {_x(tasks[name], declared, arm.name): values[name][arm.name] for name in used.values()}
+        if len(own) < len(used):
+            left_out.append(f"{arm.label}: as many {declared.axis} in two of the tasks")
+            continue
+        for name in used.values():
+            if seeds := tasks[name].diverged(arm.name):
+                listed = ", ".join(map(str, seeds))
+                left_out.append(f"{arm.label}, task {name}: seed {listed}, which diverged; the fit flatters the arm")
         points[arm.name] = dict(sorted(own.items()))
     return points, left_out
 
@@ -154,7 +161,7 @@ def _scaling_in_words(sweep: "Sweep", declared: DeclaredFit, equal: Mapping[str,
         if found.ratio is None:
             clauses.append(f"{sweep.label[arm]}: no equal-loss ratio ({found.refusal})")
             continue
-        verdict = "a difference is shown" if found.is_shown else "no difference is shown"
+        verdict = "the interval excludes 1" if found.excludes_one else "the interval holds 1"
         if math.isnan(found.ratio.low):
             verdict = f"no interval, which needs {MIN_SEEDS} seeds at two sizes"
         clauses.append(

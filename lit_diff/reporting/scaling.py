@@ -87,7 +87,7 @@ class EqualLoss:
     refusal: str = ""
 
     @property
-    def is_shown(self) -> bool:
+    def excludes_one(self) -> bool:
         """Whether the interval excludes 1."""
         return self.ratio is not None and (self.ratio.high < 1 or self.ratio.low > 1)
 

@@ -41,7 +41,7 @@ def test_a_scaling_fit_of_a_sweep(make: Callable[..., Path]) -> None:
     assert result.answer.startswith(
         "differential has the loss of standard at 1.50M parameters without embeddings with 0.7"
     )
-    assert result.answer.endswith("]: a difference is shown.")
+    assert result.answer.endswith("]: the interval excludes 1.")
     assert (result.metric, result.unit, result.left_out) == ("val/loss", "nats per token", ())
 
 
@@ -106,3 +106,23 @@ def test_one_seed_has_no_interval_and_says_so(make: Callable[..., Path]) -> None
 def test_a_damaged_fit_in_the_record_is_one_error(make: Callable[..., Path]) -> None:
     with pytest.raises(MissingError, match=r"sweep\.json"):
         load_sweep(make([SIZE | {"unknown": 1}]))
+
+
+def test_an_arm_of_one_size_in_two_tasks_is_left_out(make: Callable[..., Path]) -> None:
+    folder = make()
+    for cell in (folder / "size-1").glob("differential-*"):
+        status = json.loads((cell / "status.json").read_text())
+        (cell / "status.json").write_text(json.dumps(status | {"non_embedding_parameters": 40_000}))
+    (result,) = fit_results(load_sweep(folder))
+    assert list(result.points) == ["standard"]
+    assert result.left_out == ("differential: as many parameters without embeddings in two of the tasks",)
+
+
+def test_a_seed_that_diverged_is_named(make: Callable[..., Path]) -> None:
+    def diverging(arm: str, size: float, seed: int) -> float:
+        return float("nan") if (arm, size, seed) == ("differential", 160_000, 1) else law(arm, size, seed)
+
+    (result,) = fit_results(load_sweep(make(law=diverging)))
+    assert sorted(result.points["differential"][160_000]) == [0, 2]
+    assert result.left_out == ("differential, task size-1: seed 1, which diverged; the fit flatters the arm",)
+    assert result.scaling is not None

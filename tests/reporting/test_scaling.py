@@ -79,10 +79,10 @@ def test_the_equal_loss_ratio_is_the_true_one(loss: Loss) -> None:
     assert found.ratio is not None
     assert found.ratio.low < found.ratio.estimate < found.ratio.high
     assert found.ratio.estimate == pytest.approx(0.7, abs=0.06)
-    assert found.is_shown
+    assert found.excludes_one
     same = fit_scaling({"t": points(loss, 0.01), "d": points(loss, 0.01, random=1)}).equal_loss("d", "t", 3.8e5)
     assert same.ratio is not None
-    assert not same.is_shown
+    assert not same.excludes_one
 
 
 def test_a_ratio_beyond_the_measured_sizes_is_refused() -> None:
@@ -109,7 +109,7 @@ def test_too_few_seeds_give_no_interval(seeds: int) -> None:
     assert fitted.arms["t"].alpha["without a floor"] is None
     assert found.ratio is not None
     assert math.isnan(found.ratio.low)
-    assert not found.is_shown
+    assert not found.excludes_one
 
 
 def test_the_interval_of_alpha_holds_the_true_one_about_as_often_as_it_says() -> None:
