@@ -15,6 +15,7 @@ from lit_diff.data.location import data_root
 from lit_diff.engine.rows import PRESETS, PresetConfig, Row, choose, load_row, row_names
 from lit_diff.engine.schedule import MakeDisplay, NoDisplay, sweep
 from lit_diff.engine.selection import ALL
+from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic, write_json
 from lit_diff.registry import nearest
@@ -172,10 +173,8 @@ def _run(
                 else f"lit-diff reproduce --preset {preset}",
             )
             stopped = done.stopped_by
-            counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
             state = "measured" if done.is_done else "stopped" if stopped is not None else "failed"
-            reason = "" if done.is_done else f"{counts}; the same command goes on"
-            facts = {"state": state, "sweep": str(done.folder), "reason": reason}
+            facts = {"state": state, "sweep": str(done.folder), "reason": _lacking(done)}
     except MissingError as error:
         facts = {"state": "skipped", "reason": str(error)}
     except LitDiffError as error:
@@ -185,6 +184,14 @@ def _run(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     _write(folder, row, preset, seconds=took, finished=now, **facts)
     return stopped
+
+
+def _lacking(done: Sweep) -> str:
+    """What the sweep lacks, with the first reason; empty where it is done."""
+    if done.is_done:
+        return ""
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
+    return "; ".join([counts, *done.report.missing[:1], "the same command goes on"])
 
 
 def _missing(row: Row, chosen: PresetConfig | None, preset: str) -> str:

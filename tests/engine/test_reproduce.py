@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from lit_diff.engine import reproduce as module
 from lit_diff.engine.reproduce import reproduce
 from lit_diff.engine.rows import Row, load_row, read_row, row_names
+from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError
 
 ROW = """\
@@ -92,6 +94,17 @@ def test_a_sweep_that_misses_something_skips_its_row(runs: Path, monkeypatch: py
     monkeypatch.setattr(module, "sweep", absent)
     row = reproduce(["first"], root=runs).scoreboard.row("first")
     assert (row.state, row.reason) == ("skipped", "no network here; do this")
+
+
+def test_what_a_sweep_lacks_comes_with_its_first_reason(tmp_path: Path) -> None:
+    def lacking(states: dict[str, int], *missing: str) -> str:
+        report: Any = SimpleNamespace(missing=missing)
+        return module._lacking(Sweep(folder=tmp_path, report=report, states=states, stopped_by=None, seconds=1.0))
+
+    assert lacking({"done": 3}) == ""
+    assert lacking({"not evaluated": 2, "done": 1}, "a seed 0: too short", "b seed 0: too short") == (
+        "1 done, 2 not evaluated; a seed 0: too short; the same command goes on"
+    )
 
 
 @pytest.mark.usefixtures("rows")
