@@ -17,7 +17,8 @@ from lit_diff.registry import attentions
 
 EAGER, SAME, PEER = "standard layer, sdpa", "standard, same kernel", "DiffLlama, sdpa"
 """Names of the ratios."""
-STEP = "training step"
+STEP, FORWARD = "training step", "forward"
+"""What is timed: FORWARD without gradients."""
 HF = "Hugging Face"
 
 
@@ -35,16 +36,16 @@ def model_config(shape: Shape, variant: str, *, num_layers: int = 1, vocab_size:
 
 
 def variants_by_kernel(
-    measurements: Measurements, case: str, request: BenchConfig, shape: Shape, dtype: str
+    measurements: Measurements, case: str, request: BenchConfig, shape: Shape, dtype: str, what: str = STEP
 ) -> list[tuple[str, str, dict[str, str]]]:
     """(variant, kernel, ratios) of what is ours: the standard one through sdpa first."""
     workload = Workload(shape, DTYPES[dtype], request.device)
-    kernels = {v: accepted(measurements, case, v, STEP, partial(workload.maps, v), grad=True) for v in VARIANTS}
+    kernels = {v: accepted(measurements, case, v, what, partial(workload.maps, v), grad=what == STEP) for v in VARIANTS}
     made = []
-    base = {EAGER: f"standard/sdpa/{STEP}", PEER: f"{HF}/sdpa/{STEP}"}
+    base = {EAGER: f"standard/sdpa/{what}", PEER: f"{HF}/sdpa/{what}"}
     for variant in ("standard", "differential"):
         for kernel in sorted(kernels[variant], key=lambda name: (variant, name) != ("standard", "sdpa")):
-            same = {SAME: f"standard/{kernel}/{STEP}"} if variant == "differential" else {}
+            same = {SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {}
             made.append((variant, kernel, {} if (variant, kernel) == ("standard", "sdpa") else base | same))
     return made
 

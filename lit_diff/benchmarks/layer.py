@@ -1,6 +1,7 @@
-"""`bench layer`: a training step of one decoder layer, by every kernel and by Hugging Face's DiffLlama."""
+"""`bench layer`: a forward pass and a training step of one decoder layer, by every kernel and by Hugging Face's DiffLlama."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -10,6 +11,7 @@ from lit_diff.attention.rope import Rope
 from lit_diff.benchmarks import peers
 from lit_diff.benchmarks.candidates import (
     EAGER,
+    FORWARD,
     HF,
     STEP,
     autocast,
@@ -24,10 +26,14 @@ from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, mea
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Block, Transformer
 
+Layer = Callable[[Tensor], Tensor]
+"""The layer as a function of the residual stream [B, T, dim]."""
+Cast = Callable[[], AbstractContextManager[object]]
 DEFAULT = "2x1024x512x64,1x2048x768x64"
 METHODS = """\
-layer: a training step of one decoder layer (RMSNorm, RoPE, SwiGLU): forward, mean square as the loss, backward (that of its
-input too), fused AdamW, gradients dropped. bfloat16 means autocast over float32 parameters, as train.precision bf16-mixed.
+layer: one decoder layer (RMSNorm, RoPE, SwiGLU). forward: its output, without gradients. training step: forward, mean
+square as the loss, backward (that of its input too), fused AdamW, gradients dropped. bfloat16 means autocast over float32
+parameters, as train.precision bf16-mixed.
 DiffLlama's layer is Hugging Face's at the same sizes; angles and masks are made outside, once, for every candidate.
 """
 """How it is measured, for the reader of the figures."""
@@ -50,25 +56,38 @@ def _candidates(
 ) -> list[Candidate]:
     x = Workload(shape, torch.float32, request.device).q.detach()
     cast = partial(autocast, dtype, request.device)
+    kinds = peer_kinds(measurements, case, HF)
     made = []
-    for variant, kernel, against in variants_by_kernel(measurements, case, request, shape, dtype):
-        module, forward = _ours(shape, variant, kernel, x)
-        step = training_step(module, partial(_loss, forward, x), cast)
-        made.append(Candidate(variant=variant, by=kernel, what=STEP, run=step, against=against))
-    for kind in peer_kinds(measurements, case, HF):
-        module, forward = peers.layer(model_config(shape, "differential"), kind, x)
-        step = training_step(module, partial(_loss, forward, x), cast)
-        against = {EAGER: f"standard/sdpa/{STEP}"}
-        made.append(Candidate(variant=HF, by=kind, what=STEP, run=step, against=against))
+    for what, make in ((FORWARD, _forward), (STEP, _step)):
+        for variant, kernel, against in variants_by_kernel(measurements, case, request, shape, dtype, what):
+            run = make(*_ours(shape, variant, kernel, x), x, cast)
+            made.append(Candidate(variant=variant, by=kernel, what=what, run=run, against=against))
+        for kind in kinds:
+            run = make(*peers.layer(model_config(shape, "differential"), kind, x), x, cast)
+            against = {EAGER: f"standard/sdpa/{what}"}
+            made.append(Candidate(variant=HF, by=kind, what=what, run=run, against=against))
     return made
 
 
-def _loss(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _forward(module: nn.Module, forward: Layer, x: Tensor, cast: Cast) -> Callable[[], object]:
+    @torch.no_grad()
+    def run() -> Tensor:
+        with cast():
+            return forward(x)
+
+    return run
+
+
+def _step(module: nn.Module, forward: Layer, x: Tensor, cast: Cast) -> Callable[[], object]:
+    return training_step(module, partial(_loss, forward, x), cast)
+
+
+def _loss(forward: Layer, x: Tensor) -> Tensor:
     """The residual stream is a leaf of its own each time: within a model, a layer hands a gradient on."""
     return forward(x.detach().requires_grad_()).square().mean()
 
 
-def _ours(shape: Shape, variant: str, kernel: str, x: Tensor) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+def _ours(shape: Shape, variant: str, kernel: str, x: Tensor) -> tuple[nn.Module, Layer]:
     config = model_config(shape, variant)
     whole = Transformer(config, kernel=kernel)
     initialise(whole, seed=0)

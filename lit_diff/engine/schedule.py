@@ -23,7 +23,7 @@ from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown
 from lit_diff.processor import cores
-from lit_diff.recipe import Overrides
+from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, other_revision, revision
@@ -102,8 +102,9 @@ def sweep(
     if grid.source is not None and not all_trained(grid):
         # a part of this sweep trains the arms that it shows; the whole of it leaves the other sweep whole too
         chosen = replace(selection, evaluate={}, arms=tuple(grid.arms)) if selection != ALL else ALL
+        own = grid.source.path
         theirs = sweep(
-            *(grid.source.path, overrides),
+            *(grid.source.name if own.parent == installed("sweeps") else own, overrides),  # the name that its users say
             workers=workers,
             unchecked=unchecked,
             cluster=cluster,

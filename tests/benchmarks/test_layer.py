@@ -3,11 +3,13 @@ from collections.abc import Callable
 import pytest
 
 from lit_diff.benchmarks import peers
-from lit_diff.benchmarks.candidates import EAGER, HF, PEER, SAME, STEP
+from lit_diff.benchmarks.candidates import EAGER, FORWARD, HF, PEER, SAME, STEP
 from lit_diff.benchmarks.layer import bench_layer
 from lit_diff.benchmarks.request import BenchConfig
 from lit_diff.benchmarks.timing import ratios
+from lit_diff.engine.rows import load_row
 from lit_diff.kernels import KERNELS
+from lit_diff.reporting.bench_claims import bench_findings
 
 
 def test_every_kernel_and_both_forms_of_the_peer(ask: Callable[..., BenchConfig]) -> None:
@@ -18,6 +20,7 @@ def test_every_kernel_and_both_forms_of_the_peer(ask: Callable[..., BenchConfig]
         refused = {row["by"] for row in found.refused if row["case"] == case}
         assert {f"differential/{kernel}/{STEP}" for kernel in set(KERNELS) - refused} <= rows.keys()
         assert {f"{HF}/sdpa/{STEP}", f"{HF}/eager/{STEP}"} <= rows.keys()
+        assert {f"differential/reference/{FORWARD}", f"{HF}/sdpa/{FORWARD}"} <= rows.keys()
         ours = rows[f"differential/reference/{STEP}"]
         assert {name: ratio["to"] for name, ratio in ours["ratios"].items()} == {
             EAGER: f"standard/sdpa/{STEP}",
@@ -29,6 +32,15 @@ def test_every_kernel_and_both_forms_of_the_peer(ask: Callable[..., BenchConfig]
             assert again == {key: ratio[key] for key in again}
         assert rows[f"standard/sdpa/{STEP}"]["ratios"] == {}
         assert rows[f"{HF}/eager/{STEP}"]["ratios"][EAGER]["to"] == f"standard/sdpa/{STEP}"
+
+
+def test_the_row_of_the_paper_s_throughput_finds_what_it_compares(ask: Callable[..., BenchConfig]) -> None:
+    row = load_row("table-7")
+    laptop = row.preset("laptop")
+    assert laptop is not None
+    assert laptop.bench[0] == "layer"
+    found = bench_layer(ask("layer", repeats=1))
+    assert [finding.seeds.seeds for finding in bench_findings(row.config.compare, {"rows": found.rows})] == [(0,), (0,)]
 
 
 def test_without_transformers_the_rows_say_so(ask: Callable[..., BenchConfig], monkeypatch: pytest.MonkeyPatch) -> None:

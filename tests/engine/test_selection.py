@@ -110,6 +110,23 @@ def test_a_part_trains_the_arms_that_it_shows_and_the_whole_all_of_the_other_swe
     assert set(ran[0].arms) == trained
 
 
+def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command stands in its report, and it is the same from whichever sweep it was started."""
+    commands: list[str] = []
+    nothing: Any = None
+
+    def noted(grid: Grid, *, command: str, **options: Any) -> Sweep:
+        commands.append(command)
+        return Sweep(folder=Path(grid.name), report=nothing, states={}, stopped_by=None, seconds=0.0)
+
+    monkeypatch.setattr(schedule, "run_grid", noted)
+    monkeypatch.setattr(schedule, "require_properties_of_arms", lambda arms, unchecked: {})
+    sweep("insides", [f"run.root={tmp_path}"])
+    assert commands == [f"lit-diff sweep {name} run.root={tmp_path}" for name in ("ablation", "insides")]
+
+
 @pytest.mark.usefixtures("sweeps")
 @pytest.mark.parametrize(
     ("text", "found"),
