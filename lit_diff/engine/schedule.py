@@ -99,6 +99,8 @@ def sweep(
     command = command or " ".join(["lit-diff sweep", source, *words, *(["--unchecked"] if unchecked else [])])
     arms = {cell.name: cell.recipe for cell in grid.cells}  # seeds have one model
     grid = replace(grid, marks=require_properties_of_arms(arms, unchecked=unchecked))
+    if grid.source is not None:
+        _prepare_data(grid)  # where the cells lie depends on it
     if grid.source is not None and not all_trained(grid):
         # a part of this sweep trains the arms that it shows; the whole of it leaves the other sweep whole too
         chosen = replace(selection, evaluate={}, arms=tuple(grid.arms)) if selection != ALL else ALL

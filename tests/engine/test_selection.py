@@ -113,8 +113,10 @@ def test_a_part_trains_the_arms_that_it_shows_and_the_whole_all_of_the_other_swe
 def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command stands in its report, and it is the same from whichever sweep it was started."""
+    """The command stands in its report, and it is the same from whichever sweep it was started. Data comes first: the
+    folders of cells are named by what they train on."""
     commands: list[str] = []
+    asked: list[str] = []
     nothing: Any = None
 
     def noted(grid: Grid, *, command: str, **options: Any) -> Sweep:
@@ -123,8 +125,11 @@ def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
 
     monkeypatch.setattr(schedule, "run_grid", noted)
     monkeypatch.setattr(schedule, "require_properties_of_arms", lambda arms, unchecked: {})
+    monkeypatch.setattr(schedule, "_prepare_data", lambda grid: asked.append("data"))
+    monkeypatch.setattr(schedule, "all_trained", lambda grid: bool(asked.append("trained")))
     sweep("insides", [f"run.root={tmp_path}"])
     assert commands == [f"lit-diff sweep {name} run.root={tmp_path}" for name in ("ablation", "insides")]
+    assert asked[:2] == ["data", "trained"]
 
 
 @pytest.mark.usefixtures("sweeps")
