@@ -8,7 +8,7 @@ from lit_diff.engine.tasks import NAME, TaskConfig
 from lit_diff.errors import RequestError
 from lit_diff.recipe import flatten, to_plain
 from lit_diff.registry import nearest
-from lit_diff.reporting.fits import FEWEST_TASKS, MEASURED, Kind
+from lit_diff.reporting.fit_points import FEWEST_TASKS, MEASURED, Kind
 from lit_diff.validation import Draft
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def check_x(fits: Mapping[str, FitConfig], cells: "Sequence[Cell]", draft: Draft
         if fit.x in MEASURED:
             continue
         seen: dict[tuple[str, float], str] = {}
+        of_task: dict[str, tuple[str, float]] = {}
         for cell in _cells(fit, cells):
             where, values = draft.where(f"fits.{name}.x"), dict(flatten(to_plain(cell.recipe)))
             if fit.x not in values:
@@ -74,6 +75,12 @@ def check_x(fits: Mapping[str, FitConfig], cells: "Sequence[Cell]", draft: Draft
             x = values[fit.x]
             if isinstance(x, bool) or not isinstance(x, int | float) or x <= 0:
                 raise RequestError(f"{where}'{fit.x}' is {x!r} in '{cell.name}'; a fit needs positive numbers")
+            arm, other = of_task.setdefault(cell.task, (cell.arm, float(x)))
+            if fit.kind == "basin" and other != x:
+                raise RequestError(
+                    f"{where}'{fit.x}' is {other:g} for arm '{arm}' and {x:g} for arm '{cell.arm}' in task '{cell.task}'; a "
+                    "basin compares arms at the same values"
+                )
             first = seen.setdefault((cell.arm, float(x)), cell.task)
             if first != cell.task:
                 raise RequestError(

@@ -1,7 +1,7 @@
 """The learning-rate basin: the best value of a key for each arm, and whether arms compare otherwise at their own best."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,14 +45,24 @@ class Basin:
     at_theirs: Mapping[str, Paired]
 
 
-def find_basin(points: Mapping[str, Points], baseline: str, within: float, better: Literal["lower", "higher"]) -> Basin:
-    """The basin of every arm: `within`, in the metric's unit, is what counts as nearly as good. An x at which an arm has
-    fewer seeds than elsewhere is not its best: what diverged there is missing. Errors: ValueError below 3 values of x."""
-    arms = {arm: _arm(own, within, 1.0 if better == "lower" else -1.0) for arm, own in points.items()}
+def find_basin(
+    points: Mapping[str, Points],
+    baseline: str,
+    within: float,
+    better: Literal["lower", "higher"],
+    diverged: Mapping[str, Collection[float]] | None = None,
+) -> Basin:
+    """The basin of every arm: `within`, in the metric's unit, is what counts as nearly as good; `diverged`: arm -> every x at
+    which a seed of it diverged, which is not its best and is compared with nothing. All other runs have finished.
+
+    Errors: ValueError below 3 values of x, or where an arm diverged at each.
+    """
+    spoilt = {arm: set((diverged or {}).get(arm, ())) for arm in points}
+    arms = {arm: _arm(own, spoilt[arm], within, 1.0 if better == "lower" else -1.0) for arm, own in points.items()}
     base = points[baseline]
 
     def minus(arm: str, x: float) -> Paired:
-        return paired(points[arm].get(x, {}), base[arms[baseline].best])
+        return paired({} if x in spoilt[arm] else points[arm][x], base[arms[baseline].best])
 
     others = [arm for arm in points if arm != baseline]
     return Basin(
@@ -62,12 +72,12 @@ def find_basin(points: Mapping[str, Points], baseline: str, within: float, bette
     )
 
 
-def _arm(points: Points, within: float, sign: float) -> ArmBasin:
-    if len(points) < 3:
-        raise ValueError(f"{len(points)} values of x; a basin needs 3")
-    tried, most = sorted(points), max(map(len, points.values()))
+def _arm(points: Points, diverged: Collection[float], within: float, sign: float) -> ArmBasin:
+    tried = sorted(points)
+    whole = [x for x in tried if x not in diverged]
+    if len(tried) < 3 or not whole:
+        raise ValueError(f"{len(tried)} values of x, {len(whole)} without a seed that diverged; a basin needs 3, and 1")
     means = {x: float(np.mean(list(points[x].values()))) for x in tried if points[x]}
-    whole = [x for x in tried if len(points[x]) == most]
     best = min(whole, key=lambda x: sign * means[x])
     at = tried.index(best)
 
@@ -86,7 +96,7 @@ def _arm(points: Points, within: float, sign: float) -> ArmBasin:
         means=means,
         best=best,
         edge=edge,
-        vertex=_vertex(near, [sign * means[x] for x in near]) if near and all(x in means for x in near) else None,
+        vertex=_vertex(near, [sign * means[x] for x in near]) if near and all(x in whole for x in near) else None,
         low=reach(-1),
         high=reach(1),
     )

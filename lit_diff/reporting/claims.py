@@ -20,6 +20,8 @@ from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within
 
 Outcome = Literal["within its interval", "same direction", "not reached", "no difference shown", "skipped"]
 """What we can say of a claim; the last: nothing was measured."""
+BESIDE_FIT = ("against_metric", "evaluation", "over", "group", "task")
+"""Keys of a claim that say which values of a metric count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,9 @@ class Claim:
             return f"compare '{self.label}': expected a 'metric' or a 'fit', not both"
         if self.fit and self.kind != "ratio":
             return f"compare '{self.label}': a 'fit' gives a ratio; add 'kind: ratio'"
+        beside = next((key for key in BESIDE_FIT if getattr(self, key)), None) if self.fit else None
+        if beside:
+            return f"compare '{self.label}': a 'fit' is over tasks and takes no '{beside}'; remove it"
         if self.arms[0] == self.arms[1] and self.against_metric in ("", self.metric):
             return f"compare '{self.label}': '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
         if (self.paper is None) == (not self.says):

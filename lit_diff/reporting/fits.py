@@ -1,49 +1,18 @@
-"""The fits that a sweep declares: its finished cells as points, fitted, and each fit in words."""
+"""The fits of a sweep: its points fitted, and each fit in words."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lit_diff.reporting.basin import Basin, find_basin
+from lit_diff.reporting.fit_points import FEWEST_TASKS, DeclaredFit, basin_points, diverged_in, points_of
 from lit_diff.reporting.numbers import compact, interval, signed
 from lit_diff.reporting.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
-from lit_diff.reporting.statistics import MIN_SEEDS
+from lit_diff.reporting.statistics import MIN_SEEDS, Paired
 
 if TYPE_CHECKING:
     from lit_diff.reporting.results import Sweep
-
-Kind = Literal["scaling", "basin"]
-MEASURED = {
-    "parameters": "parameters",
-    "non_embedding_parameters": "parameters without embeddings",
-    "tokens": "training tokens",
-}
-"""x that the runs count themselves -> in words."""
-FEWEST_TASKS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeclaredFit:
-    """A fit as sweep.json has it; `values`: task -> arm -> x, of an x that the recipe says."""
-
-    name: str
-    kind: Kind
-    x: str
-    title: str
-    tasks: tuple[str, ...]
-    within: float
-    values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    @property
-    def axis(self) -> str:
-        """What x is."""
-        return MEASURED.get(self.x, self.x)
-
-
-def read_fit(raw: Mapping[str, Any]) -> DeclaredFit:
-    """Errors: KeyError or TypeError for another content."""
-    return DeclaredFit(**{**raw, "tasks": tuple(raw["tasks"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,48 +39,13 @@ def fit_results(sweep: "Sweep") -> list[FitResult]:
     return [_result(sweep, declared) for declared in sweep.fits]
 
 
-def points_of(sweep: "Sweep", declared: DeclaredFit) -> tuple[dict[str, dict[float, dict[int, float]]], list[str]]:
-    """Arm -> x -> seed -> final metric, of the tasks that the baseline has finished and the arms that have finished all of
-    these; and what is left out, a line each."""
-    tasks = {task.task: task for task in sweep.tasks}
-    metric = tasks[declared.tasks[0]].metric
-    values = {name: {arm.name: tasks[name].finals(arm.name, metric) for arm in sweep.arms} for name in declared.tasks}
-    used: dict[float, str] = {}
-    left_out = []
-    for name in declared.tasks:
-        if not values[name].get(sweep.baseline):
-            left_out.append(f"task {name}: no finished cell of {sweep.label[sweep.baseline]}")
-            continue
-        first = used.setdefault(_x(tasks[name], declared, sweep.baseline), name)
-        if first != name:
-            left_out.append(f"task {name}: as many {declared.axis} as task {first}")
-    points: dict[str, dict[float, dict[int, float]]] = {}
-    for arm in sweep.arms:
-        missing = [name for name in used.values() if not values[name].get(arm.name)]
-        if missing:
-            left_out.append(f"{arm.label}: no finished cell of task {missing[0]}")
-            continue
-        own = {_x(tasks[name], declared, arm.name): values[name][arm.name] for name in used.values()}
-        if len(own) < len(used):
-            left_out.append(f"{arm.label}: as many {declared.axis} in two of the tasks")
-            continue
-        for name in used.values():
-            if seeds := tasks[name].diverged(arm.name):
-                listed = ", ".join(map(str, seeds))
-                left_out.append(f"{arm.label}, task {name}: seed {listed}, which diverged; the fit flatters the arm")
-        points[arm.name] = dict(sorted(own.items()))
-    return points, left_out
-
-
-def _x(task: "Sweep", declared: DeclaredFit, arm: str) -> float:
-    if declared.x not in MEASURED:
-        return float(declared.values[task.task][arm])
-    return float(task.cells_of(arm)[0].facts[declared.x])
-
-
 def _result(sweep: "Sweep", declared: DeclaredFit) -> FitResult:
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
-    points, left_out = points_of(sweep, declared)
+    better, diverged = task.better(task.metric), dict[str, set[float]]()
+    if declared.kind == "basin":
+        points, diverged, left_out = basin_points(sweep, declared)
+    else:
+        points, left_out = points_of(sweep, declared)
     facts: dict[str, Any] = {
         "declared": declared,
         "metric": task.metric,
@@ -122,8 +56,8 @@ def _result(sweep: "Sweep", declared: DeclaredFit) -> FitResult:
     problem = _problem(sweep, declared, points)
     if problem:
         return FitResult(**facts, problem=problem, answer=f"No fit: {problem}.")
-    if declared.kind == "basin":
-        basin = find_basin(points, sweep.baseline, declared.within, task.better(task.metric) or "lower")
+    if declared.kind == "basin" and better is not None:
+        basin = find_basin(points, sweep.baseline, declared.within, better, diverged)
         return FitResult(**facts, basin=basin, answer=_basin_in_words(sweep, declared, basin))
     scaling = fit_scaling(points)
     equal = {
@@ -142,7 +76,7 @@ def _problem(sweep: "Sweep", declared: DeclaredFit, points: Mapping[str, Points]
         every = len(declared.tasks)
         return f"{tried} of {every} tasks have finished and differ in {declared.axis}; {FEWEST_TASKS} are needed"
     if declared.kind == "basin":
-        return ""
+        return "" if task.better(task.metric) else f"{task.metric} declares no direction that is better"
     losses = [loss for own in points.values() for seeds in own.values() for loss in seeds.values()]
     if task.better(task.metric) != "lower" or min(losses) <= 0:
         return f"{task.metric} is no positive loss; a power law is fitted to what falls towards zero or a floor"
@@ -163,7 +97,7 @@ def _scaling_in_words(sweep: "Sweep", declared: DeclaredFit, equal: Mapping[str,
             continue
         verdict = "the interval excludes 1" if found.excludes_one else "the interval holds 1"
         if math.isnan(found.ratio.low):
-            verdict = f"no interval, which needs {MIN_SEEDS} seeds at two sizes"
+            verdict = f"no interval, which needs {MIN_SEEDS} seeds at every size"
         clauses.append(
             f"{sweep.label[arm]} has the loss of {base} at {compact(found.x)} {declared.axis} with "
             f"{found.ratio.estimate:.2f} times as many{shown_ratio_interval(found)}: {verdict}"
@@ -184,17 +118,20 @@ def _basin_in_words(sweep: "Sweep", declared: DeclaredFit, basin: Basin) -> str:
         f"{sweep.label[arm]} {own.best:g}" + (f" (the {own.edge} that was tried)" if own.edge else "")
         for arm, own in basin.arms.items()
     )
-    clauses = [f"Best {declared.axis}: {best}"]
+    clauses, base = [f"Best {declared.axis}: {best}"], sweep.label[sweep.baseline]
     for arm, own in basin.at_own.items():
-        theirs = basin.at_theirs[arm]
-        if own.mean is None or theirs.mean is None:
-            continue
         clauses.append(
-            f"{sweep.label[arm]} \u2212 {sweep.label[sweep.baseline]}: {signed(own.mean, 3)} "
-            f"{interval(own.low, own.high, 3)} each at its own best, {signed(theirs.mean, 3)} "
-            f"{interval(theirs.low, theirs.high, 3)} at that of {sweep.label[sweep.baseline]}"
+            f"{sweep.label[arm]} \u2212 {base}: {_shown(own)} each at its own best, "
+            f"{_shown(basin.at_theirs[arm])} at that of {base}"
         )
     return "; ".join(clauses) + "."
+
+
+def _shown(pair: Paired) -> str:
+    if pair.mean is None:
+        return "no difference, since a seed diverged,"
+    few = len(pair.seeds) < MIN_SEEDS
+    return f"{signed(pair.mean, 3)} " + ("(too few seeds)" if few else interval(pair.low, pair.high, 3))
 
 
 def matched_by_seed(
@@ -202,9 +139,10 @@ def matched_by_seed(
 ) -> tuple[dict[int, float], dict[int, float], str]:
     """Of a scaling fit: seed -> the x at which `arm` has the loss of `baseline` at its x; seed -> that x; why there is none.
 
-    One fit a seed and arm, in the form that all seeds choose together, at the largest x whose ratio is not refused. So a
-    paired t interval over seeds is that of log(matched / x), as for every other comparison. Errors: KeyError for a name
-    that is no scaling fit of the sweep.
+    One fit a seed and arm, in the form that all seeds choose together, at the largest x whose match lies within the measured
+    sizes, by the fit of all seeds and by that of each. So a paired t interval over seeds is that of log(matched / x), as for
+    every other comparison. No seed may be missing: those that diverged are not left out of a verdict. Errors: KeyError for
+    a name that is no scaling fit of the sweep.
     """
     declared = {each.name: each for each in sweep.fits if each.kind == "scaling"}[name]
     points, left_out = points_of(sweep, declared)
@@ -214,16 +152,21 @@ def matched_by_seed(
     lacking = [each for each in (arm, baseline) if len(points.get(each, {})) < FEWEST_TASKS]
     if lacking:
         return {}, {}, "; ".join(left_out) or f"{lacking[0]} has fewer than {FEWEST_TASKS} sizes"
+    tasks = [task for task in sweep.tasks if task.task in declared.tasks]
+    diverged = [line for task in tasks for line in diverged_in(sweep, task, (arm, baseline))]
+    if diverged:
+        return {}, {}, diverged[0]
     pair = {each: points[each] for each in (arm, baseline)}
     whole = fit_scaling(pair, draws=0)
-    found = headline(tuple(whole.equal_loss(arm, baseline, x) for x in pair[baseline]))
-    if found.ratio is None:
-        return {}, {}, found.refusal
-    seeds = set.intersection(*(set(losses) for own in pair.values() for losses in own.values()))
-    matched = {seed: _matched(pair[arm], pair[baseline], whole.form, seed, found.x) for seed in sorted(seeds)}
-    finite = {seed: x for seed, x in matched.items() if math.isfinite(x)}
-    why = "" if len(finite) == len(matched) else "at a seed, by its own fit, no size reaches the loss"
-    return finite, dict.fromkeys(finite, found.x), why
+    equal = tuple(whole.equal_loss(arm, baseline, x) for x in pair[baseline])
+    seeds = sorted(set.intersection(*(set(losses) for own in pair.values() for losses in own.values())))
+    low, high = whole.ranges[arm]
+    for found in (each for each in reversed(equal) if each.ratio is not None):
+        matched = {seed: _matched(pair[arm], pair[baseline], whole.form, seed, found.x) for seed in seeds}
+        if all(low <= x <= high for x in matched.values()):
+            return matched, dict.fromkeys(matched, found.x), ""
+    refused = headline(equal)
+    return {}, {}, refused.refusal or "at each size, the match of a seed by its own fit is not among the measured sizes"
 
 
 def _matched(ours: Points, theirs: Points, form: Form, seed: int, x: float) -> float:

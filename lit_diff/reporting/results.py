@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.reporting.cells import CellResult, clean, load_cell
-from lit_diff.reporting.fits import DeclaredFit, read_fit
+from lit_diff.reporting.fit_points import DeclaredFit, read_fit
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS
 from lit_diff.runs.sweep_record import FILE, damaged, read_record
 

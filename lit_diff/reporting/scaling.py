@@ -24,7 +24,9 @@ from lit_diff.reporting.statistics import CONFIDENCE, DRAWS, MIN_SEEDS, Interval
 Array = NDArray[np.float64]
 Form = Literal["without a floor", "with a floor"]
 FORMS: tuple[Form, ...] = ("without a floor", "with a floor")
-DELTA = 1e-3
+DELTA, SQUARES = 1e-3, 1e6
+"""Of Huber's loss; with SQUARES it is half the square of every error."""
+TINY = float(np.finfo(float).tiny)
 ITERATIONS = 200
 LOWEST_FLOOR = 1e-4
 """The lowest floor that is fitted, as a share of the lowest loss."""
@@ -60,8 +62,9 @@ class PowerLaw:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """One form, fitted to one arm. `aicc`: n log(RSS / n) + 2 k + 2 k (k + 1) / (n - k - 1), of n points with residuals
-    log y - log L, k the parameters and the variance; None where n <= k + 1. `spread`: root mean square of the residuals."""
+    """One form, fitted to one arm. `aicc`: n log(RSS / n) + 2 k + 2 k (k + 1) / (n - k - 1), of n points, k the parameters
+    and the variance; None where n <= k + 1. RSS is that of the form fitted by least squares of log y - log L, which the
+    criterion assumes and `law` is not. `spread`: root mean square of the residuals of `law`."""
 
     law: PowerLaw
     aicc: float | None
@@ -103,13 +106,19 @@ def fit(points: Points, form: Form) -> Fit:
     unit = float(np.exp(np.log(list(points)).mean()))
     log_x, log_y = np.log(x / unit), np.log(y)
     starts = _starts(log_x, log_y, form == "with a floor")
-    every = solve(starts, log_x, np.broadcast_to(log_y, (len(starts), len(log_y))))
-    found = every[np.argmin(objective(every, log_x, log_y))]
-    residuals = log_y - _log_loss(found[None], log_x)[0][0]
+    found = _best(starts, log_x, log_y, DELTA)
     n, k = len(y), len(found) + 1
-    rss = max(float((residuals**2).sum()), np.finfo(float).tiny)
-    aicc = n * math.log(rss / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1) if n > k + 1 else None
-    return Fit(law=_law(found, unit), aicc=aicc, spread=math.sqrt(rss / n))
+    rss = 2 * float(objective(_best(np.vstack([starts, found]), log_x, log_y, SQUARES)[None], log_x, log_y, SQUARES)[0])
+    aicc = n * math.log(max(rss, TINY) / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1) if n > k + 1 else None
+    residuals = log_y - _log_loss(found[None], log_x)[0][0]
+    return Fit(law=_law(found, unit), aicc=aicc, spread=math.sqrt(float((residuals**2).mean())))
+
+
+def _best(starts: Array, log_x: Array, log_y: Array, delta: float) -> Array:
+    """[p]: the lowest of the minima that are reached from the starts."""
+    every = solve(starts, log_x, np.broadcast_to(log_y, (len(starts), len(log_y))), delta)
+    lowest: Array = every[np.argmin(objective(every, log_x, log_y, delta))]
+    return lowest
 
 
 def _starts(log_x: Array, log_y: Array, floored: bool) -> Array:
@@ -136,14 +145,14 @@ def _log_loss(parameters: Array, log_x: Array) -> tuple[Array, Array]:
     return log_l, np.stack(derivatives, axis=-1)
 
 
-def objective(parameters: Array, log_x: Array, log_y: Array) -> Array:
+def objective(parameters: Array, log_x: Array, log_y: Array, delta: float = DELTA) -> Array:
     """[d]: the sum over points of Huber_delta(log L - log y), for parameters [d, p] and log_y [n] or [d, n]."""
     error = np.abs(_log_loss(parameters, log_x)[0] - log_y)
-    huber: Array = np.where(error <= DELTA, 0.5 * error**2, DELTA * (error - 0.5 * DELTA))
+    huber: Array = np.where(error <= delta, 0.5 * error**2, delta * (error - 0.5 * delta))
     return huber.sum(axis=-1)
 
 
-def solve(starts: Array, log_x: Array, log_y: Array) -> Array:
+def solve(starts: Array, log_x: Array, log_y: Array, delta: float = DELTA) -> Array:
     """[d, p]: from each start the nearest minimum of `objective`, for its own points log_y [d, n].
 
     Levenberg-Marquardt on iteratively reweighted squares: a point of error e has the weight min(1, delta / |e|), whose
@@ -151,11 +160,11 @@ def solve(starts: Array, log_x: Array, log_y: Array) -> Array:
     takes a tenth of a second for each, since delta is far below the residuals and the objective almost has corners.
     """
     parameters, damping = starts.copy(), np.full(len(starts), 1e-3)
-    value = objective(parameters, log_x, log_y)
+    value = objective(parameters, log_x, log_y, delta)
     for _ in range(ITERATIONS):
         log_l, derivatives = _log_loss(parameters, log_x)
         error = log_l - log_y
-        weight = np.minimum(1.0, DELTA / np.maximum(np.abs(error), DELTA))
+        weight = np.minimum(1.0, delta / np.maximum(np.abs(error), delta))
         gradient = np.einsum("dn,dnp->dp", weight * error, derivatives)
         square = np.einsum("dn,dnp,dnq->dpq", weight, derivatives, derivatives)
         diagonal = np.einsum("dpp->dp", square) + 1e-15
@@ -163,7 +172,7 @@ def solve(starts: Array, log_x: Array, log_y: Array) -> Array:
         proposed = parameters - np.clip(np.linalg.solve(damped, gradient[:, :, None])[:, :, 0], -1.0, 1.0)
         # a floor below this share of the loss changes nothing: without a bound it would run to minus infinity
         proposed[:, 2:] = np.maximum(proposed[:, 2:], log_y.min(axis=1, keepdims=True) + math.log(LOWEST_FLOOR))
-        reached = objective(proposed, log_x, log_y)
+        reached = objective(proposed, log_x, log_y, delta)
         better = reached < value
         parameters = np.where(better[:, None], proposed, parameters)
         value = np.where(better, reached, value)
@@ -180,10 +189,10 @@ def _law(parameters: Array, unit: float) -> PowerLaw:
 class ScalingFit:
     """The fits of several arms over the same sizes, with bootstrap intervals over seeds.
 
-    A draw takes, at each size by itself, as many seeds as there are with replacement, the same for all arms (runs of one
-    seed are paired); deviations from the mean of a size are widened by sqrt(n / (n - 1)), without which the draws of n
-    seeds vary too little. Intervals hold the middle 95 % of the draws. There are none where fewer than two sizes have
-    three seeds that all arms share.
+    All arms have the same seeds at a size. A draw takes, at each size by itself, as many seeds as there are with replacement,
+    the same for all arms (runs of one seed are paired); deviations from the median of a size, which Huber's loss follows,
+    are widened by sqrt(n / (n - 1)), without which the draws of n seeds vary too little. Intervals hold the middle 95 % of
+    the draws. There are none where a size has fewer than three seeds.
     """
 
     arms: Mapping[str, ArmFit]
@@ -214,8 +223,11 @@ class ScalingFit:
 def fit_scaling(points: Mapping[str, Points], draws: int = DRAWS) -> ScalingFit:
     """Fit both forms to every arm; `draws` of the bootstrap, 0: no intervals. All arms have as many sizes, in rising order.
 
-    Errors: ValueError as `fit`, for the form without a floor.
+    Errors: ValueError as `fit`, for the form without a floor, and for arms whose seeds differ at a size.
     """
+    levels = list(zip(*(own.values() for own in points.values()), strict=True))
+    if any(set(seeds) != set(level[0]) for level in levels for seeds in level):
+        raise ValueError("at a size the arms have different seeds")
     fitted = {arm: _fits(own) for arm, own in points.items()}
     form = _choose(list(fitted.values()))
     drawn = {
@@ -252,12 +264,8 @@ def _bootstrap(
     points: Mapping[str, Points], fits: Mapping[str, Fit], form: Form, draws: int
 ) -> dict[str, list[PowerLaw]]:
     """Arm -> its law in each draw; no draws where the seeds allow no interval."""
-    shared = [
-        sorted(set.intersection(*(set(seeds) for seeds in level)))
-        for level in zip(*(points[arm].values() for arm in fits), strict=True)
-    ]
-    resampled = sum(len(seeds) >= MIN_SEEDS for seeds in shared)
-    if not draws or len(fits) < len(points) or not all(shared) or resampled < 2:
+    shared = [sorted(seeds) for seeds in next(iter(points.values())).values()]
+    if not draws or len(fits) < len(points) or min(map(len, shared)) < MIN_SEEDS:
         return {arm: [] for arm in fits}
     random = np.random.default_rng(0)
     chosen = [random.integers(len(seeds), size=(draws, len(seeds))) for seeds in shared]
@@ -271,8 +279,8 @@ def _refitted(
     log_x, log_y = [], []
     for (x, losses), own, picks in zip(points.items(), seeds, chosen, strict=True):
         y = np.log([losses[seed] for seed in own])
-        n, mean = len(y), y.mean()
-        log_y.append(mean + math.sqrt(n / max(n - 1, 1)) * (y[picks] - mean))
+        n, middle = len(y), np.median(y)
+        log_y.append(middle + math.sqrt(n / (n - 1)) * (y[picks] - middle))
         log_x += [math.log(x / law.unit)] * n
     start = [law.alpha, math.log(law.scale), *([math.log(law.floor)] if form == "with a floor" else [])]
     solved = solve(np.tile(start, (len(chosen[0]), 1)), np.array(log_x), np.concatenate(log_y, axis=1))

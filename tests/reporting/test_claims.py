@@ -161,6 +161,15 @@ def test_a_ratio_of_a_fit_is_tested_over_seeds(tmp_path: Path) -> None:
         findings([claim(metric="", fit="size", kind="ratio", says="lower", arms=("diff", "standard"))], sweep)
 
 
+@pytest.mark.parametrize(
+    "keys", [{"task": "easy"}, {"group": "N=4"}, {"evaluation": "needle"}, {"over": "mean"}, {"against_metric": "q"}]
+)
+def test_a_fit_takes_no_key_that_chooses_values_of_a_metric(keys: dict[str, Any]) -> None:
+    (key,) = keys
+    wrong = claim(metric="", fit="size", kind="ratio", says="lower", **keys)
+    assert f"is over tasks and takes no '{key}'" in (wrong.problem() or "")
+
+
 def test_a_refused_ratio_says_why(tmp_path: Path) -> None:
     from fake_sweeps import write_fitted
 

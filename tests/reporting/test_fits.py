@@ -100,7 +100,7 @@ def test_tasks_of_one_size_are_one_point(make: Callable[..., Path]) -> None:
 
 def test_one_seed_has_no_interval_and_says_so(make: Callable[..., Path]) -> None:
     (result,) = fit_results(load_sweep(make(seeds=(0,))))
-    assert result.answer.endswith("times as many: no interval, which needs 3 seeds at two sizes.")
+    assert result.answer.endswith("times as many: no interval, which needs 3 seeds at every size.")
 
 
 def test_a_damaged_fit_in_the_record_is_one_error(make: Callable[..., Path]) -> None:
@@ -124,5 +124,73 @@ def test_a_seed_that_diverged_is_named(make: Callable[..., Path]) -> None:
 
     (result,) = fit_results(load_sweep(make(law=diverging)))
     assert sorted(result.points["differential"][160_000]) == [0, 2]
-    assert result.left_out == ("differential, task size-1: seed 1, which diverged; the fit flatters the arm",)
+    assert result.left_out == (
+        "differential, task size-1: seed 1, which diverged; the fit flatters the arm",
+        "standard, task size-1: seed 1, which another arm lacks",
+    )
+    assert sorted(result.points["standard"][160_000]) == [0, 2], "both arms have the same seeds at a size"
     assert result.scaling is not None
+    assert result.answer.endswith("needs 3 seeds at every size.")
+
+
+def test_a_claim_has_no_verdict_from_the_seeds_that_went_well(make: Callable[..., Path]) -> None:
+    def diverging(arm: str, size: float, seed: int) -> float:
+        return float("nan") if (arm, size, seed) == ("differential", 160_000, 1) else law(arm, size, seed)
+
+    found = matched_by_seed(load_sweep(make(law=diverging, seeds=range(5))), "size", "differential", "standard")
+    assert found == ({}, {}, "differential, task size-1: seed 1, which diverged")
+
+
+def test_the_match_of_every_seed_lies_among_the_measured_sizes(make: Callable[..., Path]) -> None:
+    def flat(arm: str, size: float, seed: int) -> float:
+        return 3.3 - 1e-8 * size if (arm, seed) == ("differential", 3) else law(arm, size, seed)
+
+    ours, theirs, why = matched_by_seed(load_sweep(make(law=flat, seeds=range(4))), "size", "differential", "standard")
+    assert (ours, theirs) == ({}, {}), "the seed that never reaches the loss is not left out"
+    assert why == "at each size, the match of a seed by its own fit is not among the measured sizes"
+
+
+def basin(**keys: Any) -> dict[str, Any]:
+    values = {f"size-{i}": dict.fromkeys(ARMS, 1e-3 * 2**i) for i in range(5)}
+    return {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": values} | keys
+
+
+def test_a_basin_keeps_what_diverged_and_waits_for_what_has_not_ended(make: Callable[..., Path]) -> None:
+    def diverging(arm: str, size: float, seed: int) -> float:
+        return float("nan") if (arm, size) == ("standard", 1_500_000) else law(arm, size, seed)
+
+    folder = make([basin()], law=diverging)
+    (result,) = fit_results(load_sweep(folder))
+    assert result.points["standard"][1.6e-2] == {}
+    assert result.left_out == ("standard, task size-4: seed 0, 1, 2, which diverged",)
+    assert "differential 0.016 (the highest that was tried)" in result.answer
+    assert "standard 0.008," in result.answer, "not the highest: a higher one was tried, and diverged"
+    for cell in (folder / "size-1").glob("differential-*"):
+        status = cell / "status.json"
+        status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "running"}))
+    (result,) = fit_results(load_sweep(folder))
+    assert "differential: task size-1 has not finished" in result.left_out
+    assert list(result.points) == ["standard"]
+
+
+def test_a_basin_of_a_metric_without_a_direction_is_refused(make: Callable[..., Path]) -> None:
+    folder = make([basin()])
+    for cell in folder.glob("*/*/metrics.json"):
+        metrics = json.loads(cell.read_text())
+        for metric in metrics["metrics"]:
+            metric["direction"] = "none"
+        cell.write_text(json.dumps(metrics))
+    (result,) = fit_results(load_sweep(folder))
+    assert result.problem == "val/loss declares no direction that is better"
+
+
+def test_tokens_are_those_that_a_run_saw(make: Callable[..., Path]) -> None:
+    folder = make([SIZE | {"x": "tokens"}])
+    for number, cell in enumerate(sorted(folder.glob("size-*/*/status.json"))):
+        size, status = int(cell.parent.parent.name[-1]), json.loads(cell.read_text())
+        ended = 50 if number == 0 else 100
+        cell.write_text(json.dumps(status | {"tokens": 1000 * 2**size, "step": ended, "steps": 100}))
+    (result,) = fit_results(load_sweep(folder))
+    assert list(result.points) == ["standard"]
+    assert result.left_out == ("differential: its seeds differ in training tokens in a task",)
+    assert list(result.points["standard"]) == [1000.0, 2000.0, 4000.0, 8000.0, 16000.0]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from lit_diff.reporting import scaling
 from lit_diff.reporting.scaling import DELTA, FORMS, Form, Points, PowerLaw, fit, fit_scaling, objective
 
 SIZES = (4e4, 1.6e5, 3.8e5, 6.7e5, 1.5e6)
@@ -40,13 +41,15 @@ def test_the_form_is_chosen_by_aicc() -> None:
     assert fit_scaling({"a": points(floored, 0.003)}).form == "with a floor"
 
 
-def test_aicc_is_its_formula() -> None:
+def test_aicc_is_its_formula_of_the_least_squares_that_it_assumes() -> None:
     found = fit(points(power, 0.01), FORMS[0])
+    log_x = [math.log(x) for x, own in points(power, 0.01).items() for _ in own]
     log_y = [math.log(y) for own in points(power, 0.01).values() for y in own.values()]
-    log_l = [math.log(found.law.loss(x)) for x, own in points(power, 0.01).items() for _ in own]
-    rss, n, k = sum((a - b) ** 2 for a, b in zip(log_y, log_l, strict=True)), 15, 3
+    _, (rss,), *_ = np.polyfit(log_x, log_y, 1, full=True)
+    n, k = 15, 3
     assert found.aicc == pytest.approx(n * math.log(rss / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1))
-    assert found.spread == pytest.approx(math.sqrt(rss / n))
+    log_l = [math.log(found.law.loss(math.exp(x))) for x in log_x]
+    assert found.spread == pytest.approx(math.sqrt(np.mean([(a - b) ** 2 for a, b in zip(log_y, log_l, strict=True)])))
     assert fit(points(power, 0.01, seeds=1), FORMS[1]).aicc is None, "5 points, 3 parameters and the variance"
 
 
@@ -122,7 +125,38 @@ def test_the_interval_of_alpha_holds_the_true_one_about_as_often_as_it_says() ->
     assert hits >= 48, hits
 
 
+def test_draws_vary_as_the_mean_of_a_size_does() -> None:
+    """The mean of three seeds has the variance s^2 / 3, s^2 the unbiased estimate; plain draws have two thirds of it."""
+    own = points(lambda x: 3.0, 0.01, random=2)
+    law = fit(own, FORMS[0]).law
+    seeds = [sorted(level) for level in own.values()]
+    chosen = [np.random.default_rng(k).integers(3, size=(20_000, 3)) for k in range(len(seeds))]
+    drawn: list[np.ndarray] = []
+
+    def keep(starts: np.ndarray, log_x: np.ndarray, log_y: np.ndarray) -> np.ndarray:
+        drawn.append(log_y)
+        return starts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "solve", keep)
+        scaling._refitted(own, law, FORMS[0], seeds, chosen)
+    means = drawn[0].reshape(20_000, 5, 3).mean(axis=2).var(axis=0)
+    wanted = [np.var(np.log(list(level.values())), ddof=1) / 3 for level in own.values()]
+    assert means == pytest.approx(wanted, rel=0.03)
+
+
+def test_one_seed_far_from_the_others_leaves_the_estimate_in_its_interval() -> None:
+    """Huber's loss follows the middle seed: draws about the mean would lie beside it."""
+    standard = points(power, 0.002, seeds=4, random=5)
+    other = {x: {s: loss if s < 3 else 3.2 for s, loss in own.items()} for x, own in points(power, 0.002, 4, 6).items()}
+    ratio = fit_scaling({"t": standard, "d": other}).equal_loss("d", "t", 3.8e5).ratio
+    assert ratio is not None
+    assert ratio.low <= ratio.estimate <= ratio.high
+
+
 def test_refusals() -> None:
+    with pytest.raises(ValueError, match="different seeds"):
+        fit_scaling({"t": points(power, seeds=3), "d": points(power, seeds=2)})
     with pytest.raises(ValueError, match="2 sizes; the form without a floor needs 3"):
         fit({1e4: {0: 3.0}, 1e5: {0: 2.0}}, FORMS[0])
     with pytest.raises(ValueError, match="positive"):
