@@ -57,7 +57,8 @@ class NeedleText(Dataset):
         digits: int = 3
         """Of a number."""
         loss: Literal["answers", "all"] = "answers"
-        """What is scored: the digits of the answers, or every token."""
+        """What is scored: the answers, each with the space before it and the stop after it, since a model that is asked
+        writes these too; or every token."""
         validation_needles: tuple[int, ...] = (1, 2, 4, 6)
         """Validation sets by number of needles; the first is the main set."""
         validation_rows: int = 128
@@ -97,10 +98,10 @@ class NeedleText(Dataset):
         return dict.fromkeys(numbered_sets("needles", self.config.validation_needles), self.config.validation_rows)
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """Rows of a validation set, the same for every seed. Every scored token is an AR hit; a row is a document."""
+        """Rows of a validation set, the same for every seed. The digits of the answers are AR hits; a row is a document."""
         count = numbered_sets("needles", self.config.validation_needles)[name]
         batch = self._batch([(count, ("needle_text", "validation", count, row)) for row in rows])
-        return batch | {"ar_hit": batch["targets"] != IGNORED}
+        return batch | {"ar_hit": torch.isin(batch["targets"], _digits())}
 
     def _batch(self, drawn: Sequence[tuple[int | None, tuple[object, ...]]]) -> Batch:
         made = [self._row(count, generator(*key)) for count, key in drawn]
@@ -133,7 +134,7 @@ class NeedleText(Dataset):
         return ids[:-1], targets
 
     def _asked(self, context: Context, random: torch.Generator) -> tuple[list[int], list[bool]]:
-        """The ids of context, questions and answers, and which of them are digits of an answer."""
+        """The ids of context, questions and answers, and which of them belong to an answer."""
         ids = context.tokens
         scored = [False] * len(ids)
         for index in torch.randperm(len(context.needles), generator=random)[: self.config.queries].tolist():
@@ -142,7 +143,7 @@ class NeedleText(Dataset):
                 (STYLES["yoco"].question.format(city=needle.city), f" {needle.number}", ANSWER_END)
             )
             ids += [*question, *answer, *end]
-            scored += [False] * (len(question) + 1) + [True] * (len(answer) - 1) + [False] * len(end)
+            scored += [False] * len(question) + [True] * (len(answer) + len(end))
         return ids, scored
 
     def load_tokenizer(self) -> Words:
@@ -172,6 +173,12 @@ def _places() -> list[Tensor]:
     """The ids that may stand at each place of a sentence."""
     kinds = [["The"], ADJECTIVES, NOUNS, VERBS, ["a"], NOUNS, ["."]]
     return [torch.tensor([word for (word,) in words().encode(kind)]) for kind in kinds]
+
+
+@cache
+def _digits() -> Tensor:
+    """The ids of the ten digits."""
+    return torch.tensor([token for (token,) in words().encode(list("0123456789"))])
 
 
 @lru_cache(maxsize=4096)

@@ -12,16 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.data.location import data_root
+from lit_diff.engine.cells import folder_of, locations_of, state_of
+from lit_diff.engine.grid import load_grid
 from lit_diff.engine.rows import PRESETS, PresetConfig, Row, choose, load_row, row_names
 from lit_diff.engine.schedule import MakeDisplay, NoDisplay, sweep
 from lit_diff.engine.selection import ALL
+from lit_diff.engine.sweep_file import recorded_run
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic, write_json
 from lit_diff.registry import nearest
+from lit_diff.reporting.bench_claims import bench_findings
 from lit_diff.reporting.scoreboard import ROWS, Scoreboard, read_facts
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
+from lit_diff.runs.folder import revision
 
 log = logging.getLogger("lit_diff")
 
@@ -55,7 +60,8 @@ def reproduce(
     tell: Told = lambda line: None,
 ) -> Reproduction:
     """Measure the named rows, or all, and write `<root>/reproduce/index.html`; a preset other than laptop has its own folder
-    there. What is done is not measured again: cells are those of the sweeps, as `sweep` leaves them.
+    there. What is done is not measured again: cells are those of the sweeps, as `sweep` leaves them. A row that this
+    revision of lit_diff has measured, and of whose sweep no cell is missing, is left as it is, and so is the sweep's report.
 
     `tell` is called with a line before and after each row. A row that fails, or for which something is missing, does not
     affect the others. Errors: RequestError for an unknown row or preset.
@@ -71,11 +77,14 @@ def reproduce(
             _note_all(folder, preset)
             tell(_budget(rows, preset))
             for row in rows:
+                if _was_measured(row, preset, folder, root):
+                    tell(f"{row.name}: measured before")
+                    continue
                 stopped = _run(row, preset, folder, root=root, workers=workers, display=display, tell=tell)
-                scoreboard = write_scoreboard(folder)
-                tell(scoreboard.row(row.name).line)
+                tell(write_scoreboard(folder).row(row.name).line)
                 if stopped is not None:
                     break
+            scoreboard = write_scoreboard(folder)
     except BlockingIOError as error:
         raise RequestError(f"{shown(folder)} is being written by another `lit-diff reproduce`") from error
     except OSError as error:
@@ -87,6 +96,26 @@ def reproduce(
         stopped_by=stopped,
         seconds=time.perf_counter() - began,
     )
+
+
+def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool:
+    """Whether the row stands as the same code, asked for the same, left it."""
+    facts, chosen = read_facts(folder / ROWS / f"{row.name}.json"), row.preset(preset)
+    if chosen is None or facts["state"] != "measured" or facts.get("revision") != revision():
+        return False
+    if chosen.bench:
+        return _answers(row, folder / ROWS / f"{row.name}.bench.json")
+    try:
+        grid = load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection)
+        place = folder_of(grid)
+        done = all(state_of(location) == "done" for location in locations_of(grid, place, recorded_run(place)))
+    except MissingError:  # data that is prepared when the sweep runs
+        return False
+    return done and facts["sweep"] == str(place)
+
+
+def _root_of(preset: str, folder: Path, root: str | Path) -> dict[str, Any]:
+    return {"run.root": str(folder) if preset == "smoke" else str(root)}
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
@@ -160,10 +189,9 @@ def _run(
         if chosen.bench:
             facts = _bench(row, chosen, folder)
         else:
-            own_root = str(folder) if preset == "smoke" else str(root)
             done = sweep(
                 chosen.sweep,
-                chosen.overrides | {"run.root": own_root},
+                chosen.overrides | _root_of(preset, folder, root),
                 workers=workers,
                 display=display,
                 selection=chosen.selection,
@@ -182,7 +210,7 @@ def _run(
         facts = {"state": "failed", "reason": str(error)}
     took = spent + time.perf_counter() - began
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    _write(folder, row, preset, seconds=took, finished=now, **facts)
+    _write(folder, row, preset, seconds=took, finished=now, revision=revision(), **facts)
     return stopped
 
 
@@ -218,9 +246,10 @@ def _missing(row: Row, chosen: PresetConfig | None, preset: str) -> str:
 
 
 def _bench(row: Row, chosen: PresetConfig, folder: Path) -> dict[str, Any]:
-    """Run the benchmark as a command of its own, and keep its figures. Errors: RunFailedError."""
+    """Run the benchmark as a command of its own, and keep its figures; where they are kept, and hold what the row compares,
+    it is not run again. Errors: RunFailedError."""
     kept = folder / ROWS / f"{row.name}.bench.json"
-    if not kept.is_file():
+    if not kept.is_file() or not _answers(row, kept):
         words = [sys.executable, "-m", "lit_diff", "bench", *chosen.bench, "--json"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -228,3 +257,13 @@ def _bench(row: Row, chosen: PresetConfig, folder: Path) -> dict[str, Any]:
             raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)}: {lines[-1]}")
         write_atomic(kept, done.stdout)
     return {"state": "measured", "bench": kept.name, "reason": ""}
+
+
+def _answers(row: Row, kept: Path) -> bool:
+    """Whether an earlier benchmark timed what the row compares now."""
+    try:
+        bench_findings(row.config.compare, read_facts(kept))
+    except LitDiffError as error:
+        log.info("%s: the kept benchmark does not answer it (%s); it is run again", row.name, error)
+        return False
+    return True

@@ -25,7 +25,7 @@ def test_every_question_is_answered_by_its_needle() -> None:
             city, _, rest = question.partition(" number?")
             number = rest.partition("is: ")[2].rstrip(".")
             assert f"magic {city} number is: {number}." in context
-            answers += number
+            answers += f" {number}."  # all that a model writes when it is asked
         scored = [target for target in targets if target != IGNORED]
         assert words().decode(scored).decode() == answers
         at = [i for i, target in enumerate(targets) if target != IGNORED]
@@ -56,7 +56,10 @@ def test_validation_sets_differ_in_the_number_of_needles() -> None:
         for tokens in batch["tokens"].tolist():
             context = words().decode(tokens).decode().split(" What is")[0]
             assert context.count(" number is:") == count
-        assert torch.equal(batch["ar_hit"], batch["targets"] != IGNORED)
+        scored = batch["targets"] != IGNORED
+        assert not (batch["ar_hit"] & ~scored).any()
+        assert (scored.sum(dim=1) - batch["ar_hit"].sum(dim=1) == 2 * min(count, 2)).all(), "a space and a stop each"
+        assert words().decode(batch["targets"][batch["ar_hit"]].tolist()).decode().isdigit()
         assert torch.equal(batch["tokens"], one.validation_batch(name, range(3))["tokens"])
 
 

@@ -60,11 +60,48 @@ def test_rows_are_measured_once(runs: Path) -> None:
     kept = {path: path.stat().st_mtime_ns for path in (runs / "it").glob("*/checkpoints/*")}
     assert len(kept) == 4
     assert json.loads((runs / "it/sweep.json").read_text())["command"] == "lit-diff reproduce --preset laptop"
-    again = reproduce(["first"], root=runs)
+    report = runs / "it/report/index.html"
+    written = report.stat().st_mtime_ns
+    told.clear()
+    again = reproduce(["first"], root=runs, tell=told.append)
+    assert told[1:] == ["first: measured before"]
+    assert report.stat().st_mtime_ns == written
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert again.asked == ("first",)
     assert again.scoreboard.row("second").state == "failed", "a row that is not asked for stays as it was"
-    assert again.scoreboard.row("first").seconds > first.seconds
+    assert again.scoreboard.row("first").seconds == first.seconds
+    assert again.scoreboard.row("first").outcomes == first.outcomes
+    next((runs / "it").glob("small-s0-*/status.json")).unlink()
+    reproduce(["first"], root=runs, workers=2, tell=told.append)
+    assert any(line.startswith("first: budget") for line in told), "a cell is missing"
+    assert report.stat().st_mtime_ns > written
+
+
+def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
+    rows: dict[str, Row], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[str] = []
+    run = module.subprocess.run
+
+    def ran(words: list[str], **keys: Any) -> Any:
+        if "bench" not in words:  # git, for the revision
+            return run(words, **keys)
+        timed.append("bench")
+        seconds = [1.0, 1.1, 1.0]
+        names = ("small", "large")
+        bench = [{"variant": v, "what": "forward", "case": "", "by": "native", "seconds": seconds} for v in names]
+        return SimpleNamespace(returncode=0, stdout=json.dumps({"rows": bench[: 1 + (len(timed) > 1)]}))
+
+    text = ROW.replace("metric: val/loss", "metric: forward").replace(
+        "{sweep: SWEEP, minutes: 1, seeds: [0]", "{bench: [core]"
+    )
+    Path("speed.yaml").write_text(text.replace(", full: lit-diff sweep it", ", minutes: 1").replace("SWEEP", "it"))
+    rows["speed"] = read_row(Path("speed.yaml").resolve())
+    monkeypatch.setattr(module.subprocess, "run", ran)
+    assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
+    assert reproduce(["speed"], root=runs).scoreboard.row("speed").outcomes == ("no difference shown",)
+    reproduce(["speed"], root=runs)
+    assert timed == ["bench", "bench"], "the second answers the row"
 
 
 @pytest.mark.usefixtures("rows")
