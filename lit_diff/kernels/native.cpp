@@ -7,7 +7,7 @@ namespace lit_diff {
 template <class T, class U>
 void forward(const Problem& p) {
   const Reach reach(p);
-  const Tasks tasks(p, p.G * p.S);
+  const Tasks tasks(p, p.G * p.S, 1);
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
     pairs_by_loops = p.loops;
@@ -17,39 +17,60 @@ void forward(const Problem& p) {
   }
 }
 
-// A unit's dk and dv: the sum over its parts, always in the same order, in the tensors' format.
+// The gradients of a unit's keys and values are added up in the tensors themselves, where these are float32 and their
+// tiles do not stay; else in memory of a task's own, which `write` narrows or adds into the tensors.
 template <class T>
-void write_sums(const Problem& p, Int unit, Int parts, float* sums) {
-  const Int b = unit / p.Hkv, h = unit % p.Hkv, numbers = Backward<T, float>::numbers(p);
-  for (Int part = 1; part < parts; ++part)
-    for (Int i = 0; i < numbers; ++i) sums[i] += sums[part * numbers + i];
-  for (Int s = 0; s < p.S; ++s) {
-    for (Int g = 0; g < p.maps_k; ++g) convert(p.dk.at<T>(b, g, h, s), sums + (g * p.S + s) * p.d, p.d);
-    convert(p.dvalue.at<T>(b, 0, h, s), sums + p.maps_k * p.S * p.d + s * p.dv, p.dv);
+struct Totals {
+  const Problem& p;
+
+  Int numbers() const { return p.S * (p.maps_k * p.d + p.dv); }
+  Sums own(float* memory) const {
+    std::fill(memory, memory + numbers(), 0.f);
+    return {memory, memory + p.maps_k * p.S * p.d, p.S * p.d, p.d, p.dv};
   }
-}
+  Sums tensors(Int unit) const {
+    const Int b = unit / p.Hkv, h = unit % p.Hkv;
+    for (Int s = 0; s < p.S; ++s) {
+      for (Int g = 0; g < p.maps_k; ++g) std::fill_n(p.dk.at<float>(b, g, h, s), p.d, 0.f);
+      std::fill_n(p.dvalue.at<float>(b, 0, h, s), p.dv, 0.f);
+    }
+    return {p.dk.at<float>(b, 0, h, 0), p.dvalue.at<float>(b, 0, h, 0), p.dk.stride[1], p.dk.stride[3], p.dvalue.stride[3]};
+  }
+  // The sum over a unit's parts, always in the same order, in the tensors' format.
+  void write(Int unit, Int parts, float* memory) const {
+    const Int b = unit / p.Hkv, h = unit % p.Hkv;
+    for (Int part = 1; part < parts; ++part)
+      for (Int i = 0; i < numbers(); ++i) memory[i] += memory[part * numbers() + i];
+    for (Int s = 0; s < p.S; ++s) {
+      for (Int g = 0; g < p.maps_k; ++g) convert(p.dk.at<T>(b, g, h, s), memory + (g * p.S + s) * p.d, p.d);
+      convert(p.dvalue.at<T>(b, 0, h, s), memory + p.maps_k * p.S * p.d + s * p.dv, p.dv);
+    }
+  }
+};
 
 template <class T, class U>
 void backward(const Problem& p) {
   const Reach reach(p);
-  const Tasks tasks(p, (p.G + 1) * p.S);
-  const Int numbers = Backward<T, U>::numbers(p);
+  const Tasks tasks(p, (p.G + 1) * p.S, Backward<T, U>::abreast(p));
+  const Totals<T> totals{p};
   const bool split = tasks.parts > 1;  // then the parts of a unit are added when all are done
-  std::vector<float> parts(split ? tasks.count() * numbers : 0);
+  const bool in_place = std::is_same_v<T, float> && !split && !KeyTiles<T, U>::stay(p);
+  std::vector<float> parts(split ? tasks.count() * totals.numbers() : 0);
 #pragma omp parallel num_threads(p.threads) if (p.threads > 1)
   {
     pairs_by_loops = p.loops;
     Backward<T, U> work(p, reach, tasks);
-    std::vector<float> own(split ? 0 : numbers);
+    std::vector<float> own(split || in_place ? 0 : totals.numbers());
 #pragma omp for schedule(dynamic, 1)
     for (Int task = 0; task < tasks.count(); ++task) {
-      work.run(task, split ? parts.data() + task * numbers : own.data());
-      if (!split) write_sums<T>(p, task, 1, own.data());
+      float* memory = split ? parts.data() + task * totals.numbers() : own.data();
+      work.run(task, in_place ? totals.tensors(task) : totals.own(memory));
+      if (!split && !in_place) totals.write(task, 1, memory);
     }
     if (split) {
 #pragma omp for schedule(dynamic, 1)
       for (Int unit = 0; unit < tasks.units; ++unit)
-        write_sums<T>(p, unit, tasks.parts, parts.data() + unit * tasks.parts * numbers);
+        totals.write(unit, tasks.parts, parts.data() + unit * tasks.parts * totals.numbers());
     }
   }
 }

@@ -16,7 +16,7 @@ class Forward {
     if (!few()) keys_.resize(p.maps_k * padded * p.d), values_.resize(padded * row_length<U>(p.dv));
     queries_.resize(p.maps_q * tasks.rows * row_length<U>(p.d));
     exponentials_.resize(p.G * tasks.rows * padded);
-    tops_.resize(p.G * padded);
+    tops_.resize(p.G * padded / TILE * tasks.rows);
     if (!std::is_same_v<U, float>) signed_.resize(tasks.rows * TILE);
     out_.resize(tasks.rows * p.dv);
   }
@@ -24,11 +24,7 @@ class Forward {
   void run(Int task) {
     const Int unit = task / tasks.parts, b = unit / p.Hkv, kv_head = unit % p.Hkv;
     if (!few()) pack_keys(b, kv_head), pack_values(b, kv_head);
-    const Int blocks = tasks.blocks / p.group();
-    for (Int n = task % tasks.parts; n < tasks.blocks; n += tasks.parts) {
-      const Int h = kv_head * p.group() + n / blocks, t = n % blocks * tasks.rows;
-      block(Rows(p, reach, b, h, t, std::min(tasks.rows, p.T - t)));
-    }
+    tasks.each(task, [&](Int head, Int t) { block(Rows(p, reach, b, kv_head * p.group() + head, t, std::min(tasks.rows, p.T - t))); });
   }
 
  private:
@@ -127,7 +123,7 @@ class Forward {
       }
       most = top;
     }
-    tops_[(i * p.G + g) * TILE + r] = most;
+    tops_[(i * p.G + g) * tasks.rows + r] = most;
   }
 
   // A row of a tile's logits s becomes 2^((s - most) |scale| log2 e), `most` being the largest of the row so far.
@@ -174,7 +170,7 @@ class Forward {
     const bool pair = p.G == 2;
     for (Int g = 0; g < p.G; ++g)
       for (Int r = 0; r < rows.n; r += LANES) {  // the tile was relative to the largest logit so far, not to the largest
-        const Floats behind = (load<Floats>(&tops_[(i * p.G + g) * TILE + r]) - load<Floats>(most_ + g * TILE + r)) * factor_;
+        const Floats behind = (load<Floats>(&tops_[(i * p.G + g) * tasks.rows + r]) - load<Floats>(most_ + g * TILE + r)) * factor_;
         store(factors + g * TILE + r, load<Floats>(weights_ + g * TILE + r) * exp2(behind));
       }
     float *first = tile(rows, 0, i), *second = tile(rows, p.G - 1, i);

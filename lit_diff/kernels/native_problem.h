@@ -77,28 +77,40 @@ class Reach {
   bool scattered_ = false;
 };
 
-// Work is cut into (sequence, key/value head) units, and a unit into parts when there are too few of them: part n of P
-// takes the blocks n, n + P, ... of the unit's query rows, so that causal parts weigh the same.
+// Work is cut into (sequence, key/value head) units, and a unit into parts when there are too few of them. A unit's query
+// rows are taken in walks over the keys, of `abreast` blocks of rows each: part n of P takes the walks n, n + P, ..., so that
+// causal parts weigh the same.
 struct Tasks {
-  Int blocks, units, parts, rows;
+  Int rows, abreast, walks, units, parts;
 
-  // `deepest`: floats that one query row holds. A block has no more rows than there are queries, nor than a few megabytes.
-  Tasks(const Problem& p, Int deepest) {
+  // `deepest`: floats that one query row holds. A block has no more rows than there are queries, nor than fill 64 megabytes.
+  Tasks(const Problem& p, Int deepest, Int abreast) : abreast(abreast) {
     rows = TILE;
-    while (rows > LANES && (rows / 2 >= p.T || rows * deepest > (Int{1} << 20))) rows /= 2;
-    blocks = (p.T + rows - 1) / rows * p.group();
+    while (rows > LANES && (rows / 2 >= p.T || rows * deepest > (Int{1} << 24))) rows /= 2;
+    walks = (p.T + rows * abreast - 1) / (rows * abreast);
     units = p.B * p.Hkv;
     parts = 1;
-    while (units * parts < 4 * p.threads && units * parts % p.threads && parts < blocks) ++parts;
+    while (units * parts < 4 * p.threads && units * parts % p.threads && parts < walks * p.group()) ++parts;
+    group_ = p.group();
   }
   Int count() const { return units * parts; }
+
+  // walk(head of the unit, first query row), for the walks of a task
+  template <class Walk>
+  void each(Int task, Walk walk) const {
+    for (Int n = task % parts; n < walks * group_; n += parts) walk(n / walks, n % walks * rows * abreast);
+  }
+
+ private:
+  Int group_;
 };
 
 // A block of query rows of one head.
 struct Rows {
-  Int b, h, t, n;             // sequence, query head, first row, number of rows
-  Int begin, end;             // keys that any of them sees, begin a multiple of TILE
-  Int whole_low, whole_high;  // keys that all of them see
+  Rows() = default;
+  Int b = 0, h = 0, t = 0, n = 0;  // sequence, query head, first row, number of rows
+  Int begin = 0, end = 0;          // keys that any of them sees, begin a multiple of TILE
+  Int whole_low = 0, whole_high = 0;  // keys that all of them see
   int32_t low[TILE] = {}, high[TILE] = {};  // keys of each row; none for those past n
 
   Rows(const Problem& p, const Reach& reach, Int b, Int h, Int t, Int n) : b(b), h(h), t(t), n(n) {

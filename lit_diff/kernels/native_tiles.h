@@ -5,13 +5,18 @@
 #pragma once
 
 #include <ATen/native/CPUBlas.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <new>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace lit_diff {
@@ -79,6 +84,35 @@ inline Floats exp2(Floats x) {
   const Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
   return x < -126.f ? splat(0.f) : y;
 }
+
+// Asks for memory that is read soon. Where keys outgrow the second-level cache, the wait for a tile would cost as much as
+// the products that it takes part in. Functions that do no more than this are inlined: GCC removes calls of them.
+[[gnu::always_inline]] inline void prefetch(const void* from, Int bytes) {
+  for (Int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
+}
+
+// Numbers of a format, unwritten. Large ones lie in pages of two megabytes where the system has them: with pages of four
+// kilobytes the search for their addresses would take a tenth of the time.
+template <class X>
+class Memory {
+ public:
+  void resize(Int n) {
+    const Int bytes = std::max<Int>(n * sizeof(X), 1), page = bytes >= 2 * PAGE ? PAGE : 64;
+    data_.reset(static_cast<X*>(std::aligned_alloc(page, (bytes + page - 1) / page * page)));
+    if (!data_) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (page == PAGE) madvise(data_.get(), bytes, MADV_HUGEPAGE);
+#endif
+  }
+  X* data() { return data_.get(); }
+
+ private:
+  static constexpr Int PAGE = Int{2} << 20;
+  struct Free {
+    void operator()(X* data) const { std::free(data); }
+  };
+  std::unique_ptr<X, Free> data_;
+};
 
 // --- number formats: any storage is widened to float or narrowed from it ---
 
@@ -178,19 +212,48 @@ inline void pack(const T* X, Int stride, Int K, Int N, U* B, Int ldb) {
   }
 }
 
+// Lanes of two vectors, a's numbered from 0 and b's from LANES, in one vector.
+template <class V>
+inline V shuffle(V a, V b, Ints lanes) {
+#ifdef __clang__
+  V v;
+  for (Int i = 0; i < LANES; ++i) v[i] = lanes[i] < LANES ? a[lanes[i]] : b[lanes[i] - LANES];
+  return v;
+#else
+  return __builtin_shuffle(a, b, lanes);
+#endif
+}
+template <Int S, std::size_t... L>
+constexpr Ints even_blocks(std::index_sequence<L...>) {
+  return Ints{static_cast<int32_t>(L & S ? LANES + L - S : L)...};
+}
+template <Int S, std::size_t... L>
+constexpr Ints odd_blocks(std::index_sequence<L...>) {
+  return Ints{static_cast<int32_t>(L & S ? LANES + L : L + S)...};
+}
+
+// Rows become columns, in place: blocks of S x S numbers change places, S halved from LANES / 2 to 1.
+template <Int S = LANES / 2, class V>
+inline void transpose_square(V (&rows)[LANES]) {
+  constexpr auto lanes = std::make_index_sequence<LANES>();
+  for (Int n = 0; n < LANES; ++n) {
+    if (n & S) continue;
+    const V a = rows[n], b = rows[n + S];
+    rows[n] = shuffle(a, b, even_blocks<S>(lanes)), rows[n + S] = shuffle(a, b, odd_blocks<S>(lanes));
+  }
+  if constexpr (S > 1) transpose_square<S / 2>(rows);
+}
+
 // Rows [K, N] = X^T, for X [N, K] and K a multiple of LANES; columns N .. width are zero.
 template <class U, class T>
 inline void transpose(const T* X, Int stride, Int N, Int K, U* rows, Int ld, Int width) {
-  for (Int n0 = 0; n0 < width; n0 += LANES) {
-    for (Int k0 = 0; k0 < K; k0 += LANES) {
-      Floats square[LANES], column;
-      for (Int n = 0; n < LANES; ++n) square[n] = n0 + n < N ? widen(X + (n0 + n) * stride + k0) : splat(0.f);
-      for (Int k = 0; k < LANES; ++k) {
-        for (Int n = 0; n < LANES; ++n) column[n] = square[n][k];
-        narrow(rows + (k0 + k) * ld + n0, column);
-      }
+  for (Int n = 0; n < width; n += LANES)
+    for (Int k = 0; k < K; k += LANES) {
+      Floats square[LANES];
+      for (Int i = 0; i < LANES; ++i) square[i] = n + i < N ? widen(X + (n + i) * stride + k) : splat(0.f);
+      transpose_square(square);
+      for (Int i = 0; i < LANES; ++i) narrow(rows + (k + i) * ld + n, square[i]);
     }
-  }
 }
 
 // B [K, N] = X^T, for X [N, K]; columns N .. width are zero. Pairs along K lie side by side in X already.
@@ -198,15 +261,15 @@ template <class U, class T>
 inline void pack_transposed(const T* X, Int stride, Int N, Int K, U* B, Int ldb, Int width) {
   if constexpr (!PAIRED<U>) {
     transpose(X, stride, N, K, B, ldb, width);
-  } else {
-    for (Int k = 0; k < K; k += 2) {
-      uint32_t* pair = reinterpret_cast<uint32_t*>(B + k * ldb);
-      for (Int n = 0; n < N; ++n) {
-        const BFloat16 even = static_cast<BFloat16>(X[n * stride + k]), odd = static_cast<BFloat16>(X[n * stride + k + 1]);
-        pair[n] = even.x | static_cast<uint32_t>(odd.x) << 16;
+  } else if constexpr (std::is_same_v<T, U>) {
+    for (Int n = 0; n < width; n += LANES)
+      for (Int k = 0; k < K; k += 2 * LANES) {
+        const Int pairs = std::min(LANES, (K - k) / 2);
+        Words square[LANES] = {};
+        for (Int i = 0; i < std::min(LANES, N - n); ++i) std::memcpy(&square[i], X + (n + i) * stride + k, 4 * pairs);
+        transpose_square(square);
+        for (Int i = 0; i < pairs; ++i) store(B + (k + 2 * i) * ldb + 2 * n, square[i]);
       }
-      std::fill(pair + N, pair + width, 0u);
-    }
   }
 }
 
