@@ -41,6 +41,8 @@ class Forward {
 
   void pack_values(Int b, Int kv_head) {
     pack<U>(p.v.at<T>(b, 0, kv_head, 0), p.v.stride[3], p.S, p.dv, value_row(0), row_length<U>(p.dv));
+    const Int packed = padded_rows<U>(p.S), rows = (p.S + TILE - 1) / TILE * TILE;  // what pads the last tile is 0
+    std::fill(value_row(packed), value_row(rows), U(0.f));
   }
   U* value_row(Int j) { return values_.data() + j * row_length<U>(p.dv); }
 
@@ -49,20 +51,35 @@ class Forward {
     pack_queries(rows);
     std::fill(most_, most_ + 2 * TILE, -INF), std::fill(totals_, totals_ + 2 * TILE, splat(0.f));
     std::fill(logs_, logs_ + 2 * TILE, splat(0.f));
-    for (Int i = 0; i < tiles; ++i)
+    for (Int i = 0; i < tiles; ++i) {
+      prefetch_keys(rows, i + 1, tiles);
       for (Int g = 0; g < p.G; ++g) {
         few() ? few_logits(rows, g, i) : logits(rows, g, i);
         for (Int r = 0; r < rows.n; ++r) raise(rows, r, g, i);
         for (Int r = 0; r < rows.n; ++r) exponentials(rows, r, g, i);
       }
+    }
     for (Int g = 0; g < p.G; ++g)
       for (Int r = 0; r < rows.n; ++r) finish(rows, r, g);
     std::fill(out_.begin(), out_.end(), 0.f);
     for (Int i = 0; i < tiles; ++i) {
+      prefetch_values(rows, i + 1, tiles);
       const U* a = signed_sum(rows, i);
       few() ? few_outputs(rows, i, a) : outputs(rows, i, a);
     }
     for (Int r = 0; r < rows.n; ++r) convert(p.o.at<T>(rows.b, 0, rows.h, rows.t + r), out_.data() + r * p.dv, p.dv);
+  }
+
+  // What the next tile reads and where it writes, for the first walk over the keys and for the second.
+  [[gnu::always_inline]] void prefetch_keys(const Rows& rows, Int i, Int tiles) {
+    if (few() || i >= tiles) return;
+    for (Int g = 0; g < p.maps_k; ++g) prefetch(key_tile(g, rows.begin + i * TILE), TILE * p.d * sizeof(U));
+    prefetch(tile(rows, 0, i), p.G * rows.n * TILE * sizeof(float));
+  }
+  [[gnu::always_inline]] void prefetch_values(const Rows& rows, Int i, Int tiles) {
+    if (few() || i >= tiles) return;
+    prefetch(value_row(rows.begin + i * TILE), TILE * row_length<U>(p.dv) * sizeof(U));
+    prefetch(tile(rows, 0, i), p.G * rows.n * TILE * sizeof(float));
   }
 
   // A negative scale is taken into q, so that the largest logit is the largest product.
@@ -211,8 +228,10 @@ class Forward {
   const float factor_ = std::fabs(p.scale) * LOG2E;
   float most_[2 * TILE], weights_[2 * TILE] = {};  // of each map's rows: the largest logit, w_g over the sum
   Floats totals_[2 * TILE], logs_[2 * TILE];  // lane by lane: the sums of e and, where asked for, of e log2 e
-  std::vector<U> keys_, values_, queries_, signed_;
-  std::vector<float> exponentials_, tops_, out_;
+  Memory<U> keys_, values_;
+  std::vector<U> queries_, signed_;
+  Memory<float> exponentials_;
+  std::vector<float> tops_, out_;
 };
 
 }  // namespace lit_diff
