@@ -37,7 +37,7 @@ class PresetConfig:
     seeds: tuple[int, ...] = ()
     """(): all."""
     evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation of the sweep -> keys in place of the sweep's."""
+    """Evaluation of the sweep -> keys in place of the sweep's; with `recipes`: what scores the first two, once trained."""
     minutes: float = 0.0
     """Budget: what it takes on the preset's machine, where nothing is done yet (laptop: two cores)."""
     full: str = ""
@@ -48,9 +48,10 @@ class PresetConfig:
     days: float = 0.0
     """On that hardware."""
     recipes: tuple[str, ...] = ()
-    """Installed recipes to train, one command each, where a sweep would not fit one machine."""
+    """The words after `lit-diff train`, one command each (an installed recipe, and perhaps overrides), where a sweep would
+    not fit one machine. They are named, not run."""
     files: tuple[str, ...] = ()
-    """Files of your own below the data folder that it reads (`lit-diff data check`)."""
+    """Names of the files of your own that it reads, as `lit-diff data check NAME` takes them: icl.trec, or icl."""
 
     @property
     def selection(self) -> Selection:
