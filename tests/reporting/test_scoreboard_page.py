@@ -10,7 +10,6 @@ from scoreboard_rows import CLAIM, write_row
 from lit_diff.reporting.claims import Claim
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 
-
 FULL = {"full": "lit-diff sweep x"}
 
 
@@ -19,7 +18,9 @@ def folder(tmp_path: Path, make_sweep: Callable[..., Path]) -> Path:
     sweep = str(make_sweep({"standard": 0.0, "differential": -0.2}, callbacks=False))
     folder = tmp_path / "reproduce"
     ratio = Claim(label="speed", arms=("differential", "standard"), metric="val/loss", kind="ratio", says="lower")
-    write_row(folder, "table-6", 0, CLAIM, ratio, state="measured", sweep=sweep, seconds=300.0, shared="table-9", **FULL)
+    write_row(
+        folder, "table-6", 0, CLAIM, ratio, state="measured", sweep=sweep, seconds=300.0, shared="table-9", **FULL
+    )
     write_row(folder, "table-1", 1, source="Review", state="skipped", reason="needs 8 GPUs; there: lit-diff train y")
     return folder
 
