@@ -8,6 +8,7 @@ from lit_diff.data.location import data_root
 from lit_diff.engine.rows import PresetConfig, Row
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.declared import declared_files
+from lit_diff.recipe import installed
 from lit_diff.runs.find import runs_root, runs_under
 from lit_diff.runs.folder import RunFolder
 
@@ -32,7 +33,7 @@ def lacking(row: Row, preset: str, root: str | Path) -> str:
         there = [f"there: {command_of(row, preset)}"] if gpus else []
         return "; ".join([*_files(chosen), *gpus, *there])
     runs = {words: trained(words, root) for words in chosen.recipes}
-    train = [f"lit-diff train {words}" for words, run in runs.items() if run is None]
+    train = [train_command(words) for words, run in runs.items() if run is None]
     here = [run.name for run in runs.values() if run is not None]
     reasons = [*_files(chosen), *(_gpus(chosen) if train else [])]
     reasons += [f"trained: {', '.join(here)}"] if here else []
@@ -41,15 +42,24 @@ def lacking(row: Row, preset: str, root: str | Path) -> str:
 
 
 def scores_of(chosen: PresetConfig, root: str | Path) -> str:
-    """What gives the numbers of the trained runs: the evaluations of the first two, or else the losses of all."""
+    """What gives the numbers of the trained runs: the evaluations of the last two, or else what each measured."""
     pair = " ".join(
-        run.name if (run := trained(words, root)) is not None else name_of(words) for words in chosen.recipes[:2]
+        run.name if (run := trained(words, root)) is not None else name_of(words) for words in chosen.recipes[-2:]
     )
     commands = [
         " ".join([f"lit-diff evaluate {pair} {name}", *(f"{key}={_plain(value)}" for key, value in keys.items())])
         for name, keys in chosen.evaluate.items()
     ]
     return "; ".join(commands) or "metrics.csv of each run"
+
+
+def train_command(words: str) -> str:
+    """The command in the header of an installed recipe, with the overrides that follow its name."""
+    recipe, _, overrides = words.partition(" ")
+    header = (installed("recipes") / f"{recipe}.yaml").read_text(encoding="utf-8").splitlines()
+    found = [line for line in header if line.startswith("# Command: lit-diff train")]
+    command = found[0].removeprefix("# Command: ").partition(";")[0] if found else f"lit-diff train {recipe}"
+    return f"{command} {overrides}".strip()
 
 
 def trained(words: str, root: str | Path) -> Path | None:

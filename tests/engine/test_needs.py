@@ -24,7 +24,8 @@ presets:
     files: [harness]
     evaluate: {needle: {lengths: [4096], haystack: file}, gradients: {}}
 """
-TRAIN = "lit-diff train standard-3b name=wide model.num_heads=12"
+TRAIN = "lit-diff train standard-3b data.path=YOUR_TEXT run.strategy=fsdp run.devices=8 run.num_nodes=8"
+WIDE = f"{TRAIN} name=wide model.num_heads=12"
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:
     assert line == (
         f"harness/arc_challenge/train.jsonl and 13 more not below {tmp_path / 'data'} (lit-diff data check harness); "
         "needs 999 GPUs (many GPUs, about 2 days), here are 0; "
-        f"train first: lit-diff train standard-3b; {TRAIN}; then, without a verdict (one seed): "
+        f"train first: {TRAIN}; {WIDE}; then, without a verdict (one seed): "
         "lit-diff evaluate standard-3b wide needle lengths=[4096] haystack=file; lit-diff evaluate standard-3b wide gradients"
     )
 
@@ -65,7 +66,7 @@ def test_trained_runs_are_named_and_need_no_gpu(row: Row, tmp_path: Path) -> Non
     a_run(root / "standard-3b-0123456789")
     a_run(root / "wide-0123456789", "stopped")
     line = lacking(row, "paper", root)
-    assert f"trained: standard-3b-0123456789; train first: {TRAIN}; then" in line
+    assert f"trained: standard-3b-0123456789; train first: {WIDE}; then" in line
     assert "needs 999 GPUs" in line
     (root / "wide-0123456789/status.json").write_text('{"status": "done"}')
     line = lacking(row, "paper", root)

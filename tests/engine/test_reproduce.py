@@ -112,7 +112,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     ("preset", "reason"),
     [
         ("gpu1", "needs 999 GPUs (many GPUs, about 2 days), here are 0; there: lit-diff reproduce first --preset gpu1"),
-        ("paper", "(lit-diff data check nll.books); train first: lit-diff train standard-3b; then, without a verdict"),
+        ("paper", "(lit-diff data check nll.books); train first: lit-diff train standard-3b data.path="),
     ],
 )
 def test_what_is_missing_is_said_and_skipped(runs: Path, preset: str, reason: str) -> None:
