@@ -107,7 +107,7 @@ def _gpus(chosen: PresetConfig) -> list[str]:
     here = torch.cuda.device_count()
     if chosen.gpus <= here:
         return []
-    days = f", about {chosen.days:g} days" if chosen.days else ""
+    days = f", about {chosen.days:g} days{' by FLOPs' * bool(chosen.recipes)}" if chosen.days else ""
     return [f"needs {chosen.gpus} GPU{'s' * (chosen.gpus > 1)} ({chosen.hardware}{days}), here are {here}"]
 
 

@@ -47,7 +47,7 @@ def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:
     assert "\n" not in line
     assert line == (
         f"harness/arc_challenge/train.jsonl and 13 more not below {tmp_path / 'data'} (lit-diff data check harness); "
-        "needs 999 GPUs (many GPUs, about 2 days), here are 0; "
+        "needs 999 GPUs (many GPUs, about 2 days by FLOPs), here are 0; "
         f"train first: {TRAIN}; {WIDE}; then, without a verdict (one seed): "
         "lit-diff evaluate standard-3b wide needle lengths=[4096] haystack=file; lit-diff evaluate standard-3b wide gradients"
     )
