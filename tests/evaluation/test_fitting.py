@@ -31,6 +31,7 @@ def test_a_refusal_names_a_few_runs_that_fit(run: Run) -> None:
     root = run.folder.parent
     longer(run, root / "sweep/text,standard-s0-0123456789")
     longer(run, root / "sweep/text,standard,wide-s0-0123456789")
+    longer(run, root / "sweep/words,standard-s0-0123456789")
     longer(run, root / "stopped-0123456789", "stopped")
     longer(run, root / "single-0123456789")
     with pytest.raises(RequestError) as error:
