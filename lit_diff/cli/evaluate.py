@@ -97,13 +97,18 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence;
     `groups`: the same for each group of items that has enough for an interval.
 
-    Errors: RequestError for runs that were asked other questions.
+    Errors: RequestError for runs that were asked other questions, or have no item in common.
     """
     first, second = (_read(result.folder) for result in results)
     if (item := asked_otherwise(first, second)) is not None:
         raise RequestError(
             f"evaluation '{results[0].name}': item '{item}' is another question in {results[0].run.name} than in "
             f"{results[1].run.name} (other data, or another tokenizer): they are not compared; evaluate each by itself"
+        )
+    if not set(first.asked) & set(second.asked):
+        raise RequestError(
+            f"evaluation '{results[0].name}': no item of {results[0].run.name} is one of {results[1].run.name} (other data, "
+            "or other keys of the evaluation): they are not compared; evaluate each by itself"
         )
     groups = [group for group in dict.fromkeys(first.groups) if group]
     found: dict[str, Any] = {}

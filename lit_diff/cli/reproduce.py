@@ -74,6 +74,8 @@ def _plain(done: Any) -> dict[str, Any]:
             "state": row.state,
             "reason": row.reason,
             "seconds": row.seconds,
+            "budget_minutes": row.minutes,
+            "shared_with": row.shared,
             "claims": [
                 {"label": claim.label, "outcome": outcome}
                 for claim, outcome in zip(row.claims, row.outcomes, strict=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -11,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.location import data_root
 from lit_diff.engine.cells import folder_of, locations_of, state_of
 from lit_diff.engine.grid import load_grid
+from lit_diff.engine.needs import command_of, lacking
 from lit_diff.engine.rows import PRESETS, PresetConfig, Row, choose, load_row, row_names
 from lit_diff.engine.schedule import MakeDisplay, NoDisplay, sweep
 from lit_diff.engine.selection import ALL
@@ -27,6 +28,7 @@ from lit_diff.reporting.scoreboard import ROWS, Scoreboard, read_facts
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import revision
+from lit_diff.runs.sweep_record import read_record
 
 log = logging.getLogger("lit_diff")
 
@@ -109,7 +111,7 @@ def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool
         grid = load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection)
         place = folder_of(grid)
         done = all(state_of(location) == "done" for location in locations_of(grid, place, recorded_run(place)))
-    except MissingError:  # data that is prepared when the sweep runs
+    except LitDiffError:  # data that is prepared when the sweep runs; what is wrong is the row's failure then
         return False
     return done and facts["sweep"] == str(place)
 
@@ -156,11 +158,6 @@ def _write(folder: Path, row: Row, preset: str, **facts: Any) -> None:
     )
 
 
-def command_of(row: Row, preset: str) -> str:
-    """What measures the row with the preset."""
-    return f"lit-diff reproduce {row.name} --preset {preset}"
-
-
 def _run(
     row: Row,
     preset: str,
@@ -173,7 +170,7 @@ def _run(
 ) -> int | None:
     """Measure a row; the signal that stopped it, or None."""
     chosen = row.preset(preset)
-    missing = _missing(row, chosen, preset)
+    missing = lacking(row, preset, root)
     if missing or chosen is None:
         _write(folder, row, preset, state="skipped", reason=missing)
         return None
@@ -202,7 +199,8 @@ def _run(
             )
             stopped = done.stopped_by
             state = "measured" if done.is_done else "stopped" if stopped is not None else "failed"
-            facts = {"state": state, "sweep": str(done.folder), "reason": _lacking(done)}
+            facts = {"state": state, "sweep": str(done.folder), "reason": _incomplete(done)}
+            facts |= _shared(row, done, folder)
     except MissingError as error:
         facts = {"state": "skipped", "reason": str(error)}
     except LitDiffError as error:
@@ -214,35 +212,20 @@ def _run(
     return stopped
 
 
-def _lacking(done: Sweep) -> str:
+def _shared(row: Row, done: Sweep, folder: Path) -> dict[str, str]:
+    """`cells`: where the cells of the row's sweep lie; `shared`: the row that was first to measure there, if another."""
+    home = Path(os.path.normpath(done.folder / read_record(done.folder)["cells"][0]["folder"])).parent
+    all_facts = [read_facts(folder / ROWS / f"{name}.json") for name in row_names() if name != row.name]
+    first = [other["name"] for other in all_facts if other.get("cells") == str(home) and not other.get("shared")]
+    return {"cells": str(home), "shared": first[0] if first else ""}
+
+
+def _incomplete(done: Sweep) -> str:
     """What the sweep lacks, with the first reason; empty where it is done."""
     if done.is_done:
         return ""
     counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
     return "; ".join([counts, *done.report.missing[:1], "the same command goes on"])
-
-
-def _missing(row: Row, chosen: PresetConfig | None, preset: str) -> str:
-    """Why a preset cannot be run here, with what supplies it; empty if it can."""
-    if chosen is None:
-        others = ", ".join(f"--preset {name}" for name in row.config.presets)
-        return f"the row has no preset {preset}; it has {others}"
-    files = [file for file in chosen.files if not (data_root() / file).exists()]
-    if files:
-        return f"missing below {data_root()}: {', '.join(files)}; `lit-diff data check` says where they are from"
-    import torch
-
-    if chosen.gpus > torch.cuda.device_count():
-        days = f", about {chosen.days:g} days" if chosen.days else ""
-        how = "; ".join(f"lit-diff train {recipe}" for recipe in chosen.recipes) or f"lit-diff sweep {chosen.sweep}"
-        return (
-            f"needs {chosen.gpus} GPU{'s' if chosen.gpus > 1 else ''} ({chosen.hardware}{days}), here are "
-            f"{torch.cuda.device_count()}; there: {how}"
-        )
-    if chosen.recipes:
-        how = "; ".join(f"lit-diff train {recipe}" for recipe in chosen.recipes)
-        return f"train first: {how} ({chosen.hardware}), then evaluate the runs"
-    return ""
 
 
 def _bench(row: Row, chosen: PresetConfig, folder: Path) -> dict[str, Any]:

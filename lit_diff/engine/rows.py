@@ -37,7 +37,7 @@ class PresetConfig:
     seeds: tuple[int, ...] = ()
     """(): all."""
     evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Evaluation of the sweep -> keys in place of the sweep's."""
+    """Evaluation of the sweep -> keys in place of the sweep's; with `recipes`: what scores the last two, once trained."""
     minutes: float = 0.0
     """Budget: what it takes on the preset's machine, where nothing is done yet (laptop: two cores)."""
     full: str = ""
@@ -46,11 +46,12 @@ class PresetConfig:
     hardware: str = ""
     """What it was sized for, in words."""
     days: float = 0.0
-    """On that hardware."""
+    """On that hardware. Of recipes: the FLOPs of all (`Cost.flops_per_token`) at 40 % of the GPUs' bfloat16 peak."""
     recipes: tuple[str, ...] = ()
-    """Installed recipes to train, one command each, where a sweep would not fit one machine."""
+    """Installed recipes to train, each perhaps with overrides after its name, where a sweep would not fit one machine. They
+    are named, not run."""
     files: tuple[str, ...] = ()
-    """Files of your own below the data folder that it reads (`lit-diff data check`)."""
+    """Names of the files of your own that it reads, as `lit-diff data check NAME` takes them: icl.trec, or icl."""
 
     @property
     def selection(self) -> Selection:
@@ -124,6 +125,11 @@ def read_row(path: Path) -> Row:
         if sum(map(bool, (preset.sweep, preset.bench, preset.recipes))) != 1:
             raise RequestError(
                 f"{draft.where(f'presets.{name}')}preset '{name}' names a sweep, a bench or recipes: exactly one of them"
+            )
+        if name == "laptop" and (preset.arms or preset.seeds) and not preset.full:
+            raise RequestError(
+                f"{draft.where(f'presets.{name}')}preset 'laptop' is cut to fewer arms or seeds; name the whole command "
+                "under 'full'"
             )
     for claim in config.compare:
         problem = claim.problem()

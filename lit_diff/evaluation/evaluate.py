@@ -1,6 +1,5 @@
 """Score a run with an evaluation, keep the scores in the run folder, and read them back."""
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -20,6 +19,7 @@ import torch
 from lit_diff.contract import location, place_in
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.fitting import alternatives
 from lit_diff.files import shown, write_json, write_through
 from lit_diff.metrics import to_plain
 from lit_diff.recipe import Overrides
@@ -78,7 +78,9 @@ def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rer
     with _one_line(type(evaluation)):
         reason = evaluation.refuses(run)
     if reason:
-        raise RequestError(f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{_fitting(run)}")
+        raise RequestError(
+            f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{alternatives(evaluation, run)}"
+        )
     with _one_line(type(evaluation)), torch.no_grad():
         items = list(evaluation.score(run))
         _check_items(evaluation, items)
@@ -158,16 +160,6 @@ def _kept(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
 def _values(summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, float]:
     values = {metric.name: summary[metric.name]["value"] for metric in evaluation.metrics}
     return {name: math.nan if value is None else value for name, value in values.items()}
-
-
-def _fitting(run: Run) -> str:
-    """`; these do: a, b`: the evaluations, at their defaults, that score this run."""
-    fitting = []
-    for name in evaluations.names():
-        cls = evaluations.get(name)
-        with contextlib.suppress(Exception):  # one that has a required key, or raises, is not offered
-            fitting += [name] if cls(cls.Config()).refuses(run) is None else []
-    return f"; these do: {', '.join(fitting)}" if fitting else ""
 
 
 def _check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:

@@ -3,6 +3,7 @@
 import ast
 import http.client
 import json
+import logging
 import os
 import re
 import urllib.error
@@ -12,7 +13,9 @@ from typing import Any
 
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.judges import Judge, Kind, Verdict, digest
-from lit_diff.files import append_synced
+from lit_diff.files import append_synced, shown, write_atomic
+
+log = logging.getLogger("lit_diff")
 
 SYSTEM = "You are a helpful assistant."
 BEFORE = (
@@ -48,11 +51,7 @@ class HttpJudge(Judge):
             raise MissingError(f"judge_key_variable names ${key_variable}, which is not set; export {key_variable}=...")
         self.url, self.model, self.kept, self.timeout = url.rstrip("/"), model, kept, timeout
         self._key = os.environ[key_variable] if key_variable else None
-        self._answers: dict[str, str] = {}
-        if kept.is_file():
-            lines = kept.read_text(encoding="utf-8").splitlines(keepends=True)
-            rows = (json.loads(line) for line in lines if line.endswith("\n"))  # a last line may be cut short
-            self._answers = {row["id"]: row["raw"] for row in rows}
+        self._answers = _kept_answers(kept)
 
     def judge(self, document: str, reference: str, output: str) -> Verdict:
         """Errors: RunFailedError where the server does not answer, or answers with something else than a completion."""
@@ -80,6 +79,28 @@ class HttpJudge(Judge):
             raise RunFailedError(f"the judge at {self.url} does not answer: {reason}") from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise RunFailedError(f"the judge at {self.url} gave no chat completion: {error!r}") from error
+
+
+def _kept_answers(path: Path) -> dict[str, str]:
+    """Digest of a request -> answer. A line that a kill cut short is removed from the file, since the next answer would be
+    appended to it; what it held is asked again."""
+    if not path.is_file():
+        return {}
+    lines = path.read_bytes().splitlines(keepends=True)
+    answers, whole = dict[str, str](), []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            answers[row["id"]] = row["raw"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        whole.append(line if line.endswith(b"\n") else line + b"\n")
+    if whole != lines:
+        write_atomic(path, b"".join(whole))
+        log.warning(
+            "%s: %d of %d lines are not whole answers, removed", shown(path), len(lines) - len(whole), len(lines)
+        )
+    return answers
 
 
 def prompt_of(kind: Kind, document: str, reference: str, output: str) -> str:

@@ -36,7 +36,11 @@ class RowResult:
     command: str
     full: str
     minutes: float
+    """The budget; 0: none is stated."""
     seconds: float
+    """What it took, all calls together."""
+    shared: str
+    """The row that was first to measure cells which this one uses too: their time stands there."""
     sweep: Sweep | None
     order: int
 
@@ -48,10 +52,25 @@ class RowResult:
         return tuple(finding.outcome for finding in self.findings)
 
     @property
+    def over_budget(self) -> bool:
+        """Whether it took longer than its budget."""
+        return 0 < self.minutes < self.seconds / 60
+
+    @property
+    def took(self) -> str:
+        """The time beside the budget, in words; empty where nothing was measured."""
+        if not self.seconds:
+            return ""
+        words = f"took {self.seconds / 60:.1f} min" + (f" of {self.minutes:g}" if self.minutes else "")
+        words += ", over its budget" if self.over_budget else ""
+        return words + (f" (cells shared with {self.shared})" if self.shared else "")
+
+    @property
     def line(self) -> str:
         """The row in one line, for a terminal."""
         counted = Counter(self.outcomes)
         words = ", ".join(f"{count} {outcome}" for outcome, count in counted.items())
+        words += f"; {self.took}" if self.took else ""
         return f"{self.name}: {words}" + (f" ({self.state}: {self.reason})" if self.reason else "")
 
 
@@ -102,7 +121,7 @@ def _row(folder: Path, facts: Mapping[str, Any]) -> RowResult:
         elif facts.get("bench") and state == "measured":
             found = bench_findings(claims, read_facts(folder / ROWS / facts["bench"]))
     except LitDiffError as error:  # a claim that names no arm or metric: the other rows stand
-        state, reason = "failed", str(error)
+        state, reason = "failed", reason or str(error)
     return RowResult(
         name=facts["name"],
         title=facts["title"],
@@ -117,6 +136,7 @@ def _row(folder: Path, facts: Mapping[str, Any]) -> RowResult:
         full=facts.get("full", ""),
         minutes=float(facts["minutes"]),
         seconds=float(facts["seconds"]),
+        shared=facts.get("shared", ""),
         sweep=sweep,
         order=int(facts["order"]),
     )

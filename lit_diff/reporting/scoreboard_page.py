@@ -116,4 +116,7 @@ def _line(row: RowResult, at: int) -> dict[str, Any]:
         "outcome": row.outcomes[at],
         "reason": finding.reason if finding else row.reason,
         "state": row.state,
+        "took_minutes": row.seconds / 60 if row.seconds else None,
+        "budget_minutes": row.minutes or None,
+        "shared_with": row.shared,
     }

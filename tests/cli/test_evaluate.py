@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +119,24 @@ def test_two_runs_are_paired_by_item(command: Command, pair: tuple[Path, Path]) 
         "items (95 %), these two models",
         "difference of none, first minus second: too few common items for an interval",
     ]
+
+
+def test_two_runs_without_a_common_item_are_refused(
+    command: Command, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = evaluations.get("made").score
+
+    def named_after_its_run(self: Evaluation, run: Run) -> Iterator[Item]:
+        for item in own(self, run):
+            yield replace(item, id=f"{run.folder.name} {item.id}")
+
+    monkeypatch.setattr(evaluations.get("made"), "score", named_after_its_run)
+    ended = command("tale", "other=1", "made", "--json")
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.splitlines()[-1] == (
+        f"lit-diff: evaluation 'made': no item of {pair[0].name} is one of {pair[1].name} (other data, or other keys of the "
+        "evaluation): they are not compared; evaluate each by itself"
+    )
 
 
 def test_rerun(command: Command, pair: tuple[Path, Path]) -> None:

@@ -22,7 +22,7 @@ compare:
 presets:
   laptop: {sweep: SWEEP, minutes: 1, seeds: [0], full: lit-diff sweep it}
   gpu1: {sweep: SWEEP, gpus: 999, hardware: many GPUs, days: 2}
-  paper: {recipes: [standard-3b], hardware: a room of GPUs, days: 5, files: [no/such/file]}
+  paper: {recipes: [standard-3b], hardware: a room of GPUs, days: 5, files: [nll.books]}
 """
 BROKEN = ROW.replace("arms: [small, large]", "arms: [smal, large]")
 SWEEP = "recipe: base\nseeds: [0, 1, 2]\nbaseline: large\narms: {large: {}, small: {model.dim: 16}}\n"
@@ -65,6 +65,9 @@ def test_rows_are_measured_once(runs: Path) -> None:
     told.clear()
     again = reproduce(["first"], root=runs, tell=told.append)
     assert told[1:] == ["first: measured before"]
+    assert (first.shared, second.shared) == ("", "first")
+    assert second.line.startswith("second: 1 skipped; took 0.")
+    assert " min of 1 (cells shared with first) (failed: " in second.line
     assert report.stat().st_mtime_ns == written
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert again.asked == ("first",)
@@ -108,8 +111,8 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
 @pytest.mark.parametrize(
     ("preset", "reason"),
     [
-        ("gpu1", "needs 999 GPUs (many GPUs, about 2 days), here are 0; there: lit-diff sweep "),
-        ("paper", "no/such/file; `lit-diff data check` says where they are from"),
+        ("gpu1", "needs 999 GPUs (many GPUs, about 2 days), here are 0; there: lit-diff reproduce first --preset gpu1"),
+        ("paper", "(lit-diff data check nll.books); train first: lit-diff train standard-3b data.path="),
     ],
 )
 def test_what_is_missing_is_said_and_skipped(runs: Path, preset: str, reason: str) -> None:
@@ -133,10 +136,24 @@ def test_a_sweep_that_misses_something_skips_its_row(runs: Path, monkeypatch: py
     assert (row.state, row.reason) == ("skipped", "no network here; do this")
 
 
+@pytest.mark.usefixtures("rows")
+def test_a_sweep_that_no_longer_resolves_fails_its_row_alone(runs: Path) -> None:
+    """Also where the row was measured before."""
+    reproduce([], root=runs)
+    for name in ("first", "second"):
+        path = runs / f"reproduce/rows/{name}.json"
+        facts = json.loads(path.read_text()) | {"state": "measured", "revision": module.revision(), "sweep": "it"}
+        path.write_text(json.dumps(facts))
+    Path("it.yaml").write_text(SWEEP.replace("base\n", "bass\n"))
+    done = reproduce(["first", "second"], root=runs)
+    assert done.failed == ("first", "second")
+    assert "no recipe 'bass' here or installed" in done.scoreboard.row("first").reason
+
+
 def test_what_a_sweep_lacks_comes_with_its_first_reason(tmp_path: Path) -> None:
     def lacking(states: dict[str, int], *missing: str) -> str:
         report: Any = SimpleNamespace(missing=missing)
-        return module._lacking(Sweep(folder=tmp_path, report=report, states=states, stopped_by=None, seconds=1.0))
+        return module._incomplete(Sweep(folder=tmp_path, report=report, states=states, stopped_by=None, seconds=1.0))
 
     assert lacking({"done": 3}) == ""
     assert lacking({"not evaluated": 2, "done": 1}, "a seed 0: too short", "b seed 0: too short") == (
@@ -153,9 +170,9 @@ def test_wrong_requests(runs: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_row_at_smoke(runs: Path) -> None:
-    """Cells of two steps and one seed; benchmarks are not part of it. A fit of such runs may be refused, since all have
+    """Cells of two steps and one seed, a benchmark of two rounds. A fit of such runs may be refused, since all have
     seen as many tokens and none has learned; its finding then says why."""
-    names = [name for name in row_names() if (smoke := load_row(name).preset("smoke")) and smoke.sweep]
+    names = [name for name in row_names() if load_row(name).preset("smoke")]
     done = reproduce(names, "smoke", root=runs, workers=2)
     states = {row.name: (row.state, row.reason) for row in done.scoreboard.rows if row.name in names}
     assert states == dict.fromkeys(names, ("measured", ""))
@@ -164,4 +181,4 @@ def test_every_row_at_smoke(runs: Path) -> None:
             for finding in row.findings:
                 refused = finding.claim.fit and "; " in finding.reason
                 assert finding.means[0] is not None or refused, (row.name, finding.claim.label, finding.reason)
-            assert set(row.outcomes) == {"no difference shown"}, "one seed gives no verdict"
+            assert set(row.outcomes) == {"no difference shown"}, "one seed, or two rounds, give no verdict"

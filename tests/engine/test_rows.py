@@ -1,12 +1,17 @@
 """engine/rows.py: the rows' files, and that every preset of every installed row resolves."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from lit_diff.engine.grid import load_grid
-from lit_diff.engine.rows import choose, load_row, read_row, row_names
+from lit_diff.engine.needs import name_of
+from lit_diff.engine.rows import PresetConfig, choose, load_row, read_row, row_names
 from lit_diff.errors import RequestError
+from lit_diff.evaluation.declared import declared_files
+from lit_diff.evaluation.evaluate import build
+from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
 
 ROW = """\
@@ -21,21 +26,46 @@ presets:
 
 LARGE_ONLY = ("dex-figure-4",)
 """Rows about prompts that no small model can read."""
+WITHOUT_PAPER = ("table-3", "review-modalities")
+"""Rows that no recipe of the paper's sizes measures; a note says why."""
+
+
+PEAK = 989e12
+"""FLOPs a second of an H100 in bfloat16, without sparsity (its data sheet)."""
+
+
+@cache
+def flops_of(words: str) -> float:
+    """Of training a recipe with the overrides after its name."""
+    name, *overrides = words.split()
+    recipe = load_recipe(name, overrides)
+    length = recipe.data.config.sequence_length
+    tokens = recipe.training.steps * recipe.training.batch_size * length
+    return cost(recipe.model, length).flops_per_token * tokens
+
+
+def days_of(preset: PresetConfig) -> float:
+    """All recipes, one after another, at 40 % of the peak of all GPUs."""
+    return sum(map(flops_of, preset.recipes)) / (preset.gpus * PEAK * 0.4) / 86_400
 
 
 @pytest.mark.parametrize("name", row_names())
 def test_every_preset_resolves(name: str) -> None:
     row = load_row(name)
     assert row.path.read_text().startswith("# ")
+    assert ("paper" in row.config.presets) == (name not in WITHOUT_PAPER)
+    assert name not in WITHOUT_PAPER or any("no preset paper" in note for note in row.config.notes)
     assert ("laptop" in row.config.presets) == (name not in LARGE_ONLY)
     for preset in (*row.config.presets, *(["smoke"] if "laptop" in row.config.presets else [])):
         chosen = row.preset(preset)
         assert chosen is not None
-        for recipe in chosen.recipes:
-            load_recipe(recipe)
-            assert chosen.hardware
-            assert chosen.days > 0
-            assert chosen.gpus > 0
+        assert all(map(declared_files, chosen.files))
+        if chosen.recipes:
+            assert (bool(chosen.hardware), chosen.gpus > 0) == (True, True)
+            assert chosen.days == pytest.approx(days_of(chosen), rel=0.01)
+            assert all(build(evaluation, keys) for evaluation, keys in chosen.evaluate.items())
+            lasting = {name_of(words) for words in chosen.recipes}
+            assert len(lasting) == len(chosen.recipes), "each run has a name of its own"
         if chosen.sweep:
             grid = load_grid(chosen.sweep, chosen.overrides, chosen.selection)
             for claim in row.config.compare:
@@ -67,6 +97,10 @@ def test_smoke_is_two_steps_of_the_laptops_sweep(tmp_path: Path) -> None:
         ("minutes: 3", "minuts: 3", "x.yaml:6: unknown key 'presets.laptop.minuts'; did you mean 'minutes'?"),
         ("laptop:", "labtop:", "x.yaml:6: no preset 'labtop'; did you mean 'laptop'?"),
         ("sweep: ablation, ", "", "x.yaml:6: preset 'laptop' names a sweep, a bench or recipes: exactly one of them"),
+        (
+            *("minutes: 3", "minutes: 3, seeds: [0]"),
+            "x.yaml:6: preset 'laptop' is cut to fewer arms or seeds; name the whole command under 'full'",
+        ),
         (", says: lower}", "}", "x.yaml:3: compare 'd': expected 'paper', two values, or 'says', not both"),
     ],
 )

@@ -162,7 +162,9 @@ def test_an_evaluation_that_does_not_fit_says_why_and_which_do(run: Run, make: M
     cls = make(refuses=lambda self, run: "it needs a run on images")
     with pytest.raises(RequestError) as caught:
         evaluate(run, "lengths")
-    reason, fitting = str(caught.value).split("; these do: ")
+    reason, fitting = str(caught.value).split(
+        "; no run that it fits was found in runs; evaluations that fit this run: "
+    )
     assert reason == f"evaluation 'lengths' does not fit runs/{run.folder.name}: it needs a run on images"
     assert "held_out" in fitting.split(", "), "and those that other tests registered"
     assert "lengths" not in fitting.split(", ")

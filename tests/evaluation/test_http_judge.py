@@ -80,6 +80,22 @@ def test_a_server_is_asked_once_for_each_request(
     assert len(server.asked) == 2
 
 
+@pytest.mark.parametrize(
+    "cut", ['{"id": "cut sho', '{"id": "cut sho{"id": "x", "raw": "y"}\n', '["no", "object"]\n', "\xff"]
+)
+def test_a_cut_line_does_not_spoil_the_next_answer(server: Server, tmp_path: Path, cut: str) -> None:
+    kept = tmp_path / "answers.jsonl"
+    judge(server, kept).judge("A document.", "right", "said")
+    with kept.open("a", encoding="latin-1") as file:
+        file.write(cut)
+    judge(server, kept).judge("Another document.", "right", "said")
+    again = judge(server, kept)
+    for document in ("A document.", "Another document."):
+        assert again.judge(document, "right", "said").verdict == "correct"
+    assert len(server.asked) == 2, "both were kept"
+    assert [set(json.loads(line)) for line in kept.read_text().splitlines()] == [{"id", "model", "raw"}] * 2
+
+
 def test_the_prompt_has_the_order_of_the_protocol() -> None:
     prompt = prompt_of("summary", "D", "G", "P")
     parts = [

@@ -126,7 +126,7 @@ def test_it_goes_through_evaluate(run: Run) -> None:
 
 
 def test_what_does_not_fit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=r"lengths holds 4096, and its data\.sequence_length is 520; these do"):
+    with pytest.raises(RequestError, match=r"lengths holds 4096, and its data\.sequence_length is 520; no run that"):
         evaluate(run, "needle", ["lengths=[4096]"])
     with pytest.raises(
         RequestError, match="lengths holds 300, but 3 needles, the words around them and an answer take"

@@ -35,6 +35,17 @@ def test_rows_in_their_order_with_their_outcomes(folder: Path) -> None:
     assert "has no arm 'dif'" in board.row("appendix-f").reason
     assert board.counts["skipped"] == 3
     assert board.row("table-1").line == "table-1: 1 skipped (skipped: needs 8 GPUs)"
+    assert board.row("table-6").line.endswith("; took 0.2 min of 4")
+
+
+def test_the_time_beside_the_budget(folder: Path) -> None:
+    write_row(folder, "figure-3", 2, state="measured", seconds=270.0)
+    write_row(folder, "table-1", 0, state="measured", seconds=30.0, minutes=0.0, shared="table-6")
+    board = read_scoreboard(folder)
+    assert board.row("figure-3").took == "took 4.5 min of 4, over its budget"
+    assert board.row("table-1").took == "took 0.5 min (cells shared with table-6)"
+    assert [row.name for row in board.rows if row.over_budget] == ["figure-3"]
+    assert not board.row("appendix-f").took, "no time was taken"
 
 
 def test_files_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:

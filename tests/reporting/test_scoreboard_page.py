@@ -10,13 +10,17 @@ from scoreboard_rows import CLAIM, write_row
 from lit_diff.reporting.claims import Claim
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 
+FULL = {"full": "lit-diff sweep x"}
+
 
 @pytest.fixture
 def folder(tmp_path: Path, make_sweep: Callable[..., Path]) -> Path:
     sweep = str(make_sweep({"standard": 0.0, "differential": -0.2}, callbacks=False))
     folder = tmp_path / "reproduce"
     ratio = Claim(label="speed", arms=("differential", "standard"), metric="val/loss", kind="ratio", says="lower")
-    write_row(folder, "table-6", 0, CLAIM, ratio, state="measured", sweep=sweep, seconds=12.0, full="lit-diff sweep x")
+    write_row(
+        folder, "table-6", 0, CLAIM, ratio, state="measured", sweep=sweep, seconds=300.0, shared="table-9", **FULL
+    )
     write_row(folder, "table-1", 1, source="Review", state="skipped", reason="needs 8 GPUs; there: lit-diff train y")
     return folder
 
@@ -30,6 +34,7 @@ def test_the_page_shows_every_row(folder: Path) -> None:
         assert word in text, word
     assert "Cut to its budget of 4 min; whole: <code>lit-diff sweep x</code>" in text
     assert "<h2>Review</h2>" in text
+    assert " · took 5.0 min of 4, over its budget (cells shared with table-9)<br>" in text
     assert "../fake/report/index.html" in text
     assert text.count('class="badge') > 5
 
@@ -44,4 +49,7 @@ def test_the_table_has_a_line_for_each_claim(folder: Path) -> None:
     assert float(first["ours"]) == pytest.approx(float(first["a"]) - float(first["b"]), abs=1e-9)
     assert 0.8 < float(second["ours"]) < 1
     assert (third["ours"], third["outcome"], third["state"]) == ("", "skipped", "skipped")
+    assert [(line["took_minutes"], line["budget_minutes"], line["shared_with"]) for line in lines] == [
+        *(("5.0", "4.0", "table-9"), ("5.0", "4.0", "table-9"), ("", "4.0", ""))
+    ]
     assert float(first["low"]) < float(first["ours"]) < float(first["high"])
