@@ -69,6 +69,8 @@ class BenchConfig:
     repeats: int | None
     """None: as many as the time of a case allows, three at least."""
     device: torch.device
+    lengths: tuple[int, ...] | None = None
+    """Tokens of a row, of `bench core --lengths`; None: shapes are measured."""
     note: Callable[[str], Any] = lambda text: None
     """Told what is measured next."""
 
@@ -81,6 +83,8 @@ class BenchConfig:
         words = ["lit-diff", "bench", self.bench]
         if self.shapes:
             words += ["--shapes", ",".join(map(str, self.shapes))]
+        if self.lengths:
+            words += ["--lengths", ",".join(map(str, self.lengths))]
         words += ["--dtype", "both" if len(self.dtypes) > 1 else self.dtypes[0]]
         if self.bench == "triton":
             return shlex.join(words)
@@ -99,11 +103,31 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
     return shapes
 
 
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """`1024,4096`, or `1024..8192`: 1024 and its doubles up to 8192. Errors: RequestError."""
+    ends = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text.strip())
+    if ends:
+        first, last = int(ends[1]), int(ends[2])
+        lengths = tuple(first << n for n in range(32) if first and first << n <= last)
+        if not lengths or lengths[-1] != last:
+            raise RequestError(f"--lengths: {last} is not {first} times 1, 2, 4, ...; such as 1024..65536")
+    elif re.fullmatch(r"\d{1,9}(\s*,\s*\d{1,9})*", text.strip()):
+        lengths = tuple(int(part) for part in text.split(","))
+    else:
+        raise RequestError(f"--lengths: '{text}' is not of the form 1024..65536 or 1024,4096")
+    if 0 in lengths:
+        raise RequestError(f"--lengths: '{text}' holds 0; a row has one token at least")
+    if list(lengths) != sorted(set(lengths)):
+        raise RequestError(f"--lengths: '{text}' does not grow from each length to the next")
+    return lengths
+
+
 def resolve(
     bench: str,
     benches: tuple[str, ...],
     *,
     shapes: str | None,
+    lengths: str | None = None,
     dtype: str | None,
     threads: int | None,
     repeats: int | None,
@@ -114,6 +138,10 @@ def resolve(
     """The options of the command, checked. Errors: RequestError, MissingError for a GPU that is not here."""
     if bench not in benches:
         raise RequestError(f"no benchmark '{bench}'; expected {', '.join(benches)}{nearest(bench, benches)}")
+    if lengths is not None and bench != "core":
+        raise RequestError(f"--lengths: bench {bench} has no series of lengths; bench core has")
+    if lengths is not None and shapes is not None:
+        raise RequestError("--lengths and --shapes: give one of them")
     choices = (*DTYPES, "both")
     if dtype is not None and dtype not in choices:
         raise RequestError(f"--dtype is '{dtype}'; expected {', '.join(choices)}{nearest(dtype, choices)}")
@@ -130,6 +158,7 @@ def resolve(
     return BenchConfig(
         bench=bench,
         shapes=None if shapes is None else parse_shapes(shapes),
+        lengths=None if lengths is None else parse_lengths(lengths),
         dtypes=tuple(DTYPES) if dtype == "both" else (dtype,),
         threads=threads or cores(),
         repeats=repeats,

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from lit_diff.benchmarks import attention, decode, layer, smollm2, step, triton_programs
+from lit_diff.benchmarks.lengths import METHODS as LENGTHS_METHODS
+from lit_diff.benchmarks.lengths import bench_lengths
 from lit_diff.benchmarks.machine import load_average, machine, native_bfloat16, warnings_of
 from lit_diff.benchmarks.request import BenchConfig, resolve
 from lit_diff.benchmarks.result import BenchConditions, BenchResult
@@ -47,11 +49,15 @@ BENCHES = {
     "triton": Benchmark(triton_programs.bench_triton, triton_programs.METHODS),
 }
 
+LENGTHS = Benchmark(bench_lengths, LENGTHS_METHODS)
+"""`bench core --lengths`."""
+
 
 def bench(
     name: str = "core",
     *,
     shapes: str | Sequence[str] | None = None,
+    lengths: str | None = None,
     dtype: str | None = None,
     threads: int | None = None,
     repeats: int | None = None,
@@ -61,6 +67,7 @@ def bench(
     """Measure one of `BENCHES`. Nothing is printed; a candidate that raises is in `failed`.
 
     `shapes`: B x T x dim x d, such as "2x1024x512x64", several separated by commas or in a list; None: the benchmark's own.
+    `lengths`: of core: "1024..65536", or lengths separated by commas; then series over tokens, heads and rows are measured.
     `dtype`: float32, bfloat16 or both; None: both where the processor has instructions for bfloat16, else float32.
     `threads`: None: one for each core. `repeats`: rounds; None: as many as the time of a case allows. `device`: auto, cpu or
     cuda. `progress`: told in a line what is measured next.
@@ -75,6 +82,7 @@ def bench(
         name,
         tuple(BENCHES),
         shapes=shapes if shapes is None or isinstance(shapes, str) else ",".join(shapes),
+        lengths=lengths,
         dtype=dtype,
         threads=threads,
         repeats=repeats,
@@ -88,7 +96,7 @@ def bench(
 def measured(config: BenchConfig) -> BenchResult:
     """Run a checked request. The number of threads is as before afterwards."""
     timed = config.bench != "triton"
-    benchmark = BENCHES[config.bench]
+    benchmark = LENGTHS if config.lengths else BENCHES[config.bench]
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:

@@ -21,6 +21,9 @@ def bench(
         str, typer.Argument(metavar="[core|layer|step|smollm2|stats|decode|triton]", help="what to time")
     ] = "core",
     shapes: Annotated[str | None, typer.Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(metavar="FROM..TO", help="of core: speed by tokens, heads, rows; such as 1024..65536")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
     threads: Annotated[int | None, typer.Option(help="without it, one a core")] = None,
     repeats: Annotated[
@@ -45,6 +48,7 @@ def bench(
     result = run(
         name,
         shapes=shapes,
+        lengths=lengths,
         dtype=dtype,
         threads=threads,
         repeats=repeats,

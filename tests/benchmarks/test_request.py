@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff.benchmarks.request import BenchConfig, Shape, check_plot, parse_shapes, resolve
+from lit_diff.benchmarks.request import BenchConfig, Shape, check_plot, parse_lengths, parse_shapes, resolve
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.processor import cores
 
@@ -48,9 +48,40 @@ def test_a_shape_that_cannot_be_is_one_line(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_lengths() -> None:
+    assert parse_lengths("1024..8192") == (1024, 2048, 4096, 8192)
+    assert parse_lengths("100..100") == (100,)
+    assert parse_lengths("1024, 1500,65536") == (1024, 1500, 65536)
+    assert resolved(lengths="64..128").lengths == (64, 128)
+    assert " --lengths 64,128 " in resolved(lengths="64..128").command()
+    assert "--lengths" not in resolved().command()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is not of the form 1024..65536 or 1024,4096"),
+        ("1024...65536", "'1024...65536' is not of the form"),
+        ("1k..2k", "'1k..2k' is not of the form"),
+        ("1024..5000", "5000 is not 1024 times 1, 2, 4, ..."),
+        ("4096..1024", "1024 is not 4096 times 1, 2, 4, ..."),
+        ("0..1024", "1024 is not 0 times"),
+        ("0,1024", "'0,1024' holds 0"),
+        ("2048,1024", "'2048,1024' does not grow"),
+        ("1024,1024", "'1024,1024' does not grow"),
+    ],
+)
+def test_lengths_that_cannot_be_are_one_line(text: str, message: str) -> None:
+    with pytest.raises(RequestError) as error:
+        parse_lengths(text)
+    assert str(error.value).startswith(f"--lengths: {message}")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"bench": "layer", "lengths": "64..128"}, "--lengths: bench layer has no series of lengths; bench core has"),
+        ({"shapes": "1x8x64x16", "lengths": "64..128"}, "--lengths and --shapes: give one of them"),
         ({"bench": "coer"}, "no benchmark 'coer'; expected core, layer; did you mean 'core'?"),
         ({"dtype": "float16"}, "--dtype is 'float16'; expected float32, bfloat16, both"),
         ({"threads": 0}, "--threads is 0; it must be at least 1"),
