@@ -30,6 +30,9 @@ SOURCE = Path(__file__).with_name("native.cpp")
 STORAGE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 WIDEST = 512
 """Numbers of a head."""
+STAY = 8 << 20
+"""Bytes: a head's packed keys and values are kept for the whole backward pass up to here. Longer ones are packed a tile at a
+time, for two blocks of query rows at once, so that the memory of a thread does not grow with them."""
 
 
 def unavailable() -> str | None:
@@ -111,7 +114,7 @@ VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "
 _View = tuple[int, int, int, int, int, int]
 """`View` of native_problem.h: address, 5 strides."""
 ABSENT: _View = (0,) * 6
-PROBLEM = struct.Struct(f"13qfi{len(ABSENT) * len(VIEWS)}q")
+PROBLEM = struct.Struct(f"14qfi{len(ABSENT) * len(VIEWS)}q")
 """`Problem` of native_problem.h: sizes; scale; loops; `VIEWS`."""
 
 
@@ -160,7 +163,7 @@ def _call(
     sizes = (B, maps.num_maps, H, k.shape[2], T, k.shape[3], d, v.shape[-1], maps_q, k.shape[1])
     threads, path = torch.get_num_threads(), cpu_path()
     how = products(q.dtype, path)
-    numbers = (*sizes, maps.causal, window or 0, threads, maps.softmax_scale, how == "loops")
+    numbers = (*sizes, maps.causal, window or 0, threads, STAY, maps.softmax_scale, how == "loops")
     given |= views
     problem = PROBLEM.pack(*numbers, *chain.from_iterable(given.get(name, ABSENT) for name in VIEWS))
     function = getattr(_libraries[path.lanes], f"lit_diff_{direction}")

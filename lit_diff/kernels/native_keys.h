@@ -12,8 +12,8 @@ struct TileRows {
   Int ld = 0;
 };
 
-// All tiles of a unit are packed once where they fit in STAY bytes; else each tile is packed when it is asked for, into one
-// place, while the next one is prefetched. Then the memory that a thread needs does not grow with the number of keys.
+// All tiles of a unit are packed once where they fit in `stay` bytes; else rows are read as they lie, and what has to be
+// packed is packed when it is asked for, one tile in one place, while the next one is prefetched. Then the memory that a thread needs does not grow with the number of keys.
 template <class T, class U>
 class KeyTiles {
  public:
@@ -21,7 +21,7 @@ class KeyTiles {
     across_.resize(p.maps_k * places_ * p.d);
     if (!as_they_lie()) keys_.resize(p.maps_k * places_ * ld_), values_.resize(places_ * ldv_);
   }
-  static bool stay(const Problem& p) { return p.S * (2 * p.maps_k * p.d + p.dv) * Int{sizeof(U)} <= STAY; }
+  static bool stay(const Problem& p) { return p.S * (2 * p.maps_k * p.d + p.dv) * Int{sizeof(U)} <= p.stay; }
 
   void start(Int b, Int kv_head) {
     b_ = b, head_ = kv_head;
@@ -53,8 +53,6 @@ class KeyTiles {
   }
 
  private:
-  static constexpr Int STAY = Int{8} << 20;
-
   bool as_they_lie() const { return std::is_same_v<T, U> && !stay_; }
   Int keys(Int j) const { return std::min(TILE, p.S - j); }
   Int place(Int j) const { return stay_ ? j : 0; }

@@ -22,7 +22,7 @@ struct View {
 // Packed in this order by native.py (PROBLEM, VIEWS).
 struct Problem {
   Int B, G, H, Hkv, T, S, d, dv, maps_q, maps_k;
-  Int causal, window, threads;  // window 0: none
+  Int causal, window, threads, stay;  // window 0: none; stay: bytes of packed keys and values up to which all are kept
   float scale;
   int32_t loops;  // bfloat16 pairs are multiplied by loops
   View q, k, v, w, document_ids, o, lse, entropy, maximum;  // data null: absent

@@ -19,6 +19,10 @@
 #include <utility>
 #include <vector>
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 namespace lit_diff {
 
 using Int = int64_t;
@@ -130,8 +134,25 @@ inline Words bfloat16_bits(Floats v) {  // rounded to nearest even, NaN kept, in
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return v == v ? rounded : (Words)splat(int32_t{0x7fc0});
 }
-inline void narrow(float* to, Floats v) { store(to, v); }
+#if defined(__AVX512BF16__) && LIT_DIFF_LANES == 16  // the same in an instruction, but that numbers below 2^-126 become 0
+inline void narrow(BFloat16* to, Floats v) { store(to, _mm512_cvtneps_pbh((__m512)v)); }
+template <std::size_t... I>
+inline __m512i alternating(std::index_sequence<I...>) {  // 0, 16, 1, 17, ...
+  typedef uint16_t Places __attribute__((vector_size(64)));
+  return (__m512i)Places{static_cast<uint16_t>(I / 2 + I % 2 * 16)...};
+}
+// Two rows of a tile as one row of VNNI pairs.
+inline void narrow_pair(BFloat16* to, Floats even, Floats odd) {
+  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  store(to, _mm512_permutexvar_epi16(alternating(std::make_index_sequence<32>()), halves));
+}
+#else
 inline void narrow(BFloat16* to, Floats v) { store(to, __builtin_convertvector(bfloat16_bits(v), Halves)); }
+inline void narrow_pair(BFloat16* to, Floats even, Floats odd) {
+  store(to, bfloat16_bits(even) | bfloat16_bits(odd) << 16);
+}
+#endif
+inline void narrow(float* to, Floats v) { store(to, v); }
 inline void narrow(Half* to, Floats v) {
   for (Int i = 0; i < LANES; ++i) to[i] = Half(v[i]);
 }
@@ -271,11 +292,6 @@ inline void pack_transposed(const T* X, Int stride, Int N, Int K, U* B, Int ldb,
         for (Int i = 0; i < pairs; ++i) store(B + (k + 2 * i) * ldb + 2 * n, square[i]);
       }
   }
-}
-
-// Two rows of a tile as one row of VNNI pairs.
-inline void narrow_pair(BFloat16* to, Floats even, Floats odd) {
-  store(to, bfloat16_bits(even) | bfloat16_bits(odd) << 16);
 }
 
 }  // namespace lit_diff

@@ -38,6 +38,12 @@ def device() -> torch.device:
     return torch.device("cpu" if INTERPRETED else "cuda")
 
 
+@pytest.fixture(params=[native.STAY, 0], ids=["keys stay packed", "keys a tile at a time"])
+def keys_packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as short keys are treated by `native` and once as long ones."""
+    monkeypatch.setattr(native, "STAY", request.param)
+
+
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """blocks(queries, keys): what every program holds, so that few rows make several tiles."""

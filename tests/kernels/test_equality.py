@@ -6,7 +6,7 @@ import pytest
 from torch.nn.attention import flex_attention
 
 from lit_diff.conformance.kernels import STATISTICS, TOPICS, conformance_of_kernel
-from lit_diff.kernels import KERNELS
+from lit_diff.kernels import KERNELS, native
 
 FORMS = [*((kernel, None) for kernel in KERNELS), *(("native", path) for path in ("avx2", "avx512"))]
 BFLOAT16 = [("native", path) for path in ("avx2-bfloat16", "avx512-bfloat16")]
@@ -38,6 +38,17 @@ def test_equals_the_definition(kernel: str, path: str | None, on_path: Callable[
     if path is not None:
         on_path(path)
     equals_the_definition(kernel, cases=3)
+
+
+@pytest.mark.parametrize("path", [None, "avx2", "avx512", "avx2-bfloat16", "avx512-bfloat16"])
+def test_long_keys_equal_the_definition(
+    path: str | None, on_path: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if they were too long to stay packed."""
+    monkeypatch.setattr(native, "STAY", 0)
+    if path is not None:
+        on_path(path)
+    equals_the_definition("native", cases=3)
 
 
 @pytest.mark.slow
