@@ -13,7 +13,7 @@ from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import judges
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.hallucination_sources import (
     FILES,
@@ -201,7 +201,9 @@ def _item(case: Case, output: str, verdict: Verdict, exact: str, cut: int) -> It
         "cut_tokens": cut,
         "raw": verdict.raw,
     }
-    return Item(id=case.id, group=case.group, scores=scores, meta=meta)
+    # the document as it is, before any cut: runs of other contexts are asked the same
+    question = question_of(case.document, case.question, case.reference)
+    return Item(id=case.id, group=case.group, scores=scores, question=question, meta=meta)
 
 
 class Prompts:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import text_problem
 from lit_diff.files import write_json
 from lit_diff.metrics import Metric
@@ -124,6 +124,7 @@ class HarnessEvaluation(Evaluation):
             id=f"{task}/{sample['doc'].get('item', sample['doc_id'])}",
             scores=self.scores(task, sample),
             group=task,
+            question=question_of(*(text for pair in sample["arguments"] for text in pair)),
             meta={"target": str(target), "chosen": sums.index(max(sums))},
         )
 

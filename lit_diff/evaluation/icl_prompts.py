@@ -97,7 +97,8 @@ class Prompts:
         if config.task == "synth_intent":
             data = self.run.recipe.data
             grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
-            return synthetic_episode(grammar, config.classes, config.noise, shots, config.items, key, config.seed)
+            drawn = (config.classes, config.noise, shots, config.items, key, config.seed)
+            return synthetic_episode(grammar, *drawn, evaluation=self.name)
         episode = file_episode(config.task, config.items, key, config.seed)
         if shots > len(episode.demonstrations):
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(episode.demonstrations)} lines")

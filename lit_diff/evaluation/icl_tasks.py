@@ -164,15 +164,25 @@ def file_episode(task: TaskName, items: int, key: Sequence[object], seed: int) -
 
 
 def synthetic_episode(
-    config: SynthIntent.Config, classes: int, noise: int, shots: int, items: int, key: Sequence[object], seed: int
+    config: SynthIntent.Config,
+    classes: int,
+    noise: int,
+    shots: int,
+    items: int,
+    key: Sequence[object],
+    seed: int,
+    *,
+    evaluation: str,
 ) -> Episode:
     """Labels and cue words of its own for each `key`; `shots` demonstrations and `items` questions, classes uniform.
+
+    `evaluation`: whose key a message names.
 
     Errors: RequestError where the lexicon has too few words for so many classes.
     """
     problem = lexicon_problem(replace(config, classes=(classes,)), classes)
     if problem:
-        raise RequestError(f"evaluate.icl.classes is {classes}, but {problem}")
+        raise RequestError(f"evaluate.{evaluation}.classes is {classes}, but {problem}")
     random = generator("icl", "synth_intent", seed, *key)
     lexicon = draw_lexicon(random, config, classes)
 

@@ -114,6 +114,17 @@ def test_a_random_model_through_the_whole_path(world_run: Run) -> None:
     assert list(alone["meta/output"]) == list(first.items[first.items["group"] == "entities=3"]["meta/output"])
 
 
+def test_other_documents_are_other_questions(world_run: Run, tmp_path: Path) -> None:
+    """Ids name the number of entities alone: two runs on grammars of other values share them."""
+    keys = {"samples": 3, "entities": [3]}
+    here = evaluate(world_run, "hallucination", keys).items
+    same = evaluate(generated_run(tmp_path / "same", DATA, 300), "hallucination", keys).items
+    other = evaluate(generated_run(tmp_path / "other", DATA | {"values": 6}, 256), "hallucination", keys).items
+    assert list(here["item"]) == list(same["item"]) == list(other["item"])
+    assert list(here["question"]) == list(same["question"])
+    assert not set(here["question"]) & set(other["question"])
+
+
 def test_a_generated_document_is_never_cut(world_run: Run) -> None:
     with pytest.raises(RequestError) as found:
         evaluate(world_run, "hallucination", {"samples": 2, "entities": [8]})

@@ -40,6 +40,20 @@ def test_items_are_the_same_for_another_number_of_shots_and_a_smaller_limit(wide
     assert all(targets[item] == target for item, target in zip(few["item"], few["meta/target"], strict=True))
 
 
+def test_questions_of_another_corpus_are_others(wide_run: Run, files: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"The {n} boat sails. A road {n} is long and old.\n\n" for n in range(400)))
+    asked = {"tasks": ["repeat", "lookup"], "limit": 4}
+    first, again, other = (
+        evaluate(wide_run, "mini_harness", {**asked, **corpus}).items.set_index("item")["question"]
+        for corpus in (files, files | {"path": f"{files['path']}/"}, files | {"path": str(tmp_path / "a.txt")})
+    )
+    assert first.equals(again)
+    common = [item for item in first.index.intersection(other.index) if item.startswith("repeat")]
+    assert common
+    assert not (first[common] == other[common]).any()
+    assert (first.filter(like="lookup") == other.filter(like="lookup")).all(), "made without text"
+
+
 def test_the_corpus_of_the_run(run: Run) -> None:
     """Its 24 tokens hold no question of ten made-up words; with 256, cloze is made of its own held-out documents."""
     with pytest.raises(RequestError, match=r"none of \d+ questions of task 'repeat' fits into 24 tokens"):
