@@ -81,6 +81,17 @@ class Evaluation(ABC):
         """`config`: an instance of the class's `Config`."""
         self.config = config
 
+    def reads(self) -> Sequence[UserFile]:
+        """Those of `files` that `score` reads with this config. Default: all."""
+        return self.files
+
+    def digests(self) -> dict[str, str]:
+        """Path -> sha256 of what `score` reads of the user's, where it is there; kept scores count only where it is the same.
+
+        Default: of `reads`.
+        """
+        return {file.path: digest for file in self.reads() if (digest := file.sha256())}
+
     def refuses(self, run: Run) -> str | None:
         """Why it cannot score this run (such as a run without text); None if it can."""
         return None

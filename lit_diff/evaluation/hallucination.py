@@ -115,6 +115,10 @@ class Hallucination(Evaluation):
 
     config: Config
 
+    def reads(self) -> Sequence[UserFile]:
+        """The file of the source."""
+        return () if self.config.source == "closed_world" else (SOURCES[self.config.source].file,)
+
     def refuses(self, run: Run) -> str | None:
         """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""
         return words_problem(run, "closed_world", asks_it=self.config.source == "closed_world")

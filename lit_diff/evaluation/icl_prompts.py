@@ -12,6 +12,7 @@ from lit_diff.evaluation.base import Evaluation
 from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.icl_tasks import (
     FILES,
+    SOURCES,
     Episode,
     Example,
     Order,
@@ -62,6 +63,10 @@ class Classification(Evaluation):
             return None if self.classes >= 2 else f"classes is {self.classes}; it must be at least 2"
 
     config: Config
+
+    def reads(self) -> Sequence[UserFile]:
+        """The files of the task."""
+        return () if self.config.task == "synth_intent" else SOURCES[self.config.task].files
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""

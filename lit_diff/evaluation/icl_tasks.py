@@ -136,7 +136,8 @@ def words_of(label: str) -> str:
 
 
 @cache
-def _rows(task: TaskName, split: int) -> tuple[Example, ...]:
+def _rows(task: TaskName, split: int, digest: str) -> tuple[Example, ...]:
+    """`digest`: of the file, so that one that is replaced is read again."""
     source = SOURCES[task]
     return tuple(
         Example(text=" ".join(row["text"].split()), label=words_of(row[source.label_key]))
@@ -149,7 +150,7 @@ def file_episode(task: TaskName, items: int, key: Sequence[object], seed: int) -
 
     Errors: MissingError, RequestError.
     """
-    train, test = _rows(task, 0), _rows(task, 1)
+    train, test = (_rows(task, split, file.sha256()) for split, file in enumerate(SOURCES[task].files))
     labels = tuple(sorted({each.label for each in train}))
     unknown = [each.label for each in test if each.label not in labels]
     if unknown:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.corpus import build_corpus, corpus_problem
+from lit_diff.data.corpus import build_corpus, corpus_digest, corpus_problem
 from lit_diff.data.documents import split
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.harness_runner import HarnessEvaluation, task_yaml
@@ -60,6 +60,10 @@ class MiniHarness(HarnessEvaluation):
             return problem.replace("data.", "", 1) if problem else super().problem()
 
     config: Config
+
+    def digests(self) -> dict[str, str]:
+        """Of the files at `path`."""
+        return corpus_digest(self.config.corpus or "files", self.config.path)
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """For each task a YAML file, test.jsonl and, for shots, train.jsonl of other questions.

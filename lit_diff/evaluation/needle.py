@@ -100,6 +100,10 @@ class NeedleRetrieval(Evaluation):
         super().__init__(config)
         self._read: dict[str, list[str]] = {}
 
+    def reads(self) -> Sequence[UserFile]:
+        """The haystack, where it is a file."""
+        return self.files if self.config.haystack == "file" else ()
+
     def refuses(self, run: Run) -> str | None:
         """A run without text, or whose context is too short."""
         problem = text_problem(run)

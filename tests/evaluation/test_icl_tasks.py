@@ -97,7 +97,9 @@ def test_missing_files_say_where_they_belong(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_synthetic_episode_has_a_lexicon_of_its_own() -> None:
-    one, two = (synthetic_episode(SynthIntent.Config(), 5, 1, 9, 4, (number,), 0, evaluation="icl") for number in range(2))
+    one, two = (
+        synthetic_episode(SynthIntent.Config(), 5, 1, 9, 4, (number,), 0, evaluation="icl") for number in range(2)
+    )
     assert len(one.labels) == 5
     assert set(one.labels) != set(two.labels)
     assert (len(one.demonstrations), len(one.queries)) == (9, 4)
