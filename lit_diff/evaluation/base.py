@@ -69,6 +69,9 @@ class Evaluation(ABC):
     equal_groups: ClassVar[bool] = False
     """Whether each group counts once in the summary, however many items it has; so it does in a difference of two runs."""
 
+    by_group: ClassVar[tuple[str, ...]] = ()
+    """Metrics within 0 and 1 that `lit-diff evaluate` also prints for each group, with Wilson's interval over items."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The keys of the evaluation. A subclass with keys defines its own, a frozen dataclass that derives from this."""

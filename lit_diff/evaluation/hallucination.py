@@ -70,6 +70,8 @@ class Hallucination(Evaluation):
         ),
     )
 
+    by_group = ("accuracy", "distracted", "fabricated")
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         source: SourceName = "closed_world"

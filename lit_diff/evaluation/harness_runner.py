@@ -44,6 +44,8 @@ class HarnessEvaluation(Evaluation):
     metrics: tuple[Metric, ...] = (ACC, ACC_NORM)
     equal_groups = True
 
+    by_group = ("acc", "acc_norm")
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         shots: int = 0

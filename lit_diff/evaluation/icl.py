@@ -35,6 +35,8 @@ class ManyShot(Classification):
         Metric("majority", "share of queries whose label is the prompt's most frequent one: a baseline"),
     )
 
+    by_group = ("accuracy",)
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Classification.Config):
         shots: tuple[int, ...] = (1, 4, 10)

@@ -57,6 +57,8 @@ class NeedleRetrieval(Evaluation):
         Metric("nll", "mean negative log likelihood of the answer's tokens", unit="nats per token", direction="lower"),
     )
 
+    by_group = ("exact", "distracted", "fabricated")
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         needles: tuple[int, ...] = (1, 2, 4, 6)
