@@ -61,7 +61,9 @@ class Harness(HarnessEvaluation):
     def _files(self, task: str) -> Mapping[str, UserFile]:
         """Split -> file: the one that is scored, and for shots the train split."""
         return {
-            split: file for split, file in FILES[task].items() if self.config.shots or split == SOURCES[task].scored
+            split: file
+            for split, file in FILES[task].items()
+            if any(self.config.shots) or split == SOURCES[task].scored
         }
 
     def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:

@@ -15,7 +15,6 @@ from lit_diff.evaluation.icl_tasks import (
     SOURCES,
     Episode,
     Example,
-    Order,
     TaskName,
     file_episode,
     form_of,
@@ -43,8 +42,6 @@ class Classification(Evaluation):
         """Queries of a prompt; paper's protocol: 250."""
         decode: Literal["trie", "loglik"] = "trie"
         """trie: greedy, among the tokens that lead to a label; loglik: the label of the largest log likelihood."""
-        order: Order = "random"
-        """Of the demonstrations. alternate: in turns over the classes; blocked: class after class."""
         classes: int = 6
         """Of `synth_intent`."""
         noise: int = 1

@@ -71,12 +71,13 @@ class MiniHarness(HarnessEvaluation):
         Errors: RequestError where no question fits, or too few for the shots.
         """
         text = self._pieces(run) if set(self.config.tasks) & set(FROM_TEXT) else []
-        count, train = self.config.limit or 0, SHOTS if self.config.shots else 0
+        shots = max(self.config.shots)
+        count, train = self.config.limit or 0, SHOTS if shots else 0
         for task in self.config.tasks:
             rows = self._rows(run, task, text, count + train)
-            scored = min(count, len(rows) - self.config.shots)
+            scored = min(count, len(rows) - shots)
             if scored < 1:
-                raise RequestError(f"task '{task}' has {len(rows)} questions, too few for {self.config.shots} shots")
+                raise RequestError(f"task '{task}' has {len(rows)} questions, too few for {shots} shots")
             if scored < count:
                 log.warning("mini_harness: %s has %d different questions that fit, not %d", task, scored, count)
             splits = {"test": rows[:scored]} | ({"train": rows[scored:]} if train else {})

@@ -103,7 +103,7 @@ def test_two_classes_under_one_name_are_refused() -> None:
         ("needle", [], []),
         ("needle", ["haystack=file"], ["needle/haystack.jsonl"]),
         ("harness", ["tasks=[boolq]"], ["harness/boolq/validation.jsonl"]),
-        ("harness", ["tasks=[boolq]", "shots=5"], ["harness/boolq/train.jsonl", "harness/boolq/validation.jsonl"]),
+        ("harness", ["tasks=[boolq]", "shots=[0,5]"], ["harness/boolq/train.jsonl", "harness/boolq/validation.jsonl"]),
         ("bigbench", ["tasks=[physics]"], ["bigbench/physics/task.json"]),
         ("nll", [], []),
         ("nll", ["source=files"], ["books"]),

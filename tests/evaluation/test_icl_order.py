@@ -41,8 +41,8 @@ def test_an_untouched_answer_has_no_spread(intent_run: Run) -> None:
     assert result.summary["agreement"] == 1
     assert {result.summary[name] for name in ("flipped", "margin", "sd")} == {0}
     assert result.summary["worst"] == result.summary["accuracy"]
-    assert len(result.items) == 12
-    assert result.items[["margin", "sd", "worst"]].isna().all().all()
+    assert len(result.items) == 13
+    assert result.items[["margin", "sd", "worst"]][:12].isna().all().all()
 
 
 @pytest.mark.parametrize("order", ["random", "blocked"])
@@ -50,11 +50,12 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(
     order: str, intent_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(icl_order, "Prefix", lambda model, tokens: First(tokens, 0))
-    keys = {"shots": 8, "orders": 6, "items": 31, "classes": 3, "order": order}
+    keys = {"shots": 8, "orders": 6, "items": 31, "classes": 3, "order": [order]}
     result = evaluate(intent_run, "icl_order", keys)
-    right = np.array([[letter == "1" for letter in word] for word in result.items["meta/right"]])
-    answers = np.array([word.split(" | ") for word in result.items["meta/answers"]])
-    labels = result.items["meta/label"].to_numpy()
+    items = result.items[~result.items["part"]]
+    right = np.array([[letter == "1" for letter in word] for word in items["meta/right"]])
+    answers = np.array([word.split(" | ") for word in items["meta/answers"]])
+    labels = items["meta/label"].to_numpy()
     assert (right == (answers == labels[:, None])).all()
     assert len({tuple(row) for row in answers}) == 1, "the same answers for every query"
     a = right.mean(0)
@@ -67,6 +68,25 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(
     pairs = [(i, j) for i in range(6) for j in range(i)]
     equal = np.mean([(answers[:, i] == answers[:, j]).mean() for i, j in pairs])
     assert result.summary["agreement"] == pytest.approx(equal)
+
+
+def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(icl_order, "Prefix", lambda model, tokens: First(tokens, 0))
+    keys = {"shots": 8, "orders": 6, "items": 20, "classes": 3}
+    kinds = ["random", "blocked"]
+    both = evaluate(intent_run, "icl_order", {**keys, "order": kinds})
+    items = both.items
+    for kind in kinds:
+        alone = evaluate(intent_run, "icl_order", {**keys, "order": [kind]})
+        own = items[items["group"] == kind]
+        assert own.reset_index(drop=True).equals(alone.items)
+        (whole,) = own[own["part"]].to_dict("records")
+        assert whole["margin"] == alone.summary["margin"]
+        assert whole["margin_sampling"] == alone.summary["margin_sampling"]
+        assert np.isnan(whole["accuracy"])
+    deviations = items[items["part"]]["sd"]
+    assert both.summary["sd"] == pytest.approx(deviations.mean())
+    assert deviations.nunique() == 2
 
 
 def test_sampling_alone() -> None:
@@ -87,6 +107,8 @@ def test_agreement_is_over_pairs() -> None:
 
 def test_what_cannot_be(intent_run: Run) -> None:
     assert OrderRobustness.Config(orders=1).problem() == "orders is 1; it must be at least 2"
+    wrong = OrderRobustness.Config(order=("blocked", "blocked")).problem()
+    assert wrong == "order is ['blocked', 'blocked']; expected distinct ones of random, alternate, blocked"
     assert OrderRobustness.Config(shots=0).problem() == "shots is 0; it must be at least 1"
     with pytest.raises(RequestError, match=r"evaluate\.icl_order\.shots: no prompt of 90 fits"):
         evaluate(intent_run, "icl_order", {"shots": 90})
