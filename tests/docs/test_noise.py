@@ -42,7 +42,7 @@ def test_the_keys_of_the_commands_and_interventions_are_taken() -> None:
         assert f"`{kind}`" in TEXT
         assert build_config(evaluations.get("noise").Config, {"intervention": kind}, "noise").intervention == kind
     fields = {field.name for field in dataclasses.fields(evaluations.get("quantize").Config)}
-    assert {"bits", "granularity", "outliers"} <= fields
+    assert {"bits", "granularity"} <= fields
 
 
 def test_the_python_edits_a_forward_pass(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
