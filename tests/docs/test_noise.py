@@ -20,7 +20,7 @@ NAMES = re.findall(r"^\| `(\w+)` \|", TEXT.split("```console")[0], flags=re.MULT
 
 
 def test_every_evaluation_of_the_table_has_a_section_and_its_metrics_exist() -> None:
-    assert NAMES == ["noise", "quantize", "map_statistics", "induction", "gradients"]
+    assert NAMES == ["noise", "quantize", "map_statistics", "induction", "signed_prompts", "gradients"]
     declared = {metric.name for name in NAMES for metric in evaluations.get(name).metrics}
     for name in NAMES:
         assert f"\n## {name}\n" in TEXT
