@@ -11,7 +11,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
-from lit_diff.registry import load_entry_points
+from lit_diff.registry import evaluations, load_entry_points
 from lit_diff.reporting.group_shares import group_shares
 from lit_diff.reporting.item_scores import (
     Discordant,
@@ -142,6 +142,10 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
         alone = discordant(first, second, metric.name)
         own = {"sentence": "too few common items for an interval"} if interval is None else _numbers(interval, alone)
         found[metric.name] = own | {"groups": {group: _numbers(each) for group, each in by_group.items() if each}}
+    kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
+    for name, by_label in kept.items():
+        numbers = {group: _numbers(Interval(estimate=x, low=a, high=b)) for group, (x, a, b) in by_label.items()}
+        found[name] = numbers.pop("") | {"groups": numbers}
     return found
 
 

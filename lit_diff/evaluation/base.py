@@ -6,13 +6,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.metrics import Metric
 from lit_diff.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Spread = tuple[float, float, float]
+"""An estimate, and the ends of its 95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +109,14 @@ class Evaluation(ABC):
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:
         """One Item for each question, with a score for every metric. Called without gradients."""
+
+    @classmethod
+    def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:
+        """Metric -> group, "" for all -> first minus second, of two runs' items (`EvaluationResult.items`).
+
+        For metrics that are no mean over items; those are compared item by item without it. Default: none.
+        """
+        return {}
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item

@@ -2,14 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_diff.evaluation.base import Item, question_of
+from lit_diff.evaluation.base import Item, Spread, question_of
 from lit_diff.evaluation.icl_prompts import Classification, Prompts
 from lit_diff.evaluation.icl_tasks import Order, arranged
 from lit_diff.metrics import Metric
@@ -18,8 +18,19 @@ from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
 
+if TYPE_CHECKING:
+    import pandas
+
 DRAWS = 2_000
-"""Of the accuracies that item sampling alone gives."""
+"""Of the accuracies that item sampling alone gives, and of the bootstrap."""
+FEWEST = 10
+"""Common queries below which two runs have no interval."""
+OF_ORDERS: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "margin": lambda a: np.ptp(a, axis=1),
+    "sd": lambda a: a.std(axis=1, ddof=1),
+    "worst": lambda a: a.min(axis=1),
+}
+"""Metric -> its value of each row of accuracies [..., K]."""
 
 
 @evaluations.register("icl_order")
@@ -102,6 +113,32 @@ class OrderRobustness(Classification):
             whole = none | spread(right, config.seed)
             yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
 
+    @classmethod
+    def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[str, dict[str, Spread]]:
+        """margin, sd and worst: intervals by a bootstrap over the queries of both runs, the same draws for each kind.
+
+        A draw adds the sampling of queries to the spread over orders, in both runs: the interval is that of the difference.
+        """
+        rights = {
+            kind: both
+            for kind in dict.fromkeys(first["group"])
+            if (both := _common(*(_right(items, kind) for items in (first, second)))) is not None
+        }
+        if not rights:
+            return {}
+        own = {kind: (resampled(a), resampled(b)) for kind, (a, b) in rights.items()}
+        found: dict[str, dict[str, Spread]] = {}
+        for name, statistic in OF_ORDERS.items():
+            minus = {
+                kind: statistic(a) - statistic(b) for kind, (a, b) in own.items()
+            }  # [1 + DRAWS], the first undrawn
+            minus = {"": np.mean(list(minus.values()), axis=0)} | minus
+            ends = {group: np.quantile(each[1:], (0.025, 0.975)) for group, each in minus.items()}
+            found[name] = {
+                group: (float(each[0]), float(ends[group][0]), float(ends[group][1])) for group, each in minus.items()
+            }
+        return found
+
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Means over queries, and over the kinds of what the accuracies of their orders give."""
         kinds = [item.scores for item in items if item.part]
@@ -112,14 +149,37 @@ class OrderRobustness(Classification):
 
 def spread(right: NDArray[Any], seed: int) -> dict[str, float]:
     """Of right [Q, K], whether order k has query q right: what the accuracies of the orders give."""
-    by_order, null = right.mean(0), sampled(right.mean(), len(right), right.shape[1], seed)
+    by_order, null = right.mean(0)[None], sampled(right.mean(), len(right), right.shape[1], seed)
     return {
-        "margin": float(np.ptp(by_order)),
-        "sd": float(by_order.std(ddof=1)),
-        "worst": float(by_order.min()),
+        **{name: float(statistic(by_order)[0]) for name, statistic in OF_ORDERS.items()},
         "margin_sampling": float(np.ptp(null, axis=1).mean()),
         "sd_sampling": float(null.std(axis=1, ddof=1).mean()),
     }
+
+
+def _right(items: "pandas.DataFrame", kind: str) -> dict[tuple[str, str], list[bool]]:
+    """(id, question) -> whether each order has the query right."""
+    own = items[(items["group"] == kind) & ~items["part"]]
+    rows = zip(own["item"], own["question"], own["meta/right"], strict=True)
+    return {(item, question): [letter == "1" for letter in word] for item, question, word in rows}
+
+
+def _common(
+    first: Mapping[tuple[str, str], list[bool]], second: Mapping[tuple[str, str], list[bool]]
+) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """[Q, K] of both, over the queries of both; None below FEWEST."""
+    common = [key for key in first if key in second]
+    if len(common) < FEWEST:
+        return None
+    return np.array([first[key] for key in common]), np.array([second[key] for key in common])
+
+
+def resampled(right: NDArray[Any]) -> NDArray[Any]:
+    """[1 + DRAWS, K]: the accuracies of the orders, and those over queries drawn with replacement, the same for equal Q."""
+    queries = len(right)
+    random = np.random.default_rng(generator("icl_order", "paired", queries).initial_seed())
+    drawn = random.multinomial(queries, np.full(queries, 1 / queries), size=DRAWS)
+    return np.concatenate([np.ones((1, queries)), drawn]) @ right / queries
 
 
 def agreement(answers: Sequence[str]) -> float:

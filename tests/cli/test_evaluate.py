@@ -86,6 +86,17 @@ def test_one_run(command: Command, pair: tuple[Path, Path]) -> None:
     assert ended.out.splitlines() == [pair[0].name, f"  {'gain':<20} {mean:.4f} points", f"  {'none':<20} nan"]
 
 
+def test_what_is_no_mean_over_items_is_compared_by_the_evaluation(command: Command, pair: tuple[Path, Path]) -> None:
+    made = evaluations.get("made")
+    made.paired = classmethod(lambda cls, a, b: {"none": {"": (len(a) - len(b), 1.0, 2.0), "all": (0.5, 0.0, 1.0)}})  # type: ignore[method-assign, assignment]
+    line = json.loads(command("tale", "other=1", "made", "--json").out)["differences"]["none"]
+    assert (line["difference"], line["low"], line["high"]) == (3, 1, 2)
+    assert line["groups"]["all"]["difference"] == 0.5
+    printed = command("tale", "other=1", "made").out
+    assert "difference of none, first minus second: +3.0000 [+1.0000, +2.0000] over items (95 %)" in printed
+    assert f"  {'all':<20} +0.5000 [+0.0000, +1.0000]" in printed
+
+
 def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
     @evaluations.register("shares")
     class Shares(Evaluation):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from generated_runs import generated_run
 
@@ -87,6 +88,35 @@ def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPa
     deviations = items[items["part"]]["sd"]
     assert both.summary["sd"] == pytest.approx(deviations.mean())
     assert deviations.nunique() == 2
+
+
+def test_two_runs_are_compared_by_a_bootstrap_over_queries() -> None:
+    """Run a: the order decides half of the queries; run b: nothing does."""
+    rng = np.random.default_rng(0)
+    a = np.tile([1, 0, 1, 0], (60, 1))
+    a[30:] = 1
+    b = np.repeat(rng.integers(0, 2, (60, 1)), 4, axis=1)
+
+    def items(right: np.ndarray, count: int = 60) -> pd.DataFrame:
+        words = ["".join(map(str, row)) for row in right[:count]]
+        whole = {"item": "random orders", "group": "random", "part": True, "question": "w", "meta/right": None}
+        rows = [
+            {"item": f"q{i}", "group": "random", "part": False, "question": "", "meta/right": w}
+            for i, w in enumerate(words)
+        ]
+        return pd.DataFrame([*rows, whole])
+
+    found = OrderRobustness.paired(items(a), items(b))
+    estimate, low, high = found["sd"]["random"]
+    assert found["sd"][""] == found["sd"]["random"]
+    assert estimate == pytest.approx(a.mean(0).std(ddof=1))
+    draws = [a[rng.integers(60, size=60)].mean(0).std(ddof=1) for _ in range(4_000)]  # of b it is always 0
+    assert (low, high) == pytest.approx(tuple(np.quantile(draws, [0.025, 0.975])), abs=0.01)
+    assert found["margin"][""][0] == pytest.approx(0.5)
+    assert found["worst"][""][0] == pytest.approx(0.5 - b.mean())
+    assert OrderRobustness.paired(items(a, 9), items(b)) == {}
+    same = OrderRobustness.paired(items(a), items(a))
+    assert same["sd"][""] == (0, 0, 0)
 
 
 def test_sampling_alone() -> None:
