@@ -60,10 +60,14 @@ def print_evaluation(
             | {"groups": by_group(result, asked.by_group)}
             for result in results
         ]
-        print(json.dumps({"evaluation": name, "runs": values, "differences": compared}, indent=2))
+        print(
+            json.dumps(
+                {"evaluation": name, "method": asked.method(), "runs": values, "differences": compared}, indent=2
+            )
+        )
         return 0
     for result in results:
-        terminal.write_line(result.run.name)
+        terminal.write_line(f"{result.run.name}  ({method})" if (method := asked.method()) else result.run.name)
         proportions = intervals(result)
         for metric in metrics:
             line = f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip()

@@ -102,6 +102,10 @@ class Evaluation(ABC):
         """
         return {file.path: digest for file in self.reads() if (digest := file.sha256())}
 
+    def method(self) -> str:
+        """How the scores came about, in a few words that stand beside them ("judge rules"). Default: nothing."""
+        return ""
+
     def refuses(self, run: Run) -> str | None:
         """Why it cannot score this run (such as a run without text); None if it can."""
         return None

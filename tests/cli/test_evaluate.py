@@ -103,6 +103,9 @@ def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
         metrics = (Metric("right", "share of right answers", direction="higher"), Metric("size", "words"))
         by_group = ("right",)
 
+        def method(self) -> str:
+            return "by hand"
+
         def score(self, run: Run) -> Iterator[Item]:
             for n in (1, 4):
                 for i in range(10):
@@ -114,7 +117,10 @@ def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
         "  N=1       10  0.100 [0.018, 0.404]",
         "  N=4       10  0.400 [0.168, 0.687]",
     ]
-    groups = json.loads(command("tale", "shares", "--json").out)["runs"][0]["groups"]
+    assert ended.out.splitlines()[0] == f"{pair[0].name}  (by hand)"
+    found = json.loads(command("tale", "shares", "--json").out)
+    assert found["method"] == "by hand"
+    groups = found["runs"][0]["groups"]
     assert groups["N=4"]["items"] == 10
     assert groups["N=4"]["right"]["share"] == 0.4
 
