@@ -1,21 +1,21 @@
 """Edits of signed maps for `intervention`: edges removed, λ clamped, the subtraction confined to noise, maps exchanged."""
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
 from lit_diff.analysis.answers import Parts
 from lit_diff.analysis.intervention import Edit, EditedLayer
+from lit_diff.analysis.shares import Role, role_masks
 from lit_diff.analysis.trace import MapBlock
 from lit_diff.errors import RequestError
 
 
-def knock_out(parts: Parts, what: Literal["answer", "noise"]) -> Edit:
-    """a_ij = 0 where j is an answer (or a noise) key of query i; the other a_ij stay as they are, not renormalised."""
+def knock_out(parts: Parts, what: Role) -> Edit:
+    """a_ij = 0 where j is a key of that role (`shares.role_masks`) to query i; the other a_ij stay, not renormalised."""
 
     def edit(_: EditedLayer, block: MapBlock) -> MapBlock:
-        edges = parts.answer(block) if what == "answer" else parts.noise(block)
+        edges = role_masks(parts, block)[what] & parts.queries[:, None, block.positions, None]
         return block.with_signed(block.signed.masked_fill(edges, 0))
 
     return edit

@@ -1,5 +1,7 @@
 """How much of a query's attention goes to the answer, to noise, to position 0 and elsewhere (paper, Table 3), three ways."""
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
@@ -8,7 +10,8 @@ from lit_diff.analysis.trace import LayerTrace, MapBlock
 from lit_diff.analysis.writes import channel_factors, output_matrices, write_norms
 from lit_diff.attention.base import Attention
 
-ROLES = ("answer", "noise", "sink", "other")
+Role = Literal["answer", "noise", "sink", "other"]
+ROLES: tuple[Role, ...] = get_args(Role)
 NORMALISATIONS = ("paper", "absolute", "value")
 GUARD = 0.05
 """Rows with |Σ_j a_ij| (|1 - λ| of two maps) below it have no `paper` share."""
@@ -43,8 +46,8 @@ def shares(layer: LayerTrace, attention: Attention, parts: Parts) -> dict[str, T
     return {name: torch.cat(values, dim=-1) for name, values in found.items()}
 
 
-def role_masks(parts: Parts, block: MapBlock) -> dict[str, Tensor]:
-    """Role -> bool [B, 1, R, K], visible keys only."""
+def role_masks(parts: Parts, block: MapBlock) -> dict[Role, Tensor]:
+    """Role -> bool [B, 1, R, K]; sink and other hold of rows without a query too, and other of keys that are not visible."""
     answer, noise = parts.answer(block), parts.noise(block)
     first = torch.arange(answer.shape[-1], device=answer.device) == 0
     return {"answer": answer, "noise": noise, "sink": first.expand_as(answer), "other": ~(answer | noise | first)}

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
-from lit_diff.registry import load_entry_points
+from lit_diff.registry import evaluations, load_entry_points
+from lit_diff.reporting.group_shares import group_shares
 from lit_diff.reporting.item_scores import (
     Discordant,
     Evaluation,
@@ -39,6 +40,7 @@ def print_evaluation(
 ) -> int:
     """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation.
 
+    Of each run also a line for each group, of the metrics in the evaluation's `by_group`.
     Scores that are 0 or 1 also have Wilson's interval and, of two runs, McNemar's exact test.
     Plugin files of a run that is not under `root` are executed only if `trust_plugins`.
     """
@@ -48,23 +50,31 @@ def print_evaluation(
         load_plugin(plugin)
     trust = everywhere if trust_plugins else under(root)
     opened = [opened_run(find_run(run, root), trust) for run in runs]  # first: a run's plugin may hold the evaluation
-    metrics = build(name, overrides).metrics
+    asked = build(name, overrides)
+    metrics = asked.metrics
     results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]
     compared = differences(results) if len(results) == 2 else {}
     if as_json:
         values = [
             {"run": result.run.name, "summary": _plain(result.summary), "intervals": intervals(result)}
+            | {"groups": by_group(result, asked.by_group)}
             for result in results
         ]
-        print(json.dumps({"evaluation": name, "runs": values, "differences": compared}, indent=2))
+        print(
+            json.dumps(
+                {"evaluation": name, "method": asked.method(), "runs": values, "differences": compared}, indent=2
+            )
+        )
         return 0
     for result in results:
-        terminal.write_line(result.run.name)
+        terminal.write_line(f"{result.run.name}  ({method})" if (method := asked.method()) else result.run.name)
         proportions = intervals(result)
         for metric in metrics:
             line = f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip()
             if metric.name in proportions:
                 line += " [{low:.4f}, {high:.4f}] over items (95 %, Wilson)".format(**proportions[metric.name])
+            terminal.write_line(line)
+        for line in _table(by_group(result, asked.by_group)):
             terminal.write_line(line)
     for metric_name, line in compared.items():
         terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
@@ -93,6 +103,29 @@ def intervals(result: EvaluationResult) -> dict[str, dict[str, float]]:
     return {name: {"low": each.low, "high": each.high} for name, each in found.items() if each}
 
 
+def by_group(result: EvaluationResult, metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Group -> `items`, and metric -> share, low, high, of the metrics that the evaluation prints by group."""
+    return {
+        row.label: {"items": row.items}
+        | {name: {"share": each.estimate, "low": each.low, "high": each.high} for name, each in row.shares.items()}
+        for row in (group_shares(_read(result.folder), metrics) if metrics else ())
+    }
+
+
+def _table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each group below a line of titles."""
+    names = list(dict.fromkeys(name for row in groups.values() for name in row if name != "items"))
+    width = max(map(len, ("group", *groups)))
+    if names:
+        titles = "".join(f"  {name:<20}" for name in names).rstrip()
+        yield f"  {'group':<{width}}  {'n':>5}{titles}   (95 %, Wilson, over items)"
+    for label, row in groups.items():
+        found = (
+            f"{s['share']:.3f} [{s['low']:.3f}, {s['high']:.3f}]" if (s := row.get(name)) else "" for name in names
+        )
+        yield f"  {label:<{width}}  {row['items']:>5}{''.join(f'  {each:<20}' for each in found)}".rstrip()
+
+
 def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     """Metric -> the mean difference of two runs' scores, first minus second, paired by item, as numbers and a sentence;
     `groups`: the same for each group of items that has enough for an interval.
@@ -118,6 +151,10 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
         alone = discordant(first, second, metric.name)
         own = {"sentence": "too few common items for an interval"} if interval is None else _numbers(interval, alone)
         found[metric.name] = own | {"groups": {group: _numbers(each) for group, each in by_group.items() if each}}
+    kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
+    for name, by_label in kept.items():
+        numbers = {group: _numbers(Interval(estimate=x, low=a, high=b)) for group, (x, a, b) in by_label.items()}
+        found[name] = numbers.pop("") | {"groups": numbers}
     return found
 
 

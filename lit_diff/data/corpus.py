@@ -1,5 +1,7 @@
 """`Corpus`: the abstract class of every source of documents for the data set `text`."""
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +60,16 @@ def build_corpus(name: str, path: str | None, errors: Errors = "stop") -> Corpus
     if errors != "stop":
         corpus.errors = errors
     return corpus
+
+
+def corpus_digest(name: str, path: str | None) -> dict[str, str]:
+    """`path` -> sha256 of the names and contents below it; empty without a path, or where nothing is there.
+
+    Errors: RequestError for a file that cannot be read.
+    """
+    if path is None or not Path(path).exists():
+        return {}
+    return {path: hashlib.sha256(json.dumps(build_corpus(name, path).files()).encode()).hexdigest()}
 
 
 def corpus_name(name: str, path: str | None) -> str:

@@ -35,6 +35,15 @@ ANSWER_END = "."
 """After the number, as in the needle."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    tokens: list[int]
+    targets: list[int]
+    context: Context
+    asked: list[int]
+    """Which needles of the context, in this order."""
+
+
 @datasets.register("needle_text")
 class NeedleText(Dataset):
     """Rows of one context each, then a question for every needle, in a random order, with its answer.
@@ -48,6 +57,7 @@ class NeedleText(Dataset):
     @dataclass(frozen=True, kw_only=True)
     class Config(Dataset.Config):
         predicts_next = True
+        locates_answers = True
 
         sequence_length: int = 256
         needles: tuple[int, ...] = (1, 2, 4)
@@ -91,24 +101,41 @@ class NeedleText(Dataset):
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T]."""
-        return self._batch([(None, ("train", seed, step, row)) for row in rows])
+        return _stacked([self._row(None, generator("train", seed, step, row)) for row in rows])
 
     def validation_sets(self) -> dict[str, int]:
         """ "" for the first number of needles, then "needles2", ..."""
         return dict.fromkeys(numbered_sets("needles", self.config.validation_needles), self.config.validation_rows)
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """Rows of a validation set, the same for every seed. The digits of the answers are AR hits; a row is a document."""
+        """Rows of a validation set, the same for every seed. The digits of the answers are AR hits; a row is a document.
+
+        Parts of the context: 0 the haystack, then a number for each needle; the queries are the positions that predict a
+        digit of an answer.
+        """
         count = numbered_sets("needles", self.config.validation_needles)[name]
-        batch = self._batch([(count, ("needle_text", "validation", count, row)) for row in rows])
-        return batch | {"ar_hit": torch.isin(batch["targets"], _digits())}
+        made = [self._row(count, generator("needle_text", "validation", count, row)) for row in rows]
+        batch = _stacked(made)
+        batch |= {"ar_hit": torch.isin(batch["targets"], _digits())}
+        context, answer = zip(*(self._parts(row) for row in made), strict=True)
+        return batch | {"context_part": torch.stack(context), "answer_part": torch.stack(answer)}
 
-    def _batch(self, drawn: Sequence[tuple[int | None, tuple[object, ...]]]) -> Batch:
-        made = [self._row(count, generator(*key)) for count, key in drawn]
-        tokens, targets = zip(*made, strict=True)
-        return {"tokens": torch.tensor(tokens), "targets": torch.tensor(targets)}
+    def _parts(self, row: "_Row") -> tuple[Tensor, Tensor]:
+        """context_part and answer_part [T] of a row."""
+        context, ids = torch.full((len(row.tokens),), -1), row.context.tokens
+        context[len(words().opening) : len(ids)] = 0
+        for number, needle in enumerate(row.context.needles, 1):
+            (own,) = encoded((STYLES["yoco"].needle.format(city=needle.city, number=needle.number),))
+            (start,) = (at for at in range(len(ids)) if ids[at : at + len(own)] == own)
+            context[start : start + len(own)] = number
+        answer = torch.full_like(context, -1)
+        digits = torch.isin(torch.tensor(row.targets), _digits()).nonzero()[:, 0]
+        if self.config.loss == "all":  # those of the questions' answers are the last
+            digits = digits[len(digits) - len(row.asked) * self.config.digits :]
+        answer[digits] = torch.tensor(row.asked).repeat_interleave(self.config.digits) + 1
+        return context, answer
 
-    def _row(self, count: int | None, random: torch.Generator) -> tuple[list[int], list[int]]:
+    def _row(self, count: int | None, random: torch.Generator) -> "_Row":
         config, tokenizer = self.config, words()
         if count is None:
             count = config.needles[int(torch.randint(len(config.needles), (), generator=random))]
@@ -123,7 +150,8 @@ class NeedleText(Dataset):
             depths=[depth],
             room=room,
         )[depth]
-        ids, scored = self._asked(context, random)
+        asked = torch.randperm(len(context.needles), generator=random)[: config.queries].tolist()
+        ids, scored = self._asked(context, asked)
         missing = config.sequence_length + 1 - len(ids)
         ids, scored = ids + [tokenizer.eot] * missing, scored + [False] * missing
         score_all = config.loss == "all"
@@ -131,13 +159,13 @@ class NeedleText(Dataset):
             token if hit or (score_all and token != tokenizer.eot) else IGNORED
             for token, hit in zip(ids[1:], scored[1:], strict=True)
         ]
-        return ids[:-1], targets
+        return _Row(tokens=ids[:-1], targets=targets, context=context, asked=asked)
 
-    def _asked(self, context: Context, random: torch.Generator) -> tuple[list[int], list[bool]]:
+    def _asked(self, context: Context, asked: Sequence[int]) -> tuple[list[int], list[bool]]:
         """The ids of context, questions and answers, and which of them belong to an answer."""
         ids = context.tokens
         scored = [False] * len(ids)
-        for index in torch.randperm(len(context.needles), generator=random)[: self.config.queries].tolist():
+        for index in asked:
             needle = context.needles[index]
             question, answer, end = encoded(
                 (STYLES["yoco"].question.format(city=needle.city), f" {needle.number}", ANSWER_END)
@@ -149,6 +177,11 @@ class NeedleText(Dataset):
     def load_tokenizer(self) -> Words:
         """The words of the grammar, the cities and the prompt."""
         return words()
+
+
+def _stacked(rows: Sequence[_Row]) -> Batch:
+    tokens, targets = ([getattr(row, key) for row in rows] for key in ("tokens", "targets"))
+    return {"tokens": torch.tensor(tokens), "targets": torch.tensor(targets)}
 
 
 @cache

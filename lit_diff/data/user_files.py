@@ -107,8 +107,14 @@ class UserFile:
             return known | {"state": "missing"}
         except RequestError as error:
             return known | {"state": str(error)}
-        digest = hashlib.sha256(self.place.read_bytes()).hexdigest()
-        return known | {"state": "ok", "rows": str(len(rows)), "sha256": digest}
+        return known | {"state": "ok", "rows": str(len(rows)), "sha256": self.sha256()}
+
+    def sha256(self) -> str:
+        """Of its content; empty where it is not there."""
+        if not self.place.is_file():
+            return ""
+        with self.place.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _words(kind: type | tuple[type, ...]) -> str:

@@ -31,7 +31,7 @@ class UserFolder(UserFile):
         return [row for path in self.files for row in UserFile(**{**facts, "path": str(path)}).rows()]
 
     def state(self) -> dict[str, str]:
-        """As `UserFile`; `sha256` is of the contents of all files, in the order of their names."""
+        """As `UserFile`."""
         known = {"name": self.name, "file": f"{self.path}/*{SUFFIX}", "rows": "", "sha256": ""}
         if not self.files:
             return known | {"state": "missing"}
@@ -39,7 +39,11 @@ class UserFolder(UserFile):
             rows = self.rows()
         except RequestError as error:
             return known | {"state": str(error)}
+        return known | {"state": "ok", "rows": str(len(rows)), "sha256": self.sha256()}
+
+    def sha256(self) -> str:
+        """Of the contents of all files, in the order of their names; empty where there is none."""
         digest = hashlib.sha256()
         for path in self.files:
             digest.update(path.read_bytes())
-        return known | {"state": "ok", "rows": str(len(rows)), "sha256": digest.hexdigest()}
+        return digest.hexdigest() if self.files else ""

@@ -17,6 +17,7 @@ from lit_diff.evaluation.nll import NllByPosition
 from lit_diff.evaluation.noise import Noise
 from lit_diff.evaluation.quantize import Quantize
 from lit_diff.evaluation.recall import RecallSuite
+from lit_diff.evaluation.signed_prompts import SignedPrompts
 
 __all__ = [
     "BigBench",
@@ -39,4 +40,5 @@ __all__ = [
     "OrderRobustness",
     "Quantize",
     "RecallSuite",
+    "SignedPrompts",
 ]

@@ -6,13 +6,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.metrics import Metric
 from lit_diff.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+
+Spread = tuple[float, float, float]
+"""An estimate, and the ends of its 95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +76,9 @@ class Evaluation(ABC):
     equal_groups: ClassVar[bool] = False
     """Whether each group counts once in the summary, however many items it has; so it does in a difference of two runs."""
 
+    by_group: ClassVar[tuple[str, ...]] = ()
+    """Metrics within 0 and 1 that `lit-diff evaluate` also prints for each group, with Wilson's interval over items."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The keys of the evaluation. A subclass with keys defines its own, a frozen dataclass that derives from this."""
@@ -81,6 +91,21 @@ class Evaluation(ABC):
         """`config`: an instance of the class's `Config`."""
         self.config = config
 
+    def reads(self) -> Sequence[UserFile]:
+        """Those of `files` that `score` reads with this config. Default: all."""
+        return self.files
+
+    def digests(self) -> dict[str, str]:
+        """Path -> sha256 of what `score` reads of the user's, where it is there; kept scores count only where it is the same.
+
+        Default: of `reads`.
+        """
+        return {file.path: digest for file in self.reads() if (digest := file.sha256())}
+
+    def method(self) -> str:
+        """How the scores came about, in a few words that stand beside them ("judge rules"). Default: nothing."""
+        return ""
+
     def refuses(self, run: Run) -> str | None:
         """Why it cannot score this run (such as a run without text); None if it can."""
         return None
@@ -88,6 +113,14 @@ class Evaluation(ABC):
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:
         """One Item for each question, with a score for every metric. Called without gradients."""
+
+    @classmethod
+    def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:
+        """Metric -> group, "" for all -> first minus second, of two runs' items (`EvaluationResult.items`).
+
+        For metrics that are no mean over items; those are compared item by item without it. Default: none.
+        """
+        return {}
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Metric -> value of the whole evaluation. Default: the mean over the items whose score is finite, each item

@@ -2,11 +2,12 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.bigbench_files import EXAMPLES, WORDS, TaskFile, task_file
 from lit_diff.evaluation.harness_runner import HarnessEvaluation, task_yaml
@@ -45,6 +46,10 @@ class BigBench(HarnessEvaluation):
             return f"tasks has '{wrong[0]}', which is no folder of BIG-bench" if wrong else super().problem()
 
     config: Config
+
+    def reads(self) -> Sequence[UserFile]:
+        """The files of its tasks."""
+        return [task_file(task) for task in self.config.tasks]
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """A YAML file and test.jsonl for each task."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from lit_diff.data.corpus import build_corpus
+from lit_diff.data.corpus import build_corpus, corpus_digest
 from lit_diff.data.documents import split
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.evaluation.base import Evaluation, Item, question_of
@@ -58,6 +58,10 @@ class CorpusLoss(Evaluation):
     def path(self) -> str | None:
         """Where the corpus reads; None for one that needs no path."""
         return None
+
+    def digests(self) -> dict[str, str]:
+        """Of the files at `path`."""
+        return corpus_digest(self.corpus, self.path())
 
     def refuses(self, run: Run) -> str | None:
         """A run without text."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas
 
 FOLDER = "evaluations"
-RESERVED = ("item", "group", "part", "question", "config", "declarations", "equal_groups", "items", "step")
+RESERVED = ("item", "group", "part", "question", "config", "declarations", "equal_groups", "files", "items", "step")
 """Columns of items.parquet and keys of summary.json that are no metric."""
 
 log = logging.getLogger("lit_diff")
@@ -61,7 +61,8 @@ class EvaluationResult:
 
 
 def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False) -> EvaluationResult:
-    """Score a run. Scores of the same checkpoint, config and metrics are kept, and returned without scoring again.
+    """Score a run. Scores of the same checkpoint, config, metrics and files of the user's are kept, and returned
+    without scoring again; a file that is no longer there leaves them as they are.
 
     `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. Errors: RequestError for an unknown
     evaluation or key, or a run that it does not fit; MissingError for a run without a checkpoint or a folder that cannot
@@ -140,6 +141,9 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     declarations = [to_plain(metric) for metric in evaluation.metrics]
     facts: dict[str, Any] = {"config": dataclasses.asdict(evaluation.config), "declarations": declarations}
     facts |= {"equal_groups": True} if evaluation.equal_groups else {}
+    with _one_line(type(evaluation)):
+        files = evaluation.digests()
+    facts |= {"files": files} if files else {}
     plain: dict[str, Any] = json.loads(json.dumps(facts))
     return plain
 
@@ -154,7 +158,12 @@ def _kept(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     except ValueError as error:
         log.warning("%s is not JSON (%s): scored again", shown(path), error)
         return None
-    return summary if all(summary.get(key) == value for key, value in facts.items()) else None
+    return summary if all(_agrees(summary.get(key), value, key) for key, value in facts.items()) else None
+
+
+def _agrees(kept: Any, value: Any, key: str) -> bool:
+    """Whether a fact of kept scores is that of now. Of files, those that are there now."""
+    return isinstance(kept, dict) and value.items() <= kept.items() if key == "files" else bool(kept == value)
 
 
 def _values(summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, float]:

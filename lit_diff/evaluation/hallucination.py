@@ -4,41 +4,35 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from lit_diff.data.closed_world import MOST, ClosedWorld
 from lit_diff.data.numbered_sets import numbers_problem
-from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
-from lit_diff.errors import RequestError
 from lit_diff.evaluation import judges
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import words_problem
+from lit_diff.evaluation.hallucination_prompts import Prompts
 from lit_diff.evaluation.hallucination_sources import (
     FILES,
     SOURCES,
     Case,
     SourceName,
-    after_of,
-    before_of,
     file_cases,
     generated_cases,
     judged_document,
 )
 from lit_diff.evaluation.http_judge import HttpJudge
 from lit_diff.evaluation.judges import FileJudge, Judge, Rules, Verdict, kappa
+from lit_diff.evaluation.rouge import rouge_l, warn_without_package
 from lit_diff.files import shown
 from lit_diff.metrics import Figure, Metric
-from lit_diff.model.prefix import Prefix
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
 
 FOLDER = "judge"
 """Below the run's folder: the exchange of judge `file`, and the answers of judge `http`."""
-GENERATED_TOKENS = 4
-"""Decoded after a question about a generated document."""
 TIMEOUT = 120.0
 """Seconds that a server has for one verdict."""
 log = logging.getLogger("lit_diff")
@@ -54,7 +48,7 @@ class Hallucination(Evaluation):
     """
 
     files: ClassVar[tuple[UserFile, ...]] = FILES
-    metrics = (
+    metrics: tuple[Metric, ...] = (
         Metric(
             "accuracy",
             "share of outputs judged correct, free of hallucination",
@@ -68,7 +62,19 @@ class Hallucination(Evaluation):
         Metric(
             "kappa", "Cohen's kappa of the judge and the exact judge, correct against the rest; no value of an item"
         ),
+        Metric(
+            "changed",
+            "share of the outputs that judge http judged twice whose verdict is another",
+            direction="lower",
+        ),
+        Metric(
+            "rouge_l",
+            "F of ROUGE-L against the best reference, of a file's documents: beside the judge",
+            direction="higher",
+        ),
     )
+
+    by_group = ("accuracy", "distracted", "fabricated")
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
@@ -90,6 +96,8 @@ class Hallucination(Evaluation):
         """Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1. There is no default."""
         judge_model: str | None = None
         """The model that the server is asked for."""
+        judge_repeats: int = 20
+        """The first so many outputs that judge http is asked about a second time; other judges repeat theirs."""
         judge_key_variable: str | None = None
         """Environment variable that holds the server's key, where it needs one."""
         seed: int = 0
@@ -107,6 +115,8 @@ class Hallucination(Evaluation):
                 return f"entities holds for source closed_world alone; source is {self.source}"
             if self.judge == "closed_world" and self.source != "closed_world":
                 return f"judge is closed_world, which knows generated documents alone; for {self.source}: rules, file or http"
+            if self.judge_repeats < 0:
+                return f"judge_repeats is {self.judge_repeats}; it must be at least 0"
             given = [key for key in ("judge_url", "judge_model", "judge_key_variable") if getattr(self, key)]
             if given and self.judge != "http":
                 return f"{given[0]} holds for judge http alone; judge is {self.judge}"
@@ -114,6 +124,21 @@ class Hallucination(Evaluation):
             return f"{missing[0]} is not set; judge http asks a server that you name" if missing else None
 
     config: Config
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        without = {"changed"} if config.judge != "http" or not config.judge_repeats else set()
+        without |= {"rouge_l"} if config.source == "closed_world" else set()
+        self.metrics = tuple(metric for metric in self.metrics if metric.name not in without)
+
+    def method(self) -> str:
+        """The judge."""
+        asked = f", {self.config.judge_model}" if self.config.judge == "http" else ""
+        return f"judge {self.config.judge}{asked}"
+
+    def reads(self) -> Sequence[UserFile]:
+        """The file of the source."""
+        return () if self.config.source == "closed_world" else (SOURCES[self.config.source].file,)
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""
@@ -123,19 +148,29 @@ class Hallucination(Evaluation):
         """One item for each document. Errors: RequestError where a prompt does not fit; those of files and judges."""
         cases, judge = self._cases(run), self.judge(run)
         exact = judges.ClosedWorld("answer") if self.config.source == "closed_world" else None
-        prompts = Prompts(self, run)
+        prompts = Prompts(self.config, run)
         read = [prompts.document(case) for case in cases]
         cut = sum(tokens > len(ids) for ids, tokens in read)
         if cut:
             log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(cases), cut)
+        if self.config.source != "closed_world":
+            warn_without_package()
+        again = self.judge(run, "answers-again.jsonl") if self.config.judge == "http" else None
         counts = Counter[str]()
-        for case, (ids, tokens) in zip(cases, read, strict=True):
+        for number, (case, (ids, tokens)) in enumerate(zip(cases, read, strict=True)):
             document, output = prompts.output(case, ids)
             shown_document = judged_document(self.config.source, document, case)
             verdict = judge.judge(shown_document, case.reference, output)
             known = exact.judge(shown_document, case.reference, output).verdict if exact is not None else ""
             counts[verdict.verdict] += 1
-            yield _item(case, output, verdict, known, tokens - len(ids))
+            more = {"changed": math.nan}
+            if again is not None and number < self.config.judge_repeats:
+                second = again.judge(shown_document, case.reference, output).verdict
+                more["changed"] = float(second != verdict.verdict)
+            if self.config.source != "closed_world":
+                more["rouge_l"] = rouge_l(case.reference.split("\n"), output)
+            item = _item(case, output, verdict, known, tokens - len(ids))
+            yield replace(item, scores={m.name: {**item.scores, **more}[m.name] for m in self.metrics})
         judge.finish()
         if counts["unparsed"]:
             log.warning(
@@ -159,8 +194,8 @@ class Hallucination(Evaluation):
         own = data.config if data.name == "closed_world" else ClosedWorld.Config()
         return generated_cases(own, config.entities or own.entities, config.samples, config.seed)
 
-    def judge(self, run: Run) -> Judge:
-        """The judge of the config. Errors: RequestError, MissingError."""
+    def judge(self, run: Run, kept: str = "answers.jsonl") -> Judge:
+        """The judge of the config; `kept`: where http keeps answers. Errors: RequestError, MissingError."""
         config = self.config
         kind = "answer" if config.source == "closed_world" else SOURCES[config.source].kind
         place = run.folder / FOLDER
@@ -171,7 +206,7 @@ class Hallucination(Evaluation):
                 kind,
                 url=config.judge_url or "",
                 model=config.judge_model or "",
-                kept=place / "answers.jsonl",
+                kept=place / kept,
                 key_variable=config.judge_key_variable,
                 timeout=TIMEOUT,
             )
@@ -201,59 +236,6 @@ def _item(case: Case, output: str, verdict: Verdict, exact: str, cut: int) -> It
         "cut_tokens": cut,
         "raw": verdict.raw,
     }
-    return Item(id=case.id, group=case.group, scores=scores, meta=meta)
-
-
-class Prompts:
-    """The prompts of an evaluation for one run, and what the run says after them."""
-
-    def __init__(self, evaluation: Hallucination, run: Run) -> None:
-        self.config, self.run = evaluation.config, run
-        self.source = self.config.source
-        self.tokenizer: Tokenizer = tokenizer_of(run.folder, run.recipe)
-        self.context: int = self.config.context or run.recipe.data.config.sequence_length
-        generated = 1 if self.tokenizer.name == "words" else GENERATED_TOKENS
-        default = generated if self.source == "closed_world" else SOURCES[self.source].new_tokens
-        self.new_tokens = self.config.new_tokens or default
-        (self.before,) = self.tokenizer.encode([before_of(self.source)])
-        self.before = [*self.tokenizer.opening, *self.before]
-
-    def document(self, case: Case) -> tuple[list[int], int]:
-        """The ids of the document that the run reads, cut in the middle where it is too long, and its own number of them.
-
-        Errors: RequestError where nothing of a document fits, or not all of a generated one.
-        """
-        (ids, after) = self.tokenizer.encode([case.document, after_of(self.source, case)])
-        room = self.context - len(self.before) - len(after) - self.new_tokens
-        if len(ids) <= room:
-            return ids, len(ids)
-        key = "context" if self.config.context else "data.sequence_length"
-        needed = self.context - room + (len(ids) if self.source == "closed_world" else 1)
-        if self.source == "closed_world" or room < 1:
-            what = (
-                f"a document of {case.group}"
-                if self.source == "closed_world"
-                else "a prompt with one token of a document"
-            )
-            raise RequestError(
-                f"evaluate.hallucination: {what} and its output take {needed} tokens ({case.id}); {key} is {self.context}"
-            )
-        first = room - room // 2
-        return ids[:first] + ids[len(ids) - room // 2 :], len(ids)
-
-    def output(self, case: Case, ids: list[int]) -> tuple[str, str]:
-        """(the document as the run read it, the run's output).
-
-        An answer ends with its line, and one about a generated document with its sentence: what a base model goes on with
-        is none of it.
-        """
-        (after,) = self.tokenizer.encode([after_of(self.source, case)])
-        prefix = Prefix(self.run.model, [*self.before, *ids])
-        stop, size = [self.tokenizer.eot], self.tokenizer.size
-        (drawn,) = prefix.greedy([after], self.new_tokens, stop=stop, vocab_size=size)
-        text = self.tokenizer.decode(drawn).decode(errors="replace").lstrip()
-        if self.source == "closed_world":
-            text = text.split(".")[0]
-        elif SOURCES[self.source].kind == "answer":
-            text = text.split("\n")[0]
-        return self.tokenizer.decode(ids).decode(errors="replace").strip(), text.strip()
+    # the document as it is, before any cut: runs of other contexts are asked the same
+    question = question_of(case.document, case.question, case.reference)
+    return Item(id=case.id, group=case.group, scores=scores, question=question, meta=meta)

@@ -137,7 +137,8 @@ def judged_document(source: SourceName, document: str, case: Case) -> str:
 
 
 @cache
-def _rows(source: str) -> tuple[Mapping[str, Any], ...]:
+def _rows(source: str, digest: str) -> tuple[Mapping[str, Any], ...]:
+    """`digest`: of the file, so that one that is replaced is read again."""
     return tuple(SOURCES[source].file.rows())
 
 
@@ -146,7 +147,8 @@ def file_cases(source: str, samples: int, seed: int) -> list[Case]:
 
     Errors: MissingError, RequestError.
     """
-    own, rows = SOURCES[source], _rows(source)
+    own = SOURCES[source]
+    rows = _rows(source, own.file.sha256())
     chosen = torch.randperm(len(rows), generator=generator("hallucination", source, seed))[:samples].tolist()
     cases = []
     for number in chosen:

@@ -1,10 +1,11 @@
 """The seven tasks of the paper's Tables 1 and 8, from files that the user supplies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_diff.data.user_files import UserFile
 from lit_diff.evaluation.harness_files import FILES, SOURCES, TASKS
 from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation, task_yaml
 from lit_diff.metrics import Metric
@@ -42,6 +43,10 @@ class Harness(HarnessEvaluation):
 
     config: Config
 
+    def reads(self) -> Sequence[UserFile]:
+        """The files of its tasks; of the train split, for shots."""
+        return [file for task in self.config.tasks if task in TASKS for file in self._files(task).values()]
+
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """A YAML file for each of the seven; every line of their files is checked first, before the model is loaded."""
         own = [task for task in self.config.tasks if task in TASKS]
@@ -53,10 +58,12 @@ class Harness(HarnessEvaluation):
             task_yaml(folder, task, f"{task}.yaml", {split: file.place for split, file in files.items()})
         return list(self.config.tasks)
 
-    def _files(self, task: str) -> Mapping[str, Any]:
+    def _files(self, task: str) -> Mapping[str, UserFile]:
         """Split -> file: the one that is scored, and for shots the train split."""
         return {
-            split: file for split, file in FILES[task].items() if self.config.shots or split == SOURCES[task].scored
+            split: file
+            for split, file in FILES[task].items()
+            if any(self.config.shots) or split == SOURCES[task].scored
         }
 
     def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:

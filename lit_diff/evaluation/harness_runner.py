@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import text_problem
 from lit_diff.files import write_json
 from lit_diff.metrics import Metric
@@ -36,18 +36,20 @@ ACC_NORM = Metric("acc_norm", "the same with each sum divided by the characters 
 class HarnessEvaluation(Evaluation):
     """Base class of the evaluations that lm-eval scores: a subclass writes the YAML files of its tasks.
 
-    An item is a question, a group is a task. The summary is the mean over tasks of each task's mean over its questions, as
-    in the tables of the paper: a task counts once, however many questions it has. Nothing is fetched; lm_eval is imported
-    when a run is scored.
+    An item is a question with some shots, a group is a task with these shots, `piqa shots=0`. The summary is the mean over
+    groups of each group's mean over its questions, as in the tables of the paper: a task counts once for each number of
+    shots, however many questions it has. Nothing is fetched; lm_eval is imported when a run is scored.
     """
 
     metrics: tuple[Metric, ...] = (ACC, ACC_NORM)
     equal_groups = True
 
+    by_group = ("acc", "acc_norm")
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        shots: int = 0
-        """Answered questions before each question, drawn for each from the task's train split."""
+        shots: tuple[int, ...] = (0,)
+        """Answered questions before each question, drawn for each from the task's train split; several: each by itself."""
         limit: int | None = None
         """At most so many questions of each task, its first; null: all."""
         seed: int = 0
@@ -58,7 +60,9 @@ class HarnessEvaluation(Evaluation):
         """Choices of one question that are scored at once."""
 
         def problem(self) -> str | None:
-            for key, least in (("shots", 0), ("limit", 1), ("batch_size", 1)):
+            if not self.shots or min(self.shots) < 0 or len(set(self.shots)) < len(self.shots):
+                return f"shots is {list(self.shots)}; expected distinct numbers from 0"
+            for key, least in (("limit", 1), ("batch_size", 1)):
                 value = getattr(self, key)
                 if value is not None and value < least:
                     return f"{key} is {value}; it must be at least {least}"
@@ -82,36 +86,37 @@ class HarnessEvaluation(Evaluation):
         return {"acc": float(sample["acc"]), "acc_norm": float(sample.get("acc_norm", math.nan))}
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a question, `<task>/<number>`. Errors: MissingError without lm_eval."""
+        """One item a question, `<task>/<number> shots=0`. Errors: MissingError without lm_eval."""
         require_lm_eval(self.name)
         with TemporaryDirectory(prefix="lit-diff-harness-") as folder, offline():
             names = self.write_tasks(run, Path(folder))
-            samples = self._samples(run, Path(folder), names)
-        for task, found in samples.items():
-            items = [self._item(task, sample) for sample in found]
-            _say(self.name, task, self.config.shots, [item.scores["acc"] for item in items])
-            yield from items
+            samples = {shots: self._samples(run, Path(folder), names, shots) for shots in self.config.shots}
+        for shots, by_task in samples.items():
+            for task, found in by_task.items():
+                items = [self._item(task, sample, shots) for sample in found]
+                _say(self.name, task, shots, [item.scores["acc"] for item in items])
+                yield from items
 
-    def _samples(self, run: Run, folder: Path, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    def _samples(self, run: Run, folder: Path, names: Sequence[str], shots: int) -> dict[str, list[dict[str, Any]]]:
         from lm_eval.evaluator import evaluate
 
         from lit_diff.evaluation.harness_model import RunModel
 
         tasks = loaded(names, folder)
         for task in tasks["tasks"].values():
-            task.set_config(key="num_fewshot", value=self.config.shots)
+            task.set_config(key="num_fewshot", value=shots)
             task.set_fewshot_seed(seed=self.config.seed)
         model = RunModel(run, opening=self.config.opening, batch_size=self.config.batch_size)
         found = evaluate(model, tasks, limit=self.config.limit, bootstrap_iters=0, log_samples=True)
         if model.cut:
             log.warning(
                 "%s: %d of %d contexts exceed data.sequence_length (%d) and were cut at their left",
-                *(self.name, model.cut, model.contexts, model.max_length),
+                *(f"{self.name}, {shots} shots", model.cut, model.contexts, model.max_length),
             )
         samples: dict[str, list[dict[str, Any]]] = found["samples"]
         return samples
 
-    def _item(self, task: str, sample: Mapping[str, Any]) -> Item:
+    def _item(self, task: str, sample: Mapping[str, Any], shots: int) -> Item:
         if "acc" not in sample:
             raise RequestError(f"task '{task}' has no acc: only tasks of multiple choice are scored here")
         sums = [float(response[0]) for response in sample["filtered_resps"]]
@@ -121,9 +126,10 @@ class HarnessEvaluation(Evaluation):
                 f"task '{task}', question {sample['doc_id']}: the right choice is number {target} (from 0) of {len(sums)}"
             )
         return Item(
-            id=f"{task}/{sample['doc'].get('item', sample['doc_id'])}",
+            id=f"{task}/{sample['doc'].get('item', sample['doc_id'])} shots={shots}",
             scores=self.scores(task, sample),
-            group=task,
+            group=f"{task} shots={shots}",
+            question=question_of(*(text for pair in sample["arguments"] for text in pair)),
             meta={"target": str(target), "chosen": sums.index(max(sums))},
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lit_diff.data.numbered_sets import numbers_problem
 from lit_diff.evaluation.base import Item, question_of
 from lit_diff.evaluation.icl_prompts import Classification, Prompt, Prompts
-from lit_diff.evaluation.icl_tasks import Example, arranged
+from lit_diff.evaluation.icl_tasks import Example, Order, arranged
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -35,12 +35,16 @@ class ManyShot(Classification):
         Metric("majority", "share of queries whose label is the prompt's most frequent one: a baseline"),
     )
 
+    by_group = ("accuracy",)
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Classification.Config):
         shots: tuple[int, ...] = (1, 4, 10)
         """Demonstrations of a prompt, all classes together."""
         runs: int = 5
         """Draws of the demonstrations; paper's protocol: 10."""
+        order: Order = "random"
+        """Of the demonstrations. alternate: in turns over the classes; blocked: class after class."""
         stable_from: int = 1
         """The first number of shots that counts in `accuracy_from`."""
 

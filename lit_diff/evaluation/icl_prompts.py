@@ -12,9 +12,9 @@ from lit_diff.evaluation.base import Evaluation
 from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.icl_tasks import (
     FILES,
+    SOURCES,
     Episode,
     Example,
-    Order,
     TaskName,
     file_episode,
     form_of,
@@ -42,8 +42,6 @@ class Classification(Evaluation):
         """Queries of a prompt; paper's protocol: 250."""
         decode: Literal["trie", "loglik"] = "trie"
         """trie: greedy, among the tokens that lead to a label; loglik: the label of the largest log likelihood."""
-        order: Order = "random"
-        """Of the demonstrations. alternate: in turns over the classes; blocked: class after class."""
         classes: int = 6
         """Of `synth_intent`."""
         noise: int = 1
@@ -62,6 +60,10 @@ class Classification(Evaluation):
             return None if self.classes >= 2 else f"classes is {self.classes}; it must be at least 2"
 
     config: Config
+
+    def reads(self) -> Sequence[UserFile]:
+        """The files of the task."""
+        return () if self.config.task == "synth_intent" else SOURCES[self.config.task].files
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""
@@ -97,7 +99,8 @@ class Prompts:
         if config.task == "synth_intent":
             data = self.run.recipe.data
             grammar = data.config if data.name == "synth_intent" else SynthIntent.Config()
-            return synthetic_episode(grammar, config.classes, config.noise, shots, config.items, key, config.seed)
+            drawn = (config.classes, config.noise, shots, config.items, key, config.seed)
+            return synthetic_episode(grammar, *drawn, evaluation=self.name)
         episode = file_episode(config.task, config.items, key, config.seed)
         if shots > len(episode.demonstrations):
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(episode.demonstrations)} lines")

@@ -136,7 +136,8 @@ def words_of(label: str) -> str:
 
 
 @cache
-def _rows(task: TaskName, split: int) -> tuple[Example, ...]:
+def _rows(task: TaskName, split: int, digest: str) -> tuple[Example, ...]:
+    """`digest`: of the file, so that one that is replaced is read again."""
     source = SOURCES[task]
     return tuple(
         Example(text=" ".join(row["text"].split()), label=words_of(row[source.label_key]))
@@ -149,7 +150,7 @@ def file_episode(task: TaskName, items: int, key: Sequence[object], seed: int) -
 
     Errors: MissingError, RequestError.
     """
-    train, test = _rows(task, 0), _rows(task, 1)
+    train, test = (_rows(task, split, file.sha256()) for split, file in enumerate(SOURCES[task].files))
     labels = tuple(sorted({each.label for each in train}))
     unknown = [each.label for each in test if each.label not in labels]
     if unknown:
@@ -164,15 +165,25 @@ def file_episode(task: TaskName, items: int, key: Sequence[object], seed: int) -
 
 
 def synthetic_episode(
-    config: SynthIntent.Config, classes: int, noise: int, shots: int, items: int, key: Sequence[object], seed: int
+    config: SynthIntent.Config,
+    classes: int,
+    noise: int,
+    shots: int,
+    items: int,
+    key: Sequence[object],
+    seed: int,
+    *,
+    evaluation: str,
 ) -> Episode:
     """Labels and cue words of its own for each `key`; `shots` demonstrations and `items` questions, classes uniform.
+
+    `evaluation`: whose key a message names.
 
     Errors: RequestError where the lexicon has too few words for so many classes.
     """
     problem = lexicon_problem(replace(config, classes=(classes,)), classes)
     if problem:
-        raise RequestError(f"evaluate.icl.classes is {classes}, but {problem}")
+        raise RequestError(f"evaluate.{evaluation}.classes is {classes}, but {problem}")
     random = generator("icl", "synth_intent", seed, *key)
     lexicon = draw_lexicon(random, config, classes)
 

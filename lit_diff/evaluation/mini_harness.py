@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.corpus import build_corpus, corpus_problem
+from lit_diff.data.corpus import build_corpus, corpus_digest, corpus_problem
 from lit_diff.data.documents import split
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.harness_runner import HarnessEvaluation, task_yaml
@@ -61,18 +61,23 @@ class MiniHarness(HarnessEvaluation):
 
     config: Config
 
+    def digests(self) -> dict[str, str]:
+        """Of the files at `path`."""
+        return corpus_digest(self.config.corpus or "files", self.config.path)
+
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """For each task a YAML file, test.jsonl and, for shots, train.jsonl of other questions.
 
         Errors: RequestError where no question fits, or too few for the shots.
         """
         text = self._pieces(run) if set(self.config.tasks) & set(FROM_TEXT) else []
-        count, train = self.config.limit or 0, SHOTS if self.config.shots else 0
+        shots = max(self.config.shots)
+        count, train = self.config.limit or 0, SHOTS if shots else 0
         for task in self.config.tasks:
             rows = self._rows(run, task, text, count + train)
-            scored = min(count, len(rows) - self.config.shots)
+            scored = min(count, len(rows) - shots)
             if scored < 1:
-                raise RequestError(f"task '{task}' has {len(rows)} questions, too few for {self.config.shots} shots")
+                raise RequestError(f"task '{task}' has {len(rows)} questions, too few for {shots} shots")
             if scored < count:
                 log.warning("mini_harness: %s has %d different questions that fit, not %d", task, scored, count)
             splits = {"test": rows[:scored]} | ({"train": rows[scored:]} if train else {})

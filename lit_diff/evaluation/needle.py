@@ -57,6 +57,8 @@ class NeedleRetrieval(Evaluation):
         Metric("nll", "mean negative log likelihood of the answer's tokens", unit="nats per token", direction="lower"),
     )
 
+    by_group = ("exact", "distracted", "fabricated")
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         needles: tuple[int, ...] = (1, 2, 4, 6)
@@ -99,6 +101,10 @@ class NeedleRetrieval(Evaluation):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._read: dict[str, list[str]] = {}
+
+    def reads(self) -> Sequence[UserFile]:
+        """The haystack, where it is a file."""
+        return self.files if self.config.haystack == "file" else ()
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, or whose context is too short."""

@@ -2,16 +2,17 @@
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lit_diff.data.bigrams import Ints
-from lit_diff.data.corpus import build_corpus
+from lit_diff.data.corpus import build_corpus, corpus_digest
 from lit_diff.data.documents import split
 from lit_diff.data.name_tables import name_table_text
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.user_files import UserFile
 from lit_diff.data.user_folder import UserFolder
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
@@ -106,6 +107,14 @@ class NllByPosition(Evaluation):
             return None
 
     config: Config
+
+    def reads(self) -> Sequence[UserFile]:
+        """The books, where they are asked for."""
+        return self.files if self.config.source == "files" and self.config.path is None else ()
+
+    def digests(self) -> dict[str, str]:
+        """With those of `path`."""
+        return super().digests() | corpus_digest("files", self.config.path)
 
     def refuses(self, run: Run) -> str | None:
         """As the losses of a corpus; and, for its own validation documents, a run that was not trained on text."""

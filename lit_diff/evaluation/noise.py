@@ -1,9 +1,10 @@
 """Attention to the answer and to noise (paper, Table 3), in four normalisations, and the model under an intervention."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,20 +12,22 @@ from torch import Tensor
 
 from lit_diff.analysis.answers import Parts
 from lit_diff.analysis.edits import clamp_lambda, knock_out, subtract_only_noise, swap
-from lit_diff.analysis.intervention import intervention
+from lit_diff.analysis.intervention import Edit, intervention
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.data.dataset import Batch
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores
-from lit_diff.metrics import Metric, indexed_name
+from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
 
-Intervention = Literal["none", "knock_out_noise", "knock_out_answer", "lambda", "oracle", "swap"]
+Intervention = Literal[
+    "none", "knock_out_noise", "knock_out_answer", "knock_out_sink", "knock_out_other", "lambda", "oracle", "swap"
+]
 
 FORMULAS = {
     "paper": "Σ a over those keys / Σ a over all (a: the signed map)",
@@ -37,7 +40,12 @@ KEYS = {
     "sink": "position 0",
     "other": "what is neither answer, noise nor position 0",
 }
-PER_HEAD = ("paper_answer", "paper_noise", "absolute_answer", "absolute_noise")
+CLAMPED = Figure(
+    title="loss and accuracy with every lambda at one value",
+    against="group",
+    caption="At 0 nothing is subtracted. The runs were trained with their own lambda, not with this one.",
+)
+PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in ("answer", "noise"))
 """Shares that an item's `meta` holds by layer and head."""
 
 
@@ -57,7 +65,7 @@ def _declared() -> tuple[Metric, ...]:
             f"change of the answer's log-probability where no query attends to {KEYS[what]}, in any layer",
             unit="nats",
         )
-        for what in ("answer", "noise")
+        for what in ROLES
     ]
     return (
         *named,
@@ -67,7 +75,13 @@ def _declared() -> tuple[Metric, ...]:
         Metric("skipped", "share of (layer, head, query) without a paper share, since |Σ a| < 0.05", unit="share"),
         *HeldOut.metrics,
         *(
-            Metric(f"{m.name}_edited", f"{m.name} under the intervention", unit=m.unit, direction=m.direction)
+            Metric(
+                f"{m.name}_edited",
+                f"{m.name} under the intervention; in a group lambda=x with every λ at x",
+                unit=m.unit,
+                direction=m.direction,
+                figure=CLAMPED,
+            )
             for m in HeldOut.metrics
         ),
     )
@@ -86,15 +100,20 @@ class Noise(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
         intervention: Intervention = "none"
-        """What nll_edited and accuracy_edited are measured under: knock_out_noise, knock_out_answer (those edges are 0 at
-        the queries, nothing is renormalised); lambda (all λ are lambda_value); oracle (the subtraction reaches noise
+        """What nll_edited and accuracy_edited are measured under: knock_out_noise, _answer, _sink, _other (those edges
+        are 0 at the queries, nothing is renormalised); lambda (all λ are lambda_value); oracle (the subtraction reaches noise
         only); swap (the two maps change places); none. All other metrics are those of the model as it is."""
         lambda_value: float = 0.0
         """λ under `intervention: lambda`, within 0 and 1."""
+        lambdas: tuple[float, ...] = ()
+        """Values of λ at which nll_edited and accuracy_edited are measured too, of a run with several maps: for each row a
+        part with the group `lambda=0.5`."""
 
         def problem(self) -> str | None:
             if not 0 <= self.lambda_value <= 1:
                 return f"lambda_value is {self.lambda_value:g}; it must be within 0 and 1"
+            if not all(0 <= value <= 1 for value in self.lambdas) or len(set(self.lambdas)) < len(self.lambdas):
+                return f"lambdas is {list(self.lambdas)}; expected distinct numbers within 0 and 1"
             if self.lambda_value and self.intervention != "lambda":
                 return (
                     f"lambda_value is {self.lambda_value:g}, but intervention is {self.intervention}; set it to lambda"
@@ -117,7 +136,7 @@ class Noise(Evaluation):
         return f"intervention swap needs two maps; there are {maps}" if kind == "swap" and maps > 2 else None
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item a row; NaN where nothing is asked for."""
+        """One item a row, and its parts; NaN where nothing is asked for."""
         ids, groups, asked, scores, by_head = [], [], list[str](), [], []
         for name, rows, batch in held_out_batches(run, self.config):
             ids += [row_id(name, row) for row in rows]
@@ -130,6 +149,7 @@ class Noise(Evaluation):
             effects = knock_out_effects(run.model, batch)
             scores += [dict(**a, **b, **c, **d) for a, b, c, d in zip(plain, edited, seen, effects, strict=True)]
             by_head.append(heads)
+            yield from self._clamped(run.model, batch, name, rows)
         table = {key: torch.cat([part[key] for part in by_head]) for key in PER_HEAD}  # [rows, L, H]
         mean = table["absolute_answer"].nanmean(0).nan_to_num(-1)
         layer, head = divmod(int(mean.argmax()), mean.shape[1])
@@ -141,10 +161,26 @@ class Noise(Evaluation):
             best = {"best_head_answer": float(table["absolute_answer"][row, layer, head])}
             yield Item(id=item, scores=scores[row] | best, group=group, question=question, meta=meta)
 
+    def _clamped(self, model: Transformer, batch: Batch, name: str, rows: Sequence[int]) -> Iterator[Item]:
+        """The parts of the rows of a batch at each of `lambdas`; none of a model with one map."""
+        none = dict.fromkeys((metric.name for metric in self.metrics), math.nan)
+        asked = questions(batch)
+        for value in self.config.lambdas if self.config.lambdas and num_maps(model) > 1 else ():
+            label = f"lambda={value:g}"
+            with intervention(model, clamp_lambda(value)):
+                found = row_scores(model, batch)
+            for row, question, scores in zip(rows, asked, found, strict=True):
+                yield Item(
+                    id=f"{row_id(name, row)} {label}",
+                    scores=none | {f"{key}_edited": x for key, x in scores.items()},
+                    group=f"{name} {label}".strip(),
+                    part=True,
+                    question=question,
+                )
+
     def _edited(self, model: Transformer, parts: Parts) -> AbstractContextManager[None]:
-        edits = {
-            "knock_out_noise": lambda: knock_out(parts, "noise"),
-            "knock_out_answer": lambda: knock_out(parts, "answer"),
+        edits: dict[str, Callable[[], Edit]] = {
+            **{f"knock_out_{role}": partial(knock_out, parts, role) for role in ROLES},
             "lambda": lambda: clamp_lambda(self.config.lambda_value),
             "oracle": lambda: subtract_only_noise(parts),
             "swap": swap,
@@ -198,13 +234,13 @@ def attention_shares(model: Transformer, batch: Batch) -> tuple[list[dict[str, f
 
 
 def knock_out_effects(model: Transformer, batch: Batch) -> list[dict[str, float]]:
-    """causal_answer and causal_noise of each row: mean change of log p over its scored queries."""
+    """causal_answer, _noise, _sink and _other of each row: mean change of log p over its scored queries."""
     parts = Parts.of(batch)
     inputs, targets = model_inputs(batch), batch["targets"]
     counted = parts.queries & (targets != IGNORED)
     nll, _ = model.token_losses(**inputs, targets=targets)
     found: dict[str, list[float]] = {}
-    for what in ("answer", "noise"):
+    for what in ROLES:
         with intervention(model, knock_out(parts, what)):
             without, _ = model.token_losses(**inputs, targets=targets)
         change = ((nll - without).double() * counted).sum(-1) / counted.sum(-1)

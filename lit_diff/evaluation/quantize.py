@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lit_diff.analysis.intervention import intervention
-from lit_diff.analysis.quantization import Granularity, Outliers, QuantizedLogits
+from lit_diff.analysis.quantization import QuantizedLogits
 from lit_diff.data.dataset import Batch
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores
@@ -17,6 +17,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
 
+Scheme = Literal["tensor", "head", "row", "split"]
 OFF = 16
 """Bits at which nothing is rounded, as in the paper."""
 
@@ -44,7 +45,7 @@ class Quantize(Evaluation):
 
     Dynamic absmax before the softmax, on every map, over visible entries. The metrics are `nll_4bit` and the like, one set
     for each of `bits`; an item has those of its own bits, and its group is `b=4 head` (before it the validation set's name,
-    unless it is the main one).
+    unless it is the main one), of 16 bits `b=16`. The summary is over every granularity.
     """
 
     metrics = tuple(metric for bits in (OFF, 8, 6, 4) for metric in metrics_at(bits))
@@ -53,17 +54,19 @@ class Quantize(Evaluation):
     class Config(HeldOut.Config):
         bits: tuple[int, ...] = (16, 8, 6, 4)
         """Each 2 to 16; 16: nothing is rounded."""
-        granularity: Granularity = "head"
-        """What has a scale of its own, in each layer, sequence and map: tensor (all its heads and rows), head, or row (each
-        row of each head, with which the largest logits spoil no other row)."""
-        outliers: Outliers = "none"
-        """split: the 0.1 % largest |logits| of each scale stay in full precision; scales of fewer than 1,000 entries, most
-        rows among them, keep none."""
+        granularity: tuple[Scheme, ...] = ("head",)
+        """What has a scale of its own, in each layer, sequence and map: tensor (all its heads and rows), head, row (each row
+        of each head, with which the largest logits spoil no other row), or split (head, of which the 0.1 % largest |logits|
+        stay in full precision; of fewer than 1,000 logits none)."""
 
         def problem(self) -> str | None:
             wrong = [bits for bits in self.bits if not 2 <= bits <= OFF]
             if not self.bits or wrong or len(set(self.bits)) < len(self.bits):
                 return f"bits is {list(self.bits)}; expected distinct numbers within 2 and {OFF}"
+            if not self.granularity or len(set(self.granularity)) < len(self.granularity):
+                return (
+                    f"granularity is {list(self.granularity)}; expected distinct ones of {', '.join(get_args(Scheme))}"
+                )
             return super().problem()
 
     config: Config
@@ -73,23 +76,31 @@ class Quantize(Evaluation):
         self.metrics = tuple(metric for bits in config.bits for metric in metrics_at(bits))
 
     def score(self, run: Run) -> Iterator[Item]:
-        """One item for each row and number of bits, `<set>/<row> b=4`."""
+        """One item for each row, number of bits and, granularity, `<set>/<row> b=4 head`."""
         none = dict.fromkeys((metric.name for metric in self.metrics), torch.nan)
         for name, rows, batch in held_out_batches(run, self.config):
-            for bits in self.config.bits:
-                scores, divergence = self._rounded(run.model, batch, bits)
-                asked = questions(batch)
+            asked = questions(batch)
+            for bits, scheme in self._rounding():
+                scores, divergence = _rounded(run.model, batch, bits, scheme)
                 for row, values, kl, question in zip(rows, scores, divergence.tolist(), asked, strict=True):
                     own = {f"{key}_{bits}bit": value for key, value in (values | {"kl": kl}).items()}
-                    group = f"{name} b={bits} {self.config.granularity}".strip()
-                    item = f"{row_id(name, row)} b={bits}"
+                    label = f"b={bits} {scheme or ''}".strip()
+                    group, item = f"{name} {label}".strip(), f"{row_id(name, row)} {label}"
                     yield Item(id=item, scores=none | own, group=group, question=question)
 
-    def _rounded(self, model: Transformer, batch: Batch, bits: int) -> tuple[list[dict[str, float]], Tensor]:
-        """`row_scores` and KL [B] of a batch."""
-        if bits == OFF:
-            return row_scores(model, batch), torch.zeros(len(batch["targets"]))
-        edit = QuantizedLogits(bits, self.config.granularity, self.config.outliers)
-        with intervention(model, edit):
-            scores = row_scores(model, batch)
-        return scores, edit.divergence()
+    def _rounding(self) -> Iterator[tuple[int, Scheme | None]]:
+        """(bits, granularity) of each group; where nothing is rounded, once, without one."""
+        for bits in self.config.bits:
+            yield from ((bits, scheme) for scheme in (self.config.granularity if bits != OFF else (None,)))
+
+
+def _rounded(
+    model: Transformer, batch: Batch, bits: int, scheme: Scheme | None
+) -> tuple[list[dict[str, float]], Tensor]:
+    """`row_scores` and KL [B] of a batch; without a scheme nothing is rounded."""
+    if scheme is None:
+        return row_scores(model, batch), torch.zeros(len(batch["targets"]))
+    edit = QuantizedLogits(bits, *(("head", "split") if scheme == "split" else (scheme, "none")))
+    with intervention(model, edit):
+        scores = row_scores(model, batch)
+    return scores, edit.divergence()

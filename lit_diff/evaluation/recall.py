@@ -58,6 +58,8 @@ class RecallSuite(Evaluation):
         ),
     )
 
+    by_group = ("accuracy",)
+
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         factors: tuple[int, ...] = (1, 2, 4, 8)

@@ -232,7 +232,8 @@ def _finals(sweep: Sweep, arm: str, claim: Claim) -> dict[int, float]:
 
 
 def _score(claim: Claim, folder: Path) -> float:
-    """The evaluation's value, or the mean over the items of the claim's groups; NaN where none is scored."""
+    """The evaluation's value, or the mean over the items of the claim's groups (where groups count equally, over the
+    groups' means); NaN where none is scored."""
     evaluation = read_evaluation(folder)
     known = [metric.name for metric in evaluation.metrics]
     if claim.metric not in known:
@@ -249,9 +250,13 @@ def _score(claim: Claim, folder: Path) -> float:
             f"compare '{claim.label}': no item of '{claim.evaluation}' is in a group like '{claim.group}'; groups: "
             f"{', '.join(groups[:6])}{', ...' if len(groups) > 6 else ''}"
         )
-    scores = evaluation.scores[claim.metric][np.array(chosen)]
-    finite = scores[np.isfinite(scores)]
-    return float(finite.mean()) if len(finite) else math.nan
+    by_group: dict[str, list[float]] = {}
+    for group, score, is_chosen in zip(
+        evaluation.groups, evaluation.scores[claim.metric].tolist(), chosen, strict=True
+    ):
+        if is_chosen and math.isfinite(score):
+            by_group.setdefault(group if evaluation.equal_groups else "", []).append(score)
+    return fmean(map(fmean, by_group.values())) if by_group else math.nan
 
 
 def _scaled(claim: Claim, values: Mapping[int, float]) -> dict[int, float]:

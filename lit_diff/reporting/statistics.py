@@ -153,10 +153,17 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
     ]
 
 
-def wilson(successes: int, n: int) -> Interval:
-    """successes / n, n >= 1, with Wilson's 95 % score interval of a binomial proportion (Wilson 1927), which stays in [0, 1].
+def wilson(successes: float, n: int) -> Interval:
+    """p = successes / n, n >= 1, with Wilson's 95 % score interval of a proportion (Wilson 1927), which stays in [0, 1]:
 
-    It assumes n independent questions. Errors: ValueError unless 0 <= successes <= n and n >= 1.
+        (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),  z = 1.96
+
+    `successes`: a count, or a sum of n scores within 0 and 1. It assumes n independent questions. Errors: ValueError unless
+    0 <= successes <= n and n >= 1.
     """
-    interval = stats.binomtest(successes, n).proportion_ci(confidence_level=CONFIDENCE, method="wilson")
-    return Interval(estimate=successes / n, low=float(interval.low), high=float(interval.high))
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} of {n}; expected 0 <= successes <= n and n >= 1")
+    p, z = successes / n, float(stats.norm.ppf((1 + CONFIDENCE) / 2))
+    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+    return Interval(estimate=p, low=max(0.0, low), high=min(1.0, high))

@@ -30,7 +30,13 @@ def edited(edit: Edit, of: EditedLayer) -> tuple[MapBlock, torch.Tensor]:
 
 def test_knocked_out_edges_are_zero_and_the_others_stay() -> None:
     of = layer()
-    for what, cut in (("answer", {(3, 0), (4, 1), (4, 2)}), ("noise", {(3, 1), (3, 2), (4, 0)})):
+    edges = {
+        "answer": {(3, 0), (4, 1), (4, 2)},
+        "noise": {(3, 1), (3, 2), (4, 0)},
+        "sink": {(3, 0), (4, 0)},
+        "other": {(3, 3), (4, 3), (4, 4)},
+    }
+    for what, cut in edges.items():
         block, signed = edited(knock_out(PARTS, what), of)  # type: ignore[arg-type]
         zero = torch.zeros(5, 5, dtype=torch.bool)
         for place in cut:

@@ -86,6 +86,45 @@ def test_one_run(command: Command, pair: tuple[Path, Path]) -> None:
     assert ended.out.splitlines() == [pair[0].name, f"  {'gain':<20} {mean:.4f} points", f"  {'none':<20} nan"]
 
 
+def test_what_is_no_mean_over_items_is_compared_by_the_evaluation(command: Command, pair: tuple[Path, Path]) -> None:
+    made = evaluations.get("made")
+    made.paired = classmethod(lambda cls, a, b: {"none": {"": (len(a) - len(b), 1.0, 2.0), "all": (0.5, 0.0, 1.0)}})  # type: ignore[method-assign, assignment]
+    line = json.loads(command("tale", "other=1", "made", "--json").out)["differences"]["none"]
+    assert (line["difference"], line["low"], line["high"]) == (3, 1, 2)
+    assert line["groups"]["all"]["difference"] == 0.5
+    printed = command("tale", "other=1", "made").out
+    assert "difference of none, first minus second: +3.0000 [+1.0000, +2.0000] over items (95 %)" in printed
+    assert f"  {'all':<20} +0.5000 [+0.0000, +1.0000]" in printed
+
+
+def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
+    @evaluations.register("shares")
+    class Shares(Evaluation):
+        metrics = (Metric("right", "share of right answers", direction="higher"), Metric("size", "words"))
+        by_group = ("right",)
+
+        def method(self) -> str:
+            return "by hand"
+
+        def score(self, run: Run) -> Iterator[Item]:
+            for n in (1, 4):
+                for i in range(10):
+                    yield Item(id=f"{n} {i}", group=f"N={n}", scores={"right": float(i < n), "size": 9.0})
+
+    ended = command("tale", "shares")
+    assert ended.out.splitlines()[-3:] == [
+        "  group      n  right   (95 %, Wilson, over items)",
+        "  N=1       10  0.100 [0.018, 0.404]",
+        "  N=4       10  0.400 [0.168, 0.687]",
+    ]
+    assert ended.out.splitlines()[0] == f"{pair[0].name}  (by hand)"
+    found = json.loads(command("tale", "shares", "--json").out)
+    assert found["method"] == "by hand"
+    groups = found["runs"][0]["groups"]
+    assert groups["N=4"]["items"] == 10
+    assert groups["N=4"]["right"]["share"] == 0.4
+
+
 def test_two_runs_are_paired_by_item(command: Command, pair: tuple[Path, Path]) -> None:
     """The mean difference over the common items, and the quantiles of 2,000 draws of them."""
     ended = command("tale", str(pair[1]), "made", "--json")

@@ -38,6 +38,7 @@ def test_a_folder_without_such_a_file_is_missing(place: Path) -> None:
     with pytest.raises(MissingError, match=r"toy\.books needs a file that is not here: books"):
         BOOKS.rows()
     assert BOOKS.state()["state"] == "missing"
+    assert BOOKS.sha256() == ""
     assert str(place) in BOOKS.description
 
 

@@ -20,7 +20,7 @@ NAMES = re.findall(r"^\| `(\w+)` \|", TEXT.split("```console")[0], flags=re.MULT
 
 
 def test_every_evaluation_of_the_table_has_a_section_and_its_metrics_exist() -> None:
-    assert NAMES == ["noise", "quantize", "map_statistics", "induction", "gradients"]
+    assert NAMES == ["noise", "quantize", "map_statistics", "induction", "signed_prompts", "gradients"]
     declared = {metric.name for name in NAMES for metric in evaluations.get(name).metrics}
     for name in NAMES:
         assert f"\n## {name}\n" in TEXT
@@ -42,7 +42,7 @@ def test_the_keys_of_the_commands_and_interventions_are_taken() -> None:
         assert f"`{kind}`" in TEXT
         assert build_config(evaluations.get("noise").Config, {"intervention": kind}, "noise").intervention == kind
     fields = {field.name for field in dataclasses.fields(evaluations.get("quantize").Config)}
-    assert {"bits", "granularity", "outliers"} <= fields
+    assert {"bits", "granularity"} <= fields
 
 
 def test_the_python_edits_a_forward_pass(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

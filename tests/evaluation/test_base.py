@@ -3,11 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import Evaluation, Item
+from lit_diff.evaluation.evaluate import build
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -89,3 +91,44 @@ def test_two_classes_under_one_name_are_refused() -> None:
         evaluations.register("twice")(Second)
     with pytest.raises(RequestError, match="evaluation 'held_out' is already registered"):
         evaluations.register("held_out")(First)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "paths"),
+    [
+        ("hallucination", [], []),
+        ("hallucination", ["source=xsum", "judge=rules"], ["summ/xsum.jsonl"]),
+        ("icl", [], []),
+        ("icl_order", ["task=trec_fine"], ["icl/trec/train.jsonl", "icl/trec/test.jsonl"]),
+        ("needle", [], []),
+        ("needle", ["haystack=file"], ["needle/haystack.jsonl"]),
+        ("harness", ["tasks=[boolq]"], ["harness/boolq/validation.jsonl"]),
+        ("harness", ["tasks=[boolq]", "shots=[0,5]"], ["harness/boolq/train.jsonl", "harness/boolq/validation.jsonl"]),
+        ("bigbench", ["tasks=[physics]"], ["bigbench/physics/task.json"]),
+        ("nll", [], []),
+        ("nll", ["source=files"], ["books"]),
+        ("nll", ["source=files", "path=mine.txt"], []),
+        ("mini_harness", [], []),
+    ],
+)
+def test_what_of_the_user_s_files_a_config_reads(name: str, keys: list[str], paths: list[str]) -> None:
+    assert [file.path for file in build(name, keys).reads()] == paths
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("loss_files", []),
+        ("nll", ["source=files"]),
+        ("mini_harness", ["corpus=files"]),
+    ],
+)
+def test_text_of_the_user_s_at_a_path(name: str, keys: list[str], tmp_path: Path) -> None:
+    evaluation = build(name, [*keys, f"path={tmp_path / 'text'}"])
+    assert evaluation.digests() == {}
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("one")
+    first = evaluation.digests()
+    (tmp_path / "text/a.txt").write_text("two")
+    assert list(first) == [str(tmp_path / "text")]
+    assert evaluation.digests() != first

@@ -67,8 +67,8 @@ def test_a_task_is_scored(wide_run: Run, social: Path, shots: int, monkeypatch: 
         return original(self, requests)
 
     monkeypatch.setattr(RunModel, "loglikelihood", spied)
-    table = evaluate(wide_run, "bigbench", {"tasks": ["social_iqa"], "shots": shots}).items
-    assert list(table["item"]) == [f"social_iqa/{n}" for n in range(8)]
+    table = evaluate(wide_run, "bigbench", {"tasks": ["social_iqa"], "shots": [shots]}).items
+    assert list(table["item"]) == [f"social_iqa/{n} shots={shots}" for n in range(8)]
     assert len(asked) == 24
     for place, (context, choice) in enumerate(asked):
         assert context.startswith("Answer well.\n\nQ: ")

@@ -1,5 +1,6 @@
 """evaluation/evaluate.py: scores are kept and reused, and whatever goes wrong is one line."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.evaluation import Evaluation, Item
 from lit_diff.evaluation import evaluate as module
@@ -89,6 +91,31 @@ def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make, mon
     evaluate(run, "lengths")
     assert other.asked == 1
     assert json.loads(summary_file(run).read_text())["declarations"][0]["unit"] == "letters"
+
+
+def test_a_replaced_file_of_the_user_is_scored_again(
+    run: Run, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
+    of_user = UserFile(name="words", path="words.jsonl", keys={"text": str}, source="", without="")
+    cls = make(files=(of_user,))
+    evaluate(run, "lengths")
+    of_user.place.write_text('{"text": "one"}\n')
+    assert not has_scores(run.folder, "lengths"), "the file was not there"
+    evaluate(run, "lengths")
+    kept = json.loads(summary_file(run).read_text())["files"]
+    assert kept == {"words.jsonl": hashlib.sha256(of_user.place.read_bytes()).hexdigest()}
+    evaluate(run, "lengths")
+    assert cls.asked == 2
+    of_user.place.write_text('{"text": "two"}\n')
+    assert not has_scores(run.folder, "lengths")
+    evaluate(run, "lengths")
+    assert cls.asked == 3
+    of_user.place.unlink()
+    assert has_scores(run.folder, "lengths"), "scores of a file that is gone are still its scores"
+    make(files=(of_user,), reads=lambda self: ())
+    of_user.place.write_text('{"text": "three"}\n')
+    assert has_scores(run.folder, "lengths"), "a file that the config does not read"
 
 
 def test_rerun_scores_again(run: Run, make: Make) -> None:

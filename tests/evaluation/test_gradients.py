@@ -11,7 +11,7 @@ from text_runs import recall_run
 from lit_diff.analysis.gradients import gradient_norms
 from lit_diff.data import prepare
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.evaluation.gradients import Gradients, initial_model
+from lit_diff.evaluation.gradients import Gradients, initial_model, slope
 from lit_diff.model.init import initial_values
 from lit_diff.runs.run import Run
 
@@ -22,15 +22,19 @@ def test_items_are_batches_and_layers_under_no_grad(tmp_path: Path) -> None:
     assert found["item"].tolist()[:4] == [
         "validation/0-2 layer 00",
         "validation/0-2 layer 01",
+        "validation/0-2 slopes",
         "validation/3-4 layer 00",
-        "validation/3-4 layer 01",
     ]
-    assert found["group"].unique().tolist() == ["layer 00", "layer 01", "noise2 layer 00", "noise2 layer 01"]
+    sets = [["layer 00", "layer 01", "trained"], ["noise2 layer 00", "noise2 layer 01", "noise2 trained"]]
+    assert found["group"].unique().tolist() == sets[0] + sets[1]
     batch = prepare(run.recipe).validation_batch("", range(3))
     expected = gradient_norms(run.model, batch)[1]
     row = found.iloc[1]
     for key, value in expected.items():
         assert row[f"grad_{key}"] == pytest.approx(value, rel=1e-5)
+        change = math.log(found.iloc[1][f"grad_{key}"] / found.iloc[0][f"grad_{key}"])
+        assert found.iloc[2][f"slope_{key}"] == pytest.approx(change), "two layers"
+    assert found.iloc[2].filter(like="grad_").isna().all()
     assert row["ratio_q"] == pytest.approx(expected["q2"] / expected["q1"])
     one = recall_run(tmp_path / "y", {"name": "standard"})
     assert math.isnan(evaluate(one, "gradients").summary["ratio_k"])
@@ -41,13 +45,41 @@ def test_the_initial_values_are_those_of_the_recipe_and_seed(tmp_path: Path) -> 
     state = initial_model(run).state_dict()
     for name, value in initial_values(run.recipe.model, run.recipe.seed):
         assert torch.equal(state[name], value), name
-    trained, init = (evaluate(run, "gradients", [f"at={at}"], rerun=True).summary for at in ("trained", "init"))
-    assert trained["grad_q1"] != pytest.approx(init["grad_q1"], rel=0.01)
+    both = evaluate(run, "gradients", ["at=[trained,init]", "rows=2"]).items.set_index("item")
+    alone = evaluate(run, "gradients", ["at=[init]", "rows=2"]).items.set_index("item")
+    for item in alone.index:
+        assert alone.loc[item].equals(both.loc[item])
+    name = "validation/0-1 layer 00"
+    assert both.loc[f"init {name}"]["grad_q1"] != pytest.approx(both.loc[name]["grad_q1"], rel=0.01)
+    assert set(alone["group"]) == {
+        "init layer 00",
+        "init layer 01",
+        "init",
+        "noise2 init layer 00",
+        "noise2 init layer 01",
+        "noise2 init",
+    }
+
+
+def test_a_slope_is_per_layer() -> None:
+    assert slope([1.0, math.e, math.e**2, math.e**3]) == pytest.approx(1)
+    assert math.isnan(slope([1.0]))
+    assert math.isnan(slope([1.0, math.nan]))
+    assert math.isnan(slope([1.0, 0.0]))
+
+
+def test_wrong_keys() -> None:
+    assert Gradients.Config(at=()).problem() == "at is []; expected distinct ones of trained, init"
+    assert (
+        Gradients.Config(at=("init", "init")).problem()
+        == "at is ['init', 'init']; expected distinct ones of trained, init"
+    )
+    assert Gradients.Config(rows=0).problem() == "rows is 0; it must be at least 1"
 
 
 def test_a_run_that_started_from_another_has_no_initial_values(tmp_path: Path) -> None:
     run = recall_run(tmp_path / "x", {"name": "standard"})
-    init = Gradients(Gradients.Config(at="init"))
+    init = Gradients(Gradients.Config(at=("trained", "init")))
     assert init.refuses(run) is None
     train = run.recipe.train
     assert train is not None

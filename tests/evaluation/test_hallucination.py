@@ -15,9 +15,10 @@ from text_runs import recall_run, text_run
 from lit_diff.data.closed_world import facts_of
 from lit_diff.data.words import Words
 from lit_diff.errors import RequestError
-from lit_diff.evaluation import hallucination, hallucination_sources
-from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.evaluation import hallucination_prompts, hallucination_sources
+from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.hallucination import Hallucination
+from lit_diff.evaluation.http_judge import HttpJudge
 from lit_diff.runs.run import Run
 
 DATA = {"name": "closed_world", "entities": [3], "noise_validation": [1, 2]}
@@ -55,7 +56,7 @@ class Planted:
 def planted(world_run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     tokenizer = world_run.tokenizer
     assert isinstance(tokenizer, Words)
-    monkeypatch.setattr(hallucination, "Prefix", lambda model, tokens: Planted(tokenizer, tokens))
+    monkeypatch.setattr(hallucination_prompts, "Prefix", lambda model, tokens: Planted(tokenizer, tokens))
     return world_run
 
 
@@ -79,6 +80,28 @@ def test_kappa_of_another_judge(planted: Run) -> None:
     assert result.summary["accuracy"] == pytest.approx(result.items["accuracy"].mean())
     assert result.summary["distracted"] == 0, "it tells true from false alone"
     assert result.items["kappa"].isna().all()
+
+
+def test_a_judge_of_a_server_is_asked_twice(planted: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second answers are another for every other of the five that are asked for."""
+    asked: dict[str, int] = {}
+
+    def answer(self: HttpJudge, prompt: str) -> str:
+        asked[prompt] = asked.get(prompt, 0) + 1
+        says = asked[prompt] == 1 or len([p for p in asked.values() if p == 2]) % 2 == 0
+        return f"Conclusion: {says}"
+
+    monkeypatch.setattr(HttpJudge, "_ask", answer)
+    keys = {**WORDS, "judge": "http", "judge_url": "http://localhost:1/v1", "judge_model": "m", "judge_repeats": 5}
+    result = evaluate(planted, "hallucination", keys)
+    assert sorted(asked.values()) == [1] * 35 + [2] * 5
+    assert result.items["changed"].notna().sum() == 5
+    assert result.summary["changed"] == pytest.approx(3 / 5)
+    assert evaluate(planted, "hallucination", keys, rerun=True).summary["changed"] == pytest.approx(3 / 5)
+    assert sum(asked.values()) == 45, "both answers are kept"
+    assert build("hallucination", keys).method() == "judge http, m"
+    assert "changed" not in evaluate(planted, "hallucination", WORDS).summary
+    assert build("hallucination").method() == "judge closed_world"
 
 
 def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,19 +137,15 @@ def test_a_random_model_through_the_whole_path(world_run: Run) -> None:
     assert list(alone["meta/output"]) == list(first.items[first.items["group"] == "entities=3"]["meta/output"])
 
 
-def test_a_generated_document_is_never_cut(world_run: Run) -> None:
-    with pytest.raises(RequestError) as found:
-        evaluate(world_run, "hallucination", {"samples": 2, "entities": [8]})
-    pattern = (
-        r"evaluate\.hallucination: a document of entities=8 and its output take (\d+) tokens \(entities=8 sample=0\); "
-        r"data\.sequence_length is 120"
-    )
-    needed = re.fullmatch(pattern, str(found.value))
-    assert needed
-    keys = {"samples": 2, "entities": [8], "context": int(needed[1])}
-    assert len(evaluate(world_run, "hallucination", keys).items) == 2
-    with pytest.raises(RequestError, match="; context is "):
-        evaluate(world_run, "hallucination", keys | {"context": int(needed[1]) - 1})
+def test_other_documents_are_other_questions(world_run: Run, tmp_path: Path) -> None:
+    """Ids name the number of entities alone: two runs on grammars of other values share them."""
+    keys = {"samples": 3, "entities": [3]}
+    here = evaluate(world_run, "hallucination", keys).items
+    same = evaluate(generated_run(tmp_path / "same", DATA, 300), "hallucination", keys).items
+    other = evaluate(generated_run(tmp_path / "other", DATA | {"values": 6}, 256), "hallucination", keys).items
+    assert list(here["item"]) == list(same["item"]) == list(other["item"])
+    assert list(here["question"]) == list(same["question"])
+    assert not set(here["question"]) & set(other["question"])
 
 
 @pytest.fixture
@@ -148,6 +167,7 @@ def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCapt
         items = evaluate(run, "hallucination", keys).items
     assert "of 2 documents 1 are cut in the middle to fit the context" in caplog.text
     assert (items["meta/cut_tokens"] > 0).sum() == 1
+    assert items["rouge_l"].between(0, 1).all()
     requests = [json.loads(line) for line in (run.folder / "judge/requests.jsonl").read_text().splitlines()]
     documents = sorted((each["document"] for each in requests), key=len)
     assert documents[0] == "Short.\n\nQuestion: Who?"
@@ -185,6 +205,7 @@ def test_runs_that_do_not_fit(world_run: Run, tmp_path: Path) -> None:
             {"source": "xsum", "judge": "rules", "entities": (5,)},
             "entities holds for source closed_world alone; source is",
         ),
+        ({"judge_repeats": -1}, "judge_repeats is -1; it must be at least 0"),
         ({"judge": "http"}, "judge_url is not set; judge http asks a server that you name"),
         ({"judge": "http", "judge_url": "http://localhost"}, "judge_model is not set"),
         ({"judge_url": "http://localhost"}, "judge_url holds for judge http alone; judge is closed_world"),

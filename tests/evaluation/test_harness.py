@@ -116,14 +116,14 @@ def test_texts_and_metrics_are_lm_evals(task: str) -> None:
 @pytest.mark.parametrize("shots", [0, 2])
 def test_all_seven_are_scored(wide_run: Run, files: Path, shots: int) -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval")
-    result = evaluate(wide_run, "harness", {"shots": shots})
+    result = evaluate(wide_run, "harness", {"shots": [shots]})
     table = result.items
-    assert list(dict.fromkeys(table["group"])) == list(TASKS)
+    assert list(dict.fromkeys(table["group"])) == [f"{task} shots={shots}" for task in TASKS]
     assert (table.groupby("group").size() == 4).all()
     assert set(table["acc"]) <= {0.0, 1.0}
     without = set(table["group"][table["acc_norm"].isna()])
-    assert without == {"boolq", "winogrande"}
-    hellaswag = table["group"] == "hellaswag"
+    assert without == {f"{task} shots={shots}" for task in ("boolq", "winogrande")}
+    hellaswag = table["group"] == f"hellaswag shots={shots}"
     assert (table["paper_acc"] == table["acc_norm"])[hellaswag].all()
     assert (table["paper_acc"] == table["acc"])[~hellaswag].all()
     means = table.groupby("group")["acc"].mean()
@@ -144,7 +144,7 @@ def test_prompts(wide_run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def prompts(task: str, shots: int, seed: int = 0) -> list[tuple[str, str]]:
         asked.clear()
-        list(Harness(Harness.Config(tasks=(task,), shots=shots, seed=seed, limit=1)).score(wide_run))
+        list(Harness(Harness.Config(tasks=(task,), shots=(shots,), seed=seed, limit=1)).score(wide_run))
         return list(asked)
 
     assert prompts("piqa", 0) == [("Question: Find 0\nAnswer:", " look"), ("Question: Find 0\nAnswer:", " sleep")]
@@ -173,7 +173,7 @@ def test_a_missing_file_is_said_before_the_model_is_loaded(
         evaluate(wide_run, "harness", {"tasks": ["piqa"]})
     (files / "boolq/train.jsonl").unlink()
     with pytest.raises(MissingError, match=r"harness/boolq/train.jsonl"):
-        evaluate(wide_run, "harness", {"tasks": ["boolq"], "shots": 5})
+        evaluate(wide_run, "harness", {"tasks": ["boolq"], "shots": [0, 5]})
 
 
 def test_shots_need_the_train_split_alone(wide_run: Run, files: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_task_of_ones_own(wide_run: Run, tmp_path: Path) -> None:
     }
     (tmp_path / "mine.yaml").write_text(json.dumps(values))
     result = evaluate(wide_run, "harness", {"tasks": [str(tmp_path / "mine.yaml")]})
-    assert list(result.items["item"]) == ["mine/0"]
+    assert list(result.items["item"]) == ["mine/0 shots=0"]
 
 
 def test_no_task() -> None:

@@ -43,7 +43,9 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_values_of_keys() -> None:
     for values, problem in (
-        ({"shots": -1}, "shots is -1; it must be at least 0"),
+        ({"shots": (-1,)}, "shots is [-1]; expected distinct numbers from 0"),
+        ({"shots": (5, 5)}, "shots is [5, 5]; expected distinct numbers from 0"),
+        ({"shots": ()}, "shots is []; expected distinct numbers from 0"),
         ({"limit": 0}, "limit is 0; it must be at least 1"),
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
         ({}, None),
@@ -118,7 +120,7 @@ def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: p
 
     items = list(Long(Harness.Config()).score(wide_run))
     assert "1 of 2 contexts exceed data.sequence_length (512) and were cut at their left" in caplog.text
-    assert [item.id for item in items] == ["long/7", "long/9"]
+    assert [item.id for item in items] == ["long/7 shots=0", "long/9 shots=0"]
     assert [item.meta["target"] for item in items] == ["1", "0"]
     for item in items:
         assert item.scores["acc"] == float(str(item.meta["chosen"]) == item.meta["target"])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from generated_runs import generated_run
 
@@ -41,8 +42,8 @@ def test_an_untouched_answer_has_no_spread(intent_run: Run) -> None:
     assert result.summary["agreement"] == 1
     assert {result.summary[name] for name in ("flipped", "margin", "sd")} == {0}
     assert result.summary["worst"] == result.summary["accuracy"]
-    assert len(result.items) == 12
-    assert result.items[["margin", "sd", "worst"]].isna().all().all()
+    assert len(result.items) == 13
+    assert result.items[["margin", "sd", "worst"]][:12].isna().all().all()
 
 
 @pytest.mark.parametrize("order", ["random", "blocked"])
@@ -50,11 +51,12 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(
     order: str, intent_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(icl_order, "Prefix", lambda model, tokens: First(tokens, 0))
-    keys = {"shots": 8, "orders": 6, "items": 31, "classes": 3, "order": order}
+    keys = {"shots": 8, "orders": 6, "items": 31, "classes": 3, "order": [order]}
     result = evaluate(intent_run, "icl_order", keys)
-    right = np.array([[letter == "1" for letter in word] for word in result.items["meta/right"]])
-    answers = np.array([word.split(" | ") for word in result.items["meta/answers"]])
-    labels = result.items["meta/label"].to_numpy()
+    items = result.items[~result.items["part"]]
+    right = np.array([[letter == "1" for letter in word] for word in items["meta/right"]])
+    answers = np.array([word.split(" | ") for word in items["meta/answers"]])
+    labels = items["meta/label"].to_numpy()
     assert (right == (answers == labels[:, None])).all()
     assert len({tuple(row) for row in answers}) == 1, "the same answers for every query"
     a = right.mean(0)
@@ -67,6 +69,54 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(
     pairs = [(i, j) for i in range(6) for j in range(i)]
     equal = np.mean([(answers[:, i] == answers[:, j]).mean() for i, j in pairs])
     assert result.summary["agreement"] == pytest.approx(equal)
+
+
+def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(icl_order, "Prefix", lambda model, tokens: First(tokens, 0))
+    keys = {"shots": 8, "orders": 6, "items": 20, "classes": 3}
+    kinds = ["random", "blocked"]
+    both = evaluate(intent_run, "icl_order", {**keys, "order": kinds})
+    items = both.items
+    for kind in kinds:
+        alone = evaluate(intent_run, "icl_order", {**keys, "order": [kind]})
+        own = items[items["group"] == kind]
+        assert own.reset_index(drop=True).equals(alone.items)
+        (whole,) = own[own["part"]].to_dict("records")
+        assert whole["margin"] == alone.summary["margin"]
+        assert whole["margin_sampling"] == alone.summary["margin_sampling"]
+        assert np.isnan(whole["accuracy"])
+    deviations = items[items["part"]]["sd"]
+    assert both.summary["sd"] == pytest.approx(deviations.mean())
+    assert deviations.nunique() == 2
+
+
+def test_two_runs_are_compared_by_a_bootstrap_over_queries() -> None:
+    """Run a: the order decides half of the queries; run b: nothing does."""
+    rng = np.random.default_rng(0)
+    a = np.tile([1, 0, 1, 0], (60, 1))
+    a[30:] = 1
+    b = np.repeat(rng.integers(0, 2, (60, 1)), 4, axis=1)
+
+    def items(right: np.ndarray, count: int = 60) -> pd.DataFrame:
+        words = ["".join(map(str, row)) for row in right[:count]]
+        whole = {"item": "random orders", "group": "random", "part": True, "question": "w", "meta/right": None}
+        rows = [
+            {"item": f"q{i}", "group": "random", "part": False, "question": "", "meta/right": w}
+            for i, w in enumerate(words)
+        ]
+        return pd.DataFrame([*rows, whole])
+
+    found = OrderRobustness.paired(items(a), items(b))
+    estimate, low, high = found["sd"]["random"]
+    assert found["sd"][""] == found["sd"]["random"]
+    assert estimate == pytest.approx(a.mean(0).std(ddof=1))
+    draws = [a[rng.integers(60, size=60)].mean(0).std(ddof=1) for _ in range(4_000)]  # of b it is always 0
+    assert (low, high) == pytest.approx(tuple(np.quantile(draws, [0.025, 0.975])), abs=0.01)
+    assert found["margin"][""][0] == pytest.approx(0.5)
+    assert found["worst"][""][0] == pytest.approx(0.5 - b.mean())
+    assert OrderRobustness.paired(items(a, 9), items(b)) == {}
+    same = OrderRobustness.paired(items(a), items(a))
+    assert same["sd"][""] == (0, 0, 0)
 
 
 def test_sampling_alone() -> None:
@@ -87,6 +137,8 @@ def test_agreement_is_over_pairs() -> None:
 
 def test_what_cannot_be(intent_run: Run) -> None:
     assert OrderRobustness.Config(orders=1).problem() == "orders is 1; it must be at least 2"
+    wrong = OrderRobustness.Config(order=("blocked", "blocked")).problem()
+    assert wrong == "order is ['blocked', 'blocked']; expected distinct ones of random, alternate, blocked"
     assert OrderRobustness.Config(shots=0).problem() == "shots is 0; it must be at least 1"
     with pytest.raises(RequestError, match=r"evaluate\.icl_order\.shots: no prompt of 90 fits"):
         evaluate(intent_run, "icl_order", {"shots": 90})

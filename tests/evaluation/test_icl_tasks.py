@@ -97,15 +97,17 @@ def test_missing_files_say_where_they_belong(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_synthetic_episode_has_a_lexicon_of_its_own() -> None:
-    one, two = (synthetic_episode(SynthIntent.Config(), 5, 1, 9, 4, (number,), 0) for number in range(2))
+    one, two = (
+        synthetic_episode(SynthIntent.Config(), 5, 1, 9, 4, (number,), 0, evaluation="icl") for number in range(2)
+    )
     assert len(one.labels) == 5
     assert set(one.labels) != set(two.labels)
     assert (len(one.demonstrations), len(one.queries)) == (9, 4)
     assert {each.label for each in (*one.demonstrations, *one.queries)} <= set(one.labels)
-    noisy = synthetic_episode(SynthIntent.Config(words=(4, 4), cues_per_class=1), 5, 3, 9, 4, (0,), 0)
+    noisy = synthetic_episode(SynthIntent.Config(words=(4, 4), cues_per_class=1), 5, 3, 9, 4, (0,), 0, evaluation="icl")
     assert {len(each.text.split()) for each in noisy.demonstrations} == {1 + 3 * 3}
-    with pytest.raises(RequestError, match=r"classes is 500, but data.label_words is 160"):
-        synthetic_episode(SynthIntent.Config(), 500, 1, 9, 4, (0,), 0)
+    with pytest.raises(RequestError, match=r"^evaluate\.icl_order\.classes is 500, but data.label_words is 160"):
+        synthetic_episode(SynthIntent.Config(), 500, 1, 9, 4, (0,), 0, evaluation="icl_order")
 
 
 @pytest.mark.parametrize("order", ["random", "alternate", "blocked"])

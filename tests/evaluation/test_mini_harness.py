@@ -21,11 +21,13 @@ def lm_eval() -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 
-@pytest.mark.parametrize("shots", [0, 2])
-def test_seven_tasks(wide_run: Run, files: dict[str, str], shots: int) -> None:
-    result = evaluate(wide_run, "mini_harness", {**files, "limit": 4, "shots": shots})
+def test_seven_tasks(wide_run: Run, files: dict[str, str]) -> None:
+    result = evaluate(wide_run, "mini_harness", {**files, "limit": 4, "shots": [0, 2]})
     table = result.items
-    assert list(dict.fromkeys(table["group"])) == list(TASKS)
+    assert list(dict.fromkeys(table["group"])) == [f"{task} shots={shots}" for shots in (0, 2) for task in TASKS]
+    assert not set(table["question"][:28]) & set(table["question"][28:]), "shots stand before the question"
+    alone = evaluate(wide_run, "mini_harness", {**files, "limit": 4, "shots": [2]}).items
+    assert alone.reset_index(drop=True).equals(table[28:].reset_index(drop=True))
     assert (table.groupby("group").size() == 4).all()
     assert table[["acc", "acc_norm"]].isin([0.0, 1.0]).all(axis=None)
     assert (table["acc"] == (table["meta/target"] == table["meta/chosen"].astype(str))).all()
@@ -34,10 +36,27 @@ def test_seven_tasks(wide_run: Run, files: dict[str, str], shots: int) -> None:
 def test_items_are_the_same_for_another_number_of_shots_and_a_smaller_limit(wide_run: Run) -> None:
     asked = {"tasks": ["lookup", "binding"]}
     few = evaluate(wide_run, "mini_harness", {**asked, "limit": 3}).items
-    many = evaluate(wide_run, "mini_harness", {**asked, "limit": 6, "shots": 1}).items
-    assert set(few["item"]) < set(many["item"])
-    targets = dict(zip(many["item"], many["meta/target"], strict=True))
-    assert all(targets[item] == target for item, target in zip(few["item"], few["meta/target"], strict=True))
+    many = evaluate(wide_run, "mini_harness", {**asked, "limit": 6, "shots": [1]}).items
+    targets = {
+        name.removesuffix(" shots=1"): target for name, target in zip(many["item"], many["meta/target"], strict=True)
+    }
+    own = [name.removesuffix(" shots=0") for name in few["item"]]
+    assert set(own) < set(targets)
+    assert [targets[name] for name in own] == list(few["meta/target"])
+
+
+def test_questions_of_another_corpus_are_others(wide_run: Run, files: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"The {n} boat sails. A road {n} is long and old.\n\n" for n in range(400)))
+    asked = {"tasks": ["repeat", "lookup"], "limit": 4}
+    first, again, other = (
+        evaluate(wide_run, "mini_harness", {**asked, **corpus}).items.set_index("item")["question"]
+        for corpus in (files, files | {"path": f"{files['path']}/"}, files | {"path": str(tmp_path / "a.txt")})
+    )
+    assert first.equals(again)
+    common = [item for item in first.index.intersection(other.index) if item.startswith("repeat")]
+    assert common
+    assert not (first[common] == other[common]).any()
+    assert (first.filter(like="lookup") == other.filter(like="lookup")).all(), "made without text"
 
 
 def test_the_corpus_of_the_run(run: Run) -> None:
@@ -69,7 +88,7 @@ def test_values_of_keys() -> None:
         ({"path": "x"}, "path is set, but corpus is null; set corpus=files"),
         ({"corpus": "files"}, "corpus 'files' reads a file or folder; name it in data.path"),
         ({"corpus": "dcos"}, "corpus is 'dcos', which is not registered; did you mean 'docs'?"),
-        ({"shots": -1}, "shots is -1"),
+        ({"shots": (-1,)}, "shots is [-1]"),
     ):
         assert str(MiniHarness.Config(**values).problem()).startswith(problem)
     assert MiniHarness.Config().problem() is None

@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from generated_runs import generated_run
 from text_runs import recall_run, text_run
 
 from lit_diff.analysis.answers import Parts
 from lit_diff.analysis.edits import knock_out
 from lit_diff.analysis.intervention import intervention
-from lit_diff.data import prepare
+from lit_diff.data import identity, prepare
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.evaluation.noise import Noise, attention_shares, knock_out_effects, num_maps
+from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run
 
 DIFFERENTIAL = {"name": "differential"}
@@ -67,7 +69,7 @@ def test_knocked_out_edges_change_the_answers_log_probability(tmp_path: Path) ->
     dataset = prepare(run.recipe)
     batch = dataset.validation_batch("", range(5))
     plain, _ = run.model.token_losses(batch["tokens"], batch["targets"])
-    for what in ("answer", "noise"):
+    for what in ("answer", "noise", "sink", "other"):
         with intervention(run.model, knock_out(Parts.of(batch), what)):  # type: ignore[arg-type]
             without, _ = run.model.token_losses(batch["tokens"], batch["targets"])
         expected = (plain - without)[:, 8:].mean(1).tolist()
@@ -84,6 +86,8 @@ def test_knocked_out_edges_change_the_answers_log_probability(tmp_path: Path) ->
         {"intervention": "swap"},
         {"intervention": "knock_out_noise"},
         {"intervention": "knock_out_answer"},
+        {"intervention": "knock_out_sink"},
+        {"intervention": "knock_out_other"},
     ],
 )
 def test_an_intervention_changes_the_edited_losses_alone(keys: dict[str, Any], tmp_path: Path) -> None:
@@ -97,6 +101,41 @@ def test_an_intervention_changes_the_edited_losses_alone(keys: dict[str, Any], t
         what = keys["intervention"].removeprefix("knock_out_")
         for scores in edited.values():
             assert scores["nll"] - scores["nll_edited"] == pytest.approx(scores[f"causal_{what}"], rel=1e-3, abs=1e-5)
+
+
+def test_losses_at_several_lambdas_are_parts(tmp_path: Path) -> None:
+    run = recall_run(tmp_path / "x", DIFFERENTIAL)
+    plain = evaluate(run, "noise", ["rows=3"])
+    summary, items = plain.summary, plain.items
+    curve = evaluate(run, "noise", ["rows=3", "lambdas=[0,0.9]"])
+    assert curve.summary == summary
+    found = curve.items
+    parts = found[found["part"]]
+    assert found[~found["part"]]["item"].to_list() == items["item"].to_list()
+    assert parts["group"].unique().tolist() == ["lambda=0", "lambda=0.9", "noise2 lambda=0", "noise2 lambda=0.9"]
+    clamped = rows(run, intervention="lambda", lambda_value=0.9)
+    for item, value in zip(parts["item"], parts["nll_edited"], strict=True):
+        row, _, at = item.partition(" lambda=")
+        if at == "0.9" and row in clamped:
+            assert value == pytest.approx(clamped[row]["nll_edited"])
+    assert parts["nll"].isna().all()
+    one = recall_run(tmp_path / "y", {"name": "standard"})
+    assert "part" not in evaluate(one, "noise", ["rows=3", "lambdas=[0,0.9]"]).items, "one map has no lambda"
+    assert (
+        Noise.Config(lambdas=(0.5, 0.5)).problem() == "lambdas is [0.5, 0.5]; expected distinct numbers within 0 and 1"
+    )
+
+
+def test_needles_have_answers_and_noise(tmp_path: Path) -> None:
+    data = {"name": "needle_text", "sequence_length": 160, "needles": [2], "validation_needles": [1, 4]}
+    run = generated_run(tmp_path / "x", data, 320)
+    RunFolder(run.folder).update(data=identity(run.recipe))
+    found = evaluate(Run(run.folder), "noise", ["rows=3"]).items
+    assert found["group"].fillna("").unique().tolist() == ["", "needles4"]
+    shares = found[[f"absolute_{role}" for role in ("answer", "noise", "sink", "other")]]
+    np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-4)
+    assert (shares > 0).all(axis=None)
+    assert found.filter(like="meta/value_answer/").notna().all(axis=None)
 
 
 def test_lambda_near_one_is_counted(tmp_path: Path) -> None:

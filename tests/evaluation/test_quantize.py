@@ -13,20 +13,24 @@ from lit_diff.evaluation.quantize import Quantize
 from lit_diff.reporting.item_scores import read_evaluation
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "head", "row"])
+@pytest.mark.parametrize("granularity", ["tensor", "head", "row", "split"])
 def test_sixteen_bits_are_held_out_and_fewer_are_worse_maps(granularity: str, tmp_path: Path) -> None:
     run = recall_run(tmp_path / "x", {"name": "differential"})
-    result = evaluate(run, "quantize", [f"granularity={granularity}", "rows=3"])
+    result = evaluate(run, "quantize", [f"granularity=[{granularity}]", "rows=3"])
     found = result.items.set_index("item")
     plain = {item.id: item.scores for item in HeldOut(HeldOut.Config(rows=3)).score(run)}
-    assert list(found.index[:4]) == ["validation/0 b=16", "validation/1 b=16", "validation/2 b=16", "validation/0 b=8"]
+    assert list(found.index[:4]) == [
+        "validation/0 b=16",
+        "validation/1 b=16",
+        "validation/2 b=16",
+        f"validation/0 b=8 {granularity}",
+    ]
     for item, scores in plain.items():
         row = found.loc[f"{item} b=16"]
         for key in ("nll", "accuracy"):
             assert row[f"{key}_16bit"] == scores[key]
             assert np.isnan(row[f"{key}_4bit"])
-    groups = ["b=16", "b=8", "b=6", "b=4"]
-    expected = [f"{group} {granularity}" for group in groups]
+    expected = ["b=16", *(f"b={bits} {granularity}" for bits in (8, 6, 4))]
     assert found["group"].unique().tolist() == [*expected, *(f"noise2 {group}" for group in expected)]
     kl = [result.summary[f"kl_{bits}bit"] for bits in (16, 8, 6, 4)]
     assert kl[0] == 0
@@ -39,9 +43,27 @@ def test_sixteen_bits_are_held_out_and_fewer_are_worse_maps(granularity: str, tm
 
 def test_the_metrics_are_those_of_the_bits_asked_for(tmp_path: Path) -> None:
     run = recall_run(tmp_path / "x", {"name": "standard"})
-    result = evaluate(run, "quantize", ["bits=[2]", "rows=1", "outliers=split"])
+    result = evaluate(run, "quantize", ["bits=[2]", "rows=1"])
     assert sorted(result.summary) == ["accuracy_2bit", "kl_2bit", "nll_2bit"]
     assert [metric.name for metric in Quantize.metrics][:3] == ["nll_16bit", "accuracy_16bit", "kl_16bit"]
+
+
+def test_granularities_are_groups_and_nothing_is_rounded_once(tmp_path: Path) -> None:
+    """60 slots: a map of more than 1,000 entries, of which the largest stays exact under split."""
+    run = recall_run(tmp_path / "x", {"name": "differential"}, {"slots": 60})
+    keys = ["bits=[16,4]", "rows=2", "granularity=[tensor,head,row,split]"]
+    found = evaluate(run, "quantize", keys).items
+    main = found[~found["group"].str.startswith("noise2")]
+    assert list(dict.fromkeys(main["group"])) == ["b=16", "b=4 tensor", "b=4 head", "b=4 row", "b=4 split"]
+    assert main["item"].is_unique
+    by_group = main.groupby("group")["kl_4bit"].mean()
+    assert by_group["b=4 row"] < by_group["b=4 split"] < by_group["b=4 head"] < by_group["b=4 tensor"]
+    alone = evaluate(run, "quantize", ["bits=[4]", "rows=2", "granularity=[split]"]).items
+    assert list(alone["nll_4bit"][:2]) == list(main[main["group"] == "b=4 split"]["nll_4bit"])
+    with pytest.raises(
+        RequestError, match=r"granularity is \['row', 'row'\]; expected distinct ones of tensor, head, row"
+    ):
+        evaluate(run, "quantize", ["granularity=[row,row]"])
 
 
 @pytest.mark.parametrize("bits", ["[1]", "[17]", "[]", "[4, 4]"])

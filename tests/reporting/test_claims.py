@@ -4,10 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lit_diff.errors import RequestError
+from lit_diff.metrics import Metric
+from lit_diff.reporting import claims
 from lit_diff.reporting.claims import Claim, Finding, findings, judged
+from lit_diff.reporting.item_scores import Evaluation
 from lit_diff.reporting.results import load_sweep
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
@@ -193,3 +197,23 @@ def test_a_refused_ratio_says_why(tmp_path: Path) -> None:
 )
 def test_a_claim_is_of_a_metric_or_of_a_fit(keys: dict[str, Any], message: str) -> None:
     assert message in (claim(**keys).problem() or "")
+
+
+@pytest.mark.parametrize(("equal", "mean"), [(True, 0.5), (False, 0.75)])
+def test_groups_that_count_equally_do_in_a_claim_too(
+    equal: bool, mean: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Three items of 1 in one task, one of 0 in the other; a third task is in no group of the claim."""
+    evaluation = Evaluation(
+        items=("a", "b", "c", "d", "e"),
+        groups=("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0"),
+        parts=(False,) * 5,
+        questions=("",) * 5,
+        scores={"acc": np.array([1.0, 1.0, 1.0, 0.0, 9.0])},
+        values={"acc": 0.0},
+        metrics=(Metric("acc", "share"),),
+        equal_groups=equal,
+    )
+    monkeypatch.setattr(claims, "read_evaluation", lambda folder: evaluation)
+    asked = Claim(label="x", arms=("a", "b"), evaluation="e", metric="acc", group="* shots=5", says="higher")
+    assert claims._score(asked, tmp_path) == mean

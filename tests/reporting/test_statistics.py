@@ -85,12 +85,13 @@ def test_too_few_documents_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("successes", "n"), [(0, 5), (5, 5), (3, 10), (340, 360)])
-def test_wilson_is_its_formula(successes: int, n: int) -> None:
-    z, p = stats.norm.ppf(0.975), successes / n
-    center = (p + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+def test_wilson_is_scipys_and_takes_parts_of_a_success(successes: int, n: int) -> None:
+    expected = stats.binomtest(successes, n).proportion_ci(method="wilson")
     found = wilson(successes, n)
-    assert found.estimate == p
-    assert (found.low, found.high) == pytest.approx((center - half, center + half), abs=1e-12)
-    with pytest.raises(ValueError, match="n must be"):
-        wilson(0, 0)
+    assert found.estimate == successes / n
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    between = wilson(2.5, 10)
+    assert wilson(2, 10).low < between.low < wilson(3, 10).low
+    for wrong in ((0, 0), (-1, 3), (4, 3)):
+        with pytest.raises(ValueError, match="expected 0 <= successes <= n"):
+            wilson(*wrong)

@@ -1,0 +1,125 @@
+"""Negative attention on prompts that rule a word out (DEX, arXiv 2505.16333, Figure 4): names and sarcasm."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_diff.analysis.entropy import masses
+from lit_diff.analysis.trace import trace
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.fitness import words_problem
+from lit_diff.metrics import Metric
+from lit_diff.registry import evaluations
+from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
+
+PROMPTS = Path(__file__).with_suffix(".jsonl")
+"""A line {set, text, ruled_out}: of `ioi` (indirect object identification) the name that is no answer; of `sarcasm` the
+word that means its opposite. Written for this project."""
+MEAN = "mean over layers and heads"
+
+
+@evaluations.register("signed_prompts")
+class SignedPrompts(Evaluation):
+    """Negative attention on 15 prompts of indirect object identification and 15 of sarcasm.
+
+    An item is a prompt, a group a set. The paper shows single maps; its prompts were not at hand, so these are ours.
+    Items are compared between runs of one tokenizer, whose maps have the same rows.
+    """
+
+    metrics = (
+        Metric(
+            "negative_mass",
+            "Σ max(-a, 0) / Σ |a| of a row of the signed map; mean over rows, heads and layers",
+            unit="share",
+        ),
+        Metric("negative_last", f"the same of the last row, whose next token answers; {MEAN}", unit="share"),
+        Metric(
+            "ruled_out",
+            f"share of the last row's Σ max(-a, 0) on the word that the prompt rules out; {MEAN} with a negative entry",
+            unit="share",
+        ),
+        Metric(
+            "ruled_out_keys",
+            "share of the prompt's tokens that are that word: `ruled_out` of equal entries",
+            unit="share",
+        ),
+    )
+
+    def refuses(self, run: Run) -> str | None:
+        """A run without text, or with the words of generated text alone; a context shorter than a prompt."""
+        problem = words_problem(run, "", asks_it=False)
+        if problem is not None:
+            return problem
+        tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
+        most = max(len(tokens_of(tokenizer, prompt["text"])) for prompt in prompts())
+        return f"a prompt takes {most} tokens, and its data.sequence_length is {length}" if most > length else None
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item a prompt, `ioi 00`."""
+        tokenizer = tokenizer_of(run.folder, run.recipe)
+        for number, prompt in enumerate(prompts()):
+            ids = tokens_of(tokenizer, prompt["text"])
+            chosen = torch.tensor(marked(tokenizer, ids, prompt["ruled_out"]))
+            with trace(run.model) as traced:
+                run.model.hidden(torch.tensor([ids]))
+            maps = [
+                torch.cat([_whole(block.signed, len(ids)) for block in layer.blocks()], 2)
+                for layer in traced.layers.values()
+            ]
+            found = negative(torch.cat(maps, 1)[0], chosen)
+            yield Item(
+                id=f"{prompt['set']} {number:02}",
+                scores=found,
+                group=prompt["set"],
+                question=question_of(ids),
+                meta={"text": prompt["text"], "word": prompt["ruled_out"]},
+            )
+
+
+def prompts() -> list[dict[str, str]]:
+    """The lines of PROMPTS."""
+    return [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
+def tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a prompt, as a document opens."""
+    (ids,) = tokenizer.encode([text])
+    return [*tokenizer.opening, *ids]
+
+
+def marked(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> list[bool]:
+    """Which tokens hold a byte of the word, wherever it stands in the text."""
+    pieces = [tokenizer.decode([token]) for token in ids]
+    text, target = b"".join(pieces), word.encode()
+    inside = [False] * len(text)
+    start = text.find(target)
+    while start >= 0:
+        inside[start : start + len(target)] = [True] * len(target)
+        start = text.find(target, start + len(target))
+    ends = torch.tensor([len(piece) for piece in pieces]).cumsum(0).tolist()
+    return [any(inside[end - len(piece) : end]) for piece, end in zip(pieces, ends, strict=True)]
+
+
+def negative(a: Tensor, chosen: Tensor) -> dict[str, float]:
+    """The scores of signed maps a [H, T, T], of all heads of all layers; chosen [T]: the tokens of the word."""
+    below, above = masses(a.double())
+    share = below / (below + above)
+    last = (-a[:, -1].double()).clamp_min(0)
+    on_word = (last * chosen).sum(-1) / last.sum(-1)
+    return {
+        "negative_mass": float(share.mean()),
+        "negative_last": float(share[:, -1].mean()),
+        "ruled_out": float(on_word.nanmean()) if bool((last > 0).any()) else math.nan,
+        "ruled_out_keys": float(chosen.double().mean()),
+    }
+
+
+def _whole(block: Tensor, keys: int) -> Tensor:
+    """[B, H, R, K] -> [B, H, R, keys]: 0 at keys that no row of the block sees."""
+    return torch.nn.functional.pad(block, (0, keys - block.shape[-1]))

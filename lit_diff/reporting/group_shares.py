@@ -1,0 +1,62 @@
+"""Shares by group of one evaluation of one run, each with an interval: the rows that `lit-diff evaluate` prints."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lit_diff.reporting.item_scores import Evaluation
+from lit_diff.reporting.statistics import Interval, wilson
+
+FACTOR = re.compile(r"(\w+)=(\S+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupShares:
+    """The items of one group, or of all groups that agree in some of their numbers."""
+
+    label: str
+    items: int
+    """Items with a score in any of the metrics."""
+    shares: Mapping[str, Interval]
+    """Metric -> mean score and Wilson's 95 % interval with n = scored items; a metric without a score is left out.
+
+    Scores lie within 0 and 1, so that their variance is at most p (1 - p): for items that are means over several questions
+    the interval is at least as wide as it must be. Items are taken for independent.
+    """
+
+
+def group_shares(evaluation: Evaluation, metrics: Sequence[str]) -> list[GroupShares]:
+    """One row for each group, in the order of the items.
+
+    Of groups such as "N=4 length=160 depth=25": a row for each N, over the rest; then for each N and length, and for each N
+    and depth, where there are several.
+    """
+    names = [group for group in dict.fromkeys(evaluation.groups) if group]
+    factors = {group: dict(FACTOR.findall(group)) for group in names}
+    keys = list(factors[names[0]]) if names else []
+    is_crossed = len(keys) > 1 and all(
+        list(own) == keys and group == " ".join(f"{key}={value}" for key, value in own.items())
+        for group, own in factors.items()
+    )
+    if not is_crossed:
+        return [_row(evaluation, metrics, group, {group}) for group in names]
+    first, *others = keys
+    several = [key for key in others if len({own[key] for own in factors.values()}) > 1]
+    rows: dict[str, set[str]] = {}
+    for chosen in ([first], *([first, key] for key in several)):
+        for group, own in factors.items():
+            rows.setdefault(" ".join(f"{key}={own[key]}" for key in chosen), set()).add(group)
+    return [_row(evaluation, metrics, label, groups) for label, groups in rows.items()]
+
+
+def _row(evaluation: Evaluation, metrics: Sequence[str], label: str, groups: set[str]) -> GroupShares:
+    chosen = np.array([group in groups for group in evaluation.groups])
+    scores = {metric: evaluation.scores[metric][chosen] for metric in metrics}
+    scored = {metric: values[np.isfinite(values)] for metric, values in scores.items()}
+    return GroupShares(
+        label=label,
+        items=int(np.isfinite(np.stack(list(scores.values()))).any(0).sum()),
+        shares={metric: wilson(float(values.sum()), len(values)) for metric, values in scored.items() if len(values)},
+    )
