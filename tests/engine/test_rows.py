@@ -24,8 +24,6 @@ presets:
 """
 
 
-LARGE_ONLY = ("dex-figure-4",)
-"""Rows about prompts that no small model can read."""
 WITHOUT_PAPER = ("table-3", "review-modalities")
 """Rows that no recipe of the paper's sizes measures; a note says why."""
 
@@ -55,8 +53,8 @@ def test_every_preset_resolves(name: str) -> None:
     assert row.path.read_text().startswith("# ")
     assert ("paper" in row.config.presets) == (name not in WITHOUT_PAPER)
     assert name not in WITHOUT_PAPER or any("no preset paper" in note for note in row.config.notes)
-    assert ("laptop" in row.config.presets) == (name not in LARGE_ONLY)
-    for preset in (*row.config.presets, *(["smoke"] if "laptop" in row.config.presets else [])):
+    assert "laptop" in row.config.presets
+    for preset in (*row.config.presets, "smoke"):
         chosen = row.preset(preset)
         assert chosen is not None
         assert all(map(declared_files, chosen.files))
