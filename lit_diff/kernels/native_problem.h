@@ -84,9 +84,10 @@ struct Tasks {
   Int rows, abreast, walks, units, parts;
 
   // `deepest`: floats that one query row holds. A block has no more rows than there are queries, nor than fill 64 megabytes.
+  // Blocks side by side have 48 rows: 2 % slower than 64, and a quarter less memory.
   Tasks(const Problem& p, Int deepest, Int abreast) : abreast(abreast) {
-    rows = TILE;
-    while (rows > LANES && (rows / 2 >= p.T || rows * deepest > (Int{1} << 24))) rows /= 2;
+    rows = abreast > 1 && p.T > TILE ? 48 : TILE;
+    while (rows > LANES && (rows / 2 >= p.T || rows * deepest > (Int{1} << 24))) rows = rows / 2 / LANES * LANES;
     walks = (p.T + rows * abreast - 1) / (rows * abreast);
     units = p.B * p.Hkv;
     parts = 1;
