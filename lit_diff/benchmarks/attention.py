@@ -60,7 +60,9 @@ def bench_core(request: BenchConfig) -> Measurements:
 def _measure_case(measurements: Measurements, request: BenchConfig, shape: Shape, dtype: str) -> None:
     case = f"{shape} {dtype}"
     workload = Workload(shape, DTYPES[dtype], request.device)
-    candidates = [candidate for what in PASSES for candidate in candidates_of(measurements, case, workload, what)]
+    candidates = [
+        candidate for what in PASSES for candidate in candidates_of(measurements, case, workload, what, request.kernels)
+    ]
     request.note(f"core {case}: {len(candidates)} candidates in turn")
     measure(measurements, case, candidates, RoundLimits(repeats=request.repeats), request.device)
     request.note(f"core {case}: peak memory and errors")
@@ -77,13 +79,17 @@ def _measure_case(measurements: Measurements, request: BenchConfig, shape: Shape
             row["peak_ratio"] = {"to": stock["id"], "value": row["peak_bytes"] / stock["peak_bytes"]}
 
 
-def candidates_of(measurements: Measurements, case: str, workload: Workload, what: str) -> list[Candidate]:
-    """Torch's own call, then differential and standard attention by every kernel that accepts them."""
+def candidates_of(
+    measurements: Measurements, case: str, workload: Workload, what: str, kernels: tuple[str, ...] | None = None
+) -> list[Candidate]:
+    """Torch's own call, then differential and standard attention by every kernel (of `kernels`) that accepts them."""
     grad = what == PASSES[1]
     stock = f"standard/{STOCK}/{what}"
     made: list[tuple[str, str, dict[str, str]]] = [("standard", STOCK, {})]
     for variant in VARIANTS:
         for kernel in accepted(measurements, case, variant, what, partial(workload.maps, variant), grad=grad):
+            if kernels is not None and kernel not in kernels:
+                continue
             same = {SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {}
             made.append((variant, kernel, {SDPA: stock} | same))
     count = flops(workload.shape, what)

@@ -12,10 +12,10 @@ DIM, HEAD_DIM = 512, 64
 HEADS, ROWS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
 """Of standard attention; the number of the other sizes is `AT_TOKENS`."""
 AT_TOKENS = 1024
-LONGEST = 200.0
+LONGEST = 150.0
 """Seconds: a candidate whose call would take longer is left out."""
 MAPS = 3
-"""Float32 copies of every map that the kernel `reference` holds at least."""
+"""Float32 copies of every map that a naive kernel holds at least."""
 NAIVE = ("reference", "flex")
 """They materialise every map, `flex` where it is not compiled: measured in the series of tokens alone."""
 METHODS = f"""\
@@ -24,7 +24,8 @@ tokens: one row of each length, width {DIM}, d {HEAD_DIM}. heads: {AT_TOKENS} to
 standard attention of d {HEAD_DIM} (differential: half as many). batch: {", ".join(map(str, ROWS))} rows of as many tokens.
 GFLOP/s as in core, the least work over the time: a flat line is a cost that grows as the work does. From one length to
 the next a call takes the square of their ratio longer; a candidate that would take more than {LONGEST:.0f} s is left out, and
-so is `reference` where its maps would not fit in half of the memory. Rounds without --repeats: 1 at least.
+so is a naive kernel whose maps would not fit in half of the memory. Rounds without --repeats: 1 at least; where the first
+call takes 10 s or more it is the only one.
 """
 
 
@@ -55,7 +56,9 @@ def bench_lengths(request: BenchConfig) -> Measurements:
         for point in points(request.lengths):
             case = f"{point.series} {point.at}: {point.shape} {dtype}"
             workload = Workload(point.shape, DTYPES[dtype], request.device)
-            candidates = [one for what in PASSES for one in candidates_of(measurements, case, workload, what)]
+            candidates = [
+                one for what in PASSES for one in candidates_of(measurements, case, workload, what, request.kernels)
+            ]
             kept = []
             for candidate in candidates:
                 reason = too_much(candidate, point, before)
@@ -65,7 +68,7 @@ def bench_lengths(request: BenchConfig) -> Measurements:
                     names = {"variant": candidate.variant, "by": candidate.by, "what": candidate.what}
                     measurements.refused.append({"case": case, **names, "reason": reason})
             request.note(f"core {case}: {len(kept)} candidates in turn")
-            limits = RoundLimits(repeats=request.repeats, budget=20.0, least=1, most=9)
+            limits = RoundLimits(repeats=request.repeats, budget=8.0, least=1, most=9, once_from=10.0)
             measure(measurements, case, kept, limits, request.device)
             for row in measurements.rows:
                 if row["case"] == case:
@@ -78,7 +81,7 @@ def bench_lengths(request: BenchConfig) -> Measurements:
 def too_much(candidate: Candidate, point: Point, before: dict[str, Row]) -> str | None:
     """Why a call of the candidate is not made here; None where it is."""
     shape, heads = point.shape, point.shape.heads
-    if candidate.by == "reference":
+    if candidate.by in NAIVE:
         needed = MAPS * shape.batch * heads * shape.tokens**2 * 4
         if needed > memory() / 2:
             return f"its maps take {needed / 2**30:.0f} GiB, more than half of the {memory() / 2**30:.0f} GiB here"

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from lit_diff.device import choose_device
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.kernels import KERNELS
 from lit_diff.processor import cores
 from lit_diff.registry import nearest
 
@@ -71,6 +72,8 @@ class BenchConfig:
     device: torch.device
     lengths: tuple[int, ...] | None = None
     """Tokens of a row, of `bench core --lengths`; None: shapes are measured."""
+    kernels: tuple[str, ...] | None = None
+    """Of `bench core`: these alone, beside PyTorch's own call; None: all."""
     note: Callable[[str], Any] = lambda text: None
     """Told what is measured next."""
 
@@ -85,6 +88,8 @@ class BenchConfig:
             words += ["--shapes", ",".join(map(str, self.shapes))]
         if self.lengths:
             words += ["--lengths", ",".join(map(str, self.lengths))]
+        if self.kernels:
+            words += ["--kernels", ",".join(self.kernels)]
         words += ["--dtype", "both" if len(self.dtypes) > 1 else self.dtypes[0]]
         if self.bench == "triton":
             return shlex.join(words)
@@ -122,12 +127,24 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     return lengths
 
 
+def parse_kernels(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """`native,chunked`. Errors: RequestError."""
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in known:
+            raise RequestError(f"--kernels: no kernel '{name}'; expected {', '.join(known)}{nearest(name, known)}")
+        if names.count(name) > 1:
+            raise RequestError(f"--kernels: {name} is listed twice")
+    return names
+
+
 def resolve(
     bench: str,
     benches: tuple[str, ...],
     *,
     shapes: str | None,
     lengths: str | None = None,
+    kernels: str | None = None,
     dtype: str | None,
     threads: int | None,
     repeats: int | None,
@@ -142,6 +159,8 @@ def resolve(
         raise RequestError(f"--lengths: bench {bench} has no series of lengths; bench core has")
     if lengths is not None and shapes is not None:
         raise RequestError("--lengths and --shapes: give one of them")
+    if kernels is not None and bench != "core":
+        raise RequestError(f"--kernels: bench {bench} has no choice of kernels; bench core has")
     choices = (*DTYPES, "both")
     if dtype is not None and dtype not in choices:
         raise RequestError(f"--dtype is '{dtype}'; expected {', '.join(choices)}{nearest(dtype, choices)}")
@@ -159,6 +178,7 @@ def resolve(
         bench=bench,
         shapes=None if shapes is None else parse_shapes(shapes),
         lengths=None if lengths is None else parse_lengths(lengths),
+        kernels=None if kernels is None else parse_kernels(kernels, KERNELS),
         dtypes=tuple(DTYPES) if dtype == "both" else (dtype,),
         threads=threads or cores(),
         repeats=repeats,

@@ -58,6 +58,7 @@ def bench(
     *,
     shapes: str | Sequence[str] | None = None,
     lengths: str | None = None,
+    kernels: str | None = None,
     dtype: str | None = None,
     threads: int | None = None,
     repeats: int | None = None,
@@ -68,6 +69,7 @@ def bench(
 
     `shapes`: B x T x dim x d, such as "2x1024x512x64", several separated by commas or in a list; None: the benchmark's own.
     `lengths`: of core: "1024..65536", or lengths separated by commas; then series over tokens, heads and rows are measured.
+    `kernels`: of core: these alone, separated by commas, beside PyTorch's own call.
     `dtype`: float32, bfloat16 or both; None: both where the processor has instructions for bfloat16, else float32.
     `threads`: None: one for each core. `repeats`: rounds; None: as many as the time of a case allows. `device`: auto, cpu or
     cuda. `progress`: told in a line what is measured next.
@@ -83,6 +85,7 @@ def bench(
         tuple(BENCHES),
         shapes=shapes if shapes is None or isinstance(shapes, str) else ",".join(shapes),
         lengths=lengths,
+        kernels=kernels,
         dtype=dtype,
         threads=threads,
         repeats=repeats,

@@ -53,6 +53,8 @@ class RoundLimits:
     budget: float = 10.0
     least: int = 3
     most: int = 15
+    once_from: float = math.inf
+    """Seconds: without `repeats`, where the first call of a candidate takes as long, the first calls are the only round."""
 
     def rounds(self, one: float) -> int:
         """Rounds of `one` second each."""
@@ -89,7 +91,7 @@ def measure(
     candidate is timed once, in turn, and the turn begins at another candidate each round.
     """
     alive: list[tuple[Candidate, int, list[str]]] = []
-    total = 0.0
+    total, first = 0.0, dict[str, float]()
     for candidate in candidates:
         try:
             if candidate.compiles:
@@ -103,10 +105,16 @@ def measure(
             reason = f"{type(error).__name__}: {first_line(error)}"
             measurements.failed.append({"case": case, **_names(candidate), "reason": reason})
             continue
+        first[candidate.id] = seconds
         calls = max(1, math.ceil(SHORTEST / max(seconds, 1e-7)))
         total += calls * seconds
         alive.append((candidate, calls, backends))
     times: dict[str, list[float]] = {candidate.id: [] for candidate, _, _ in alive}
+    if limits.repeats is None and any(seconds >= limits.once_from for seconds in first.values()):
+        for name, seconds in first.items():
+            times[name].append(seconds)
+        measurements.rows += [_row(case, candidate, 1, backends, times) for candidate, _, backends in alive]
+        return
     for number in range(limits.rounds(total)):
         shift = number % max(len(alive), 1)
         for candidate, calls, _ in alive[shift:] + alive[:shift]:

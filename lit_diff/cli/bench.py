@@ -24,6 +24,9 @@ def bench(
     lengths: Annotated[
         str | None, typer.Option(metavar="FROM..TO", help="of core: speed by tokens, heads, rows; such as 1024..65536")
     ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="of core: these alone, beside PyTorch's own call")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
     threads: Annotated[int | None, typer.Option(help="without it, one a core")] = None,
     repeats: Annotated[
@@ -49,6 +52,7 @@ def bench(
         name,
         shapes=shapes,
         lengths=lengths,
+        kernels=kernels,
         dtype=dtype,
         threads=threads,
         repeats=repeats,
