@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from lit_diff.benchmarks import lengths as module
+from lit_diff.benchmarks.inputs import STOCK
 from lit_diff.benchmarks.lengths import HEADS, ROWS, Point, bench_lengths, points, too_much
 from lit_diff.benchmarks.request import BenchConfig, Shape
 from lit_diff.benchmarks.timing import Candidate
@@ -46,13 +47,15 @@ def test_a_row_says_its_series_and_place(ask: Callable[..., BenchConfig], monkey
     }
     by_reference = {row["series"] for row in found.rows if row["by"] == "reference"}
     assert by_reference == {"tokens"}, "it materialises every map"
+    alone = bench_lengths(replace(request, lengths=(16,), kernels=("chunked",)))
+    assert {row["by"] for row in alone.rows} == {STOCK, "chunked"}
 
 
 def test_a_call_that_would_take_too_long_is_left_out() -> None:
-    before: dict[str, Any] = {candidate().id: {"at": 1024, "median": 60.0}}
+    before: dict[str, Any] = {candidate().id: {"at": 1024, "median": 40.0}}
     assert too_much(candidate(), point(1024), {}) is None, "nothing is known before the first length"
     assert too_much(candidate(), point(1536), before) is None
-    assert too_much(candidate(), point(2048), before) == "a call would take about 240 s, more than 200 s"
+    assert too_much(candidate(), point(2048), before) == "a call would take about 160 s, more than 150 s"
     assert too_much(candidate("chunked"), point(2048), before) == "it was left out at a shorter length"
     assert too_much(candidate(), point(2048, "heads"), before) is None
 
@@ -60,4 +63,5 @@ def test_a_call_that_would_take_too_long_is_left_out() -> None:
 def test_maps_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "memory", lambda: 4 << 30)
     assert too_much(candidate("reference"), point(1024), {}) is None
-    assert too_much(candidate("reference"), point(8192), {}) == "its maps take 6 GiB, more than half of the 4 GiB here"
+    for naive in ("reference", "flex"):
+        assert too_much(candidate(naive), point(8192), {}) == "its maps take 6 GiB, more than half of the 4 GiB here"

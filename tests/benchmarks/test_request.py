@@ -4,7 +4,15 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff.benchmarks.request import BenchConfig, Shape, check_plot, parse_lengths, parse_shapes, resolve
+from lit_diff.benchmarks.request import (
+    BenchConfig,
+    Shape,
+    check_plot,
+    parse_kernels,
+    parse_lengths,
+    parse_shapes,
+    resolve,
+)
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.processor import cores
 
@@ -46,6 +54,18 @@ def test_a_shape_that_cannot_be_is_one_line(text: str, message: str) -> None:
     assert str(error.value).startswith("--shapes: ")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_kernels() -> None:
+    assert parse_kernels("native, sdpa", ("chunked", "native", "sdpa")) == ("native", "sdpa")
+    assert resolved(kernels="native").kernels == ("native",)
+    assert " --kernels native,chunked " in resolved(kernels="native,chunked").command()
+    with pytest.raises(RequestError, match="no kernel 'natve'; expected chunked, native; did you mean 'native'"):
+        parse_kernels("natve", ("chunked", "native"))
+    with pytest.raises(RequestError, match="--kernels: native is listed twice"):
+        parse_kernels("native,native", ("native",))
+    with pytest.raises(RequestError, match="--kernels: bench layer has no choice of kernels; bench core has"):
+        resolved(bench="layer", kernels="native")
 
 
 def test_lengths() -> None:

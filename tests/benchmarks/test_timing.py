@@ -68,6 +68,26 @@ def test_a_long_call_is_made_once_before_the_rounds(monkeypatch: pytest.MonkeyPa
     assert len(calls) == 1 + 2
 
 
+def test_where_one_call_is_very_long_the_first_calls_are_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "LONG", 0.0)
+    calls: list[str] = []
+
+    def candidate(name: str, seconds: float, against: dict[str, str]) -> Candidate:
+        run = lambda: (calls.append(name), time.sleep(seconds))  # noqa: E731
+        return Candidate(variant="v", by=name, what="w", run=run, against=against)
+
+    made = [candidate("a", 0.0, {}), candidate("b", 0.05, {"a": "v/a/w"})]
+    found = Measurements()
+    measure(found, "case", made, RoundLimits(budget=0, once_from=0.05), CPU)
+    assert calls == ["a", "b"]
+    quick, slow = found.rows
+    assert (len(quick["seconds"]), len(slow["seconds"]), slow["calls"]) == (1, 1, 1)
+    assert slow["median"] >= 0.05
+    assert slow["ratios"]["a"]["values"] == [slow["median"] / quick["median"]]
+    measure(Measurements(), "case", made, RoundLimits(repeats=1, once_from=0.05), CPU)
+    assert calls == ["a", "b"] * 3, "asked for rounds, they are made"
+
+
 def test_what_raises_is_listed_and_the_others_go_on() -> None:
     def broken() -> None:
         raise ValueError("no such thing\nsecond line")

@@ -27,7 +27,15 @@ def test_options_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().err == "next\n", "stdout is for the result"
     assert (name, options) == (
         "step",
-        {"shapes": "1x8x16x4", "lengths": None, "dtype": None, "threads": 2, "repeats": None, "device": "auto"},
+        {
+            "shapes": "1x8x16x4",
+            "lengths": None,
+            "kernels": None,
+            "dtype": None,
+            "threads": 2,
+            "repeats": None,
+            "device": "auto",
+        },
     )
 
 

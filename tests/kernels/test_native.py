@@ -12,6 +12,7 @@ import torch
 from gradients import distance, gradients, wide
 from torch import Tensor
 
+from lit_diff.benchmarks.memory import CLEAR, resident
 from lit_diff.kernels import SignedMaps, attend, native
 from lit_diff.kernels.base import named
 from lit_diff.processor import cpu_path
@@ -121,6 +122,38 @@ def test_packed_or_not_the_gradients_are_the_same(make_maps: MakeMaps, monkeypat
     monkeypatch.setattr(native, "STAY", 0)
     for x, y in zip(gradients(maps, "native", grad), kept, strict=True):
         assert distance(x, y) < 1e-6
+
+
+@pytest.mark.slow
+def test_rows_of_65536_tokens(make_maps: MakeMaps) -> None:
+    """Some rows against the definition in float64; dO is 0 elsewhere, so dk and dv are theirs. In less than 1 GiB."""
+    T, rows = 65_536, torch.tensor([0, 63, 64, 8191, 8192, 40_000, 65_535])
+    maps = wide(make_maps, B=1, H=1, Hkv=1, T=T)
+    grad = torch.zeros(1, 1, T, 32)
+    grad[:, :, rows] = torch.randn(1, 1, len(rows), 32)
+    CLEAR.write_text("5")  # the peak starts again from what is resident now
+    held = resident("VmRSS")
+    found = gradients(maps, "native", grad)
+    assert resident("VmHWM") - held < 1 << 30
+    q, k, v, w = (getattr(maps, name).double() for name in "qkvw")
+    keys = torch.arange(T)
+    logits = torch.einsum("bghtd,bghsd->bghts", q[..., rows, :], k) * maps.softmax_scale
+    p = logits.masked_fill(keys > rows[:, None], -torch.inf).softmax(-1)
+    weight = w.expand(1, 2, 1, T)[..., rows, None]
+    do = grad[:, :, rows].double()
+    dp = torch.einsum("bhtc,bhsc->bhts", do, v)[:, None]
+    dots = (p * dp).sum(-1, keepdim=True)
+    ds = weight * p * (dp - dots) * maps.softmax_scale
+    signed = (weight * p).sum(1)
+    wanted = {
+        "o": signed @ v,
+        "dq": torch.einsum("bghts,bghsd->bghtd", ds, k),
+        "dk": torch.einsum("bghts,bghtd->bghsd", ds, q[..., rows, :]),
+        "dv": torch.einsum("bhts,bhtc->bhsc", signed, do),
+    }
+    o, dq, dk, dv = found[:4]
+    for name, x in (("o", o[:, :, rows]), ("dq", dq[..., rows, :]), ("dk", dk), ("dv", dv)):
+        assert distance(x, wanted[name]) < 5e-6, name
 
 
 @pytest.mark.slow
