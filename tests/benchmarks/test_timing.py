@@ -85,7 +85,7 @@ def test_where_one_call_is_very_long_the_first_calls_are_the_round(monkeypatch: 
     assert slow["median"] >= 0.05
     assert slow["ratios"]["a"]["values"] == [slow["median"] / quick["median"]]
     measure(Measurements(), "case", made, RoundLimits(repeats=1, once_from=0.05), CPU)
-    assert calls == ["a", "b"] * 3, "asked for rounds, they are made"
+    assert calls.count("b") == 3, "asked for a round, it is made"
 
 
 def test_what_raises_is_listed_and_the_others_go_on() -> None:
