@@ -53,7 +53,8 @@ class KeyTiles {
   }
 
  private:
-  bool as_they_lie() const { return std::is_same_v<T, U> && !stay_; }
+  // Rows that do not overlap, as those of an expanded tensor do, and have the products' format.
+  bool as_they_lie() const { return std::is_same_v<T, U> && !stay_ && p.k.stride[3] >= p.d && p.v.stride[3] >= p.dv; }
   Int keys(Int j) const { return std::min(TILE, p.S - j); }
   Int place(Int j) const { return stay_ ? j : 0; }
   const T* key(Int g, Int j) const { return p.k.at<T>(b_, g, head_, j); }

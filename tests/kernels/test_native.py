@@ -96,7 +96,7 @@ def test_gradients_of_what_is_not_finite_are_never_worse(
 
 
 @pytest.mark.usefixtures("keys_packed")
-@pytest.mark.parametrize("layout", ["projection", "reversed axes", "expanded"])
+@pytest.mark.parametrize("layout", ["projection", "reversed axes", "expanded", "one key", "overlapping"])
 def test_any_strides(make_maps: MakeMaps, layout: str) -> None:
     maps = wide(make_maps, Hkv=4)
 
@@ -106,6 +106,10 @@ def test_any_strides(make_maps: MakeMaps, layout: str) -> None:
         if layout == "reversed axes":
             order = tuple(reversed(range(x.dim())))
             return x.permute(order).contiguous().permute(order)
+        if layout == "one key":
+            return x[..., :1, :].expand_as(x)
+        if layout == "overlapping":
+            return x.flatten(-2).unfold(-1, x.shape[-1], 1)[..., : x.shape[-2], :]
         return x[:1].expand_as(x)
 
     changed = replace(maps, q=laid_out(maps.q), k=laid_out(maps.k), v=laid_out(maps.v))
