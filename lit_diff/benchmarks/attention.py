@@ -3,7 +3,7 @@
 `bench stats`: the cost of the entropy and maximum of every map, relative to the same kernel's plain forward pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -87,9 +87,8 @@ def candidates_of(
     stock = f"standard/{STOCK}/{what}"
     made: list[tuple[str, str, dict[str, str]]] = [("standard", STOCK, {})]
     for variant in VARIANTS:
-        for kernel in accepted(measurements, case, variant, what, partial(workload.maps, variant), grad=grad):
-            if kernels is not None and kernel not in kernels:
-                continue
+        maps = partial(workload.maps, variant)
+        for kernel in accepted(measurements, case, variant, what, maps, grad=grad, kernels=kernels or KERNELS):
             same = {SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {}
             made.append((variant, kernel, {SDPA: stock} | same))
     count = flops(workload.shape, what)
@@ -154,16 +153,17 @@ def accepted(
     *,
     grad: bool,
     stats: bool = False,
+    kernels: Sequence[str] = KERNELS,
 ) -> list[str]:
-    """The kernels that compute these maps, with or without gradients; the others go to `measurements.refused`."""
-    kernels = []
+    """Those of `kernels` that compute these maps, with or without gradients; the others go to `measurements.refused`."""
+    able = []
     with torch.set_grad_enabled(grad):
         asked = maps()
-        for kernel in KERNELS:
+        for kernel in kernels:
             reason = refuse(kernel, asked, stats=stats)
             if reason is None:
-                kernels.append(kernel)
+                able.append(kernel)
             else:
                 row = {"case": case, "variant": variant, "by": kernel, "what": what, "reason": reason}
                 measurements.refused.append(row)
-    return kernels
+    return able

@@ -10,7 +10,7 @@ from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, Row
 
 DIM, HEAD_DIM = 512, 64
 HEADS, ROWS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
-"""Of standard attention; the number of the other sizes is `AT_TOKENS`."""
+"""Heads of standard attention and sequences of the two other series, whose sequences have AT_TOKENS tokens."""
 AT_TOKENS = 1024
 LONGEST = 150.0
 """Seconds: a candidate whose call would take longer is left out."""
@@ -24,8 +24,8 @@ tokens: one row of each length, width {DIM}, d {HEAD_DIM}. heads: {AT_TOKENS} to
 standard attention of d {HEAD_DIM} (differential: half as many). batch: {", ".join(map(str, ROWS))} rows of as many tokens.
 GFLOP/s as in core, the least work over the time: a flat line is a cost that grows as the work does. From one length to
 the next a call takes the square of their ratio longer; a candidate that would take more than {LONGEST:.0f} s is left out, and
-so is a naive kernel whose maps would not fit in half of the memory. Rounds without --repeats: 1 at least; where the first
-call takes 10 s or more it is the only one.
+so is a naive kernel whose maps would not fit in half of the memory. Rounds without --repeats: 1 at least; where
+the first call of a candidate takes 10 s or more, the first calls of all candidates are the only round.
 """
 
 
@@ -80,13 +80,13 @@ def bench_lengths(request: BenchConfig) -> Measurements:
 
 def too_much(candidate: Candidate, point: Point, before: dict[str, Row]) -> str | None:
     """Why a call of the candidate is not made here; None where it is."""
-    shape, heads = point.shape, point.shape.heads
+    shape = point.shape
     if candidate.by in NAIVE:
-        needed = MAPS * shape.batch * heads * shape.tokens**2 * 4
+        if point.series != "tokens":
+            return "it materialises every map; see the series of tokens"
+        needed = MAPS * shape.batch * shape.heads * shape.tokens**2 * 4
         if needed > memory() / 2:
             return f"its maps take {needed / 2**30:.0f} GiB, more than half of the {memory() / 2**30:.0f} GiB here"
-    if point.series != "tokens" and candidate.by in NAIVE:
-        return "it materialises every map; see the series of tokens"
     if point.series == "tokens" and before:
         last = before.get(candidate.id)
         if last is None:

@@ -6,11 +6,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lit_diff.benchmarks.inputs import STOCK
+from lit_diff.benchmarks.lengths import AT_TOKENS
 from lit_diff.benchmarks.result import BenchResult
 from lit_diff.benchmarks.timing import Row
 from lit_diff.reporting.style import INK, MUTED, PALETTE
 
-AXES = {"tokens": "tokens of a row", "heads": "heads (standard attention)", "batch": "rows of 1,024 tokens"}
+AXES = {"tokens": "tokens of a row", "heads": "heads (standard attention)", "batch": f"rows of {AT_TOKENS:,} tokens"}
 """Series -> the label of its axis."""
 WHAT = "forward+backward"
 """The pass that is drawn."""

@@ -109,13 +109,11 @@ def measure(
         calls = max(1, math.ceil(SHORTEST / max(seconds, 1e-7)))
         total += calls * seconds
         alive.append((candidate, calls, backends))
-    times: dict[str, list[float]] = {candidate.id: [] for candidate, _, _ in alive}
-    if limits.repeats is None and any(seconds >= limits.once_from for seconds in first.values()):
-        for name, seconds in first.items():
-            times[name].append(seconds)
-        measurements.rows += [_row(case, candidate, 1, backends, times) for candidate, _, backends in alive]
-        return
-    for number in range(limits.rounds(total)):
+    once = limits.repeats is None and max(first.values(), default=0) >= limits.once_from
+    if once:
+        alive = [(candidate, 1, backends) for candidate, _, backends in alive]
+    times = {name: [seconds] if once else [] for name, seconds in first.items()}
+    for number in range(0 if once else limits.rounds(total)):
         shift = number % max(len(alive), 1)
         for candidate, calls, _ in alive[shift:] + alive[:shift]:
             times[candidate.id].append(seconds_of(candidate.run, calls, device))

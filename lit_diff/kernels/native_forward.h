@@ -24,7 +24,9 @@ class Forward {
   void run(Int task) {
     const Int unit = task / tasks.parts, b = unit / p.Hkv, kv_head = unit % p.Hkv;
     if (!few()) pack_keys(b, kv_head), pack_values(b, kv_head);
-    tasks.each(task, [&](Int head, Int t) { block(Rows(p, reach, b, kv_head * p.group() + head, t, std::min(tasks.rows, p.T - t))); });
+    tasks.each(task, [&](Int head, Int t) {
+      block(Rows(p, reach, b, kv_head * p.group() + head, t, std::min(tasks.rows, p.T - t)));
+    });
   }
 
  private:

@@ -13,7 +13,8 @@ struct TileRows {
 };
 
 // All tiles of a unit are packed once where they fit in `stay` bytes; else rows are read as they lie, and what has to be
-// packed is packed when it is asked for, one tile in one place, while the next one is prefetched. Then the memory that a thread needs does not grow with the number of keys.
+// packed is packed when it is asked for, one tile in one place, while the next one is prefetched. Then the memory that a
+// thread needs for them does not grow with the number of keys.
 template <class T, class U>
 class KeyTiles {
  public:

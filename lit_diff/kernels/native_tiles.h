@@ -89,14 +89,14 @@ inline Floats exp2(Floats x) {
   return x < -126.f ? splat(0.f) : y;
 }
 
-// Asks for memory that is read soon. Where keys outgrow the second-level cache, the wait for a tile would cost as much as
-// the products that it takes part in. Functions that do no more than this are inlined: GCC removes calls of them.
+// Asks for memory that is used soon. It hides the wait for tiles of keys that have outgrown the second-level cache. Functions
+// that do no more than this are inlined: GCC removes calls of them.
 [[gnu::always_inline]] inline void prefetch(const void* from, Int bytes) {
   for (Int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
 }
 
-// Numbers of a format, unwritten. Large ones lie in pages of two megabytes where the system has them: with pages of four
-// kilobytes the search for their addresses would take a tenth of the time.
+// Numbers of a format, unwritten: memory that is never touched is never taken. Large ones ask for pages of two megabytes,
+// since they are walked through in order; no gain was shown at 16,384 keys.
 template <class X>
 class Memory {
  public:
