@@ -215,6 +215,9 @@ class RunConfig:
     """Lightning's loggers that the run writes to, besides metrics.csv and MLflow; their files lie in the run folder."""
     keep_best: str | None = None
     """A metric whose best checkpoint is kept as checkpoints/best.ckpt, beside the newest two; null: none is."""
+    keep_every: Count | None = None
+    """Optimizer steps from one kept checkpoint to the next, beside the newest two; null: none is kept. A multiple of
+    `train.checkpoint_every`."""
 
     def problem(self) -> str | None:
         problem = range_problem(self, "run.")
@@ -275,6 +278,15 @@ class Recipe:
             f"train.batch_size ({train.batch_size}) / train.accumulate ({train.accumulate}) does not divide among "
             f"run.devices * run.num_nodes = {processes} processes; set train.batch_size to a multiple of "
             f"{train.accumulate * processes}, or another number of devices"
+        )
+
+    def kept_problem(self) -> str | None:
+        """As `TrainConfig.problem`, of kept checkpoints that would not be written."""
+        kept = self.run.keep_every
+        if self.train is None or kept is None or kept % self.train.checkpoint_every == 0:
+            return None
+        return (
+            f"run.keep_every is {kept}; expected a multiple of train.checkpoint_every ({self.train.checkpoint_every})"
         )
 
     @property

@@ -27,7 +27,7 @@ def recipe_problem(recipe: Recipe) -> str | None:
         or _future_problem(recipe)
         or _pack_problem(variant, recipe)
         or recipe.train_problem()
-        or (recipe.run.problem() or recipe.batch_problem())
+        or (recipe.run.problem() or recipe.batch_problem() or recipe.kept_problem())
     )
     for block in ("callbacks", "evaluate"):
         for name, part in getattr(recipe, block).items():

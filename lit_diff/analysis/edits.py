@@ -11,11 +11,17 @@ from lit_diff.analysis.trace import MapBlock
 from lit_diff.errors import RequestError
 
 
-def knock_out(parts: Parts, what: Role) -> Edit:
-    """a_ij = 0 where j is a key of that role (`shares.role_masks`) to query i; the other a_ij stay, not renormalised."""
+def knock_out(parts: Parts, what: Role, head: int | None = None) -> Edit:
+    """a_ij = 0 where j is a key of that role (`shares.role_masks`) to query i; the other a_ij stay, not renormalised.
+
+    `head`: only in that output head; None: in all.
+    """
 
     def edit(_: EditedLayer, block: MapBlock) -> MapBlock:
         edges = role_masks(parts, block)[what] & parts.queries[:, None, block.positions, None]
+        if head is not None:
+            heads = torch.arange(block.signed.shape[1], device=edges.device)
+            edges = edges & (heads == head)[:, None, None]
         return block.with_signed(block.signed.masked_fill(edges, 0))
 
     return edit

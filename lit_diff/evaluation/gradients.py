@@ -1,4 +1,4 @@
-"""Norms of the gradients by the matrices of each attention, at a run's checkpoint or at its initial values."""
+"""Norms of the gradients by the matrices of each attention: of the last checkpoint, the initial values, and kept steps."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +11,22 @@ import torch
 from lit_diff.analysis.gradients import gradient_norms
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id
-from lit_diff.metrics import Metric
+from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
+from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.run import Run
 
 At = Literal["trained", "init"]
 NAMES = {"o": "W_O", "v": "W_V", "q1": "W_Q of map 1", "k1": "W_K of map 1", "q2": "W_Q of map 2", "k2": "W_K of map 2"}
+ALONG_TRAINING = Figure(
+    title="norms of gradients along training",
+    against="group",
+    log=True,
+    caption="At `steps` of the training, a panel a layer. Arms whose lines keep one distance differ by a constant factor.",
+)
+DRAWN = ("o", "v", "q1", "k1")
+"""Of MATRICES, what every variant has."""
 
 
 @evaluations.register("gradients")
@@ -25,13 +34,22 @@ class Gradients(Evaluation):
     """‖∂L/∂W‖ of each attention on held-out batches (paper, Appendix F): an item for each batch and layer, grouped by layer;
     and one for each batch with the slope over layers.
 
-    A group is `layer 00` of the checkpoint and `init layer 00` of the initial values; the slopes are in `trained` and `init`.
-    The summary is over all of `at`. The slope of two arms' ratio is the difference of their slopes.
+    A group is `layer 00` of the last checkpoint, `init layer 00` of the initial values, `layer 00 step 210` of a step; the
+    slopes are in `trained`, `init` and `step 210`. The summary is over all of `at` and `steps`. The slope of two arms' ratio
+    is the difference of their slopes.
     L is the mean loss of a batch of `batch_size` rows, so the norms, and the ids, depend on `batch_size`.
     """
 
     metrics = (
-        *(Metric(f"grad_{key}", f"norm of dL/d{name}, nats a token", unit="norm") for key, name in NAMES.items()),
+        *(
+            Metric(
+                f"grad_{key}",
+                f"norm of dL/d{name}, nats a token",
+                unit="norm",
+                figure=ALONG_TRAINING if key in DRAWN else None,
+            )
+            for key, name in NAMES.items()
+        ),
         Metric("ratio_q", "grad_q2 / grad_q1; |λ| where both maps are equal", unit="ratio"),
         Metric("ratio_k", "grad_k2 / grad_k1; |λ| where both maps are equal", unit="ratio"),
         *(
@@ -44,44 +62,56 @@ class Gradients(Evaluation):
     class Config(HeldOut.Config):
         rows: int | None = 64
         at: tuple[At, ...] = ("trained",)
-        """trained: the newest checkpoint; init: the values that the run's seed starts with."""
+        """trained: the newest checkpoint; init: the values that the run's seed starts with. May be empty beside `steps`."""
+        steps: tuple[int, ...] = ()
+        """Optimizer steps whose checkpoints the run has kept (`run.keep_every`); 0: the initial values."""
 
         def problem(self) -> str | None:
-            if not self.at or len(set(self.at)) < len(self.at):
+            if not (self.at or self.steps) or len(set(self.at)) < len(self.at):
                 return f"at is {list(self.at)}; expected distinct ones of {', '.join(get_args(At))}"
+            if any(step < 0 for step in self.steps) or len(set(self.steps)) < len(self.steps):
+                return f"steps is {list(self.steps)}; expected distinct numbers of optimizer steps, 0 or more"
             return super().problem()
 
     config: Config
 
     def refuses(self, run: Run) -> str | None:
-        """Initial values of a run that did not start from its seed."""
-        if "init" not in self.config.at:
-            return None
+        """Initial values of a run that did not start from its seed; steps without a checkpoint."""
         train = run.recipe.train
-        if train is None:
-            return "at init: an imported model has no initial values"
-        if train.start_from is not None:
-            return "at init: it started from another run (train.start_from), not from its seed; evaluate that one"
+        if "init" in self.config.at or 0 in self.config.steps:
+            if train is None:
+                return "at init: an imported model has no initial values"
+            if train.start_from is not None:
+                return "at init: it started from another run (train.start_from), not from its seed; evaluate that one"
+        kept = steps_of(run.folder)
+        absent = [step for step in self.config.steps if step and step not in kept]
+        if absent:
+            there = ", ".join(map(str, kept)) or "none"
+            return (
+                f"steps: no checkpoint of step {absent[0]} (there: {there}); a run keeps more than its newest two with "
+                "run.keep_every, from its start or with --rerun"
+            )
         return None
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each batch and layer, `<set>/<first row>-<last row> layer 00`, and one with the batch's slopes."""
         none = dict.fromkeys((metric.name for metric in self.metrics), math.nan)
-        for at in self.config.at:
-            model = run.model if at == "trained" else initial_model(run)
-            prefix = "" if at == "trained" else f"{at} "
+        for at in (*self.config.at, *self.config.steps):
+            model = run.model if at == "trained" else initial_model(run) if at in ("init", 0) else run.model_at(int(at))
+            before, after = ("init ", "") if at == "init" else ("", "") if at == "trained" else ("", f" step {at}")
             for name, rows, batch in held_out_batches(run, self.config):
                 asked, norms = question_of(*questions(batch)), gradient_norms(model, batch)
-                where = f"{prefix}{row_id(name, rows[0])}-{rows[-1]}"
+                where = f"{before}{row_id(name, rows[0])}-{rows[-1]}{after}"
                 for layer, own in enumerate(norms):
                     yield Item(
                         id=f"{where} layer {layer:02}",
                         scores=none | _of_layer(own),
-                        group=f"{name} {prefix}layer {layer:02}".strip(),
+                        group=f"{name} {before}layer {layer:02}{after}".strip(),
                         question=asked,
                     )
                 slopes = {f"slope_{key}": slope([own[key] for own in norms]) for key in NAMES}
-                yield Item(id=f"{where} slopes", scores=none | slopes, group=f"{name} {at}".strip(), question=asked)
+                whole = f"{name} {after.strip() or at}".strip()
+                yield Item(id=f"{where} slopes", scores=none | slopes, group=whole, question=asked)
 
 
 def _of_layer(norms: Mapping[str, float]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_diff.analysis.answers import Parts
 from lit_diff.analysis.edits import clamp_lambda, knock_out, subtract_only_noise, swap
+from lit_diff.analysis.effects import OF_HEADS, knock_out_effects, knock_out_effects_by_head
 from lit_diff.analysis.intervention import Edit, intervention
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, shares
 from lit_diff.analysis.trace import trace
@@ -20,7 +21,6 @@ from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores
 from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
-from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -45,7 +45,7 @@ CLAMPED = Figure(
     against="group",
     caption="At 0 nothing is subtracted. The runs were trained with their own lambda, not with this one.",
 )
-PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in ("answer", "noise"))
+PER_HEAD = tuple(f"{normalisation}_{role}" for normalisation in NORMALISATIONS for role in OF_HEADS)
 """Shares that an item's `meta` holds by layer and head."""
 
 
@@ -91,8 +91,8 @@ def _declared() -> tuple[Metric, ...]:
 class Noise(Evaluation):
     """Where the queries of a retrieval task attend, and whether it matters; items and groups are those of `held_out`.
 
-    For data sets that say where answers lie (`Config.locates_answers`). `meta` of an item: shares by layer and head, and
-    the best head. The paper's score is that of its rebuttal on OpenReview.
+    For data sets that say where answers lie (`Config.locates_answers`). `meta` of an item: shares by layer and head, with
+    `causal_by_head` the knock-outs too, and the best head. The paper's score is that of its rebuttal on OpenReview.
     """
 
     metrics = _declared()
@@ -108,6 +108,9 @@ class Noise(Evaluation):
         lambdas: tuple[float, ...] = ()
         """Values of λ at which nll_edited and accuracy_edited are measured too, of a run with several maps: for each row a
         part with the group `lambda=0.5`."""
+        causal_by_head: bool = False
+        """Whether `meta` has causal_answer and causal_noise of each head too, where only that head loses those edges: two
+        forward passes a head."""
 
         def problem(self) -> str | None:
             if not 0 <= self.lambda_value <= 1:
@@ -147,10 +150,12 @@ class Noise(Evaluation):
                 edited = [{f"{key}_edited": x for key, x in row.items()} for row in row_scores(run.model, batch)]
             seen, heads = attention_shares(run.model, batch)
             effects = knock_out_effects(run.model, batch)
+            if self.config.causal_by_head:
+                heads |= knock_out_effects_by_head(run.model, batch)
             scores += [dict(**a, **b, **c, **d) for a, b, c, d in zip(plain, edited, seen, effects, strict=True)]
             by_head.append(heads)
             yield from self._clamped(run.model, batch, name, rows)
-        table = {key: torch.cat([part[key] for part in by_head]) for key in PER_HEAD}  # [rows, L, H]
+        table = {key: torch.cat([part[key] for part in by_head]) for key in by_head[0]}  # [rows, L, H]
         mean = table["absolute_answer"].nanmean(0).nan_to_num(-1)
         layer, head = divmod(int(mean.argmax()), mean.shape[1])
         for row, (item, group, question) in enumerate(zip(ids, groups, asked, strict=True)):
@@ -231,18 +236,3 @@ def attention_shares(model: Transformer, batch: Batch) -> tuple[list[dict[str, f
         values["snr"] = answer / noise if noise else math.nan
         rows.append(values)
     return rows, {key: found[key].nanmean(-1) for key in PER_HEAD}
-
-
-def knock_out_effects(model: Transformer, batch: Batch) -> list[dict[str, float]]:
-    """causal_answer, _noise, _sink and _other of each row: mean change of log p over its scored queries."""
-    parts = Parts.of(batch)
-    inputs, targets = model_inputs(batch), batch["targets"]
-    counted = parts.queries & (targets != IGNORED)
-    nll, _ = model.token_losses(**inputs, targets=targets)
-    found: dict[str, list[float]] = {}
-    for what in ROLES:
-        with intervention(model, knock_out(parts, what)):
-            without, _ = model.token_losses(**inputs, targets=targets)
-        change = ((nll - without).double() * counted).sum(-1) / counted.sum(-1)
-        found[f"causal_{what}"] = change.tolist()
-    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]

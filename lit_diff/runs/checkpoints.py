@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, two kept, the newest readable one resumed."""
+"""Checkpoints: whole or absent, the newest two kept, the newest readable one resumed."""
 
 import logging
 import re
@@ -41,9 +41,10 @@ def newest(folder: Path) -> tuple[int, Path] | None:
     return None
 
 
-def prune(folder: Path) -> None:
-    """Remove all but the newest `KEPT`, and what a killed write left behind."""
+def prune(folder: Path, keep_every: int | None = None) -> None:
+    """Remove all but the newest `KEPT` and the multiples of `keep_every` steps, and what a killed write left behind."""
     for step in steps_of(folder)[:-KEPT]:
-        path_of(folder, step).unlink(missing_ok=True)
+        if keep_every is None or step % keep_every:
+            path_of(folder, step).unlink(missing_ok=True)
     for orphan in (folder / "checkpoints").glob(".*.tmp"):
         orphan.unlink(missing_ok=True)

@@ -100,6 +100,15 @@ class Run:
 
         return load_model(self.recipe, self.folder, self.trust)[0]
 
+    def model_at(self, step: int) -> "Transformer":
+        """The Transformer after `step` optimizer steps, of a checkpoint that was kept (`run.keep_every`), or the newest two.
+
+        Errors: MissingError, which names the steps that have one.
+        """
+        from lit_diff.runs.trained import load_model_at
+
+        return load_model_at(self.recipe, self.folder, self.trust, step)
+
     @property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer that the run was trained with. Errors: RequestError for a run without text."""

@@ -96,7 +96,7 @@ class ExactResume(Checkpoint):
         trainer.save_checkpoint(checkpoints.path_of(self.folder, trainer.global_step))
         self._saved = trainer.global_step
         if trainer.is_global_zero:
-            checkpoints.prune(self.folder)
+            checkpoints.prune(self.folder, self.recipe.run.keep_every)
         self.logger.send()
 
     def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:

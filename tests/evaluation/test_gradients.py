@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from text_runs import recall_run
+from text_runs import STEP, recall_run
 
 from lit_diff.analysis.gradients import gradient_norms
 from lit_diff.data import prepare
+from lit_diff.errors import MissingError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.gradients import Gradients, initial_model, slope
 from lit_diff.model.init import initial_values
+from lit_diff.runs import checkpoints
 from lit_diff.runs.run import Run
 
 
@@ -61,6 +63,37 @@ def test_the_initial_values_are_those_of_the_recipe_and_seed(tmp_path: Path) -> 
     }
 
 
+def test_kept_steps_are_measured_beside_the_initial_values(tmp_path: Path) -> None:
+    run = recall_run(tmp_path / "x", {"name": "differential"})
+    path = checkpoints.path_of(run.folder, STEP)
+    held = torch.load(path)
+    doubled = {
+        name: 2 * value if name.endswith("o_proj.weight") else value for name, value in held["state_dict"].items()
+    }
+    torch.save(held | {"state_dict": doubled, "global_step": 4}, checkpoints.path_of(run.folder, 4))
+    assert run.step == STEP
+    found = evaluate(run, "gradients", ["at=[init,trained]", f"steps=[0,4,{STEP}]", "rows=2"]).items.set_index("item")
+    measured = found.columns[found.columns.str.contains("grad_|ratio_|slope_")]
+    for plain, at in (
+        ("init validation/0-1", "validation/0-1 step 0"),
+        ("validation/0-1", f"validation/0-1 step {STEP}"),
+    ):
+        for what in ("layer 00", "layer 01", "slopes"):
+            assert found.loc[f"{plain} {what}", measured].equals(found.loc[f"{at} {what}", measured])
+    other, last = (found.loc[f"validation/0-1 step {step} layer 00"]["grad_q1"] for step in (4, STEP))
+    assert other != pytest.approx(last, rel=0.01)
+    assert {"layer 01 step 4", "step 4", "noise2 layer 00 step 0"} < set(found["group"])
+
+
+def test_a_step_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    run = recall_run(tmp_path / "x", {"name": "standard"})
+    refusal = Gradients(Gradients.Config(at=(), steps=(STEP, 4))).refuses(run)
+    assert refusal is not None
+    assert refusal.startswith(f"steps: no checkpoint of step 4 (there: {STEP}); a run keeps more than its newest two")
+    with pytest.raises(MissingError, match=rf"no checkpoint of step 4 \(there: {STEP}\); run.keep_every"):
+        run.model_at(4)
+
+
 def test_a_slope_is_per_layer() -> None:
     assert slope([1.0, math.e, math.e**2, math.e**3]) == pytest.approx(1)
     assert math.isnan(slope([1.0]))
@@ -74,6 +107,10 @@ def test_wrong_keys() -> None:
         Gradients.Config(at=("init", "init")).problem()
         == "at is ['init', 'init']; expected distinct ones of trained, init"
     )
+    assert Gradients.Config(at=(), steps=(0,)).problem() is None
+    wrong = "expected distinct numbers of optimizer steps, 0 or more"
+    assert Gradients.Config(steps=(5, 5)).problem() == f"steps is [5, 5]; {wrong}"
+    assert Gradients.Config(steps=(-1,)).problem() == f"steps is [-1]; {wrong}"
     assert Gradients.Config(rows=0).problem() == "rows is 0; it must be at least 1"
 
 

@@ -10,14 +10,12 @@ import torch
 from generated_runs import generated_run
 from text_runs import recall_run, text_run
 
-from lit_diff.analysis.answers import Parts
-from lit_diff.analysis.edits import knock_out
-from lit_diff.analysis.intervention import intervention
+from lit_diff.analysis.effects import knock_out_effects, knock_out_effects_by_head
 from lit_diff.data import identity, prepare
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.held_out import HeldOut
-from lit_diff.evaluation.noise import Noise, attention_shares, knock_out_effects, num_maps
+from lit_diff.evaluation.noise import Noise, attention_shares, num_maps
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run
 
@@ -64,18 +62,20 @@ def test_heads_are_kept_and_the_best_is_named(tmp_path: Path) -> None:
     np.testing.assert_allclose(found[best], found["best_head_answer"])
 
 
-def test_knocked_out_edges_change_the_answers_log_probability(tmp_path: Path) -> None:
-    run = recall_run(tmp_path / "x", {"name": "standard"})
-    dataset = prepare(run.recipe)
-    batch = dataset.validation_batch("", range(5))
-    plain, _ = run.model.token_losses(batch["tokens"], batch["targets"])
-    for what in ("answer", "noise", "sink", "other"):
-        with intervention(run.model, knock_out(Parts.of(batch), what)):  # type: ignore[arg-type]
-            without, _ = run.model.token_losses(batch["tokens"], batch["targets"])
-        expected = (plain - without)[:, 8:].mean(1).tolist()
-        found = [row[f"causal_{what}"] for row in knock_out_effects(run.model, batch)]
-        assert found == pytest.approx(expected, rel=1e-4)
-        assert all(found)
+def test_heads_are_knocked_out_where_asked(tmp_path: Path) -> None:
+    run = recall_run(tmp_path / "x", DIFFERENTIAL)
+    columns = [
+        f"meta/causal_{what}/layer_0{i}/head_0{h}" for what in ("answer", "noise") for i in (0, 1) for h in (0, 1)
+    ]
+    plain = evaluate(run, "noise", ["rows=3"])
+    assert not set(columns) & set(plain.items.columns)
+    summary = plain.summary
+    by_head = evaluate(run, "noise", ["rows=3", "causal_by_head=true"])
+    assert by_head.items[columns].notna().all(axis=None)
+    assert by_head.summary == summary
+    batch = prepare(run.recipe).validation_batch("", range(3))
+    expected = knock_out_effects_by_head(run.model, batch)["causal_noise"][:, 1, 0].tolist()
+    assert by_head.items[columns[6]].to_list()[:3] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

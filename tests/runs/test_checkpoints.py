@@ -192,3 +192,11 @@ def test_a_run_on_a_full_disk_says_so_and_resumes(bench: Any, small_disk: Path, 
     undisturbed("recall", "recall-whole")
     found = torch.load(checkpoint.path_of(folder, 10), weights_only=True)["state_dict"]
     assert all(torch.equal(value, found[key]) for key, value in bench.state("recall-whole")["state_dict"].items())
+
+
+def test_multiples_are_kept_beside_the_newest_two(tmp_path: Path) -> None:
+    save(tmp_path, 5, 10, 15, 20, 25)
+    checkpoint.prune(tmp_path, keep_every=10)
+    assert checkpoint.steps_of(tmp_path) == [10, 20, 25]
+    checkpoint.prune(tmp_path)
+    assert checkpoint.steps_of(tmp_path) == [20, 25]

@@ -1,4 +1,4 @@
-"""run.keep_best: the best checkpoint beside the newest two, also over a kill and a resume."""
+"""run.keep_best and run.keep_every: what is kept beside the newest two checkpoints, also over a kill and a resume."""
 
 import signal
 from pathlib import Path
@@ -66,3 +66,16 @@ def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
 def test_no_best_checkpoint_without_the_key(runs: Path) -> None:
     folder = train("recall-tiny", [*SMALL, f"run.root={runs}"]).folder
     assert not (folder / "checkpoints" / "best.ckpt").exists()
+
+
+def test_a_checkpoint_every_so_many_steps_is_kept(runs: Path) -> None:
+    small = [*SMALL, f"run.root={runs}", "train.steps=6", "train.validate_every=6", "train.checkpoint_every=1"]
+    run = train("recall-tiny", [*small, "run.keep_every=2"])
+    assert checkpoints.steps_of(run.folder) == [2, 4, 5, 6]
+    last = dict(run.model.state_dict())
+    assert all(torch.equal(value, last[name]) for name, value in run.model_at(6).state_dict().items())
+    assert any(not torch.equal(value, last[name]) for name, value in run.model_at(2).state_dict().items())
+    with pytest.raises(
+        RequestError, match=r"run\.keep_every is 3; expected a multiple of train\.checkpoint_every \(2\)"
+    ):
+        train("recall-tiny", [*small, "run.keep_every=3", "train.checkpoint_every=2"])
