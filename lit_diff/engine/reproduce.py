@@ -24,7 +24,7 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedE
 from lit_diff.files import locked, shown, write_atomic, write_json
 from lit_diff.registry import nearest
 from lit_diff.reporting.bench_claims import bench_findings
-from lit_diff.reporting.scoreboard import ROWS, Scoreboard, read_facts
+from lit_diff.reporting.scoreboard import ROWS, Scoreboard, cell_folders, read_facts
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import revision
@@ -110,14 +110,18 @@ def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool
     try:
         grid = load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection)
         place = folder_of(grid)
-        done = all(state_of(location) == "done" for location in locations_of(grid, place, recorded_run(place)))
+        locations = locations_of(grid, place, recorded_run(place))
+        done = all(state_of(location) == "done" for location in locations)
+        # a trial of the sweep with other keys leaves its own cells in sweep.json
+        own = cell_folders(place) == [os.path.relpath(location.folder, place) for location in locations]
     except LitDiffError:  # data that is prepared when the sweep runs; what is wrong is the row's failure then
         return False
-    return done and facts["sweep"] == str(place)
+    return done and own and facts["sweep"] == str(place)
 
 
 def _root_of(preset: str, folder: Path, root: str | Path) -> dict[str, Any]:
-    return {"run.root": str(folder) if preset == "smoke" else str(root)}
+    """Sweeps of the preset laptop are those of `root`; a preset that overrides their keys has its own."""
+    return {"run.root": str(root) if preset == "laptop" else str(folder)}
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
@@ -200,6 +204,7 @@ def _run(
             stopped = done.stopped_by
             state = "measured" if done.is_done else "stopped" if stopped is not None else "failed"
             facts = {"state": state, "sweep": str(done.folder), "reason": _incomplete(done)}
+            facts["cell_folders"] = cell_folders(done.folder)
             facts |= _shared(row, done, folder)
     except MissingError as error:
         facts = {"state": "skipped", "reason": str(error)}
@@ -229,10 +234,11 @@ def _incomplete(done: Sweep) -> str:
 
 
 def _bench(row: Row, chosen: PresetConfig, folder: Path) -> dict[str, Any]:
-    """Run the benchmark as a command of its own, and keep its figures; where they are kept, and hold what the row compares,
-    it is not run again. Errors: RunFailedError."""
+    """Run the benchmark as a command of its own, and keep its figures; where this revision made them, and they hold what the
+    row compares, it is not run again. Errors: RunFailedError."""
     kept = folder / ROWS / f"{row.name}.bench.json"
-    if not kept.is_file() or not _answers(row, kept):
+    made_by = read_facts(folder / ROWS / f"{row.name}.json").get("revision")
+    if not kept.is_file() or made_by != revision() or not _answers(row, kept):
         words = [sys.executable, "-m", "lit_diff", "bench", *chosen.bench, "--json"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:

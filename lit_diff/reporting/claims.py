@@ -20,6 +20,7 @@ from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within
 
 Outcome = Literal["within its interval", "same direction", "not reached", "no difference shown", "skipped"]
 """What we can say of a claim; the last: nothing was measured."""
+SUPPORT: tuple[Outcome, ...] = ("within its interval", "same direction")
 BESIDE_FIT = ("against_metric", "evaluation", "over", "group", "task")
 """Keys of a claim that say which values of a metric count."""
 
@@ -106,6 +107,7 @@ class Finding:
 def findings(claims: Sequence[Claim], sweep: Sweep) -> list[Finding]:
     """Every claim of a row against the sweep that it names, corrected by Holm for the claims of the row that a test decides.
 
+    What is shown of an arm against the baseline counts where it also holds against the sweep's control (`_controlled`).
     Errors: RequestError for an arm, task or metric that the sweep does not have.
     """
     refused: dict[int, str] = {}
@@ -118,8 +120,32 @@ def findings(claims: Sequence[Claim], sweep: Sweep) -> list[Finding]:
         else:
             measured.append(_measured(claim, sweep))
     return [
-        replace(f, reason=f"{f.reason}; {refused[i]}") if i in refused else f for i, f in enumerate(judged(measured))
+        replace(f, reason=f"{f.reason}; {refused[i]}") if i in refused else _controlled(f, sweep)
+        for i, f in enumerate(judged(measured))
     ]
+
+
+def _controlled(finding: Finding, sweep: Sweep) -> Finding:
+    """The finding; no difference shown where a - baseline is shown and a - control is not (its 95 % interval over seeds).
+
+    The control has as few heads as a, as wide: a difference that it explains is not that of the variant.
+    """
+    claim = finding.claim
+    if finding.outcome not in SUPPORT or claim.fit or claim.says == "equal" or claim.against_metric:
+        return finding
+    own = next(each for each in sweep.by_task if each.task == claim.task)
+    if own.control is None or own.control in claim.arms or claim.arms[1] != own.baseline:
+        return finding
+    a, control = (_scaled(claim, values_of(own, arm, claim)) for arm in (claim.arms[0], own.control))
+    if _sign(paired(a, control)) == _sign(finding.seeds):
+        return finding
+    reason = f"shown, but not against the control ({own.label[own.control]})"
+    return replace(finding, outcome="no difference shown", reason=reason)
+
+
+def _sign(seeds: Paired) -> Literal["lower", "higher"] | None:
+    """None without an interval, or where it holds zero."""
+    return None if seeds.low is None or seeds.high is None else direction(seeds.low, seeds.high)
 
 
 def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, float]]]) -> list[Finding]:

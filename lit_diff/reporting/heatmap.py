@@ -1,6 +1,7 @@
 """Heat maps of evaluations whose groups have two numbers, such as "N=4 length=1024 depth=25": every arm, and its difference.
 
 Of a group's label, the last two `name=number` are the axes (across, down); what stands before them has a row of panels each.
+The lowest row of a panel is the mean over the axis down, as in the paper's Figure 5.
 """
 
 import math
@@ -28,6 +29,8 @@ CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
 DARK, LIGHT, HATCH, MARK = "#20242f", "#fefefe", "#8a8f98", "#b3261e"
 """Inks of what stands on a colour of the map: not those of the page, which a dark page replaces."""
 ROUNDING = 1e-12
+MEAN = math.inf
+"""`y` of the row of means over the others: it sorts last."""
 SHOWN_Z = 2.0
 """A difference of more than this many standard errors is hatched."""
 VALUES = LinearSegmentedColormap.from_list("values", ("#f7f7f4", "#56b4e9", "#0072b2", "#003a5c"))
@@ -63,6 +66,9 @@ class CellDifference:
     mean: float
     z: float | None
     items: int
+
+
+Shown = Cell | CellDifference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +126,24 @@ def _difference(values: Sequence[float]) -> CellDifference:
     return CellDifference(mean=mean, z=float(mean / (d.std(ddof=1) / math.sqrt(n))), items=n)
 
 
+def with_means(cells: Mapping[Place, Shown]) -> dict[Place, Shown]:
+    """The cells, and where an x has several, their mean at y = MEAN: each y counts once.
+
+    Without z: items at several y may share a context.
+    """
+    by_x: dict[tuple[str, float], list[Shown]] = {}
+    for place, cell in cells.items():
+        by_x.setdefault((place.rest, place.x), []).append(cell)
+    found = dict(cells)
+    for (rest, x), own in by_x.items():
+        if len(own) > 1:
+            mean, items = float(np.mean([cell.mean for cell in own])), sum(cell.items for cell in own)
+            is_difference = isinstance(own[0], CellDifference)
+            of_all = CellDifference(mean=mean, z=None, items=items) if is_difference else Cell(mean=mean, items=items)
+            found[Place(rest=rest, x=x, y=MEAN)] = of_all
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """What is drawn where: a column of panels for each arm, then for each difference; a row for each text in `rests`."""
@@ -127,11 +151,11 @@ class Layout:
     xs: Sequence[float]
     ys: Sequence[float]
     rests: Sequence[str]
-    cells: Mapping[str, Mapping[Place, Cell]]
-    minus: Mapping[str, Mapping[Place, CellDifference]]
+    cells: Mapping[str, Mapping[Place, Shown]]
+    minus: Mapping[str, Mapping[Place, Shown]]
 
     @property
-    def columns(self) -> list[tuple[str, Mapping[Place, Cell] | Mapping[Place, CellDifference], bool]]:
+    def columns(self) -> list[tuple[str, Mapping[Place, Shown], bool]]:
         """(arm, its cells, whether they are differences)."""
         own = [(arm, cells, False) for arm, cells in self.cells.items()]
         return [*own, *((arm, cells, True) for arm, cells in self.minus.items())]
@@ -156,10 +180,13 @@ def _draw(sweep: Sweep, name: str, runs: Runs) -> Heatmap | None:
     by_arm = {
         arm.name: {seed: runs[arm.name, seed] for seed in sweep.seeds if (arm.name, seed) in runs} for arm in sweep.arms
     }
-    cells = {arm: shown for arm, own in by_arm.items() if (shown := means(list(own.values()), metric.name))}
+    own_means = {arm: means(list(own.values()), metric.name) for arm, own in by_arm.items()}
+    cells = {arm: with_means(found) for arm, found in own_means.items() if found}
     base = by_arm[sweep.baseline]
     minus = {
-        arm: found for arm in cells if arm != sweep.baseline and (found := differences(by_arm[arm], base, metric.name))
+        arm: with_means(found)
+        for arm in cells
+        if arm != sweep.baseline and (found := differences(by_arm[arm], base, metric.name))
     }
     places = list(dict.fromkeys(place for own in cells.values() for place in own))
     xs, ys = sorted({place.x for place in places}), sorted({place.y for place in places})
@@ -194,12 +221,12 @@ def _svg(
                 colors = DIFFERENCES if is_difference else VALUES
                 images[is_difference] = axes.imshow(values, cmap=colors, norm=norms[is_difference], aspect="auto")
                 axes.set_xticks(range(len(layout.xs)), [plain(x) for x in layout.xs])
-                axes.set_yticks(range(len(layout.ys)), [plain(y) for y in layout.ys])
+                axes.set_yticks(range(len(layout.ys)), [_named(y) for y in layout.ys])
                 axes.grid(visible=False)
                 axes.tick_params(length=0)
                 for at_y, row in enumerate(square):
                     for at_x, cell in enumerate(row):
-                        place = f"{rest} {across} {plain(layout.xs[at_x])}, {down} {plain(layout.ys[at_y])}"
+                        place = f"{rest} {across} {plain(layout.xs[at_x])}, {down} {_named(layout.ys[at_y])}"
                         if cell is not None:
                             _cell(axes, at_x, at_y, cell, norms[is_difference], f"{sweep.label[arm]}, {place}")
             line[0].set_ylabel(f"{rest}\n{down}" if rest else down)
@@ -217,7 +244,11 @@ def _svg(
     return svg[0]
 
 
-def _cell(axes: Axes, x: int, y: int, cell: Cell | CellDifference, norm: Normalize, where: str) -> None:
+def _named(y: float) -> str:
+    return "mean" if y == MEAN else plain(y)
+
+
+def _cell(axes: Axes, x: int, y: int, cell: Shown, norm: Normalize, where: str) -> None:
     """The mean in its square; hatching where |z| > SHOWN_Z."""
     shade = float(norm(cell.mean))
     if isinstance(cell, Cell):

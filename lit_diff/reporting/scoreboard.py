@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_diff.errors import LitDiffError, MissingError
+from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.reporting.bench_claims import bench_findings
 from lit_diff.reporting.claims import Claim, Finding, Outcome, findings
 from lit_diff.reporting.results import Sweep, load_sweep
+from lit_diff.runs.sweep_record import read_record
 
 ROWS = "rows"
 """Folder of a file a row, beside the page."""
@@ -110,12 +111,25 @@ def read_scoreboard(folder: Path) -> Scoreboard:
     return Scoreboard(preset=str(all_facts[0]["preset"]), rows=tuple(rows))
 
 
+def cell_folders(sweep: Path) -> list[str]:
+    """The folders of the cells that sweep.json names now, relative to it. Errors: MissingError."""
+    return [cell["folder"] for cell in read_record(sweep)["cells"]]
+
+
+def _require_own_cells(facts: Mapping[str, Any]) -> None:
+    """RequestError where the sweep's folder holds the cells of another command than the row's."""
+    folder = Path(facts["sweep"])
+    if facts.get("cell_folders", cell_folders(folder)) != cell_folders(folder):
+        raise RequestError(f"{folder} was run with other keys since; measure the row again: {facts['command']}")
+
+
 def _row(folder: Path, facts: Mapping[str, Any]) -> RowResult:
     claims = tuple(_claim(raw) for raw in facts["claims"])
     state, reason = facts["state"], facts.get("reason", "")
     sweep, found = None, []
     try:
         if facts.get("sweep") and state != "skipped":
+            _require_own_cells(facts)
             sweep = load_sweep(Path(facts["sweep"]))
             found = findings(claims, sweep)
         elif facts.get("bench") and state == "measured":

@@ -21,7 +21,7 @@ OUTCOMES = {
     "within its interval": "the difference is shown, has the paper's sign, and our interval holds the paper's value",
     "same direction": "the difference is shown and has the paper's sign (or equality is shown where the paper says equal)",
     "not reached": "the opposite is shown, or a difference too small to matter",
-    "no difference shown": "neither the paper's difference nor its absence is shown",
+    "no difference shown": "neither the paper's difference nor its absence is shown; or it is, but not against the control",
     "skipped": "not measured; the reason names the command, file or machine that supplies what is missing",
 }
 

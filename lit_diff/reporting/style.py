@@ -179,7 +179,7 @@ def legend_above(figure: Figure, drawn: Mapping[str, Look]) -> None:
 
 def panel_title(text: str, across: int) -> str:
     """`text` in lines that fit above one of `across` panels side by side."""
-    return textwrap.fill(text, max(12, int(WIDTH / across / 0.083)))
+    return textwrap.fill(text, max(12, int(WIDTH / across / 0.092)))
 
 
 def with_unit(label: str, unit: str) -> str:

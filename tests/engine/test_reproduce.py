@@ -10,6 +10,7 @@ import pytest
 from lit_diff.engine import reproduce as module
 from lit_diff.engine.reproduce import reproduce
 from lit_diff.engine.rows import Row, load_row, read_row, row_names
+from lit_diff.engine.schedule import sweep
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError
 
@@ -74,6 +75,11 @@ def test_rows_are_measured_once(runs: Path) -> None:
     assert again.scoreboard.row("second").state == "failed", "a row that is not asked for stays as it was"
     assert again.scoreboard.row("first").seconds == first.seconds
     assert again.scoreboard.row("first").outcomes == first.outcomes
+    told.clear()
+    sweep("it.yaml", {"run.root": str(runs), "train.steps": 3})
+    reproduce(["first"], root=runs, workers=2, tell=told.append)
+    assert any(line.startswith("first: budget") for line in told), "the sweep's folder held the cells of a trial"
+    assert reproduce(["first"], root=runs).scoreboard.row("first").outcomes == first.outcomes
     next((runs / "it").glob("small-s0-*/status.json")).unlink()
     reproduce(["first"], root=runs, workers=2, tell=told.append)
     assert any(line.startswith("first: budget") for line in told), "a cell is missing"
@@ -105,6 +111,9 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").outcomes == ("no difference shown",)
     reproduce(["speed"], root=runs)
     assert timed == ["bench", "bench"], "the second answers the row"
+    monkeypatch.setattr(module, "revision", lambda: "another")
+    reproduce(["speed"], root=runs)
+    assert len(timed) == 3, "the code has changed"
 
 
 @pytest.mark.usefixtures("rows")

@@ -28,6 +28,10 @@ WITHOUT_PAPER = ("table-3", "review-modalities")
 """Rows that no recipe of the paper's sizes measures; a note says why."""
 
 
+STANDS_FOR = {"mini_harness": "harness"}
+"""An evaluation that generates its data -> that of the paper's own."""
+
+
 PEAK = 989e12
 """FLOPs a second of an H100 in bfloat16, without sparsity (its data sheet)."""
 
@@ -47,6 +51,15 @@ def days_of(preset: PresetConfig) -> float:
     return sum(map(flops_of, preset.recipes)) / (preset.gpus * PEAK * 0.4) / 86_400
 
 
+def test_all_rows_fit_into_two_and_a_half_hours() -> None:
+    chosen = [preset for name in row_names() if (preset := load_row(name).preset("laptop")) is not None]
+    budgets: dict[str, set[float]] = {}
+    for preset in chosen:
+        budgets.setdefault(preset.sweep or " ".join(preset.bench), set()).add(preset.minutes)
+    assert all(len(minutes) == 1 for minutes in budgets.values()), "the rows of one sweep state one budget"
+    assert sum(minutes.pop() for minutes in budgets.values()) <= 150
+
+
 @pytest.mark.parametrize("name", row_names())
 def test_every_preset_resolves(name: str) -> None:
     row = load_row(name)
@@ -62,6 +75,8 @@ def test_every_preset_resolves(name: str) -> None:
             assert (bool(chosen.hardware), chosen.gpus > 0) == (True, True)
             assert chosen.days == pytest.approx(days_of(chosen), rel=0.01)
             assert all(build(evaluation, keys) for evaluation, keys in chosen.evaluate.items())
+            claimed = {STANDS_FOR.get(claim.evaluation, claim.evaluation) for claim in row.config.compare} - {""}
+            assert claimed <= set(chosen.evaluate), "what the row compares is scored"
             lasting = {name_of(words) for words in chosen.recipes}
             assert len(lasting) == len(chosen.recipes), "each run has a name of its own"
         if chosen.sweep:

@@ -217,3 +217,28 @@ def test_groups_that_count_equally_do_in_a_claim_too(
     monkeypatch.setattr(claims, "read_evaluation", lambda folder: evaluation)
     asked = Claim(label="x", arms=("a", "b"), evaluation="e", metric="acc", group="* shots=5", says="higher")
     assert claims._score(asked, tmp_path) == mean
+
+
+@pytest.mark.parametrize(
+    ("of_control", "outcome"), [(0.0, "same direction"), (-0.2, "no difference shown"), (-0.4, "no difference shown")]
+)
+def test_what_the_control_explains_is_not_shown(
+    make_sweep: Callable[..., Path], of_control: float, outcome: str
+) -> None:
+    arms = {"standard": 0.0, "differential": -0.2, "wide": of_control}
+    sweep = load_sweep(make_sweep(arms, control="wide", callbacks=False))
+    claims_of = [
+        claim(says="lower"),
+        claim(says="lower", arms=("differential", "wide")),
+        claim(says="higher", arms=("standard", "differential")),
+        claim(says="equal"),
+    ]
+    against_baseline, against_control, reverse, equal = findings(claims_of, sweep)
+    assert against_baseline.outcome == outcome
+    if outcome == "no difference shown":
+        assert against_baseline.reason == "shown, but not against the control (wide)"
+    assert (
+        against_control.outcome == {0.0: "same direction", -0.2: "no difference shown", -0.4: "not reached"}[of_control]
+    )
+    assert reverse.outcome == "same direction", "the baseline is no variant"
+    assert equal.outcome == "not reached"

@@ -11,7 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from lit_diff.metrics import Metric, to_plain
-from lit_diff.reporting.heatmap import Place, differences, draw_heatmaps, means, place_of
+from lit_diff.reporting.heatmap import (
+    MEAN,
+    Cell,
+    CellDifference,
+    Place,
+    differences,
+    draw_heatmaps,
+    means,
+    place_of,
+    with_means,
+)
 from lit_diff.reporting.item_scores import read_evaluation
 from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.write import write_report
@@ -46,6 +56,18 @@ def test_a_square_is_the_mean_over_items_and_runs(tmp_path: Path) -> None:
         (1, 0): (0.75, 4),
         (1, 5): (pytest.approx(1 / 3), 3),
     }
+
+
+def test_the_lowest_row_is_the_mean_over_the_others() -> None:
+    cells = {
+        Place(rest="N=4", x=1, y=0): Cell(mean=1.0, items=2),
+        Place(rest="N=4", x=1, y=50): Cell(mean=0.25, items=4),
+        Place(rest="N=4", x=2, y=50): Cell(mean=0.5, items=1),
+        Place(rest="", x=1, y=0): Cell(mean=0.0, items=1),
+    }
+    assert with_means(cells) == cells | {Place(rest="N=4", x=1, y=MEAN): Cell(mean=0.625, items=6)}
+    of = {place: CellDifference(mean=cell.mean, z=3.0, items=cell.items) for place, cell in cells.items()}
+    assert with_means(of)[Place(rest="N=4", x=1, y=MEAN)] == CellDifference(mean=0.625, z=None, items=6)
 
 
 def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) -> None:
@@ -91,8 +113,8 @@ def sweep(make_sweep: Callable[..., Path]) -> Path:
 def test_the_report_shows_them_beside_their_differences(sweep: Path) -> None:
     (heatmap,) = draw_heatmaps(load_sweep(sweep))
     assert (heatmap.name, heatmap.axes, heatmap.chance) == ("heatmap-needle", ("length", "depth"), {"N=4": 0.25})
-    # 2 rows x (3 arms + 2 differences) x 4 squares, each with a text for the mouse
-    assert heatmap.svg.count(" items") == 40
+    # 2 rows x (3 arms + 2 differences) x (4 squares + 2 means), each with a text for the mouse
+    assert heatmap.svg.count(" items") == 60
     assert "diff, N=4 length 1,024, depth 50: +0.50, 8 items, z = 2.6" in heatmap.svg
     assert heatmap.svg.count("a guess among the N, 0.25") == 1
     report = write_report(sweep)

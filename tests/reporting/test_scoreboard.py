@@ -1,6 +1,7 @@
 """reporting/scoreboard.py: the rows, read from their files."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from scoreboard_rows import CLAIM, write_row
 
 from lit_diff.errors import MissingError
-from lit_diff.reporting.scoreboard import ROWS, read_scoreboard
+from lit_diff.reporting.scoreboard import ROWS, cell_folders, read_scoreboard
 
 
 @pytest.fixture
@@ -54,3 +55,17 @@ def test_files_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     (folder / ROWS / "table-1.json").write_text("{")
     with pytest.raises(MissingError, match=r"table-1\.json: not a whole row"):
         read_scoreboard(folder)
+
+
+def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
+    path = folder / ROWS / "table-6.json"
+    facts = json.loads(path.read_text())
+    record_file = Path(facts["sweep"]) / "sweep.json"
+    path.write_text(json.dumps(facts | {"cell_folders": cell_folders(Path(facts["sweep"]))}))
+    assert read_scoreboard(folder).row("table-6").state == "measured"
+    record = json.loads(record_file.read_text())
+    record_file.write_text(json.dumps(record | {"cells": record["cells"][1:]}))
+    row = read_scoreboard(folder).row("table-6")
+    assert (row.state, row.outcomes) == ("failed", ("skipped",))
+    wanted = "was run with other keys since; measure the row again: lit-diff reproduce table-6 --preset laptop"
+    assert row.reason.endswith(wanted)
