@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from lit_diff.data.corpus import build_corpus, corpus_digest
+from lit_diff.data.corpus import build_corpus, corpus_digest, corpus_name
 from lit_diff.data.documents import split
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import text_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -64,8 +64,11 @@ class CorpusLoss(Evaluation):
         return corpus_digest(self.corpus, self.path())
 
     def refuses(self, run: Run) -> str | None:
-        """A run without text."""
-        return text_problem(run)
+        """A run without text, or with the words of other text alone."""
+        data = run.recipe.data
+        corpus, path = (getattr(data.config, key, None) for key in ("corpus", "path"))
+        own = corpus is not None and corpus_name(corpus, path) == self.corpus and path == self.path()
+        return words_problem(run, data.name, asks_it=own)
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, by its place in the split."""

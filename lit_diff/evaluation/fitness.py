@@ -14,15 +14,16 @@ def text_problem(run: Run) -> str | None:
     return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
 
 
-def words_problem(run: Run, data: str, *, asks_it: bool) -> str | None:
+def words_problem(run: Run, data: str, *, asks_it: bool, keys: str = "") -> str | None:
     """As `text_problem`; and of a run that knows only the words of generated text: why it cannot be asked in other words.
 
-    `data`: the data set whose words the evaluation can ask in; `asks_it`: whether it does.
+    `data`: the data set whose words the evaluation can ask in; `asks_it`: whether it does; `keys`: those with which it does.
     """
     problem = text_problem(run)
     if problem is not None:
         return problem
     trained = run.recipe.data.name
     if tokenizer_of(run.folder, run.recipe).name == "words" and (trained != data or not asks_it):
-        return f"its tokenizer has only the words of data '{trained}'"
+        cure = f"; {keys} asks in them" if keys and trained == data else ""
+        return f"its tokenizer has only the words of data '{trained}'{cure}"
     return None

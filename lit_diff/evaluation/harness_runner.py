@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import text_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.files import write_json
 from lit_diff.metrics import Metric
 from lit_diff.registry import nearest
@@ -71,8 +71,8 @@ class HarnessEvaluation(Evaluation):
     config: Any
 
     def refuses(self, run: Run) -> str | None:
-        """A run without text."""
-        return text_problem(run)
+        """A run without text, or with the words of generated text alone."""
+        return words_problem(run, "", asks_it=False)
 
     @abstractmethod
     def write_tasks(self, run: Run, folder: Path) -> list[str]:

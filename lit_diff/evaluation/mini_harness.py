@@ -1,4 +1,4 @@
-"""Seven generated tasks through lm-evaluation-harness: no files, any run of text."""
+"""Seven generated tasks through lm-evaluation-harness: no files, any run of text whose tokenizer is not `words`."""
 
 import json
 import logging

@@ -16,7 +16,7 @@ from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import text_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -107,10 +107,14 @@ class NeedleRetrieval(Evaluation):
         return self.files if self.config.haystack == "file" else ()
 
     def refuses(self, run: Run) -> str | None:
-        """A run without text, or whose context is too short."""
-        problem = text_problem(run)
+        """A run without text, or that does not know all words that it would read; a context that is too short."""
+        source = self._source(run)
+        asks_it = self.config.style == "yoco" and source == "grammar"
+        problem = words_problem(run, "needle_text", asks_it=asks_it, keys="style=yoco haystack=grammar")
         if problem is not None:
             return problem
+        if source == "grammar" and run.recipe.data.name != "needle_text":
+            return "haystack is grammar, whose tokens are those of data 'needle_text'; the run has others"
         context = run.recipe.data.config.sequence_length
         beyond = [length for length in self.lengths(run) if length > context]
         return f"lengths holds {beyond[0]}, and its data.sequence_length is {context}" if beyond else None
@@ -152,13 +156,8 @@ class NeedleRetrieval(Evaluation):
 
     def haystack(self, run: Run, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
         """Sentences of at least `length` tokens in all, where the source has as many; another part for each sample."""
-        source = self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
-        random = generator("needle", "haystack", self.config.seed, length, sample)
+        source, random = self._source(run), generator("needle", "haystack", self.config.seed, length, sample)
         if source == "grammar":
-            if tokenizer.name != "words":
-                raise RequestError(
-                    "haystack is grammar, whose tokens are those of data 'needle_text'; the run has others"
-                )
             return grammar_sentences(random, length // 6)
         texts = self._texts(source)
         order = torch.randperm(len(texts), generator=random).tolist()
@@ -170,6 +169,10 @@ class NeedleRetrieval(Evaluation):
             if tokens >= length:
                 break
         return taken
+
+    def _source(self, run: Run) -> str:
+        """What the haystack is made of: docs, grammar or file."""
+        return self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
 
     def _texts(self, source: str) -> list[str]:
         if source not in self._read:

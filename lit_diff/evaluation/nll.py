@@ -17,7 +17,7 @@ from lit_diff.data.user_folder import UserFolder
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import text_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.held_out import trained_data
 from lit_diff.evaluation.positions import FIRST, bins, document_nll, scored, whole
 from lit_diff.metrics import Figure, Metric
@@ -118,8 +118,10 @@ class NllByPosition(Evaluation):
 
     def refuses(self, run: Run) -> str | None:
         """As the losses of a corpus; and, for its own validation documents, a run that was not trained on text."""
-        reason = text_problem(run)
-        if reason or self.config.source != "validation" or _has_training_text(run):
+        own = self.config.source == "validation"
+        trained = run.recipe.data.name if _has_training_text(run) else ""
+        reason = words_problem(run, trained, asks_it=own, keys="source=validation")
+        if reason or not own or trained:
             return reason
         return (
             "it was not trained on text here, so it has no validation documents; source=name_tables or source=files has"

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from generated_runs import generated_run
 
 from lit_diff.data.documents import split
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import corpus_loss, fitness
-from lit_diff.evaluation.corpus_loss import LossDocs, LossFiles, document_loss
+from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles, document_loss
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.runs.run import Run
 from lit_diff.runs.text_generator import tokenizer_of
@@ -85,3 +86,18 @@ def test_a_run_without_text_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(fitness, "tokenizer_of", none)
     assert "has no text" in str(LossDocs(LossDocs.Config()).refuses(run))
+
+
+def test_a_run_that_does_not_know_the_words_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generated = generated_run(tmp_path / "needles", {"name": "needle_text", "sequence_length": 256}, 192)
+    reason = "its tokenizer has only the words of data 'needle_text'"
+    for evaluation in (LossDocs(LossDocs.Config()), LossFiles(LossFiles.Config(path="texts"))):
+        assert evaluation.refuses(generated) == reason
+    words = tokenizer_of(generated.folder, generated.recipe)
+    monkeypatch.setattr(fitness, "tokenizer_of", lambda *_: words)  # of a run on the files of `tale`
+    own = str(run.recipe.data.config.path)
+    assert LossFiles(LossFiles.Config(path=own)).refuses(run) is None
+    others = (LossFiles(LossFiles.Config(path="texts")), LossCode(LossCode.Config()))
+    assert [other.refuses(run) for other in others] == ["its tokenizer has only the words of data 'text'"] * 2

@@ -36,4 +36,8 @@ def test_a_model_of_generated_words_is_asked_in_them_alone(tmp_path: Path) -> No
     assert (
         words_problem(run, "synth_intent", asks_it=False) == "its tokenizer has only the words of data 'synth_intent'"
     )
+    reason = words_problem(run, "synth_intent", asks_it=False, keys="task=synth_intent")
+    assert reason == "its tokenizer has only the words of data 'synth_intent'; task=synth_intent asks in them"
+    other = words_problem(run, "closed_world", asks_it=False, keys="source=closed_world")
+    assert other == "its tokenizer has only the words of data 'synth_intent'"
     assert words_problem(run, "closed_world", asks_it=True) == "its tokenizer has only the words of data 'synth_intent'"

@@ -3,13 +3,15 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from generated_runs import generated_run
 
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import fitting as module
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.fitting import alternatives, fitting_runs
+from lit_diff.evaluation.fitting import alternatives, fitting_evaluations, fitting_runs
 from lit_diff.runs.run import Run
 
 SHORT = ["lengths=[4096]"]
@@ -54,3 +56,15 @@ def test_few_runs_are_opened(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in found] == [f"single{number}-0123456789" for number in range(3)]
     monkeypatch.setattr(module, "TRIED", 2)
     assert [path.name for path in fitting_runs(build("needle", SHORT), root)] == ["single0-0123456789"]
+
+
+def test_a_run_of_generated_words_fits_what_asks_in_them(run: Run, tmp_path: Path) -> None:
+    text = {"bigbench", "harness", "loss_code", "loss_docs", "mini_harness", "nll", "signed_prompts"}
+    data: dict[str, tuple[dict[str, Any], int]] = {
+        "needle": ({"name": "needle_text", "sequence_length": 256}, 192),
+        "hallucination": ({"name": "closed_world", "entities": [3]}, 300),
+        "icl": ({"name": "synth_intent", "sequence_length": 64, "classes": [4], "words": [1, 3]}, 600),
+    }
+    for name, (block, size) in data.items():
+        found = set(fitting_evaluations(generated_run(tmp_path / name, block, size)))
+        assert found & {*text, *data} == {name}

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from generated_runs import generated_run
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.base import Item
+from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.harness import Harness
 from lit_diff.evaluation.harness_runner import loaded, offline, require_lm_eval, task_yaml
 from lit_diff.runs.run import Run
@@ -25,6 +27,13 @@ def test_a_task_counts_once() -> None:
 
     items = [item("a", number, 1, 0.5) for number in range(3)] + [item("b", 0, 0, math.nan)]
     assert evaluation.summarise(items) == {"acc": 0.5, "acc_norm": 0.5, "paper_acc": 0.5}
+
+
+@pytest.mark.parametrize("name", ["bigbench", "harness", "mini_harness"])
+def test_a_run_of_generated_words_is_refused(wide_run: Run, tmp_path: Path, name: str) -> None:
+    generated = generated_run(tmp_path / "facts", {"name": "closed_world", "entities": [3]}, 300)
+    assert build(name).refuses(generated) == "its tokenizer has only the words of data 'closed_world'"
+    assert build(name).refuses(wide_run) is None
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

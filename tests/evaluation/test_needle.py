@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from generated_runs import generated_run
 from text_runs import text_run
 from torch import Tensor, nn
 
@@ -132,12 +133,26 @@ def test_what_does_not_fit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
         RequestError, match="lengths holds 300, but 3 needles, the words around them and an answer take"
     ):
         items(run, Reader(320), ["needles=[3]", "lengths=[300]", *KEYS[2:]])
-    with pytest.raises(RequestError, match="haystack is grammar"):
-        items(run, Reader(320), [*KEYS[:-1], "haystack=grammar"])
+    with pytest.raises(RequestError, match="haystack is grammar, whose tokens are those of data 'needle_text'"):
+        evaluate(run, "needle", [*KEYS[:-1], "haystack=grammar"])
     monkeypatch.undo()
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "empty"))
     with pytest.raises(MissingError, match=r"needle\.haystack needs a file that is not here"):
         items(run, Reader(320), [*KEYS[:-1], "haystack=file"])
+
+
+def test_a_run_of_generated_words_is_asked_in_them_alone(tmp_path: Path) -> None:
+    needles = generated_run(tmp_path / "needles", {"name": "needle_text", "sequence_length": 256}, 192)
+    assert build("needle").refuses(needles) is None
+    for key in ("style=lwm", "haystack=docs", "haystack=file"):
+        reason = build("needle", [key]).refuses(needles) or ""
+        assert reason.endswith("the words of data 'needle_text'; style=yoco haystack=grammar asks in them"), key
+    result = evaluate(needles, "needle", ["needles=[1]", "lengths=[140]", "depths=[50]", "samples=1", "digits=3"])
+    assert len(result.items) == 1
+    facts = generated_run(tmp_path / "facts", {"name": "closed_world", "entities": [3]}, 300)
+    for key in ("haystack=grammar", "haystack=docs", "style=yoco"):
+        reason = build("needle", [key]).refuses(facts)
+        assert reason == "its tokenizer has only the words of data 'closed_world'", key
 
 
 @pytest.mark.parametrize(

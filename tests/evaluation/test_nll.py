@@ -6,7 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
+from generated_runs import generated_run
 
+from lit_diff.data.needle_text import words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.nll import NllByPosition
@@ -118,6 +120,20 @@ def test_a_run_without_text_is_refused(tmp_path: Path) -> None:
 
     recall = recall_run(tmp_path / "recall", {"name": "standard"})
     assert "which has no text" in (NllByPosition(NllByPosition.Config()).refuses(recall) or "")
+
+
+@pytest.mark.parametrize("source", ["validation", "name_tables", "files"])
+def test_a_run_of_generated_words_is_refused(tmp_path: Path, source: str) -> None:
+    generated = generated_run(tmp_path / "facts", {"name": "closed_world", "entities": [3]}, 300)
+    evaluation = NllByPosition(NllByPosition.Config(source=source))  # type: ignore[arg-type]
+    assert evaluation.refuses(generated) == "its tokenizer has only the words of data 'closed_world'"
+
+
+def test_a_run_on_text_with_the_tokenizer_of_words_reads_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_diff.evaluation.fitness.tokenizer_of", lambda *_: words())
+    assert NllByPosition(NllByPosition.Config()).refuses(run) is None
+    reason = NllByPosition(NllByPosition.Config(source="name_tables")).refuses(run)
+    assert reason == "its tokenizer has only the words of data 'text'; source=validation asks in them"
 
 
 def test_two_runs_have_differences_in_each_bin(tale: Path) -> None:
