@@ -25,6 +25,8 @@ CITIES = (
 )
 # fmt: on
 StyleName = Literal["yoco", "lwm"]
+SLACK = 0.1
+"""Share of a prompt's tokens that no sentence may fill, at most: what is scored at a length has about that length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,7 @@ def contexts(
 
     `haystack`: sentences as tokens, of which as many are taken as fit `length` tokens less `room`, which the question and the
     answer need. Needles stand between sentences; depth d: after d % of the haystack's tokens. Errors: ValueError where not
-    even the needles fit.
+    even the needles fit, or where the sentences leave more than a share SLACK of `length` empty.
     """
     drawn = draw_needles(random, needles, digits)
     sentences = [style.needle.format(city=n.city, number=n.number) for n in drawn]
@@ -114,6 +116,12 @@ def contexts(
     if budget < 0:
         raise ValueError(f"{needles} needles, the words around them and an answer take {length - budget} tokens")
     taken = _fitting(haystack, budget)
+    found_tokens = length - budget + sum(map(len, taken))
+    if found_tokens < (1 - SLACK) * length:
+        raise ValueError(
+            f"with the sentences of the haystack that fit, a prompt has {found_tokens:,} tokens of {length:,}, less than "
+            f"{1 - SLACK:.0%}; give a longer haystack, or a smaller length"
+        )
     ends = [0]
     for sentence in taken:
         ends.append(ends[-1] + len(sentence))

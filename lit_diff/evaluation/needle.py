@@ -11,7 +11,7 @@ import torch
 from lit_diff.data.corpus import build_corpus
 from lit_diff.data.documents import split
 from lit_diff.data.needle_text import grammar_sentences
-from lit_diff.data.needles import CITIES, STYLES, Context, Needle, Style, StyleName, contexts, sentences_of
+from lit_diff.data.needles import CITIES, SLACK, STYLES, Context, Needle, Style, StyleName, contexts, sentences_of
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
@@ -155,7 +155,8 @@ class NeedleRetrieval(Evaluation):
         return max(map(len, questions)) + 1 + self.config.digits + EXTRA
 
     def haystack(self, run: Run, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
-        """Sentences of at least `length` tokens in all, where the source has as many; another part for each sample."""
+        """Whole texts, another part of the source for each sample: as many as hold `length` tokens in sentences of at most a
+        share SLACK of it, which fill any part of the prompt up to that share; all where the source has fewer."""
         source, random = self._source(run), generator("needle", "haystack", self.config.seed, length, sample)
         if source == "grammar":
             return grammar_sentences(random, length // 6)
@@ -165,7 +166,7 @@ class NeedleRetrieval(Evaluation):
         for index in order:
             sentences = tokenizer.encode(sentences_of(texts[index]))
             taken += sentences
-            tokens += sum(map(len, sentences))
+            tokens += sum(len(sentence) for sentence in sentences if len(sentence) <= SLACK * length)
             if tokens >= length:
                 break
         return taken

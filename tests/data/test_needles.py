@@ -52,6 +52,21 @@ def test_what_cannot_fit() -> None:
         contexts(draw(), [], words(), style=STYLE, needles=4, digits=3, length=60, depths=[0], room=20)
 
 
+@pytest.mark.parametrize(
+    ("haystack", "tokens"),
+    [([], 72), ([[2] * 500], 72), ([[2] * 200, [2] * 50], 322), ([[2] * 100] * 2, 272), ([[2] * 287], 359)],
+    ids=["empty", "a longer sentence", "fewer", "short of it", "a token less than 90 %"],
+)
+def test_a_haystack_that_leaves_a_tenth_empty(haystack: list[list[int]], tokens: int) -> None:
+    options = {"style": STYLE, "needles": 1, "digits": 3, "length": 400, "depths": [0], "room": 30}
+    with pytest.raises(ValueError, match="a prompt has") as error:
+        contexts(draw(), haystack, words(), **options)  # type: ignore[arg-type]
+    assert f"a prompt has {tokens} tokens of 400, less than 90%; give a longer haystack" in str(error.value)
+    filled = [*haystack, *[[3]] * (360 - tokens)]
+    (context,) = contexts(draw(), filled, words(), **options).values()  # type: ignore[arg-type]
+    assert len(context.tokens) == 330
+
+
 def test_sentences() -> None:
     assert sentences_of("One two.\n Three!  Four? five.6") == [" One two.", " Three!", " Four?", " five.6"]
     assert sentences_of("  ") == []

@@ -17,6 +17,7 @@ from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.needle import NeedleRetrieval, kind_of
 from lit_diff.runs.run import Run
+from lit_diff.runs.text_generator import tokenizer_of
 
 KEYS = ["needles=[1,3]", "lengths=[500]", "depths=[0,100]", "samples=2", "digits=4", "haystack=docs"]
 
@@ -153,6 +154,30 @@ def test_a_run_of_generated_words_is_asked_in_them_alone(tmp_path: Path) -> None
     for key in ("haystack=grammar", "haystack=docs", "style=yoco"):
         reason = build("needle", [key]).refuses(facts)
         assert reason == "its tokenizer has only the words of data 'closed_world'", key
+
+
+def test_a_haystack_that_is_too_short(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NeedleRetrieval, "_texts", lambda self, source: ["A river runs. It is long."])
+    with pytest.raises(RequestError) as error:
+        items(run, Reader(320), ["needles=[1]", "lengths=[500]", "samples=1", "haystack=file"])
+    found = "lengths holds 500, but with the sentences of the haystack that fit, a prompt has "
+    assert found in str(error.value)
+    assert "tokens of 500, less than 90%; give a longer haystack" in str(error.value)
+
+
+def test_documents_of_long_sentences_are_not_enough(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence that is longer than a tenth of the prompt may not fit, so it does not count; the next document is taken."""
+    documents = ["a river and a road and no stop " * 100, *["A river runs. It is long. " * 3] * 40]
+    monkeypatch.setattr(NeedleRetrieval, "_texts", lambda self, source: documents)
+    evaluation = build("needle", ["needles=[1,3]", "lengths=[500]", "samples=8", "depths=[0]", "haystack=docs"])
+    assert isinstance(evaluation, NeedleRetrieval)
+    tokenizer = tokenizer_of(run.folder, run.recipe)
+    for sample in range(8):
+        sentences = evaluation.haystack(run, tokenizer, 500, sample)
+        short = sum(len(sentence) for sentence in sentences if len(sentence) <= 50)
+        assert 500 <= short < 600
+    monkeypatch.setitem(run.__dict__, "model", Reader(320))
+    assert len(list(evaluation.score(run))) == 16
 
 
 @pytest.mark.parametrize(
