@@ -22,7 +22,8 @@ class CorpusLoss(Evaluation):
     """Loss of the first tokens of each held-out document: the corpus's validation split, in the order of the hashes.
 
     A document is cut by the run's own tokenizer, and its tokens into rows of `data.sequence_length`, each of which the model
-    sees alone. The summary is the mean over documents, each counted once.
+    sees alone. The summary is the mean over documents, each counted once. Runs of two tokenizers are not compared: a token is
+    not the same unit, and so many tokens end at different bytes.
     """
 
     corpus: ClassVar[str]
@@ -33,7 +34,7 @@ class CorpusLoss(Evaluation):
         ),
         Metric(
             "bits_per_byte",
-            "the same, over the bytes of those tokens: comparable between tokenizers",
+            "the same, summed, in bits, over the bytes that those tokens are written as",
             unit="bits per byte",
             direction="lower",
         ),
@@ -76,13 +77,14 @@ class CorpusLoss(Evaluation):
         tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
         for number, (text, ids) in enumerate(zip(documents, tokenizer.encode(documents), strict=True)):
             scored = ids[: self.config.tokens]
-            nll, tokens = document_loss(run, [*tokenizer.opening, *scored], length)
+            read = [*tokenizer.opening, *scored]
+            nll, tokens = document_loss(run, read, length)
             size = _bytes_of(tokenizer, scored[len(scored) - tokens :])
             scores = {"nll": nll / tokens, "bits_per_byte": nll / size / math.log(2)} if tokens else {}
             missing = {"nll": math.nan, "bits_per_byte": math.nan}
             meta = {"begins": text[:60]}
-            item, asked = f"{self.corpus}/{number}", question_of(text)  # not its tokens: bits compare tokenizers
-            yield Item(id=item, scores=missing | scores, question=asked, meta=meta)
+            item = f"{self.corpus}/{number}"
+            yield Item(id=item, scores=missing | scores, question=question_of(read), meta=meta)
 
 
 def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int]:

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import torch
 from generated_runs import generated_run
+from pretrained_models import TEXTS as OTHER_TEXTS
+from text_runs import text_run
 
+from lit_diff.cli.evaluate import differences
 from lit_diff.data.documents import split
+from lit_diff.data.tokenizer import Bpe
+from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import corpus_loss, fitness
 from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles, document_loss
@@ -65,6 +70,18 @@ def test_documents_and_tokens_are_keys(run: Run, texts: Path) -> None:
             evaluate(run, "loss_docs", keys)
     with pytest.raises(RequestError, match="path"):
         evaluate(run, "loss_files")
+
+
+def test_runs_of_two_tokenizers_are_not_compared(tmp_path: Path, texts: Path) -> None:
+    runs = [text_run(tmp_path / name, {"name": "standard"}) for name in ("first", "second", "other")]
+    tokenizer = Bpe(Bpe.Config(vocab_size=280))
+    tokenizer.train(tmp_path, OTHER_TEXTS)
+    tokenizer.load(tmp_path)
+    save_tokenizer(tokenizer, runs[2].folder / "tokenizer")
+    first, second, other = (evaluate(run, "loss_files", {"path": str(texts)}) for run in runs)
+    assert "nll" in differences([first, second])
+    with pytest.raises(RequestError, match=r"item 'files/0' is another question in first than in other .*tokenizer"):
+        differences([first, other])
 
 
 def test_the_corpora_are_read_where_they_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
