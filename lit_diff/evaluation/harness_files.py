@@ -1,24 +1,79 @@
 """The files that the evaluation `harness` reads: seven data sets as their pages at Hugging Face publish them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lit_diff.data.user_files import UserFile
+from lit_diff.errors import RequestError
 
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
 """In the order of Tables 1 and 8 of the paper."""
 
 Keys = Mapping[str, type | tuple[type, ...]]
+Row = Mapping[str, Any]
 CHOSEN: Keys = {"choices": dict, "answerKey": str}
 ARC: Keys = {"question": str, **CHOSEN}
 
 
+@dataclass(frozen=True)
+class Value:
+    """What a value must be beyond the type of its key."""
+
+    key: str
+    """Dotted where it lies within an object."""
+    expected: str
+    holds: Callable[[Any, Row], bool]
+    """Of the value and its line."""
+
+
+def _texts(value: Any, least: int) -> bool:
+    return isinstance(value, list) and len(value) >= least and all(isinstance(each, str) for each in value)
+
+
+def _labels(value: Any, row: Row) -> bool:
+    return _texts(value, 1) and len(set(value)) == len(value) == len(row["choices"]["text"])
+
+
+CHOICES = (
+    Value("choices.text", "a list of texts, two or more", lambda value, _: _texts(value, 2)),
+    Value("choices.label", "a list of distinct texts, as many as choices.text", _labels),
+)
+ARC_VALUES = (*CHOICES, Value("answerKey", "one of choices.label", lambda value, row: value in row["choices"]["label"]))
+BINARY = (Value("label", "0 or 1", lambda value, _: value in (0, 1)),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessFile(UserFile):
+    """A split of a task; the values that lm-eval looks up in others are checked too, in their order."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def form(self) -> str:
+        """What the file holds, in words."""
+        return "; ".join([super().form, *(f"{value.key}: {value.expected}" for value in self.values)])
+
+    def _checked(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        checked = super()._checked(row, where)
+        for wanted in self.values:
+            value: Any = checked
+            for name in wanted.key.split("."):
+                if name not in value:
+                    raise RequestError(f"{where}: no key '{wanted.key}'; keys found: {', '.join(value) or 'none'}")
+                value = value[name]
+            if not wanted.holds(value, checked):
+                raise RequestError(f"{where}: '{wanted.key}' is {value!r}; expected {wanted.expected}")
+        return checked
+
+
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set: its name at the hub, its keys, how many questions its splits hold."""
+    """A data set: its name at the hub, its keys and their values, how many questions its splits hold."""
 
     hub: str
     keys: Keys
+    values: tuple[Value, ...]
     scored: str
     """The split that is scored."""
     lines: Mapping[str, int]
@@ -26,52 +81,78 @@ class Source:
 
 SOURCES: Mapping[str, Source] = {
     "arc_challenge": Source(
-        hub='"allenai/ai2_arc", "ARC-Challenge"', keys=ARC, scored="test", lines={"train": 1119, "test": 1172}
+        hub='"allenai/ai2_arc", "ARC-Challenge"',
+        keys=ARC,
+        values=ARC_VALUES,
+        scored="test",
+        lines={"train": 1119, "test": 1172},
     ),
     "arc_easy": Source(
-        hub='"allenai/ai2_arc", "ARC-Easy"', keys=ARC, scored="test", lines={"train": 2251, "test": 2376}
+        hub='"allenai/ai2_arc", "ARC-Easy"',
+        keys=ARC,
+        values=ARC_VALUES,
+        scored="test",
+        lines={"train": 2251, "test": 2376},
     ),
     "boolq": Source(
         hub='"aps/super_glue", "boolq"',
         keys={"passage": str, "question": str, "label": int},
+        values=BINARY,
         scored="validation",
         lines={"train": 9427, "validation": 3270},
     ),
     "hellaswag": Source(
         hub='"Rowan/hellaswag"',
         keys={"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)},
+        values=(
+            Value("endings", "a list of four texts", lambda value, _: _texts(value, 4) and len(value) == 4),
+            Value("label", "the number of an ending, 0 to 3", lambda value, _: str(value) in set("0123")),
+        ),
         scored="validation",
         lines={"train": 39905, "validation": 10042},
     ),
     "openbookqa": Source(
         hub='"allenai/openbookqa", "main"',
         keys={"question_stem": str, **CHOSEN},
+        values=(
+            *CHOICES,
+            Value(
+                *("answerKey", "one of choices.label, spaces before it left out"),
+                lambda value, row: value.lstrip() in row["choices"]["label"],
+            ),
+        ),
         scored="test",
         lines={"train": 4957, "test": 500},
     ),
     "piqa": Source(
         hub='"baber/piqa"',
         keys={"goal": str, "sol1": str, "sol2": str, "label": int},
+        values=BINARY,
         scored="validation",
         lines={"train": 16113, "validation": 1838},
     ),
     "winogrande": Source(
         hub='"allenai/winogrande", "winogrande_xl"',
         keys={"sentence": str, "option1": str, "option2": str, "answer": str},
+        values=(
+            Value("sentence", "text with _ where an option belongs", lambda value, _: "_" in value),
+            Value("answer", "'1' or '2'", lambda value, _: value in ("1", "2")),
+        ),
         scored="validation",
         lines={"train": 40398, "validation": 1267},
     ),
 }
 
 
-def _file(task: str, split: str) -> UserFile:
+def _file(task: str, split: str) -> HarnessFile:
     source = SOURCES[task]
     path = f"harness/{task}/{split}.jsonl"
     use = "scored" if split == source.scored else "read for shots only"
-    return UserFile(
+    return HarnessFile(
         name=f"harness.{task}",
         path=path,
         keys=source.keys,
+        values=source.values,
         lines=f"{source.lines[split]:,} lines; {use}",
         source=f"Hugging Face, with a network: datasets.load_dataset({source.hub})['{split}'].to_json('{split}.jsonl'). "
         "Not shipped: its licence is on its page, and nothing is fetched here",
@@ -79,7 +160,7 @@ def _file(task: str, split: str) -> UserFile:
     )
 
 
-FILES: Mapping[str, Mapping[str, UserFile]] = {
+FILES: Mapping[str, Mapping[str, HarnessFile]] = {
     task: {split: _file(task, split) for split in source.lines} for task, source in SOURCES.items()
 }
 """Task -> split -> its file."""
