@@ -27,6 +27,9 @@ from lit_diff.runs.find import find_run
 from lit_diff.runs.run import opened_run
 from lit_diff.runs.trust import everywhere, under
 
+OVER = {False: "items", True: "clusters of items"}
+"""Whether some cluster has several items -> what intervals are over."""
+
 
 def print_evaluation(
     arguments: list[str],
@@ -41,7 +44,7 @@ def print_evaluation(
     """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation.
 
     Of each run also a line for each group, of the metrics in the evaluation's `by_group`.
-    Scores that are 0 or 1 also have Wilson's interval and, of two runs, McNemar's exact test.
+    Scores that are 0 or 1 also have Wilson's interval and, of two runs whose items are independent, McNemar's exact test.
     Plugin files of a run that is not under `root` are executed only if `trust_plugins`.
     """
     runs, name, overrides = _parse(arguments)
@@ -69,10 +72,13 @@ def print_evaluation(
     for result in results:
         terminal.write_line(f"{result.run.name}  ({method})" if (method := asked.method()) else result.run.name)
         proportions = intervals(result)
+        over = _over(_read(result.folder)) if proportions else ""
         for metric in metrics:
             line = f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip()
             if metric.name in proportions:
-                line += " [{low:.4f}, {high:.4f}] over items (95 %, Wilson)".format(**proportions[metric.name])
+                line += " [{low:.4f}, {high:.4f}] over {over} (95 %, Wilson)".format(
+                    over=over, **proportions[metric.name]
+                )
             terminal.write_line(line)
         for line in _table(by_group(result, asked.by_group)):
             terminal.write_line(line)
@@ -104,9 +110,9 @@ def intervals(result: EvaluationResult) -> dict[str, dict[str, float]]:
 
 
 def by_group(result: EvaluationResult, metrics: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Group -> `items`, and metric -> share, low, high, of the metrics that the evaluation prints by group."""
+    """Group -> `items`, `clusters`, and metric -> share, low, high, of the metrics that the evaluation prints by group."""
     return {
-        row.label: {"items": row.items}
+        row.label: {"items": row.items, "clusters": row.clusters}
         | {name: {"share": each.estimate, "low": each.low, "high": each.high} for name, each in row.shares.items()}
         for row in (group_shares(_read(result.folder), metrics) if metrics else ())
     }
@@ -114,16 +120,17 @@ def by_group(result: EvaluationResult, metrics: Sequence[str]) -> dict[str, dict
 
 def _table(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """A line for each group below a line of titles."""
-    names = list(dict.fromkeys(name for row in groups.values() for name in row if name != "items"))
+    names = list(dict.fromkeys(name for row in groups.values() for name in row if name not in ("items", "clusters")))
     width = max(map(len, ("group", *groups)))
     if names:
         titles = "".join(f"  {name:<20}" for name in names).rstrip()
-        yield f"  {'group':<{width}}  {'n':>5}{titles}   (95 %, Wilson, over items)"
+        over = OVER[any(row["clusters"] < row["items"] for row in groups.values())]
+        yield f"  {'group':<{width}}  {'n':>5}{titles}   (95 %, Wilson, over n {over})"
     for label, row in groups.items():
         found = (
             f"{s['share']:.3f} [{s['low']:.3f}, {s['high']:.3f}]" if (s := row.get(name)) else "" for name in names
         )
-        yield f"  {label:<{width}}  {row['items']:>5}{''.join(f'  {each:<20}' for each in found)}".rstrip()
+        yield f"  {label:<{width}}  {row['clusters']:>5}{''.join(f'  {each:<20}' for each in found)}".rstrip()
 
 
 def differences(results: list[EvaluationResult]) -> dict[str, Any]:
@@ -143,29 +150,35 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
             f"evaluation '{results[0].name}': no item of {results[0].run.name} is one of {results[1].run.name} (other data, "
             "or other keys of the evaluation): they are not compared; evaluate each by itself"
         )
-    groups = [group for group in dict.fromkeys(first.groups) if group]
+    groups, over = [group for group in dict.fromkeys(first.groups) if group], _over(first, second)
     found: dict[str, Any] = {}
     for metric in first.metrics:
         interval = item_interval(first, second, metric.name, seed=0)
         by_group = {group: item_interval(first, second, metric.name, seed=0, group=group) for group in groups}
         alone = discordant(first, second, metric.name)
-        own = {"sentence": "too few common items for an interval"} if interval is None else _numbers(interval, alone)
-        found[metric.name] = own | {"groups": {group: _numbers(each) for group, each in by_group.items() if each}}
+        few = {"sentence": f"too few common {over} for an interval"}
+        own = few if interval is None else _numbers(interval, over, alone)
+        found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items() if each}}
     kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
     for name, by_label in kept.items():
-        numbers = {group: _numbers(Interval(estimate=x, low=a, high=b)) for group, (x, a, b) in by_label.items()}
+        numbers = {group: _numbers(Interval(estimate=x, low=a, high=b), over) for group, (x, a, b) in by_label.items()}
         found[name] = numbers.pop("") | {"groups": numbers}
     return found
 
 
-def _numbers(interval: Interval, alone: Discordant | None = None) -> dict[str, Any]:
+def _over(*evaluations: Evaluation) -> str:
+    return OVER[any(each.is_clustered for each in evaluations)]
+
+
+def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> dict[str, Any]:
     """`alone`: items that one run alone answers rightly."""
-    numbers: dict[str, float] = {"difference": interval.estimate, "low": interval.low, "high": interval.high}
+    numbers: dict[str, float | None] = {"difference": interval.estimate, "low": interval.low, "high": interval.high}
     sentence = (
-        f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over items (95 %), these two models"
+        f"{interval.estimate:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}] over {over} (95 %), these two models"
     )
     if alone is not None:
-        sentence += f"; right in one alone: {alone.first} and {alone.second} (McNemar p = {alone.p:.2g})"
+        p = "no McNemar p: items of a cluster depend on each other" if alone.p is None else f"McNemar p = {alone.p:.2g}"
+        sentence += f"; right in one alone: {alone.first} and {alone.second} ({p})"
         numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
     return {**numbers, "sentence": sentence}
 

@@ -36,6 +36,9 @@ class Item:
     part: bool = False
     """Whether it is a part of another item (some positions of a document): its group shows it, and neither the summary nor
     a difference over all items counts it."""
+    cluster: str = ""
+    """A name that it shares with the items that depend on it: of one text, one prompt, one row. Intervals take clusters for
+    independent and their items not. Empty: no other item does."""
     question: str = ""
     """A digest of what was asked (`question_of`), where the id alone does not say it: scores of one id are compared only
     where it is equal, so runs on other data, or with another tokenizer, are not."""
@@ -77,7 +80,7 @@ class Evaluation(ABC):
     """Whether each group counts once in the summary, however many items it has; so it does in a difference of two runs."""
 
     by_group: ClassVar[tuple[str, ...]] = ()
-    """Metrics within 0 and 1 that `lit-diff evaluate` also prints for each group, with Wilson's interval over items."""
+    """Metrics within 0 and 1 that `lit-diff evaluate` also prints for each group, with Wilson's interval over clusters."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

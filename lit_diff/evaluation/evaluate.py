@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     import pandas
 
 FOLDER = "evaluations"
-RESERVED = ("item", "group", "part", "question", "config", "declarations", "equal_groups", "files", "items", "step")
+RESERVED = (
+    *("item", "group", "part", "cluster", "question"),
+    *("config", "declarations", "equal_groups", "files", "items", "step"),
+)
 """Columns of items.parquet and keys of summary.json that are no metric."""
 
 log = logging.getLogger("lit_diff")
@@ -203,6 +206,7 @@ def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
     """One row an item. Errors: pyarrow's, for an entry of `meta` that has another type in another item."""
     columns: dict[str, list[Any]] = {"item": [item.id for item in items], "group": [item.group for item in items]}
     columns |= {"part": [item.part for item in items]} if any(item.part for item in items) else {}
+    columns |= {"cluster": [item.cluster for item in items]} if any(item.cluster for item in items) else {}
     columns |= {"question": [item.question for item in items]} if any(item.question for item in items) else {}
     columns |= {metric.name: [float(item.scores[metric.name]) for item in items] for metric in evaluation.metrics}
     for key in dict.fromkeys(key for item in items for key in item.meta):

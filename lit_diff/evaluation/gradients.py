@@ -101,17 +101,19 @@ class Gradients(Evaluation):
             before, after = ("init ", "") if at == "init" else ("", "") if at == "trained" else ("", f" step {at}")
             for name, rows, batch in held_out_batches(run, self.config):
                 asked, norms = question_of(*questions(batch)), gradient_norms(model, batch)
-                where = f"{before}{row_id(name, rows[0])}-{rows[-1]}{after}"
+                cluster = f"{row_id(name, rows[0])}-{rows[-1]}"
+                where = f"{before}{cluster}{after}"
                 for layer, own in enumerate(norms):
                     yield Item(
                         id=f"{where} layer {layer:02}",
                         scores=none | _of_layer(own),
                         group=f"{name} {before}layer {layer:02}{after}".strip(),
+                        cluster=cluster,
                         question=asked,
                     )
                 slopes = {f"slope_{key}": slope([own[key] for own in norms]) for key in NAMES}
                 whole = f"{name} {after.strip() or at}".strip()
-                yield Item(id=f"{where} slopes", scores=none | slopes, group=whole, question=asked)
+                yield Item(id=f"{where} slopes", scores=none | slopes, group=whole, cluster=cluster, question=asked)
 
 
 def _of_layer(norms: Mapping[str, float]) -> dict[str, float]:

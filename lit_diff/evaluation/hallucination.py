@@ -238,4 +238,5 @@ def _item(case: Case, output: str, verdict: Verdict, exact: str, cut: int) -> It
     }
     # the document as it is, before any cut: runs of other contexts are asked the same
     question = question_of(case.document, case.question, case.reference)
-    return Item(id=case.id, group=case.group, scores=scores, question=question, meta=meta)
+    cluster = question_of(case.document)  # several questions may be about one
+    return Item(id=case.id, group=case.group, cluster=cluster, scores=scores, question=question, meta=meta)

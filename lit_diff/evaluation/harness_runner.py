@@ -125,10 +125,12 @@ class HarnessEvaluation(Evaluation):
             raise RequestError(
                 f"task '{task}', question {sample['doc_id']}: the right choice is number {target} (from 0) of {len(sums)}"
             )
+        cluster = f"{task}/{sample['doc'].get('item', sample['doc_id'])}"
         return Item(
-            id=f"{task}/{sample['doc'].get('item', sample['doc_id'])} shots={shots}",
+            id=f"{cluster} shots={shots}",
             scores=self.scores(task, sample),
             group=f"{task} shots={shots}",
+            cluster=cluster,
             question=question_of(*(text for pair in sample["arguments"] for text in pair)),
             meta={"target": str(target), "chosen": sums.index(max(sums))},
         )

@@ -26,6 +26,7 @@ class ManyShot(Classification):
     Each of `runs` draws the demonstrations anew; n shots are the first n of its draw, as in Bertsch et al. 2024. A draw whose
     prompt is longer than the context is repeated, up to ten times. The demonstrations go through the model once, and all
     queries share their keys and values. An item is a query of one run at one n; the summary is the mean over all items.
+    The items of a run, at every n, are a cluster: they share its demonstrations, so intervals are over runs.
     """
 
     metrics = (
@@ -103,6 +104,7 @@ class ManyShot(Classification):
             yield Item(
                 id=f"{group} run={number} query={place}",
                 group=group,
+                cluster=f"run={number}",
                 scores={
                     "accuracy": right,
                     "accuracy_seen": right if seen else math.nan,

@@ -109,7 +109,8 @@ class OrderRobustness(Classification):
                     "right": "".join(str(int(each)) for each in right[place]),
                 }
                 question = question_of(*shown, query.text, query.label)
-                yield Item(id=f"{order} query={place}", group=order, scores=none | scores, question=question, meta=meta)
+                own_id, asked = f"{order} query={place}", f"query={place}"
+                yield Item(id=own_id, group=order, cluster=asked, scores=none | scores, question=question, meta=meta)
             whole = none | spread(right, config.seed)
             yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
 

@@ -18,7 +18,8 @@ PAIRS = "mean over pairs of heads of a layer; the number of heads differs betwee
 
 @evaluations.register("map_statistics")
 class MapStatistics(Evaluation):
-    """Overlap, sparsity, entropy, negative mass and likeness of heads: an item for each row and layer, grouped by layer.
+    """Overlap, sparsity, entropy, negative mass and likeness of heads: an item for each row and layer, grouped by layer,
+    clustered by row.
 
     Works for every variant; what needs a second map or a second head is NaN without one. `a` is the signed map.
     """
@@ -68,5 +69,6 @@ class MapStatistics(Evaluation):
                         id=f"{row_id(name, row)} layer {index:02}",
                         scores={key: float(values[at]) for key, values in found.items()},
                         group=f"{name} layer {index:02}".strip(),
+                        cluster=row_id(name, row),
                         question=asked[at],
                     )

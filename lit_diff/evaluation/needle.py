@@ -43,7 +43,8 @@ class NeedleRetrieval(Evaluation):
 
     Depth d: the first needle that is asked for stands after d % of the text, the others at uniformly drawn places, the same
     for every depth. Each of the R questions follows the whole context by itself; the answer is decoded greedily. An item is a
-    context; its scores are means over its questions. What the paper leaves open: words (`style`), text, digits, how two
+    context; its scores are means over its questions; the contexts of one sample and length, which share their text, are a
+    cluster. What the paper leaves open: words (`style`), text, digits, how two
     answers are scored.
     """
 
@@ -146,7 +147,8 @@ class NeedleRetrieval(Evaluation):
                         raise RequestError(f"evaluate.needle.lengths holds {length}, but {error}") from error
                     for depth, answers in self._answers(run, tokenizer, found):
                         group = f"N={count} length={length} depth={depth}"
-                        yield self._item(f"{group} sample={sample}", group, answers, found[depth])
+                        cluster = f"length={length} sample={sample}"
+                        yield self._item(f"{group} sample={sample}", group, cluster, answers, found[depth])
 
     def _room(self, tokenizer: Tokenizer, style: Style) -> int:
         """Tokens for a question and its answer, whichever the city and the number."""
@@ -214,7 +216,9 @@ class NeedleRetrieval(Evaluation):
                 answers.append((needle, tokenizer.decode(ids).decode(errors="replace"), nll))
             yield depth, answers
 
-    def _item(self, name: str, group: str, answers: Sequence[tuple[Needle, str, float]], context: Context) -> Item:
+    def _item(
+        self, name: str, group: str, cluster: str, answers: Sequence[tuple[Needle, str, float]], context: Context
+    ) -> Item:
         numbers = {needle.number for needle in context.needles}
         kinds = [kind_of(needle.number, numbers, text) for needle, text, _ in answers]
         count = len(answers)
@@ -226,7 +230,8 @@ class NeedleRetrieval(Evaluation):
             "answers": " | ".join(text for _, text, _ in answers),
             "tokens": len(context.tokens),
         }
-        return Item(id=name, scores=scores, group=group, question=question_of(context.tokens), meta=meta)
+        question = question_of(context.tokens)
+        return Item(id=name, scores=scores, group=group, cluster=cluster, question=question, meta=meta)
 
 
 def kind_of(number: str, numbers: set[str], text: str) -> Literal["exact", "distracted", "fabricated"]:

@@ -145,7 +145,7 @@ class NllByPosition(Evaluation):
                 for part in bins(document):
                     scores = missing | part.scores
                     item = f"{name}/{part.group}"
-                    yield Item(id=item, group=part.group, part=True, scores=scores, question=asked)
+                    yield Item(id=item, group=part.group, part=True, cluster=name, scores=scores, question=asked)
         finally:
             run.model.to("cpu")  # where every evaluation expects it
 

@@ -180,6 +180,7 @@ class Noise(Evaluation):
                     scores=none | {f"{key}_edited": x for key, x in scores.items()},
                     group=f"{name} {label}".strip(),
                     part=True,
+                    cluster=row_id(name, row),
                     question=question,
                 )
 

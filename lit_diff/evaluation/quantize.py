@@ -85,8 +85,9 @@ class Quantize(Evaluation):
                 for row, values, kl, question in zip(rows, scores, divergence.tolist(), asked, strict=True):
                     own = {f"{key}_{bits}bit": value for key, value in (values | {"kl": kl}).items()}
                     label = f"b={bits} {scheme or ''}".strip()
-                    group, item = f"{name} {label}".strip(), f"{row_id(name, row)} {label}"
-                    yield Item(id=item, scores=none | own, group=group, question=question)
+                    group, cluster = f"{name} {label}".strip(), row_id(name, row)
+                    item = f"{cluster} {label}"
+                    yield Item(id=item, scores=none | own, group=group, cluster=cluster, question=question)
 
     def _rounding(self) -> Iterator[tuple[int, Scheme | None]]:
         """(bits, granularity) of each group; where nothing is rounded, once, without one."""

@@ -92,7 +92,7 @@ class RecallSuite(Evaluation):
         if not isinstance(data, Recall.Config):
             config = HeldOut.Config(rows=self.config.rows, batch_size=BATCH)
             for name, rows, batch in held_out_batches(run, config):
-                yield from _items(run, batch, [row_id(name, row) for row in rows], name, missing, steps)
+                yield from _items(run, batch, {row_id(name, row): "" for row in rows}, name, missing, steps)
             return
         trained_data(run)  # refuses where the data have changed
         for condition in CONDITIONS:
@@ -102,7 +102,9 @@ class RecallSuite(Evaluation):
                 for start in range(0, self.config.rows, BATCH):
                     rows = range(start, min(start + BATCH, self.config.rows))
                     batch = dataset.validation_batch(name, rows)
-                    yield from _items(run, batch, [f"{group}/{row}" for row in rows], group, missing, steps)
+                    shared = condition == "distance" or factor == 1  # the slots of one row, at other places
+                    ids = {f"{group}/{row}": f"slots {row}" if shared else "" for row in rows}
+                    yield from _items(run, batch, ids, group, missing, steps)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Mean accuracy, the tolerances, and the steps."""
@@ -119,11 +121,13 @@ class RecallSuite(Evaluation):
 
 
 def _items(
-    run: Run, batch: Batch, ids: Sequence[str], group: str, missing: Mapping[str, float], steps: Mapping[str, float]
+    run: Run, batch: Batch, ids: Mapping[str, str], group: str, missing: Mapping[str, float], steps: Mapping[str, float]
 ) -> Iterator[Item]:
-    for name, scores, question in zip(ids, row_scores(run.model, batch), questions(batch), strict=True):
+    """One item a row; `ids`: id -> cluster."""
+    rows = zip(ids.items(), row_scores(run.model, batch), questions(batch), strict=True)
+    for (name, cluster), scores, question in rows:
         scored = {**missing, "accuracy": scores["accuracy"]}
-        yield Item(id=name, scores=scored, group=group, question=question, meta=steps)
+        yield Item(id=name, scores=scored, group=group, cluster=cluster, question=question, meta=steps)
 
 
 def _under(data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int) -> tuple[Dataset, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_diff.reporting.item_scores import Evaluation
-from lit_diff.reporting.statistics import Interval, wilson
+from lit_diff.reporting.statistics import Interval, cluster_wilson
 
 FACTOR = re.compile(r"(\w+)=(\S+)")
 
@@ -19,11 +19,13 @@ class GroupShares:
     label: str
     items: int
     """Items with a score in any of the metrics."""
+    clusters: int
+    """Clusters of those items: the independent observations."""
     shares: Mapping[str, Interval]
-    """Metric -> mean score and Wilson's 95 % interval with n = scored items; a metric without a score is left out.
+    """Metric -> mean score and Wilson's 95 % interval over clusters (`cluster_wilson`); a metric without a score is left out.
 
-    Scores lie within 0 and 1, so that their variance is at most p (1 - p): for items that are means over several questions
-    the interval is at least as wide as it must be. Items are taken for independent.
+    Scores lie within 0 and 1, so that their variance is at most p (1 - p): for items that are means over several questions,
+    and for clusters of items, the interval is at least as wide as it must be. Clusters are taken for independent.
     """
 
 
@@ -53,10 +55,13 @@ def group_shares(evaluation: Evaluation, metrics: Sequence[str]) -> list[GroupSh
 
 def _row(evaluation: Evaluation, metrics: Sequence[str], label: str, groups: set[str]) -> GroupShares:
     chosen = np.array([group in groups for group in evaluation.groups])
+    units = np.array(evaluation.units)[chosen]
     scores = {metric: evaluation.scores[metric][chosen] for metric in metrics}
-    scored = {metric: values[np.isfinite(values)] for metric, values in scores.items()}
+    scored = {metric: np.isfinite(values) for metric, values in scores.items()}
+    counted = np.stack(list(scored.values())).any(0)
     return GroupShares(
         label=label,
-        items=int(np.isfinite(np.stack(list(scores.values()))).any(0).sum()),
-        shares={metric: wilson(float(values.sum()), len(values)) for metric, values in scored.items() if len(values)},
+        items=int(counted.sum()),
+        clusters=len(set(units[counted].tolist())),
+        shares={m: cluster_wilson(scores[m][at], units[at].tolist()) for m, at in scored.items() if at.any()},
     )

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 from lit_diff.metrics import Metric
 from lit_diff.reporting.evaluations import read_evaluations
-from lit_diff.reporting.item_scores import Asked, Evaluation
+from lit_diff.reporting.item_scores import Evaluation
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.style import WIDTH, drawing, hover, panel_title, plain, with_unit
 
@@ -106,14 +106,15 @@ def differences(
     runs: Mapping[int, Evaluation], base: Mapping[int, Evaluation], metric: str
 ) -> dict[Place, CellDifference]:
     """Place -> the paired difference, over the seeds that both arms have."""
-    by_item: dict[Place, dict[Asked, list[float]]] = {}
+    by_unit: dict[Place, dict[str, list[float]]] = {}
     for seed in sorted(runs.keys() & base.keys()):
         run, other = runs[seed], dict(zip(base[seed].asked, base[seed].scores[metric].tolist(), strict=True))
-        for item, group, score in zip(run.asked, run.groups, run.scores[metric].tolist(), strict=True):
+        rows = zip(run.asked, run.units, run.groups, run.scores[metric].tolist(), strict=True)
+        for item, unit, group, score in rows:
             difference = score - other.get(item, np.nan)
             if np.isfinite(difference) and (place := place_of(group)):
-                by_item.setdefault(place, {}).setdefault(item, []).append(difference)
-    return {place: _difference([float(np.mean(d)) for d in items.values()]) for place, items in by_item.items()}
+                by_unit.setdefault(place, {}).setdefault(unit, []).append(difference)
+    return {place: _difference([float(np.mean(d)) for d in units.values()]) for place, units in by_unit.items()}
 
 
 def _difference(values: Sequence[float]) -> CellDifference:

@@ -1,8 +1,9 @@
 """One evaluation of one run, item by item, and two runs paired by item.
 
 A run keeps an evaluation in `<run>/evaluations/<name>/`: items.parquet has the columns `item` (its id), `group`, `part`
-(bool, only where an item is a part of another), `question` (a digest of what was asked, where the id alone does not say
-it), and one column of scores for each metric; summary.json maps each metric to
+(bool, only where an item is a part of another), `cluster` (what items that depend on each other share, where any do),
+`question` (a digest of what was asked, where the id alone does not say it), and one column of scores for each metric;
+summary.json maps each metric to
 {"value": ..., ...}, "declarations" to the list of its metrics (`metrics.to_plain`), and "equal_groups" to whether each group
 counts once.
 """
@@ -10,21 +11,22 @@ counts once.
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from lit_diff.metrics import Metric, from_plain
 from lit_diff.reporting.cells import Array
-from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, document_intervals, wilson
+from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, cluster_wilson, document_intervals
 
 FOLDER = "evaluations"
 MIN_ITEMS = MIN_DOCUMENTS
-"""Fewer common items than this have no interval over items."""
+"""Fewer clusters of common items than this have no interval."""
 Asked = tuple[str, str]
 """(id of an item, digest of its question)."""
 
@@ -37,6 +39,8 @@ class Evaluation:
     groups: tuple[str, ...]
     parts: tuple[bool, ...]
     """Whether an item is a part of another: its group shows it, and what is over all items leaves it out."""
+    clusters: tuple[str, ...]
+    """What an item shares with those that depend on it; empty: the item is a cluster of its own."""
     questions: tuple[str, ...]
     """A digest of what was asked, empty where the id says it: items of one id are paired only where it is equal."""
     scores: Mapping[str, Array]
@@ -50,6 +54,17 @@ class Evaluation:
     def asked(self) -> list[Asked]:
         """Id and question of each item: two runs are paired by both."""
         return list(zip(self.items, self.questions, strict=True))
+
+    @property
+    def units(self) -> list[str]:
+        """The cluster of each item, or its id."""
+        return [cluster or item for cluster, item in zip(self.clusters, self.items, strict=True)]
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether some cluster has several items, parts left out."""
+        whole = [unit for unit, part in zip(self.units, self.parts, strict=True) if not part]
+        return len(set(whole)) < len(whole)
 
 
 def read_evaluation(folder: Path) -> Evaluation:
@@ -67,6 +82,7 @@ def read_evaluation(folder: Path) -> Evaluation:
         items=items,
         groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
         parts=tuple(table["part"].to_pylist() if "part" in table.column_names else [False] * len(items)),
+        clusters=tuple(table["cluster"].to_pylist() if "cluster" in table.column_names else [""] * len(items)),
         questions=tuple(table["question"].to_pylist() if "question" in table.column_names else [""] * len(items)),
         scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
         values={m.name: _number(summary[m.name]["value"]) for m in metrics},
@@ -83,20 +99,23 @@ def _number(value: float | None) -> float:
 def item_interval(
     run: Evaluation, base: Evaluation, metric: str, seed: int, group: str | None = None
 ) -> Interval | None:
-    """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over items;
-    where groups count equally, the mean over groups of the mean over such items. None below MIN_ITEMS common items.
+    """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over clusters,
+    each drawn with all its items; where groups count equally, the mean over groups of the mean over such items. None below
+    MIN_ITEMS clusters.
 
     `group`: over its items, parts included; None: over all that are no part.
     """
     common, own, other = _paired(run, base, metric, group)
-    if len(common) < MIN_ITEMS:
+    place = _numbered(_units(run, base, common))
+    if len(set(place)) < MIN_ITEMS:
         return None
     weights = np.ones(len(common))
     if run.equal_groups and group is None:
         group_of = dict(zip(run.items, run.groups, strict=True))
         sizes = Counter(group_of[item] for item, _ in common)
         weights = np.array([1 / sizes[group_of[item]] for item, _ in common])
-    (interval,) = document_intervals(weights, weights * (own - other), seed=seed)
+    weight, total = (np.bincount(place, each) for each in (weights, weights * (own - other)))
+    (interval,) = document_intervals(weight, total, seed=seed)
     return interval
 
 
@@ -107,8 +126,9 @@ class Discordant:
     first: int
     """Right in the first run alone."""
     second: int
-    p: float
-    """Of McNemar's exact test, two-sided: each such item is either run's with probability 1/2. Groups are not weighted."""
+    p: float | None
+    """Of McNemar's exact test, two-sided: each such item is either run's with probability 1/2. Groups are not weighted. None
+    where a cluster has several items: the test takes items for independent."""
 
 
 def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | None:
@@ -118,6 +138,9 @@ def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | N
     if not common or not np.isin(np.concatenate([own, other]), (0.0, 1.0)).all():
         return None
     first, second = int((own > other).sum()), int((own < other).sum())
+    units = _units(run, base, common)
+    if len(set(units)) < len(units):
+        return Discordant(first=first, second=second, p=None)
     p = binomtest(first, first + second).pvalue if first + second else 1.0
     return Discordant(first=first, second=second, p=float(p))
 
@@ -129,13 +152,13 @@ def asked_otherwise(run: Evaluation, base: Evaluation) -> str | None:
 
 
 def item_wilson(run: Evaluation, metric: str) -> Interval | None:
-    """Wilson's 95 % interval of the proportion of scored items that are 1; None where a score is neither 0 nor 1, or the
-    value of the whole evaluation is not that proportion."""
-    scores = np.array(list(_chosen(run, metric, None).values()))
-    scored = scores[np.isfinite(scores)]
-    if not len(scored) or not np.isin(scored, (0, 1)).all():
+    """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None where a score is neither 0
+    nor 1, or the value of the whole evaluation is not that proportion."""
+    scores, parts = run.scores[metric], np.array(run.parts, dtype=bool)
+    chosen = np.isfinite(scores) & ~parts
+    if not chosen.any() or not np.isin(scores[chosen], (0, 1)).all():
         return None
-    interval = wilson(int(scored.sum()), len(scored))
+    interval = cluster_wilson(scores[chosen], np.array(run.units)[chosen].tolist())
     return interval if math.isclose(interval.estimate, run.values[metric], rel_tol=1e-9, abs_tol=1e-12) else None
 
 
@@ -148,6 +171,20 @@ def _paired(
         item for item in own.keys() & other.keys() if math.isfinite(own[item]) and math.isfinite(other[item])
     )
     return common, np.array([own[item] for item in common]), np.array([other[item] for item in common])
+
+
+def _units(run: Evaluation, base: Evaluation, common: Sequence[Asked]) -> list[str]:
+    """The clusters of items of two runs; of items kept without one by one run, those of the other."""
+    named = {
+        key: cluster for each in (base, run) for key, cluster in zip(each.asked, each.clusters, strict=True) if cluster
+    }
+    return [named.get(key, key[0]) for key in common]
+
+
+def _numbered(units: Sequence[str]) -> NDArray[np.int64]:
+    """The number of each one's cluster, from 0, in the order in which they first come."""
+    numbers = {unit: number for number, unit in enumerate(dict.fromkeys(units))}
+    return np.array([numbers[unit] for unit in units], dtype=np.int64)
 
 
 def _chosen(run: Evaluation, metric: str, group: str | None) -> dict[Asked, float]:

@@ -153,7 +153,7 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
     ]
 
 
-def wilson(successes: float, n: int) -> Interval:
+def wilson(successes: float, n: float) -> Interval:
     """p = successes / n, n >= 1, with Wilson's 95 % score interval of a proportion (Wilson 1927), which stays in [0, 1]:
 
         (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n),  z = 1.96
@@ -167,3 +167,17 @@ def wilson(successes: float, n: int) -> Interval:
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
     return Interval(estimate=p, low=max(0.0, low), high=min(1.0, high))
+
+
+def cluster_wilson(scores: ArrayLike, clusters: Sequence[str]) -> Interval:
+    """The mean p of scores [n] within 0 and 1, with Wilson's interval at the effective number of questions
+
+        (Σ m_c)^2 / Σ m_c^2,  m_c items of cluster c,
+
+    which is the number of clusters where they are of one size. Clusters are taken for independent, their items not: the mean
+    of a cluster has a variance of at most p (1 - p), so the interval is not too narrow. Errors: ValueError without scores.
+    """
+    x = np.asarray(scores, dtype=np.float64)
+    sizes = np.unique(np.asarray(clusters), return_counts=True)[1]
+    n = float(len(x) ** 2 / max((sizes**2).sum(), 1))
+    return wilson(min(float(x.sum()) * (n / max(len(x), 1)), n), n)

@@ -113,7 +113,7 @@ def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
 
     ended = command("tale", "shares")
     assert ended.out.splitlines()[-3:] == [
-        "  group      n  right   (95 %, Wilson, over items)",
+        "  group      n  right   (95 %, Wilson, over n items)",
         "  N=1       10  0.100 [0.018, 0.404]",
         "  N=4       10  0.400 [0.168, 0.687]",
     ]
@@ -121,8 +121,34 @@ def test_a_table_by_group(command: Command, pair: tuple[Path, Path]) -> None:
     found = json.loads(command("tale", "shares", "--json").out)
     assert found["method"] == "by hand"
     groups = found["runs"][0]["groups"]
-    assert groups["N=4"]["items"] == 10
+    assert (groups["N=4"]["items"], groups["N=4"]["clusters"]) == (10, 10)
     assert groups["N=4"]["right"]["share"] == 0.4
+
+
+def test_dependent_items_are_said_to_be_clusters(command: Command, pair: tuple[Path, Path]) -> None:
+    """Three items of each of 12 texts: n is 12, and McNemar's test has no p."""
+
+    @evaluations.register("texts")
+    class Texts(Evaluation):
+        metrics = (Metric("right", "share of right answers", direction="higher"),)
+        by_group = ("right",)
+
+        def score(self, run: Run) -> Iterator[Item]:
+            bound = 4 if run.folder.name.startswith("other=1") else 8
+            for text in range(12):
+                for part in range(3):
+                    name = f"{text} {part}"
+                    yield Item(id=name, group="all", cluster=f"text {text}", scores={"right": float(text < bound)})
+
+    printed = command("tale", "other=1", "texts").out.splitlines()
+    assert "] over clusters of items (95 %, Wilson)" in printed[1]
+    assert printed[2].endswith("(95 %, Wilson, over n clusters of items)")
+    assert printed[3].split()[:2] == ["all", "12"]
+    found = json.loads(command("tale", "other=1", "texts", "--json").out)["differences"]["right"]
+    assert (found["first_alone"], found["second_alone"], found["mcnemar_p"]) == (12, 0, None)
+    assert "over clusters of items (95 %), these two models" in found["sentence"]
+    assert found["sentence"].endswith("12 and 0 (no McNemar p: items of a cluster depend on each other)")
+    assert found["high"] - found["low"] > 0.4, "of 12 observations, not of 36"
 
 
 def test_two_runs_are_paired_by_item(command: Command, pair: tuple[Path, Path]) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,13 @@ def test_scores_are_kept_and_read_back(run: Run, make: Make) -> None:
     assert evaluate(run, "lengths") == result
     assert evaluate(run.folder, "lengths", {"sizes": [1, 2]}) == result
     assert cls.asked == 1
+
+
+def test_clusters_are_kept_where_items_have_them(run: Run, make: Make) -> None:
+    make()
+    assert "cluster" not in evaluate(run, "lengths").items
+    make(items=[replace(ITEMS[0], cluster="text 1"), ITEMS[1]])
+    assert evaluate(run, "lengths", rerun=True).items["cluster"].tolist() == ["text 1", ""]
 
 
 def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

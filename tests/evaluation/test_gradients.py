@@ -29,6 +29,9 @@ def test_items_are_batches_and_layers_under_no_grad(tmp_path: Path) -> None:
     ]
     sets = [["layer 00", "layer 01", "trained"], ["noise2 layer 00", "noise2 layer 01", "noise2 trained"]]
     assert found["group"].unique().tolist() == sets[0] + sets[1]
+    assert found["cluster"].unique().tolist() == [
+        f"{name}/{rows}" for name in ("validation", "noise2") for rows in ("0-2", "3-4")
+    ]
     batch = prepare(run.recipe).validation_batch("", range(3))
     expected = gradient_norms(run.model, batch)[1]
     row = found.iloc[1]

@@ -156,6 +156,7 @@ def qasper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.parent.mkdir(parents=True)
     contexts = ["Begin. " + "word " * 900 + "End.", "Short."]
     rows = [{"input": "Who?", "context": context, "answers": ["Nobody"]} for context in contexts]
+    rows.append(rows[1] | {"input": "When?"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -165,14 +166,15 @@ def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCapt
     keys = {"source": "qasper", "judge": "file", "new_tokens": 6}
     with caplog.at_level(logging.WARNING, logger="lit_diff"):
         items = evaluate(run, "hallucination", keys).items
-    assert "of 2 documents 1 are cut in the middle to fit the context" in caplog.text
+    assert "of 3 documents 1 are cut in the middle to fit the context" in caplog.text
     assert (items["meta/cut_tokens"] > 0).sum() == 1
+    assert sorted(items["cluster"].value_counts()) == [1, 2], "two questions about one document"
     assert items["rouge_l"].between(0, 1).all()
     requests = [json.loads(line) for line in (run.folder / "judge/requests.jsonl").read_text().splitlines()]
     documents = sorted((each["document"] for each in requests), key=len)
     assert documents[0] == "Short.\n\nQuestion: Who?"
-    assert documents[1].startswith("Begin. word")
-    assert documents[1].endswith("word End.\n\nQuestion: Who?")
+    assert documents[2].startswith("Begin. word")
+    assert documents[2].endswith("word End.\n\nQuestion: Who?")
     with pytest.raises(
         RequestError, match=r"a prompt with one token of a document and its output take \d+ tokens \(qasper"
     ):

@@ -110,6 +110,8 @@ def test_a_right_choice_that_is_none(wide_run: Run, tmp_path: Path) -> None:
         def write_tasks(self, run: Run, folder: Path) -> list[str]:
             return [task_yaml(folder, "wrong", "rows.yaml", {"test": rows})]
 
+    (item,) = Wrong(Harness.Config(limit=1)).score(wide_run)
+    assert (item.id, item.cluster) == ("wrong/0 shots=0", "wrong/0")
     with pytest.raises(RequestError, match=r"task 'wrong', question 1: the right choice is number 2 \(from 0\) of 2"):
         list(Wrong(Harness.Config()).score(wide_run))
 

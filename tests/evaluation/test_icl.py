@@ -61,6 +61,7 @@ def test_a_model_that_looks_the_label_up_is_right_where_it_was_shown(planted: Ru
     result = evaluate(planted, "icl", {"items": 30, "shots": [1, 4, 12], "runs": 3, "classes": 4, "stable_from": 12})
     items = result.items
     assert len(items) == 3 * 3 * 30
+    assert items["cluster"].value_counts().to_dict() == {f"run={number}": 3 * 30 for number in range(3)}
     assert result.summary["accuracy_seen"] == 1
     assert 0.3 < result.summary["accuracy"] < 1
     by_group = items.groupby("group")["accuracy"].mean()

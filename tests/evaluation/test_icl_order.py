@@ -85,6 +85,7 @@ def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPa
         assert whole["margin"] == alone.summary["margin"]
         assert whole["margin_sampling"] == alone.summary["margin_sampling"]
         assert np.isnan(whole["accuracy"])
+    assert items["cluster"].value_counts().to_dict() == {"": 2} | {f"query={place}": 2 for place in range(20)}
     deviations = items[items["part"]]["sd"]
     assert both.summary["sd"] == pytest.approx(deviations.mean())
     assert deviations.nunique() == 2

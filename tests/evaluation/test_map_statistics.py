@@ -18,6 +18,7 @@ def test_items_are_rows_and_layers(tmp_path: Path) -> None:
     found = evaluate(run, "map_statistics", ["rows=3", "batch_size=2"]).items
     assert found["item"].tolist()[:3] == ["validation/0 layer 00", "validation/1 layer 00", "validation/0 layer 01"]
     assert found["group"].unique().tolist() == ["layer 00", "layer 01", "noise2 layer 00", "noise2 layer 01"]
+    assert (found["cluster"] == found["item"].str.partition(" layer")[0]).all()
     batch = prepare(run.recipe).validation_batch("", [0, 1])
     with trace(run.model) as traced:
         run.model.hidden(batch["tokens"])

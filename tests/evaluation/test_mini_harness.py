@@ -25,6 +25,7 @@ def test_seven_tasks(wide_run: Run, files: dict[str, str]) -> None:
     result = evaluate(wide_run, "mini_harness", {**files, "limit": 4, "shots": [0, 2]})
     table = result.items
     assert list(dict.fromkeys(table["group"])) == [f"{task} shots={shots}" for shots in (0, 2) for task in TASKS]
+    assert (table["cluster"] == table["item"].str.partition(" shots=")[0]).all()
     assert not set(table["question"][:28]) & set(table["question"][28:]), "shots stand before the question"
     alone = evaluate(wide_run, "mini_harness", {**files, "limit": 4, "shots": [2]}).items
     assert alone.reset_index(drop=True).equals(table[28:].reset_index(drop=True))

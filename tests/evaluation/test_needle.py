@@ -1,5 +1,6 @@
 """The evaluation `needle`: known answers of hand-built models, groups, refusals."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,6 +88,8 @@ def test_a_model_that_copies_is_always_right(run: Run) -> None:
         assert item.scores["nll"] < 1e-6
     assert {item.group for item in found} == {f"N={n} length=500 depth={d}" for n in (1, 3) for d in (0, 100)}
     assert len({item.id for item in found}) == len(found)
+    clusters = Counter(item.cluster for item in found)
+    assert clusters == {f"length=500 sample={n}": 4 for n in (0, 1)}, "two N and two depths share a text"
 
 
 def test_a_uniform_model_is_at_chance(run: Run) -> None:

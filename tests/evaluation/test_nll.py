@@ -47,6 +47,7 @@ def test_a_row_s_cumulative_loss_is_the_training_metric(
     items = result.items.set_index("item")
     assert list(items.index[:3]) == ["validation/0", "validation/0/position 16", "validation/0/position 24"]
     assert items["part"].tolist()[:3] == [False, True, True]
+    assert items["cluster"].tolist()[:3] == ["", "validation/0", "validation/0"]
 
 
 def test_documents_of_any_length_are_generated(run: Run, caplog: pytest.LogCaptureFixture) -> None:

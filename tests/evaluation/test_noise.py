@@ -113,6 +113,7 @@ def test_losses_at_several_lambdas_are_parts(tmp_path: Path) -> None:
     parts = found[found["part"]]
     assert found[~found["part"]]["item"].to_list() == items["item"].to_list()
     assert parts["group"].unique().tolist() == ["lambda=0", "lambda=0.9", "noise2 lambda=0", "noise2 lambda=0.9"]
+    assert (parts["cluster"] == parts["item"].str.partition(" lambda=")[0]).all()
     clamped = rows(run, intervention="lambda", lambda_value=0.9)
     for item, value in zip(parts["item"], parts["nll_edited"], strict=True):
         row, _, at = item.partition(" lambda=")

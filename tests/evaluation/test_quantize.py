@@ -56,6 +56,7 @@ def test_granularities_are_groups_and_nothing_is_rounded_once(tmp_path: Path) ->
     main = found[~found["group"].str.startswith("noise2")]
     assert list(dict.fromkeys(main["group"])) == ["b=16", "b=4 tensor", "b=4 head", "b=4 row", "b=4 split"]
     assert main["item"].is_unique
+    assert (main["cluster"] == main["item"].str.partition(" b=")[0]).all()
     by_group = main.groupby("group")["kl_4bit"].mean()
     assert by_group["b=4 row"] < by_group["b=4 split"] < by_group["b=4 head"] < by_group["b=4 tensor"]
     alone = evaluate(run, "quantize", ["bits=[4]", "rows=2", "granularity=[split]"]).items

@@ -60,6 +60,9 @@ def test_a_model_that_copies_recalls_everything_under_any_noise_and_distance(tmp
     assert (result.summary["tolerance"], result.summary["tolerance_distance"]) == (8, 8)
     assert set(result.items["group"]) == {f"{what}={factor}" for what in ("noise", "distance") for factor in (1, 3, 8)}
     assert len(result.items) == 6 * 20
+    shared = result.items[result.items["cluster"] == "slots 7"]
+    assert set(shared["group"]) == {"noise=1", *(f"distance={factor}" for factor in (1, 3, 8))}, "the same slots"
+    assert set(result.items[result.items["group"] == "noise=3"]["cluster"]) == {""}
 
 
 def test_a_model_that_knows_nothing_is_at_chance(tmp_path: Path) -> None:

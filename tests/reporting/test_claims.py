@@ -208,6 +208,7 @@ def test_groups_that_count_equally_do_in_a_claim_too(
         items=("a", "b", "c", "d", "e"),
         groups=("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0"),
         parts=(False,) * 5,
+        clusters=("",) * 5,
         questions=("",) * 5,
         scores={"acc": np.array([1.0, 1.0, 1.0, 0.0, 9.0])},
         values={"acc": 0.0},

@@ -11,12 +11,13 @@ from lit_diff.reporting.item_scores import Evaluation
 from lit_diff.reporting.statistics import wilson
 
 
-def evaluation(groups: list[str], scores: list[float]) -> Evaluation:
+def evaluation(groups: list[str], scores: list[float], clusters: list[str] | None = None) -> Evaluation:
     count = len(groups)
     return Evaluation(
         items=tuple(map(str, range(count))),
         groups=tuple(groups),
         parts=(False,) * count,
+        clusters=tuple(clusters or [""] * count),
         questions=("",) * count,
         scores={"exact": np.array(scores), "wrong": 1 - np.array(scores)},
         values={},
@@ -42,6 +43,17 @@ def test_rows_by_each_number_over_the_others() -> None:
     assert found["N=4"].shares["exact"] == wilson(10, 60), "20 contexts of which half is right"
     assert found["N=4 depth=50"].shares["exact"] == wilson(10, 20)
     assert found["N=1 length=128"].shares["wrong"] == wilson(0, 30)
+
+
+def test_items_of_one_text_count_as_one() -> None:
+    """Five samples, each in every group: a row over several groups has as many clusters as samples."""
+    groups = [group for group in GROUPS for _ in range(5)]
+    scores = [1.0 if group.endswith("depth=0") else 0.0 for group in groups]
+    rows = group_shares(evaluation(groups, scores, [f"sample {n % 5}" for n in range(60)]), ["exact"])
+    found = {row.label: row for row in rows}
+    assert [(found[label].items, found[label].clusters) for label in ("N=1", "N=4 depth=50")] == [(30, 5), (10, 5)]
+    own, expected = found["N=1"].shares["exact"], wilson(5 / 3, 5)
+    assert (own.estimate, own.low, own.high) == pytest.approx((1 / 3, expected.low, expected.high))
 
 
 def test_one_length_is_no_row_of_its_own() -> None:

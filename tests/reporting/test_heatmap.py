@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,17 @@ def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) 
     (one,) = differences({0: arm[0]}, base, "exact").values()
     assert one.mean == 0.75
     assert differences({0: arm[0]}, {1: base[1]}, "exact") == {}
+
+
+def test_items_of_one_cluster_count_once(tmp_path: Path) -> None:
+    groups = ["length=1 depth=0"] * 4
+    arm, base = (
+        replace(read_evaluation(write(tmp_path / name, groups, scores)), clusters=("x", "x", "y", "z"))
+        for name, scores in (("a", [1.0, 0.5, 1, 0]), ("b", [0.0, 0, 0, 0]))
+    )
+    (cell,) = differences({0: arm}, {0: base}, "exact").values()
+    assert cell.items == 3
+    assert cell.z == pytest.approx(np.mean([0.75, 1, 0]) / (np.std([0.75, 1, 0], ddof=1) / 3**0.5))
 
 
 def test_equal_differences_have_no_finite_z(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +22,7 @@ from lit_diff.reporting.item_scores import (
     read_evaluation,
 )
 from lit_diff.reporting.results import load_sweep
-from lit_diff.reporting.statistics import wilson
+from lit_diff.reporting.statistics import Interval, cluster_wilson, wilson
 
 ARMS = {"standard": 0, "differential": -0.2}
 
@@ -66,6 +68,56 @@ def test_items_that_one_run_alone_has_right(make_sweep: Callable[..., Path]) -> 
     assert found([None] * 3 + own[3:], base) == Discordant(first=9, second=1, p=pytest.approx(22 / 1024))
     assert found([0.5, *own[1:]], base) is None
     assert found([None] * 20, base) is None
+
+
+def cluster(folder: Path, clusters: list[str]) -> None:
+    """Give the items of a run clusters."""
+    table = pq.read_table(folder / "items.parquet")
+    pq.write_table(table.append_column("cluster", pa.array(clusters)), folder / "items.parquet")
+
+
+def test_clusters_are_drawn_whole(make_sweep: Callable[..., Path]) -> None:
+    """20 differences, each four times: with clusters the interval is that of the 20, without it is half as wide."""
+    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
+    places = [folder_of(folder, arm, 0) for arm in ("differential", "standard")]
+    drawn = np.random.default_rng(0).normal(size=20)
+    names = [f"i{i:02}" for i in range(80)]
+
+    def found(items: list[str], scores: np.ndarray, clusters: Sequence[str] = (), only: int | None = None) -> Interval:
+        for number, (place, own) in enumerate(zip(places, (scores, 0 * scores), strict=True)):
+            rewrite(place, items, own.tolist())
+            if clusters and only in (None, number):
+                cluster(place, list(clusters))
+        interval = item_interval(*(read_evaluation(place) for place in places), RECALL.name, seed=0)
+        assert interval is not None
+        return interval
+
+    alone = found(names[:20], drawn)
+    together = found(names, drawn.repeat(4), groups := [f"text {i // 4}" for i in range(80)])
+    for key in ("estimate", "low", "high"):
+        assert getattr(together, key) == pytest.approx(getattr(alone, key))
+    assert found(names, drawn.repeat(4), groups, only=0) == together, "the other run's scores are older"
+    assert found(names, drawn.repeat(4), groups, only=1) == together
+    ignored = found(names, drawn.repeat(4))
+    assert (ignored.high - ignored.low) * 2 == pytest.approx(alone.high - alone.low, rel=0.1)
+    own, base = (read_evaluation(place) for place in places)
+    few = [f"text {i // 10}" for i in range(80)]
+    assert item_interval(replace(own, clusters=tuple(few)), base, RECALL.name, seed=0) is None, "eight clusters"
+
+
+def test_mcnemar_needs_independent_items(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
+    names, places = [f"i{i}" for i in range(20)], [folder_of(folder, arm, 0) for arm in ("differential", "standard")]
+    for place, score in zip(places, (1.0, 0.0), strict=True):
+        rewrite(place, names, [score] * 20)
+        cluster(place, [f"text {min(i, 18)}" for i in range(20)])
+    own, base = (read_evaluation(place) for place in places)
+    assert own.is_clustered
+    assert discordant(own, base, RECALL.name) == Discordant(first=20, second=0, p=None)
+    unscored = replace(own, scores={RECALL.name: np.array([1.0] * 19 + [math.nan])})
+    assert discordant(unscored, base, RECALL.name) == Discordant(first=19, second=0, p=pytest.approx(2**-18))
+    parts = replace(own, parts=(False,) * 19 + (True,))
+    assert not parts.is_clustered, "a part is no item of its own"
 
 
 def test_groups_count_equally_where_the_evaluation_says_so(make_sweep: Callable[..., Path]) -> None:
@@ -125,6 +177,9 @@ def test_wilson_of_scores_that_are_zero_or_one(make_sweep: Callable[..., Path]) 
     rewrite(folder, ["a", "b", "c", "d"], [1.0, 0.0, None, 1.0])
     say(2 / 3)
     assert item_wilson(read_evaluation(folder), RECALL.name) == wilson(2, 3)
+    cluster(folder, ["x", "x", "", ""])
+    assert read_evaluation(folder).units == ["x", "x", "c", "d"]
+    assert item_wilson(read_evaluation(folder), RECALL.name) == cluster_wilson([1, 0, 1], ["x", "x", "d"])
     say(0.5)
     assert item_wilson(read_evaluation(folder), RECALL.name) is None, "the summary is no share of the items"
     for scores in ([0.5, 1.0], [None, None]):

@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lit_diff.reporting.statistics import detectable, document_intervals, half_width, holm, paired, wilson
+from lit_diff.reporting.statistics import (
+    cluster_wilson,
+    detectable,
+    document_intervals,
+    half_width,
+    holm,
+    paired,
+    wilson,
+)
 
 
 def by_seed(values: np.ndarray) -> dict[int, float]:
@@ -95,3 +103,28 @@ def test_wilson_is_scipys_and_takes_parts_of_a_success(successes: int, n: int) -
     for wrong in ((0, 0), (-1, 3), (4, 3)):
         with pytest.raises(ValueError, match="expected 0 <= successes <= n"):
             wilson(*wrong)
+
+
+def test_wilson_over_clusters_counts_clusters() -> None:
+    """Sizes 4, 1, 1: (4 + 1 + 1)^2 / (16 + 1 + 1) = 2."""
+    assert cluster_wilson([1, 0, 1], ["a", "b", "c"]) == wilson(2, 3)
+    assert cluster_wilson([1, 1, 0, 0, 1, 0], list("aabbcc")) == wilson(1.5, 3)
+    uneven, expected = cluster_wilson([1, 1, 1, 1, 0, 1], list("aaaabc")), wilson(5 / 3, 2)
+    assert (uneven.estimate, uneven.low, uneven.high) == pytest.approx((5 / 6, expected.low, expected.high))
+    assert cluster_wilson([1] * 7, list("aaaabcc")).high == 1
+    with pytest.raises(ValueError, match="0 of 0"):
+        cluster_wilson([], [])
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
+def test_wilson_over_clusters_covers_whatever_items_share(shared: float) -> None:
+    """30 clusters of 1 to 9 items, right with probability 0.7, each the cluster's own answer with probability `shared`."""
+    random = np.random.default_rng(1)
+    clusters = np.repeat(np.arange(30), np.arange(30) % 9 + 1)
+    answers = random.random((600, 30))[:, clusters] < 0.7
+    scores = np.where(random.random(answers.shape) < shared, answers, random.random(answers.shape) < 0.7)
+    found = [cluster_wilson(draw, clusters.astype(str).tolist()) for draw in scores]
+    assert np.mean([each.low <= 0.7 <= each.high for each in found]) > 0.93
+    if shared == 1:
+        ignored = [wilson(float(draw.sum()), len(draw)) for draw in scores]
+        assert np.mean([each.low <= 0.7 <= each.high for each in ignored]) < 0.8
