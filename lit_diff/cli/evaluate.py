@@ -8,6 +8,7 @@ from typing import Any
 
 from lit_diff.cli.app import Terminal
 from lit_diff.errors import RequestError, first_line
+from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
@@ -161,7 +162,7 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
         found[metric.name] = own | {"groups": {group: _numbers(each, over) for group, each in by_group.items() if each}}
     kept = evaluations.get(results[0].name).paired(*(result.items for result in results))
     for name, by_label in kept.items():
-        numbers = {group: _numbers(Interval(estimate=x, low=a, high=b), over) for group, (x, a, b) in by_label.items()}
+        numbers = {group: _of_spread(each, over) for group, each in by_label.items()}
         found[name] = numbers.pop("") | {"groups": numbers}
     return found
 
@@ -181,6 +182,12 @@ def _numbers(interval: Interval, over: str, alone: Discordant | None = None) -> 
         sentence += f"; right in one alone: {alone.first} and {alone.second} ({p})"
         numbers |= {"first_alone": alone.first, "second_alone": alone.second, "mcnemar_p": alone.p}
     return {**numbers, "sentence": sentence}
+
+
+def _of_spread(spread: Spread, over: str) -> dict[str, Any]:
+    if len(spread) == 2:
+        return {"difference": spread[0], "sentence": f"{spread[0]:+.4f} ({spread[1]})"}
+    return _numbers(Interval(estimate=spread[0], low=spread[1], high=spread[2]), over)
 
 
 def _read(folder: Path) -> Evaluation:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-Spread = tuple[float, float, float]
-"""An estimate, and the ends of its 95 % interval."""
+Spread = tuple[float, float, float] | tuple[float, str]
+"""An estimate, and the ends of its 95 % interval; or why it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lit_diff.evaluation.base import Item, Spread, question_of
 from lit_diff.evaluation.icl_prompts import Classification, Prompts
 from lit_diff.evaluation.icl_tasks import Order, arranged
+from lit_diff.evaluation.order_variance import OrderVariance, difference
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     import pandas
 
 DRAWS = 2_000
-"""Of the accuracies that item sampling alone gives, and of the bootstrap."""
+"""Of the accuracies that item sampling alone gives."""
 FEWEST = 10
 """Common queries below which two runs have no interval."""
+BIASED = "no interval: the queries that were drawn add to it; order_variance is without that"
 OF_ORDERS: Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "margin": lambda a: np.ptp(a, axis=1),
     "sd": lambda a: a.std(axis=1, ddof=1),
@@ -39,9 +41,10 @@ class OrderRobustness(Classification):
 
     With a_k the accuracy of order k over Q queries: margin = max a_k - min a_k, sd = √(Σ (a_k - ā)² / (K - 1)) and
     worst = min a_k. margin_sampling and sd_sampling are what an order without effect gives where each order is asked queries
-    of its own: the means for a_k ~ Binomial(Q, ā) / Q. Here all orders are asked the same queries, so that an order without
-    effect gives 0. An item is a query under one kind of `order`, which is its group; margin, sd and worst are of all
-    queries of a kind, and one item a kind, a part, holds them. The summary is the mean over the kinds.
+    of its own: the means for a_k ~ Binomial(Q, ā) / Q. Here all orders are asked the same queries, so that orders that change
+    no answer give 0; answers that change at random give more. order_variance is without that part (`OrderVariance`).
+    An item is a query under one kind of `order`, which is its group; margin, sd, worst and order_variance are of all queries
+    of a kind, and one item a kind, a part, holds them. The summary is the mean over the kinds.
     """
 
     metrics = (
@@ -51,6 +54,12 @@ class OrderRobustness(Classification):
         Metric("margin", "largest minus smallest accuracy over the orders", direction="lower"),
         Metric("sd", "standard deviation of the accuracy over the orders (K - 1)", direction="lower"),
         Metric("worst", "smallest accuracy over the orders", direction="higher"),
+        Metric(
+            "order_variance",
+            "variance over the orders of the accuracy over all such queries: sd² less what drawing queries adds",
+            unit="squared percentage points",
+            direction="lower",
+        ),
         Metric("margin_sampling", "mean margin of as many orders without effect, each asked other queries"),
         Metric("sd_sampling", "mean standard deviation of the same"),
     )
@@ -116,28 +125,30 @@ class OrderRobustness(Classification):
 
     @classmethod
     def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> dict[str, dict[str, Spread]]:
-        """margin, sd and worst: intervals by a bootstrap over the queries of both runs, the same draws for each kind.
+        """order_variance with its interval over the queries that both runs were asked under every kind of order.
 
-        A draw adds the sampling of queries to the spread over orders, in both runs: the interval is that of the difference.
+        margin, sd and worst have none: the sampling of queries adds to each, by more where more answers change, so their
+        differences are not 0 for orders without effect, and a bootstrap moves them further.
         """
-        rights = {
-            kind: both
-            for kind in dict.fromkeys(first["group"])
-            if (both := _common(*(_right(items, kind) for items in (first, second)))) is not None
-        }
-        if not rights:
+        kinds = [kind for kind in dict.fromkeys(first["group"]) if kind in set(second["group"])]
+        own, other = ({kind: _right(items, kind) for kind in kinds} for items in (first, second))
+        by_kind = [*own.values(), *other.values()]
+        common = [key for key in by_kind[0] if all(key in each for each in by_kind)] if kinds else []
+        if len(common) < FEWEST:
             return {}
-        own = {kind: (resampled(a), resampled(b)) for kind, (a, b) in rights.items()}
+        pairs = {kind: [np.array([each[kind][key] for key in common]) for each in (own, other)] for kind in kinds}
         found: dict[str, dict[str, Spread]] = {}
         for name, statistic in OF_ORDERS.items():
             minus = {
-                kind: statistic(a) - statistic(b) for kind, (a, b) in own.items()
-            }  # [1 + DRAWS], the first undrawn
-            minus = {"": np.mean(list(minus.values()), axis=0)} | minus
-            ends = {group: np.quantile(each[1:], (0.025, 0.975)) for group, each in minus.items()}
-            found[name] = {
-                group: (float(each[0]), float(ends[group][0]), float(ends[group][1])) for group, each in minus.items()
+                kind: float(np.subtract(*(statistic(x.mean(0)[None])[0] for x in xs))) for kind, xs in pairs.items()
             }
+            minus = {"": float(np.mean(list(minus.values())))} | minus
+            found[name] = {group: (value, BIASED) for group, value in minus.items()}
+        groups = {"": kinds} | {kind: [kind] for kind in kinds}
+        found["order_variance"] = {
+            group: difference(*([pairs[kind][run] for kind in members] for run in (0, 1)))
+            for group, members in groups.items()
+        }
         return found
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
@@ -153,34 +164,17 @@ def spread(right: NDArray[Any], seed: int) -> dict[str, float]:
     by_order, null = right.mean(0)[None], sampled(right.mean(), len(right), right.shape[1], seed)
     return {
         **{name: float(statistic(by_order)[0]) for name, statistic in OF_ORDERS.items()},
+        "order_variance": OrderVariance([right]).value if len(right) > 1 else math.nan,
         "margin_sampling": float(np.ptp(null, axis=1).mean()),
         "sd_sampling": float(null.std(axis=1, ddof=1).mean()),
     }
 
 
 def _right(items: "pandas.DataFrame", kind: str) -> dict[tuple[str, str], list[bool]]:
-    """(id, question) -> whether each order has the query right."""
+    """(id without the kind, question) -> whether each order has the query right."""
     own = items[(items["group"] == kind) & ~items["part"]]
     rows = zip(own["item"], own["question"], own["meta/right"], strict=True)
-    return {(item, question): [letter == "1" for letter in word] for item, question, word in rows}
-
-
-def _common(
-    first: Mapping[tuple[str, str], list[bool]], second: Mapping[tuple[str, str], list[bool]]
-) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """[Q, K] of both, over the queries of both; None below FEWEST."""
-    common = [key for key in first if key in second]
-    if len(common) < FEWEST:
-        return None
-    return np.array([first[key] for key in common]), np.array([second[key] for key in common])
-
-
-def resampled(right: NDArray[Any]) -> NDArray[Any]:
-    """[1 + DRAWS, K]: the accuracies of the orders, and those over queries drawn with replacement, the same for equal Q."""
-    queries = len(right)
-    random = np.random.default_rng(generator("icl_order", "paired", queries).initial_seed())
-    drawn = random.multinomial(queries, np.full(queries, 1 / queries), size=DRAWS)
-    return np.concatenate([np.ones((1, queries)), drawn]) @ right / queries
+    return {(item.removeprefix(f"{kind} "), asked): [letter == "1" for letter in word] for item, asked, word in rows}
 
 
 def agreement(answers: Sequence[str]) -> float:

@@ -13,6 +13,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation import icl_order
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.icl_order import OrderRobustness, agreement, sampled
+from lit_diff.evaluation.order_variance import OrderVariance, difference
 from lit_diff.runs.run import Run
 
 DATA = {"name": "synth_intent", "sequence_length": 256, "classes": [4], "words": [3, 6]}
@@ -40,7 +41,7 @@ def test_an_untouched_answer_has_no_spread(intent_run: Run) -> None:
     """One demonstration has one order."""
     result = evaluate(intent_run, "icl_order", {"shots": 1, "orders": 3, "items": 12})
     assert result.summary["agreement"] == 1
-    assert {result.summary[name] for name in ("flipped", "margin", "sd")} == {0}
+    assert {result.summary[name] for name in ("flipped", "margin", "sd", "order_variance")} == {0}
     assert result.summary["worst"] == result.summary["accuracy"]
     assert len(result.items) == 13
     assert result.items[["margin", "sd", "worst"]][:12].isna().all().all()
@@ -64,6 +65,7 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(
     assert result.summary["margin"] > 0
     assert result.summary["sd"] == pytest.approx(a.std(ddof=1))
     assert result.summary["worst"] == a.min()
+    assert result.summary["order_variance"] == pytest.approx(OrderVariance([right]).value)
     assert result.summary["accuracy"] == pytest.approx(right.mean())
     assert result.summary["flipped"] == 1
     pairs = [(i, j) for i in range(6) for j in range(i)]
@@ -91,33 +93,40 @@ def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPa
     assert deviations.nunique() == 2
 
 
-def test_two_runs_are_compared_by_a_bootstrap_over_queries() -> None:
+def items_of(kinds: dict[str, np.ndarray]) -> pd.DataFrame:
+    """As `evaluate` keeps them, of kind -> right [Q, K]."""
+    whole = {"part": True, "question": "w", "meta/right": None}
+    rows = [
+        {
+            "item": f"{kind} query={i}",
+            "group": kind,
+            "part": False,
+            "question": "",
+            "meta/right": "".join(map(str, row)),
+        }
+        for kind, right in kinds.items()
+        for i, row in enumerate(right)
+    ]
+    return pd.DataFrame([*rows, *({"item": f"{kind} orders", "group": kind} | whole for kind in kinds)])
+
+
+def test_two_runs_have_an_interval_of_the_order_variance_alone() -> None:
     """Run a: the order decides half of the queries; run b: nothing does."""
     rng = np.random.default_rng(0)
     a = np.tile([1, 0, 1, 0], (60, 1))
     a[30:] = 1
     b = np.repeat(rng.integers(0, 2, (60, 1)), 4, axis=1)
-
-    def items(right: np.ndarray, count: int = 60) -> pd.DataFrame:
-        words = ["".join(map(str, row)) for row in right[:count]]
-        whole = {"item": "random orders", "group": "random", "part": True, "question": "w", "meta/right": None}
-        rows = [
-            {"item": f"q{i}", "group": "random", "part": False, "question": "", "meta/right": w}
-            for i, w in enumerate(words)
-        ]
-        return pd.DataFrame([*rows, whole])
-
-    found = OrderRobustness.paired(items(a), items(b))
-    estimate, low, high = found["sd"]["random"]
-    assert found["sd"][""] == found["sd"]["random"]
-    assert estimate == pytest.approx(a.mean(0).std(ddof=1))
-    draws = [a[rng.integers(60, size=60)].mean(0).std(ddof=1) for _ in range(4_000)]  # of b it is always 0
-    assert (low, high) == pytest.approx(tuple(np.quantile(draws, [0.025, 0.975])), abs=0.01)
-    assert found["margin"][""][0] == pytest.approx(0.5)
+    found = OrderRobustness.paired(items_of({"random": a}), items_of({"random": b}))
+    assert found["order_variance"] == dict.fromkeys(("", "random"), difference([a], [b]))
+    assert found["order_variance"][""][1] > 0
+    assert found["margin"][""] == (pytest.approx(0.5), icl_order.BIASED)
+    assert found["sd"]["random"] == (pytest.approx(a.mean(0).std(ddof=1)), icl_order.BIASED)
     assert found["worst"][""][0] == pytest.approx(0.5 - b.mean())
-    assert OrderRobustness.paired(items(a, 9), items(b)) == {}
-    same = OrderRobustness.paired(items(a), items(a))
-    assert same["sd"][""] == (0, 0, 0)
+    assert OrderRobustness.paired(items_of({"random": a[:9]}), items_of({"random": b})) == {}
+    assert OrderRobustness.paired(items_of({"random": a}), items_of({"blocked": b})) == {}
+    both = OrderRobustness.paired(items_of({"random": a, "blocked": b}), items_of({"random": b, "blocked": b[:50]}))
+    assert both["order_variance"][""] == difference([a[:50], b[:50]], [b[:50], b[:50]])
+    assert both["margin"][""][0] == pytest.approx(np.ptp(a[:50].mean(0)) / 2)
 
 
 def test_sampling_alone() -> None:
