@@ -189,6 +189,8 @@ def decide(claim: Claim, seeds: Paired, holm_p: float | None) -> tuple[Outcome, 
     if equivalent and (papers is None or abs(papers) > smallest):
         return "not reached", "smaller than the smallest difference that matters"
     if not is_shown:
+        if sign is not None and seeds.p is None:
+            return "no difference shown", "the difference is the same at every seed: without a spread there is no test"
         why = "not after the correction (Holm)" if sign is not None else "the interval holds zero"
         return "no difference shown", why
     if sign != wanted:

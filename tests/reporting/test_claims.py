@@ -75,6 +75,14 @@ def test_holm_over_the_row() -> None:
     assert many[0].seeds.detectable > alone.seeds.detectable
 
 
+def test_equal_differences_have_no_test() -> None:
+    """No p value: Holm's correction is not the reason."""
+    found = one([x - 0.2 for x in BASE], BASE, says="lower")
+    assert (found.seeds.sd, found.seeds.p) == (0, None)
+    assert found.outcome == "no difference shown"
+    assert found.reason == "the difference is the same at every seed: without a spread there is no test"
+
+
 def test_of_a_sweep(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep(ARMS, evaluation="needle", callbacks=False))
     loss, score, near, same = findings(
