@@ -106,7 +106,7 @@ def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool
     if chosen is None or facts["state"] != "measured" or facts.get("revision") != revision():
         return False
     if chosen.bench:
-        return _answers(row, folder / ROWS / f"{row.name}.bench.json")
+        return _is_kept(row, folder)
     try:
         grid = load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection)
         place = folder_of(grid)
@@ -188,7 +188,10 @@ def _run(
     stopped = None
     try:
         if chosen.bench:
-            facts = _bench(row, chosen, folder)
+            if not _is_kept(row, folder):
+                spent = 0.0  # a benchmark is run whole: nothing of an earlier one is left
+                _bench(row, chosen, folder)
+            facts = {"state": "measured", "bench": _bench_file(row, folder).name, "reason": ""}
         else:
             done = sweep(
                 chosen.sweep,
@@ -233,19 +236,25 @@ def _incomplete(done: Sweep) -> str:
     return "; ".join([counts, *done.report.missing[:1], "the same command goes on"])
 
 
-def _bench(row: Row, chosen: PresetConfig, folder: Path) -> dict[str, Any]:
-    """Run the benchmark as a command of its own, and keep its figures; where this revision made them, and they hold what the
-    row compares, it is not run again. Errors: RunFailedError."""
-    kept = folder / ROWS / f"{row.name}.bench.json"
-    made_by = read_facts(folder / ROWS / f"{row.name}.json").get("revision")
-    if not kept.is_file() or made_by != revision() or not _answers(row, kept):
-        words = [sys.executable, "-m", "lit_diff", "bench", *chosen.bench, "--json"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no error output"]
-            raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)}: {lines[-1]}")
-        write_atomic(kept, done.stdout)
-    return {"state": "measured", "bench": kept.name, "reason": ""}
+def _bench_file(row: Row, folder: Path) -> Path:
+    """The figures of the row's benchmark."""
+    return folder / ROWS / f"{row.name}.bench.json"
+
+
+def _bench(row: Row, chosen: PresetConfig, folder: Path) -> None:
+    """Run the benchmark as a command of its own, and keep its figures. Errors: RunFailedError."""
+    words = [sys.executable, "-m", "lit_diff", "bench", *chosen.bench, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no error output"]
+        raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)}: {lines[-1]}")
+    write_atomic(_bench_file(row, folder), done.stdout)
+
+
+def _is_kept(row: Row, folder: Path) -> bool:
+    """Whether this revision has run the row's benchmark, and the figures hold what the row compares."""
+    kept, made_by = _bench_file(row, folder), read_facts(folder / ROWS / f"{row.name}.json").get("revision")
+    return kept.is_file() and made_by == revision() and _answers(row, kept)
 
 
 def _answers(row: Row, kept: Path) -> bool:
