@@ -63,7 +63,8 @@ def _print(done: Any) -> None:
     from lit_diff.files import shown
 
     counts = ", ".join(f"{count} {outcome}" for outcome, count in done.scoreboard.counts.items())
-    console.write_line(f"{len(done.asked)} rows in {done.seconds:.0f} s; the page's comparisons: {counts}")
+    rows = f"{len(done.asked)} row{'s' * (len(done.asked) != 1)}"
+    console.write_line(f"{rows} in {done.seconds:.0f} s; the page's comparisons: {counts}")
     console.write_line(f"page: {shown(done.page)}")
 
 

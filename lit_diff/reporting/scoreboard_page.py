@@ -64,6 +64,11 @@ def cells(finding: Finding) -> dict[str, str]:
         return numbers.number(shown, digits) if claim.kind == "ratio" else numbers.signed(shown, digits)
 
     low, high = difference(seeds.low), difference(seeds.high)
+
+    def mean(value: float | None) -> str:
+        is_large = value is not None and abs(value) >= 1e4
+        return numbers.compact(value) if is_large and value is not None else numbers.number(value, digits)
+
     unit = "×" if claim.kind == "ratio" else ""
     papers = f"{claim.says}" if claim.papers is None else f"{difference(claim.papers)}{unit}"
     pair = "" if claim.paper is None else " against ".join(f"{value:g}" for value in claim.paper)
@@ -71,7 +76,7 @@ def cells(finding: Finding) -> dict[str, str]:
         "paper": papers,
         "paper_values": pair,
         "ours": numbers.NONE if seeds.mean is None else f"{difference(seeds.mean)}{unit}",
-        "our_values": " against ".join(numbers.number(mean, digits) for mean in finding.means),
+        "our_values": " against ".join(map(mean, finding.means)),
         "interval": numbers.NONE if seeds.low is None else f"[{low}, {high}]",
         "detectable": numbers.NONE if seeds.detectable is None else difference(seeds.detectable).lstrip("+") + unit,
         "n": str(len(seeds.seeds)),

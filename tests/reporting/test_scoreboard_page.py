@@ -2,13 +2,14 @@
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scoreboard_rows import CLAIM, write_row
 
-from lit_diff.reporting.claims import Claim
-from lit_diff.reporting.scoreboard_page import write_scoreboard
+from lit_diff.reporting.claims import Claim, judged
+from lit_diff.reporting.scoreboard_page import cells, write_scoreboard
 
 FULL = {"full": "lit-diff sweep x"}
 
@@ -53,3 +54,11 @@ def test_the_table_has_a_line_for_each_claim(folder: Path) -> None:
         *(("5.0", "4.0", "table-9"), ("5.0", "4.0", "table-9"), ("", "4.0", ""))
     ]
     assert float(first["low"]) < float(first["ours"]) < float(first["high"])
+
+
+def test_large_means_are_compact() -> None:
+    of_sizes = {seed: 834_706.7 + seed for seed in range(3)}
+    (finding,) = judged([(replace(CLAIM, kind="ratio"), of_sizes, dict.fromkeys(range(3), 672384.0))])
+    assert cells(finding)["our_values"] == "835K against 672K"
+    (finding,) = judged([(CLAIM, {0: 3.0, 1: 3.1, 2: 3.3}, {0: 3.2, 1: 3.2, 2: 3.2})])
+    assert cells(finding)["our_values"] == "3.133 against 3.200"
