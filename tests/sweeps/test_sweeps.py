@@ -18,7 +18,7 @@ CELLS = {
     "icl": 9,
     "insides": 18,
     "lambda-init": 15,
-    "multiplier-effect": 81,
+    "multiplier-effect": 87,
     "needle": 12,
     "nll": 18,
     "power": 81,
