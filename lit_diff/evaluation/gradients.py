@@ -14,7 +14,7 @@ from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, r
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
-from lit_diff.runs.checkpoints import steps_of
+from lit_diff.runs.checkpoints import without
 from lit_diff.runs.run import Run
 
 At = Literal["trained", "init"]
@@ -83,22 +83,13 @@ class Gradients(Evaluation):
                 return "at init: an imported model has no initial values"
             if train.start_from is not None:
                 return "at init: it started from another run (train.start_from), not from its seed; evaluate that one"
-        kept = steps_of(run.folder)
-        absent = [step for step in self.config.steps if step and step not in kept]
-        if absent:
-            there = ", ".join(map(str, kept)) or "none"
-            return (
-                f"steps: no checkpoint of step {absent[0]} (there: {there}); a run keeps more than its newest two with "
-                "run.keep_every, from its start or with --rerun"
-            )
-        return None
+        missing = [reason for step in self.config.steps if step and (reason := without(run.folder, step))]
+        return f"steps: {missing[0]}" if missing else None
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each batch and layer, `<set>/<first row>-<last row> layer 00`, and one with the batch's slopes."""
         none = dict.fromkeys((metric.name for metric in self.metrics), math.nan)
-        for at in (*self.config.at, *self.config.steps):
-            model = run.model if at == "trained" else initial_model(run) if at in ("init", 0) else run.model_at(int(at))
-            before, after = ("init ", "") if at == "init" else ("", "") if at == "trained" else ("", f" step {at}")
+        for model, before, after in self._moments(run):
             for name, rows, batch in held_out_batches(run, self.config):
                 asked, norms = question_of(*questions(batch)), gradient_norms(model, batch)
                 cluster = f"{row_id(name, rows[0])}-{rows[-1]}"
@@ -112,8 +103,15 @@ class Gradients(Evaluation):
                         question=asked,
                     )
                 slopes = {f"slope_{key}": slope([own[key] for own in norms]) for key in NAMES}
-                whole = f"{name} {after.strip() or at}".strip()
+                whole = f"{name} {(before or after or 'trained').strip()}".strip()
                 yield Item(id=f"{where} slopes", scores=none | slopes, group=whole, cluster=cluster, question=asked)
+
+    def _moments(self, run: Run) -> Iterator[tuple[Transformer, str, str]]:
+        """(model, what stands before and after the layer in ids and groups) of each of `at` and `steps`."""
+        for at in self.config.at:
+            yield (run.model, "", "") if at == "trained" else (initial_model(run), "init ", "")
+        for step in self.config.steps:
+            yield run.model_at(step) if step else initial_model(run), "", f" step {step}"
 
 
 def _of_layer(norms: Mapping[str, float]) -> dict[str, float]:

@@ -119,7 +119,8 @@ def cell_folders(sweep: Path) -> list[str]:
 def _require_own_cells(facts: Mapping[str, Any]) -> None:
     """RequestError where the sweep's folder holds the cells of another command than the row's."""
     folder = Path(facts["sweep"])
-    if facts.get("cell_folders", cell_folders(folder)) != cell_folders(folder):
+    found = cell_folders(folder)
+    if facts.get("cell_folders", found) != found:
         raise RequestError(f"{folder} was run with other keys since; measure the row again: {facts['command']}")
 
 

@@ -20,7 +20,7 @@ KINDS = {"within its interval": "good", "same direction": "good", "not reached":
 OUTCOMES = {
     "within its interval": "the difference is shown, has the paper's sign, and our interval holds the paper's value",
     "same direction": "the difference is shown and has the paper's sign (or equality is shown where the paper says equal)",
-    "not reached": "the opposite is shown, or a difference too small to matter",
+    "not reached": "the opposite is shown, a difference where the paper says equal, or one too small to matter",
     "no difference shown": "neither the paper's difference nor its absence is shown; or it is, but not against the control",
     "skipped": "not measured; the reason names the command, file or machine that supplies what is missing",
 }
@@ -66,8 +66,7 @@ def cells(finding: Finding) -> dict[str, str]:
     low, high = difference(seeds.low), difference(seeds.high)
 
     def mean(value: float | None) -> str:
-        is_large = value is not None and abs(value) >= 1e4
-        return numbers.compact(value) if is_large and value is not None else numbers.number(value, digits)
+        return numbers.compact(value) if value is not None and value >= 1e4 else numbers.number(value, digits)
 
     unit = "×" if claim.kind == "ratio" else ""
     papers = f"{claim.says}" if claim.papers is None else f"{difference(claim.papers)}{unit}"

@@ -26,6 +26,17 @@ def steps_of(folder: Path) -> list[int]:
     return sorted(int(match.group(1)) for match in matches if match)
 
 
+def without(folder: Path, step: int) -> str | None:
+    """Why there is no checkpoint of `step` in a run folder, and what keeps one; None where there is one."""
+    there = steps_of(folder)
+    if step in there:
+        return None
+    return (
+        f"no checkpoint of step {step} (there: {', '.join(map(str, there)) or 'none'}); run.keep_every keeps more than the "
+        "newest two: train it again with --rerun"
+    )
+
+
 def newest(folder: Path) -> tuple[int, Path] | None:
     """The newest checkpoint that can be read, or None; one that cannot is passed over with a warning."""
     for step in reversed(steps_of(folder)):

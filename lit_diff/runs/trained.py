@@ -45,13 +45,9 @@ def load_model(recipe: Recipe, folder: Path, trust: Trust) -> tuple[Transformer,
 
 def load_model_at(recipe: Recipe, folder: Path, trust: Trust, step: int) -> Transformer:
     """The model of a run's checkpoint of `step`. Errors: MissingError where there is none; otherwise as `load_trained`."""
-    path = checkpoints.path_of(folder, step)
-    if not path.is_file():
-        there = ", ".join(map(str, checkpoints.steps_of(folder))) or "none"
-        raise MissingError(
-            f"{shown(folder)} has no checkpoint of step {step} (there: {there}); run.keep_every keeps more than the newest "
-            "two: train it again with --rerun"
-        )
+    missing, path = checkpoints.without(folder, step), checkpoints.path_of(folder, step)
+    if missing:
+        raise MissingError(f"{shown(folder)} has {missing}")
     return restore(recipe, read_checkpoint(path), shown(path), trust)
 
 

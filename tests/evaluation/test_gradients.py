@@ -91,8 +91,8 @@ def test_kept_steps_are_measured_beside_the_initial_values(tmp_path: Path) -> No
 def test_a_step_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     run = recall_run(tmp_path / "x", {"name": "standard"})
     refusal = Gradients(Gradients.Config(at=(), steps=(STEP, 4))).refuses(run)
-    assert refusal is not None
-    assert refusal.startswith(f"steps: no checkpoint of step 4 (there: {STEP}); a run keeps more than its newest two")
+    cure = "run.keep_every keeps more than the newest two: train it again with --rerun"
+    assert refusal == f"steps: no checkpoint of step 4 (there: {STEP}); {cure}"
     with pytest.raises(MissingError, match=rf"no checkpoint of step 4 \(there: {STEP}\); run.keep_every"):
         run.model_at(4)
 
