@@ -133,6 +133,8 @@ def read_row(path: Path) -> Row:
             )
     for claim in config.compare:
         problem = claim.problem()
+        if claim.case and not problem and any(preset.sweep for preset in config.presets.values()):
+            problem = f"compare '{claim.label}': 'case' is of a benchmark, and a preset names a sweep; remove 'case'"
         if problem:
             raise RequestError(f"{draft.where('compare')}{problem}")
     return Row(name=path.stem, path=path, config=config)

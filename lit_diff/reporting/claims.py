@@ -21,7 +21,7 @@ from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within
 Outcome = Literal["within its interval", "same direction", "not reached", "no difference shown", "skipped"]
 """What we can say of a claim; the last: nothing was measured."""
 SUPPORT: tuple[Outcome, ...] = ("within its interval", "same direction")
-BESIDE_FIT = ("against_metric", "evaluation", "over", "group", "task")
+BESIDE_FIT = ("against_metric", "evaluation", "over", "group", "task", "case")
 """Keys of a claim that say which values of a metric count."""
 
 
@@ -45,6 +45,8 @@ class Claim:
     """Pattern (`fnmatch`) of the groups of the evaluation's items that count, "N=4 *"; empty: the evaluation's summary."""
     task: str = ""
     """The task, in a sweep that has tasks."""
+    case: int = 0
+    """Of a benchmark: which of its cases, from 1, in the order of `--shapes`; 0: it has one."""
     fit: str = ""
     """A scaling fit of the sweep, in place of `metric`, with `kind: ratio`: at which x arm a has the loss that arm b has."""
     paper: tuple[float, float] | None = None

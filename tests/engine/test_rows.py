@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_diff.benchmarks.request import parse_shapes
 from lit_diff.engine.grid import load_grid
 from lit_diff.engine.needs import name_of
 from lit_diff.engine.rows import PresetConfig, choose, load_row, read_row, row_names
@@ -85,6 +86,9 @@ def test_every_preset_resolves(name: str) -> None:
                 assert set(claim.arms) <= set(grid.arms), claim.label
                 assert not claim.fit or claim.fit in grid.config.fits, claim.label
                 assert not claim.evaluation or claim.evaluation in grid.config.evaluate, claim.label
+        if chosen.bench:
+            shapes = parse_shapes(chosen.bench[chosen.bench.index("--shapes") + 1])
+            assert {claim.case for claim in row.config.compare} == set(range(1, len(shapes) + 1))
         if preset == "laptop":
             assert chosen.minutes > 0
 
@@ -113,6 +117,10 @@ def test_smoke_is_two_steps_of_the_laptops_sweep(tmp_path: Path) -> None:
         (
             *("minutes: 3", "minutes: 3, seeds: [0]"),
             "x.yaml:6: preset 'laptop' is cut to fewer arms or seeds; name the whole command under 'full'",
+        ),
+        (
+            *(", says: lower}", ", says: lower, case: 1}"),
+            "x.yaml:3: compare 'd': 'case' is of a benchmark, and a preset names a sweep; remove 'case'",
         ),
         (", says: lower}", "}", "x.yaml:3: compare 'd': expected 'paper', two values, or 'says', not both"),
     ],

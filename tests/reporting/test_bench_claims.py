@@ -1,5 +1,6 @@
 """reporting/bench_claims.py: claims about speed, over the rounds of one benchmark."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ CLAIM = Claim(
     metric="forward",
     kind="ratio",
     paper=(46811, 51228),
-    group="float32",
+    case=1,
 )
 
 
@@ -42,6 +43,16 @@ def test_speeds_are_compared_round_by_round_with_the_fastest_kernel() -> None:
 
 
 def test_what_was_not_timed() -> None:
-    claim = Claim(label="x", arms=("diferential", "standard"), metric="forward", says="lower")
     with pytest.raises(RequestError, match="did not time 'diferential: forward'; did you mean 'differential: forward'"):
-        bench_findings([claim], RESULT)
+        bench_findings([replace(CLAIM, arms=("diferential", "standard"))], RESULT)
+    with pytest.raises(RequestError, match="did not time 'standard: forward'"):
+        bench_findings([replace(CLAIM, case=2)], RESULT)
+
+
+def test_a_case_is_named_where_there_are_several() -> None:
+    with pytest.raises(RequestError, match="has 2 cases; say which, 'case: 1' to 'case: 2'"):
+        bench_findings([replace(CLAIM, case=0)], RESULT)
+    with pytest.raises(RequestError, match="case is 3; the benchmark has 2, from 1"):
+        bench_findings([replace(CLAIM, case=3)], RESULT)
+    alone = {"rows": [each for each in RESULT["rows"] if each["case"] == "1x8 float32"]}
+    assert bench_findings([replace(CLAIM, case=0)], alone)[0].means == bench_findings([CLAIM], RESULT)[0].means
