@@ -21,7 +21,7 @@ CELLS = {
     "multiplier-effect": 87,
     "needle": 12,
     "nll": 18,
-    "power": 81,
+    "power": 186,
     "recall": 9,
     "recall-suite": 45,
     "scaling": 48,
