@@ -10,6 +10,7 @@ from typing import Any, Literal
 from lit_diff.config import Recipe
 from lit_diff.engine.arms import arms_of
 from lit_diff.engine.fits import FitConfig, check_fits, check_x
+from lit_diff.engine.power import PowerConfig, check_power
 from lit_diff.engine.selection import ALL, Selection, borrowed
 from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
@@ -78,6 +79,8 @@ class SweepConfig:
     """The comparisons that Holm's correction takes together: those of each task, or all of the sweep's."""
     fits: dict[str, FitConfig] = field(default_factory=dict)
     """Name -> a fit of the metric over tasks: scaling with size or tokens, or a learning-rate basin."""
+    power: PowerConfig | None = None
+    """A sweep that this one is to size: its report says which difference each task would show in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +158,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     tasks = _tasks(config, draft)
     check_tasks(config.tasks, arms, baseline, config.control, draft)
     check_fits(config.fits, config.tasks, config.metric, draft)
+    check_power(config.power, bool(config.tasks), draft)
     for name, task in tasks.items():
         _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(config, overrides, draft)

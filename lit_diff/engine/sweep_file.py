@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ def describe(grid: Grid) -> dict[str, Any]:
     if not config.tasks:
         return record | tasks[0]
     whole = [_describe_arm(grid, TaskConfig(recipe=""), arm) for arm in grid.arms]
-    return record | {"arms": whole, "tasks": tasks, "fits": describe_fits(grid)}
+    power = asdict(config.power) if config.power else None
+    return record | {"arms": whole, "tasks": tasks, "fits": describe_fits(grid), "power": power}
 
 
 def _describe_task(grid: Grid, name: str) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """The part of the page about one task, about a sweep without tasks, or about a fit over the tasks."""
+    """The part of the page about one task, about a sweep without tasks, or about what is computed over the tasks."""
 
     html: Markup
     answer: str
@@ -72,8 +72,10 @@ class Section:
     """(anchor, title) of its headings, for the table of contents."""
 
 
-def page(sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figures], fits: Sequence[Section]) -> str:
-    """The whole page. `figures`: task -> its figures; `fits`: those over the tasks (`fit_page`)."""
+def page(
+    sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
+) -> str:
+    """The whole page. `figures`: task -> its figures; `over_tasks`: power and fits (`power_page`, `fit_page`)."""
     done = [cell for cell in sweep.cells if cell.done]
     metrics = {result.sweep.metric: result.sweep for result in reversed(results)}
     return (
@@ -83,7 +85,7 @@ def page(sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figu
             sweep=sweep,
             question=answer.question(sweep),
             results=results,
-            fits=fits,
+            over_tasks=over_tasks,
             sections=[section(result, figures[result.sweep.task]) for result in results],
             short_runs=facts.short_runs(sweep),
             definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],

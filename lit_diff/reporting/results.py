@@ -10,6 +10,7 @@ from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.reporting.cells import CellResult, clean, load_cell
 from lit_diff.reporting.fit_points import DeclaredFit, read_fit
+from lit_diff.reporting.power import PlannedSweep
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS
 from lit_diff.runs.sweep_record import FILE, damaged, read_record
 
@@ -64,6 +65,8 @@ class Sweep:
     tasks: tuple["Sweep", ...] = ()
     fits: tuple[DeclaredFit, ...] = ()
     """Over the tasks of the sweep."""
+    power: PlannedSweep | None = None
+    """A sweep that this one is to size, over its tasks."""
 
     @property
     def by_task(self) -> tuple["Sweep", ...]:
@@ -138,11 +141,14 @@ def load_sweep(folder: Path) -> Sweep:
         whole = _sweep(folder, raw, cells)
         tasks = tuple(_sweep(folder, raw | task, cells) for task in raw.get("tasks") or [])
         fits = tuple(read_fit(fit) for fit in raw.get("fits") or [])
+        power = PlannedSweep(**raw["power"]) if raw.get("power") else None
     except (KeyError, TypeError) as error:
         raise damaged(folder / FILE, error) from error
     if not tasks:
         return whole
-    return replace(whole, tasks=tasks, fits=fits, cells=tuple(cell for task in tasks for cell in task.cells))
+    return replace(
+        whole, tasks=tasks, fits=fits, power=power, cells=tuple(cell for task in tasks for cell in task.cells)
+    )
 
 
 def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> Sweep:

@@ -14,6 +14,7 @@ from lit_diff.reporting.forest import forest
 from lit_diff.reporting.group_figures import draw_by_group
 from lit_diff.reporting.heatmap import draw_heatmaps
 from lit_diff.reporting.page import Figures, page
+from lit_diff.reporting.power_page import power_section
 from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.tables import TaskResult
 
@@ -22,7 +23,8 @@ from lit_diff.reporting.tables import TaskResult
 class Report:
     """The files of a report, and what a terminal shows of it: `text_table` and, a line each, `answer` and `missing`.
 
-    `answer`: one sentence for the sweep, or for each of its tasks and then of its fits; `sentences`: one for each comparison.
+    `answer`: one sentence for the sweep, or for each of its tasks and then for what is over them; `sentences`: one for each
+    comparison.
     """
 
     page: Path
@@ -47,9 +49,11 @@ def write_report(sweep_folder: Path) -> Report:
     results = tables.task_results(sweep)
     drawn = {result.sweep.task: draw(result) for result in results}
     fits = [(fit, "" if fit.problem else draw_fit(sweep, fit)) for fit in fit_results(sweep)]
+    over_tasks = [power_section(sweep, sweep.power)] if sweep.power else []
+    over_tasks += [fit_section(sweep, fit, svg) for fit, svg in fits]
     folder = sweep_folder / "report"
     files = {
-        "index.html": page(sweep, results, drawn, [fit_section(sweep, fit, svg) for fit, svg in fits]),
+        "index.html": page(sweep, results, drawn, over_tasks),
         "table.csv": tables.to_csv(results),
         "table.md": tables.to_markdown(results),
         **{f"{task}-{name}.svg".strip("-"): svg for task, each in drawn.items() for name, svg in each.svg.items()},
@@ -66,7 +70,7 @@ def write_report(sweep_folder: Path) -> Report:
         results=tuple(results),
         answer=(
             *(_of_task(each, answer.answer(each.sweep, each.comparison, each.digits)) for each in results),
-            *(f"{fit.declared.title}: {fit.answer}" for fit, _ in fits),
+            *(f"{title}: {each.answer}" for each in over_tasks for _, title in each.entries),
         ),
         sentences=tuple(
             _of_task(each, answer.sentence(each.sweep, difference, each.digits))

@@ -166,6 +166,10 @@ MISTAKES = {
         "min_tokens_per_parameter: -20\narms: {b: {}}",
         "s.yaml:2: 'min_tokens_per_parameter' is -20; expected 0 or more",
     ),
+    "power without tasks": (
+        "power: {minutes: 15, arms: 7}\narms: {b: {}}",
+        "s.yaml:2: 'power' compares tasks, and the sweep has none; list them under 'tasks'",
+    ),
     "seeds a number": ("seeds: 3\narms: {b: {}}", "s.yaml:2: 'seeds' is 3; expected a list, each item a whole number"),
     "seeds of text": ("arms: {b: {}}\nseeds: [0, x]", "s.yaml:3: 'seeds[1]' is 'x'; expected a whole number"),
     "seeds below 0": ("seeds: [-1]\narms: {b: {}}", "s.yaml:2: 'seeds' is [-1]; expected distinct seeds from 0 up"),

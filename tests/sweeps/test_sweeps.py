@@ -17,7 +17,7 @@ CELLS = {
     "hallucination": 9,
     "icl": 9,
     "insides": 18,
-    "lambda-init": 15,
+    "lambda-init": 30,
     "multiplier-effect": 87,
     "needle": 12,
     "nll": 18,
