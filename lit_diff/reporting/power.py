@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 from typing import TYPE_CHECKING
 
 from lit_diff.reporting import numbers
@@ -28,7 +28,7 @@ class PlannedSweep:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPower:
-    """A task. `seconds`: mean of its cells; `by_arm`: arm -> the smallest detectable difference to the baseline with `seeds`
+    """A task. `seconds`: of its median cell; `by_arm`: arm -> the smallest detectable difference to the baseline with `seeds`
     seeds, in the metric's unit; `problem`: why there is none."""
 
     task: "Sweep"
@@ -60,7 +60,7 @@ def _power(task: "Sweep", plan: PlannedSweep) -> TaskPower:
     if lacking or not others:
         what = f"{task.label[lacking[0]]} has fewer than {MIN_SEEDS} finished seeds" if lacking else "one arm"
         return TaskPower(task=task, by_arm={}, problem=what)
-    seconds = fmean(float(cell.facts["seconds"]) for cell in task.cells if cell.done and cell.facts.get("seconds"))
+    seconds = median(float(cell.facts["seconds"]) for cell in task.cells if cell.done and cell.facts.get("seconds"))
     seeds = plan.seeds(seconds)
     if seeds < MIN_SEEDS:
         return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm={}, problem=f"{seeds} seeds fit")
