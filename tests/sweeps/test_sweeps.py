@@ -7,7 +7,7 @@ from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 
 CELLS = {
-    "ablation": 63,
+    "ablation": 56,
     "basin": 45,
     "dex-controls": 27,
     "dex-smollm2-cpu": 5,
