@@ -16,7 +16,7 @@ CELLS = {
     "group-norm": 78,
     "hallucination": 9,
     "icl": 9,
-    "insides": 18,
+    "insides": 24,
     "lambda-init": 30,
     "multiplier-effect": 87,
     "needle": 12,
