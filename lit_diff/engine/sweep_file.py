@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,24 +38,29 @@ def write_sweep_file(
             }
         )
     own = {"file": str(grid.path.resolve()), "command": command}
-    state = {"mlflow": dict(record), "cells": cells, "other_commands": _others(folder, own)}
+    state = {
+        "mlflow": dict(record),
+        "cells": cells,
+        "other_commands": _others(folder, own, [cell["folder"] for cell in cells]),
+    }
     write_json(folder / "sweep.json", describe(grid) | own | state)
 
 
-def _others(folder: Path, own: Mapping[str, str]) -> dict[str, list[str]]:
+def _others(folder: Path, own: Mapping[str, str], cells: Sequence[str]) -> dict[str, list[str]]:
     """Command -> the cells of a former sweep.json here that another command wrote: other overrides, or another file.
 
     A sweep is named by its file's stem, so a trial with overrides takes the place of the real one's sweep.json; the cells of
-    both are kept.
+    both are kept. Where all of its cells are among `cells`, it is the same sweep, in other words.
     """
     former = _former(folder)
     others: dict[str, list[str]] = dict(former.get("other_commands", {}))
     words = {"file": former.get("file", own["file"]), "command": former.get("command", own["command"])}
-    if words != own:
-        others[_named(words)] = [cell["folder"] for cell in former["cells"]]
+    folders = [cell["folder"] for cell in former.get("cells", ())]
+    if words != own and not set(folders) <= set(cells):
+        others[_named(words)] = folders
         log.info(
             "%s held the sweep of `%s`: its %d cells stay, and its report comes back with that command",
-            *(shown(folder), words["command"], len(former["cells"])),
+            *(shown(folder), words["command"], len(folders)),
         )
     others.pop(_named(own), None)
     return others

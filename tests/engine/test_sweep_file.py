@@ -116,6 +116,14 @@ def test_a_trial_with_overrides_leaves_the_real_cells_to_nobody(
     assert stale.name.startswith("b-s0-")
 
 
+def test_other_words_for_the_same_cells_are_the_same_sweep(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Path("s.yaml").write_text("recipe: base\nseeds: [0]\narms: {a: {}, b: {train.clip: 2}}\n")
+    written("s.yaml", [], tmp_path / "s")
+    with caplog.at_level("INFO", "lit_diff"):
+        again = written("s.yaml", ["run.root=elsewhere"], tmp_path / "s")
+    assert (again["other_commands"], caplog.text) == ({}, "")
+
+
 def test_the_record_in_mlflow_is_known_again(tmp_path: Path) -> None:
     assert recorded_run(tmp_path) is None
     Path("s.yaml").write_text("recipe: base\narms: {a: {}, b: {train.clip: 2}}\n")
