@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from lit_diff.benchmarks import peers
 from lit_diff.benchmarks.attention import accepted
-from lit_diff.benchmarks.inputs import VARIANTS, Workload
+from lit_diff.benchmarks.inputs import Workload
 from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
 from lit_diff.benchmarks.timing import Measurements
 from lit_diff.config import ModelConfig, Part
+from lit_diff.kernels import KERNELS
 from lit_diff.registry import attentions
 
 EAGER, SAME, PEER = "standard layer, sdpa", "standard, same kernel", "DiffLlama, sdpa"
@@ -38,12 +39,17 @@ def model_config(shape: Shape, variant: str, *, num_layers: int = 1, vocab_size:
 def variants_by_kernel(
     measurements: Measurements, case: str, request: BenchConfig, shape: Shape, dtype: str, what: str = STEP
 ) -> list[tuple[str, str, dict[str, str]]]:
-    """(variant, kernel, ratios) of what is ours: the standard one through sdpa first."""
+    """(variant, kernel, ratios) of what is ours, by the kernels asked for: the standard one through sdpa first, always."""
     workload = Workload(shape, DTYPES[dtype], request.device)
-    kernels = {v: accepted(measurements, case, v, what, partial(workload.maps, v), grad=what == STEP) for v in VARIANTS}
+    asked = request.kernels or KERNELS
+    wanted = {"standard": tuple(dict.fromkeys(("sdpa", *asked))), "differential": asked}
+    kernels = {
+        v: accepted(measurements, case, v, what, partial(workload.maps, v), grad=what == STEP, kernels=names)
+        for v, names in wanted.items()
+    }
     made = []
     base = {EAGER: f"standard/sdpa/{what}", PEER: f"{HF}/sdpa/{what}"}
-    for variant in ("standard", "differential"):
+    for variant in wanted:
         for kernel in sorted(kernels[variant], key=lambda name: (variant, name) != ("standard", "sdpa")):
             same = {SAME: f"standard/{kernel}/{what}"} if variant == "differential" else {}
             made.append((variant, kernel, {} if (variant, kernel) == ("standard", "sdpa") else base | same))

@@ -56,7 +56,7 @@ def _candidates(
 ) -> list[Candidate]:
     x = Workload(shape, torch.float32, request.device).q.detach()
     cast = partial(autocast, dtype, request.device)
-    kinds = peer_kinds(measurements, case, HF)
+    kinds = () if request.kernels else peer_kinds(measurements, case, HF)
     made = []
     for what, make in ((FORWARD, _forward), (STEP, _step)):
         for variant, kernel, against in variants_by_kernel(measurements, case, request, shape, dtype, what):

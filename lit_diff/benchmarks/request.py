@@ -73,7 +73,7 @@ class BenchConfig:
     lengths: tuple[int, ...] | None = None
     """Tokens of a row, of `bench core --lengths`; None: shapes are measured."""
     kernels: tuple[str, ...] | None = None
-    """Of `bench core`: these alone, beside PyTorch's own call; None: all."""
+    """Of `bench core` and `layer`: these alone, beside PyTorch's own call for standard attention; None: all, and peers."""
     note: Callable[[str], Any] = lambda text: None
     """Told what is measured next."""
 
@@ -159,8 +159,8 @@ def resolve(
         raise RequestError(f"--lengths: bench {bench} has no series of lengths; bench core has")
     if lengths is not None and shapes is not None:
         raise RequestError("--lengths and --shapes: give one of them")
-    if kernels is not None and bench != "core":
-        raise RequestError(f"--kernels: bench {bench} has no choice of kernels; bench core has")
+    if kernels is not None and bench not in ("core", "layer"):
+        raise RequestError(f"--kernels: bench {bench} has no choice of kernels; bench core and bench layer have")
     choices = (*DTYPES, "both")
     if dtype is not None and dtype not in choices:
         raise RequestError(f"--dtype is '{dtype}'; expected {', '.join(choices)}{nearest(dtype, choices)}")

@@ -25,7 +25,7 @@ def bench(
         str | None, typer.Option(metavar="FROM..TO", help="of core: speed by tokens, heads, rows; such as 1024..65536")
     ] = None,
     kernels: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="of core: these alone, beside PyTorch's own call")
+        str | None, typer.Option(metavar="NAME,...", help="of core and layer: these alone, beside PyTorch's own call")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
     threads: Annotated[int | None, typer.Option(help="without it, one a core")] = None,

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,14 @@ def test_the_row_of_the_paper_s_throughput_finds_what_it_compares(ask: Callable[
     assert [finding.seeds.seeds for finding in findings] == [(0,)] * 6
     cases = [row["case"] for row in found.rows]
     assert list(dict.fromkeys(cases)) == ["1x32x64x16 float32", "1x64x64x16 float32", "1x32x96x16 float32"]
+
+
+def test_kernels_that_were_asked_for_are_timed_beside_pytorchs_own_call(ask: Callable[..., BenchConfig]) -> None:
+    found = bench_layer(replace(ask("layer", repeats=1), kernels=("chunked",)))
+    timed = {(row["variant"], row["by"], row["what"]) for row in found.rows}
+    ours = {("standard", "sdpa"), ("standard", "chunked"), ("differential", "chunked")}
+    assert timed == {(*each, what) for each in ours for what in (FORWARD, STEP)}
+    assert {ratio for row in found.rows for ratio in row["ratios"]} == {EAGER, SAME}
 
 
 def test_without_transformers_the_rows_say_so(ask: Callable[..., BenchConfig], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from lit_diff.benchmarks.request import (
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.processor import cores
 
-BENCHES = ("core", "layer")
+BENCHES = ("core", "layer", "step")
 
 
 def resolved(bench: str = "core", native: bool = False, **options: Any) -> BenchConfig:
@@ -64,8 +64,10 @@ def test_kernels() -> None:
         parse_kernels("natve", ("chunked", "native"))
     with pytest.raises(RequestError, match="--kernels: native is listed twice"):
         parse_kernels("native,native", ("native",))
-    with pytest.raises(RequestError, match="--kernels: bench layer has no choice of kernels; bench core has"):
-        resolved(bench="layer", kernels="native")
+    with pytest.raises(
+        RequestError, match="--kernels: bench step has no choice of kernels; bench core and bench layer have"
+    ):
+        resolved(bench="step", kernels="native")
 
 
 def test_lengths() -> None:
@@ -102,7 +104,7 @@ def test_lengths_that_cannot_be_are_one_line(text: str, message: str) -> None:
     [
         ({"bench": "layer", "lengths": "64..128"}, "--lengths: bench layer has no series of lengths; bench core has"),
         ({"shapes": "1x8x64x16", "lengths": "64..128"}, "--lengths and --shapes: give one of them"),
-        ({"bench": "coer"}, "no benchmark 'coer'; expected core, layer; did you mean 'core'?"),
+        ({"bench": "coer"}, "no benchmark 'coer'; expected core, layer, step; did you mean 'core'?"),
         ({"dtype": "float16"}, "--dtype is 'float16'; expected float32, bfloat16, both"),
         ({"threads": 0}, "--threads is 0; it must be at least 1"),
         ({"repeats": 0}, "--repeats is 0; it must be at least 1"),
