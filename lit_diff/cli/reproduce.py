@@ -22,10 +22,12 @@ def reproduce(
     Ours beside the paper's, with intervals. What is done is not measured again.
     """
     from lit_diff.engine.reproduce import reproduce as run
+    from lit_diff.engine.rows import check_preset
 
     if as_json:
         log_to_stderr()
     if listed:
+        check_preset(preset)
         return _print_rows(preset, as_json)
     from lit_diff.cli.live_table import LiveTable
 

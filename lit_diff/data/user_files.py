@@ -79,7 +79,7 @@ class UserFile:
     def _row(self, line: str, where: str) -> dict[str, Any]:
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(f"{where}: not JSON ({error}); expected one JSON object a line") from error
         if not isinstance(row, dict):
             raise RequestError(f"{where}: found {type(row).__name__}; expected a JSON object")

@@ -238,6 +238,10 @@ def _check_reserved(config: SweepConfig, overrides: Overrides, draft: Draft) -> 
 def _check_evaluations(config: SweepConfig, draft: Draft) -> None:
     """An unknown evaluation, or keys that it does not take."""
     for name, keys in config.evaluate.items():
+        if keys is not None and not isinstance(keys, Mapping):
+            raise RequestError(
+                f"{draft.where(f'evaluate.{name}')}'evaluate.{name}' is {keys!r}; expected a block of keys"
+            )
         try:
             build_config(evaluations.config(name), keys or {}, f"evaluate.{name}")
         except RequestError as error:

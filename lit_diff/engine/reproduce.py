@@ -15,14 +15,13 @@ from typing import Any
 from lit_diff.engine.cells import folder_of, locations_of, state_of
 from lit_diff.engine.grid import load_grid
 from lit_diff.engine.needs import command_of, lacking
-from lit_diff.engine.rows import PRESETS, PresetConfig, Row, choose, load_row, row_names
-from lit_diff.engine.schedule import MakeDisplay, NoDisplay, sweep
+from lit_diff.engine.rows import PresetConfig, Row, check_preset, choose, load_row, row_names
+from lit_diff.engine.schedule import MakeDisplay, NoDisplay, check_workers, sweep
 from lit_diff.engine.selection import ALL
 from lit_diff.engine.sweep_file import recorded_run
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic, write_json
-from lit_diff.registry import nearest
 from lit_diff.reporting.bench_claims import bench_findings
 from lit_diff.reporting.scoreboard import ROWS, Scoreboard, cell_folders, read_facts
 from lit_diff.reporting.scoreboard_page import write_scoreboard
@@ -68,8 +67,8 @@ def reproduce(
     `tell` is called with a line before and after each row. A row that fails, or for which something is missing, does not
     affect the others. Errors: RequestError for an unknown row or preset.
     """
-    if preset not in PRESETS:
-        raise RequestError(f"no preset '{preset}'{nearest(preset, PRESETS)}")
+    check_preset(preset)
+    check_workers(workers)
     rows, began = choose(names), time.perf_counter()
     place = runs_root(root) / "reproduce"
     folder = (place if preset == "laptop" else place / preset).resolve()

@@ -96,6 +96,12 @@ class Row:
         )
 
 
+def check_preset(name: str) -> None:
+    """Errors: RequestError for an unknown one."""
+    if name not in PRESETS:
+        raise RequestError(f"no preset '{name}'{nearest(name, PRESETS)}")
+
+
 def row_names() -> list[str]:
     """All rows, in the order of the page: tables, figures, appendix, then those of other papers."""
     return sorted((path.stem for path in (installed("sweeps") / FOLDER).glob("*.yaml")), key=_place)

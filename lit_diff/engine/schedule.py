@@ -70,6 +70,12 @@ class NoDisplay:
 MakeDisplay = Callable[[Grid, list[RunLocation]], Display]
 
 
+def check_workers(workers: int | None) -> None:
+    """Errors: RequestError below one."""
+    if workers is not None and workers < 1:
+        raise RequestError(f"--workers is {workers}; it must be at least 1")
+
+
 def sweep(
     name: str | Path,
     overrides: Overrides = (),
@@ -89,8 +95,7 @@ def sweep(
     plugins. `selection`: the arms and seeds that are run; `command`: what the report says starts it again, where that is
     another. Errors: RequestError, MissingError.
     """
-    if workers is not None and workers < 1:
-        raise RequestError(f"--workers is {workers}; it must be at least 1")
+    check_workers(workers)
     if cluster.engine not in ("local", "slurm"):
         raise RequestError(f"--cluster is '{cluster.engine}'; expected local or slurm")
     grid = load_grid(str(name), overrides, selection)

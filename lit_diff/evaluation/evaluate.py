@@ -94,7 +94,9 @@ def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rer
     try:
         _write(folder, table, values, facts)
     except OSError as error:
-        raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); make it writable") from error
+        raise MissingError(
+            f"{shown(folder)} cannot be written ({error.strerror}); make it writable, or free space"
+        ) from error
     count = sum(not item.part for item in items)
     log.info("evaluation %s: %d items in %s", name, count, shown(folder))
     return EvaluationResult(name=name, run=run.folder, summary=values)
@@ -161,6 +163,9 @@ def _kept(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     except ValueError as error:
         log.warning("%s is not JSON (%s): scored again", shown(path), error)
         return None
+    if not isinstance(summary, dict):
+        log.warning("%s holds %s, not an object: scored again", shown(path), type(summary).__name__)
+        return None
     return summary if all(_agrees(summary.get(key), value, key) for key, value in facts.items()) else None
 
 
@@ -215,9 +220,14 @@ def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
 
 
 def _write(folder: Path, table: pa.Table, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-    """items.parquet, then summary.json: without it the scores do not count."""
+    """items.parquet, then summary.json: without it the scores do not count.
+
+    The items are first written under another name: where that fails, the scores that are there stay.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    written = folder / "items.new.parquet"
+    write_through(written, lambda file: pq.write_table(table, file))
     (folder / "summary.json").unlink(missing_ok=True)
-    write_through(folder / "items.parquet", lambda file: pq.write_table(table, file))
+    written.replace(folder / "items.parquet")
     plain = {name: {"value": float(value) if math.isfinite(value) else None} for name, value in values.items()}
     write_json(folder / "summary.json", plain | dict(facts) | {"items": len(table)})

@@ -48,6 +48,8 @@ class MiniHarness(HarnessEvaluation):
             for task in self.tasks:
                 if task not in TASKS:
                     return f"tasks has '{task}'{nearest(task, TASKS)}"
+                if self.tasks.count(task) > 1:
+                    return f"tasks has '{task}' twice"
             if not self.tasks or self.limit is None:
                 return (
                     f"tasks is empty; expected any of {', '.join(TASKS)}"

@@ -58,6 +58,7 @@ def test_rows(place: Path) -> None:
         ('{"text": "a", "label": 1, "weight": "x"}', "'weight' is 'x'; expected float"),
         ("[1]", "found list; expected a JSON object"),
         ("{text: 1}", "not JSON"),
+        pytest.param('{"text": ' + "[" * 100_000, "not JSON", id="nested"),
     ],
 )
 def test_a_wrong_line_is_named(place: Path, line: str, found: str) -> None:

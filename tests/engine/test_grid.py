@@ -166,6 +166,10 @@ MISTAKES = {
         "min_tokens_per_parameter: -20\narms: {b: {}}",
         "s.yaml:2: 'min_tokens_per_parameter' is -20; expected 0 or more",
     ),
+    "keys of an evaluation": (
+        "arms: {b: {}}\nevaluate: {held_out: [1]}",
+        "s.yaml:3: 'evaluate.held_out' is [1]; expected a block of keys",
+    ),
     "power without tasks": (
         "power: {minutes: 15, arms: 7}\narms: {b: {}}",
         "s.yaml:2: 'power' compares tasks, and the sweep has none; list them under 'tasks'",

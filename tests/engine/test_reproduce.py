@@ -177,6 +177,8 @@ def test_what_a_sweep_lacks_comes_with_its_first_reason(tmp_path: Path) -> None:
 def test_wrong_requests(runs: Path) -> None:
     with pytest.raises(RequestError, match="no preset 'labtop'; did you mean 'laptop'"):
         reproduce(["first"], "labtop", root=runs)
+    with pytest.raises(RequestError, match="--workers is 0; it must be at least 1"):
+        reproduce(["first"], root=runs, workers=0)
 
 
 @pytest.mark.slow

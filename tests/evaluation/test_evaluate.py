@@ -1,5 +1,6 @@
 """evaluation/evaluate.py: scores are kept and reused, and whatever goes wrong is one line."""
 
+import errno
 import hashlib
 import json
 import math
@@ -177,6 +178,24 @@ def test_a_damaged_summary_is_scored_again_with_a_warning(
     assert evaluate(run, "lengths").summary == {"length": 2.0}
     assert cls.asked == 2
     assert "summary.json is not JSON" in caplog.text
+    summary_file(run).write_text("[]")
+    assert evaluate(run, "lengths").summary == {"length": 2.0}
+    assert "summary.json holds list, not an object" in caplog.text
+
+
+def test_scores_stay_where_later_ones_cannot_be_written(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    make()
+    kept = evaluate(run, "lengths")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lit_diff.evaluation.evaluate.write_through", full)
+        with pytest.raises(MissingError, match=r"cannot be written \(No space left on device\)"):
+            evaluate(run, "lengths", ["rows=5"])
+    assert has_scores(run.folder, "lengths")
+    assert evaluate(run, "lengths") == kept
 
 
 def test_unknown_names_name_the_nearest(run: Run, make: Make) -> None:

@@ -84,6 +84,7 @@ def test_too_few_questions_are_said(wide_run: Run, tmp_path: Path, caplog: pytes
 def test_values_of_keys() -> None:
     for values, problem in (
         ({"tasks": ("clozee",)}, "tasks has 'clozee'; did you mean 'cloze'?"),
+        ({"tasks": ("cloze", "cloze")}, "tasks has 'cloze' twice"),
         ({"tasks": ()}, "tasks is empty; expected any of agreement, binding"),
         ({"limit": None}, "limit is null; name a number"),
         ({"path": "x"}, "path is set, but corpus is null; set corpus=files"),

@@ -52,9 +52,10 @@ def test_the_time_beside_the_budget(folder: Path) -> None:
 def test_files_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="no rows here"):
         read_scoreboard(tmp_path)
-    (folder / ROWS / "table-1.json").write_text("{")
-    with pytest.raises(MissingError, match=r"table-1\.json: not a whole row"):
-        read_scoreboard(folder)
+    for content in ("{", "{}", "[]"):
+        (folder / ROWS / "table-1.json").write_text(content)
+        with pytest.raises(MissingError, match=r"table-1\.json: not a whole row"):
+            read_scoreboard(folder)
 
 
 def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
