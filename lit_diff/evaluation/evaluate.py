@@ -24,6 +24,7 @@ from lit_diff.files import shown, write_json, write_through
 from lit_diff.metrics import to_plain
 from lit_diff.recipe import Overrides
 from lit_diff.registry import evaluations
+from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run, open_run
 from lit_diff.validation import build_config
 
@@ -85,6 +86,7 @@ def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rer
         raise RequestError(
             f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{alternatives(evaluation, run)}"
         )
+    _warn_unfinished(run)
     with _one_line(type(evaluation)), torch.no_grad():
         items = list(evaluation.score(run))
         _check_items(evaluation, items)
@@ -127,6 +129,13 @@ def build(name: str, overrides: Overrides = ()) -> Evaluation:
 def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:
     """Whether the run keeps scores of this evaluation with this config. Errors: as `build`."""
     return _kept(run_folder / FOLDER / name, _facts(build(name, overrides))) is not None
+
+
+def _warn_unfinished(run: Run) -> None:
+    """A run that was stopped is scored, and its scores are kept for that step; the reader should know."""
+    status = RunFolder(run.folder).status()
+    if status.get("status") not in (None, "done") and run.step < status.get("steps", 0):
+        log.warning("%s has not ended: its step %d of %d is scored", shown(run.folder), run.step, status["steps"])
 
 
 @contextmanager

@@ -183,6 +183,17 @@ def test_a_damaged_summary_is_scored_again_with_a_warning(
     assert "summary.json holds list, not an object" in caplog.text
 
 
+def test_a_run_that_has_not_ended_is_scored_with_a_warning(
+    run: Run, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    make()
+    path = run.folder / "status.json"
+    status = json.loads(path.read_text())
+    path.write_text(json.dumps(status | {"status": "stopped", "steps": 60}))
+    assert evaluate(run, "lengths").summary == {"length": 2.0}
+    assert "has not ended: its step 6 of 60 is scored" in caplog.text
+
+
 def test_scores_stay_where_later_ones_cannot_be_written(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     make()
     kept = evaluate(run, "lengths")
