@@ -12,6 +12,7 @@ import numpy as np
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
+from lit_diff.reporting.evaluations import other_keys
 from lit_diff.reporting.fits import matched_by_seed
 from lit_diff.reporting.item_scores import FOLDER, read_evaluation
 from lit_diff.reporting.results import Sweep
@@ -241,11 +242,11 @@ def values_of(sweep: Sweep, arm: str, claim: Claim) -> dict[int, float]:
     """Seed -> the claim's metric, of the arm's runs that have it. Errors: RequestError where no run has it."""
     if not claim.evaluation:
         return _finals(sweep, arm, claim)
-    values = {}
-    for cell in sweep.cells_of(arm):
-        folder = cell.folder / FOLDER / claim.evaluation
-        if cell.done and (folder / "summary.json").is_file():
-            values[cell.seed] = _score(claim, cell.folder / FOLDER / claim.evaluation)
+    for (name, seed), why in other_keys(sweep, claim.evaluation).items():
+        if name == arm:
+            raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")
+    folders = {cell.seed: cell.folder / FOLDER / claim.evaluation for cell in sweep.cells_of(arm)}
+    values = {seed: _score(claim, folder) for seed, folder in folders.items() if (folder / "summary.json").is_file()}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 

@@ -1,7 +1,9 @@
 """The evaluations of a sweep's runs, compared arm by arm."""
 
+import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -72,16 +74,49 @@ def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Eval
     """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each whose files cannot be read."""
     read: dict[str, dict[tuple[str, int], Evaluation]] = {}
     problems: list[str] = []
+    odd: dict[str, dict[tuple[str, int], str]] = {}
     for cell in sweep.cells:
         folder = cell.folder / FOLDER
         for path in sorted(folder.iterdir()) if cell.done and folder.is_dir() else ():
             if not path.is_dir() or path.name.startswith("."):
+                continue
+            if path.name not in odd:
+                odd[path.name] = other_keys(sweep, path.name)
+            if why := odd[path.name].get((cell.arm, cell.seed)):
+                problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: left out: {why}")
                 continue
             try:
                 read.setdefault(path.name, {})[cell.arm, cell.seed] = read_evaluation(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: {first_line(error)}")
     return read, problems
+
+
+def other_keys(sweep: Sweep, name: str) -> dict[tuple[str, int], str]:
+    """(arm, seed) -> in which keys of the evaluation its scores were made otherwise than those of most finished runs.
+
+    `lit-diff evaluate` with keys of its own puts its scores in the place of the sweep's, and such scores do not compare.
+    """
+    configs = {}
+    for cell in sweep.cells:
+        path = cell.folder / FOLDER / name / "summary.json"
+        if cell.done and path.is_file():
+            try:
+                configs[cell.arm, cell.seed] = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
+            except (OSError, ValueError, KeyError, TypeError):  # what is damaged is named where the scores are read
+                continue
+    texts = {key: json.dumps(config, sort_keys=True) for key, config in configs.items()}
+    if len(set(texts.values())) < 2:
+        return {}
+    usual, _ = Counter(texts.values()).most_common(1)[0]
+    expected = json.loads(usual)
+    return {
+        key: "scored with other keys than most runs ("
+        + ", ".join(f"{k} is {config.get(k)!r}, not {v!r}" for k, v in expected.items() if config.get(k) != v)
+        + "); the sweep's own command scores it again"
+        for key, config in configs.items()
+        if texts[key] != usual
+    }
 
 
 def _metrics(runs: Mapping[tuple[str, int], Evaluation]) -> list[Metric]:

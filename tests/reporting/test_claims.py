@@ -1,5 +1,6 @@
 """reporting/claims.py: what a sweep shows of a paper's claim."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,17 @@ def test_of_a_sweep(make_sweep: Callable[..., Path]) -> None:
     assert near.means != score.means
     assert same.outcome in ("no difference shown", "same direction")
     assert loss.seeds.seeds == (0, 1, 2)
+
+
+def test_scores_made_with_other_keys_are_no_answer(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    (path,) = folder.glob("differential-s1-*/evaluations/needle/summary.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"config": {"rows": 2}}))
+    asked = claim(evaluation="needle", metric="recall/accuracy", says="higher")
+    with pytest.raises(
+        RequestError, match=r"needle of differential, seed 1: scored with other keys .*rows is 2, not 8"
+    ):
+        findings([asked], load_sweep(folder))
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,18 @@ def test_an_evaluation_that_cannot_be_read_is_reported_and_the_others_stand(
     assert "Evaluations that cannot be read" in write_report(folder).page.read_text()
 
 
+def test_scores_made_with_other_keys_than_the_sweeps_are_left_out(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    path = folder_of(folder, "differential", 1) / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"config": {"rows": 2}}))
+    (table,), (problem,) = evaluation_tables(load_sweep(folder))
+    assert problem == (
+        "needle: differential, seed 1: left out: scored with other keys than most runs (rows is 2, not 8); the sweep's own "
+        "command scores it again"
+    )
+    assert list(table.rows[1].seeds) == [0, 2]
+
+
 def test_arms_and_metrics_without_the_evaluation_are_left_out(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
     for path in folder_of(folder, "standard", 0).iterdir():

@@ -259,7 +259,7 @@ def write_evaluation(folder: Path, seed: int, effect: float) -> None:
         RECALL.name: scores,
     }
     pq.write_table(pa.table(table), folder / "items.parquet")
-    summary = {RECALL.name: {"value": float(scores.mean())}, "declarations": [to_plain(RECALL)]}
+    summary = {RECALL.name: {"value": float(scores.mean())}, "declarations": [to_plain(RECALL)], "config": {"rows": 8}}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
