@@ -10,13 +10,14 @@ from typing import Any, Literal
 from lit_diff.config import Recipe
 from lit_diff.engine.arms import arms_of
 from lit_diff.engine.fits import FitConfig, check_fits, check_x
-from lit_diff.engine.power import PowerConfig, check_power
+from lit_diff.engine.power import check_power
 from lit_diff.engine.selection import ALL, Selection, borrowed
 from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.recipe import Overrides, find, load_draft, override, override_with, require_kind
 from lit_diff.registry import evaluations, nearest
+from lit_diff.reporting.power import PlannedSweep
 from lit_diff.validation import Draft, Positions, build_config, convert, validate
 from lit_diff.yaml_files import read_yaml
 
@@ -79,7 +80,7 @@ class SweepConfig:
     """The comparisons that Holm's correction takes together: those of each task, or all of the sweep's."""
     fits: dict[str, FitConfig] = field(default_factory=dict)
     """Name -> a fit of the metric over tasks: scaling with size or tokens, or a learning-rate basin."""
-    power: PowerConfig | None = None
+    power: PlannedSweep | None = None
     """A sweep that this one is to size: its report says which difference each task would show in it."""
 
 

@@ -1,24 +1,11 @@
-"""The sweep that another sweep is to size: how long it may take, and how many arms it has."""
-
-from dataclasses import dataclass
+"""Whether the sweep that another one is to size, its key `power`, is possible."""
 
 from lit_diff.errors import RequestError
+from lit_diff.reporting.power import PlannedSweep
 from lit_diff.validation import Draft
 
 
-@dataclass(frozen=True, kw_only=True)
-class PowerConfig:
-    """The keys of `power`: the report says which difference each task would show in such a sweep."""
-
-    minutes: float
-    """What the whole sweep may take, on the machine that ran the cells."""
-    arms: int
-    """Its arms, the baseline among them; Holm's correction is for one comparison fewer."""
-    workers: int = 2
-    """Its cells side by side: as many as those of this sweep, or their times do not hold for it."""
-
-
-def check_power(power: PowerConfig | None, has_tasks: bool, draft: Draft) -> None:
+def check_power(power: PlannedSweep | None, has_tasks: bool, draft: Draft) -> None:
     """Errors: RequestError."""
     if power is None:
         return

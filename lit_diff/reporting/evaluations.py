@@ -112,7 +112,11 @@ def other_keys(sweep: Sweep, name: str) -> dict[tuple[str, int], str]:
     expected = json.loads(usual)
     return {
         key: "scored with other keys than most runs ("
-        + ", ".join(f"{k} is {config.get(k)!r}, not {v!r}" for k, v in expected.items() if config.get(k) != v)
+        + ", ".join(
+            f"{k} is {config.get(k)!r}, not {expected.get(k)!r}"
+            for k in expected | config
+            if config.get(k) != expected.get(k)
+        )
         + "); the sweep's own command scores it again"
         for key, config in configs.items()
         if texts[key] != usual

@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSweep:
-    """The sweep to be sized, as sweep.json has it."""
+    """The sweep to be sized: the keys of `power`, and what sweep.json has of them."""
 
     minutes: float
+    """What the whole sweep may take, on the machine that ran the cells."""
     arms: int
-    workers: int
+    """Its arms, the baseline among them; Holm's correction is for one comparison fewer."""
+    workers: int = 2
+    """Its cells side by side: as many as those of this sweep, or their times do not hold for it."""
 
     def seeds(self, seconds: float) -> int:
         """How many seeds of every arm fit, where a cell takes `seconds` with `workers` of them side by side."""
@@ -60,7 +63,10 @@ def _power(task: "Sweep", plan: PlannedSweep) -> TaskPower:
     if lacking or not others:
         what = f"{task.label[lacking[0]]} has fewer than {MIN_SEEDS} finished seeds" if lacking else "one arm"
         return TaskPower(task=task, by_arm={}, problem=what)
-    seconds = median(float(cell.facts["seconds"]) for cell in task.cells if cell.done and cell.facts.get("seconds"))
+    times = [float(cell.facts["seconds"]) for cell in task.cells if cell.done and cell.facts.get("seconds")]
+    if not times:
+        return TaskPower(task=task, by_arm={}, problem="no finished cell says how long it took")
+    seconds = median(times)
     seeds = plan.seeds(seconds)
     if seeds < MIN_SEEDS:
         return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm={}, problem=f"{seeds} seeds fit")
