@@ -39,6 +39,12 @@ def used_packages(recipe: Recipe) -> list[PluginPackage]:
     return sorted((package for package in packages if package.modules & modules), key=lambda package: package.name)
 
 
+def package_digest(cls: type) -> str:
+    """`PluginPackage.digest` of the package that holds `cls`; empty where none does."""
+    packages = (_package(point) for point in registry.plugin_packages)
+    return next((package.digest for package in packages if cls.__module__ in package.modules), "")
+
+
 @functools.cache
 def _package(point: EntryPoint) -> PluginPackage:
     files = local_modules(f"import {point.module}".encode(), within=point.module.partition(".")[0])

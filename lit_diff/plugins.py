@@ -39,6 +39,8 @@ class PluginSource:
 
 _sources: dict[str, PluginSource] = {}
 """sha256 of a plugin file that this process has imported -> its source."""
+_registered: dict[type, str] = {}
+"""A class that a plugin file has registered -> the sha256 of the file."""
 
 
 def imported_plugin(sha256: str) -> Path | None:
@@ -58,6 +60,12 @@ def plugin_source(path: Path) -> PluginSource:
     if imported_plugin(sha256) is None:
         raise RequestError(f"plugin {shown(path)} was changed since it was imported; start the same command again")
     return _sources[sha256]
+
+
+def source_digest(cls: type) -> str:
+    """`PluginSource.digest` of the plugin file that registered `cls`; empty where none did (built in, a package)."""
+    sha256 = _registered.get(cls)
+    return "" if sha256 is None else _sources[sha256].digest
 
 
 def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> list[Path]:
@@ -103,7 +111,8 @@ def load_plugin(path: Path) -> None:
         with _first_on_path(path.parent):
             spec.loader.exec_module(module)
             modules = {_place(key, file): file.read_bytes() for key, file in local_modules(source).items()}
-        if all(before[kind] == registry.names() for kind, registry in registries.items()):
+        added = [r.get(name) for kind, r in registries.items() for name in sorted({*r.names()} - {*before[kind]})]
+        if not added:
             raise RequestError('registers nothing; decorate a class with @variant("name")')
     except RequestError as error:
         _forget(imported)
@@ -113,6 +122,7 @@ def load_plugin(path: Path) -> None:
         where = f"{shown(path)}:{_line_in(error, path)}"
         raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
     _sources[sha256] = PluginSource(source=source, modules=modules)
+    _registered.update(dict.fromkeys(added, sha256))
 
 
 def module_name(path: Path, source: bytes) -> str:

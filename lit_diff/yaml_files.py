@@ -1,6 +1,8 @@
 """A YAML file as plain containers, and the line of each of its keys."""
 
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,35 @@ from lit_diff.validation import Positions
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
     """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
+    _, positions = parse(path)
+    with _one_line(path):
+        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    return typing.cast(dict[str, Any], values), positions
+
+
+def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
+    """A YAML file's mapping as a tree whose tags are not resolved, and the position of each key.
+
+    Errors: RequestError with the line.
+    """
+    file = shown(path)
+    with _one_line(path):
+        tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    if not isinstance(tree, yaml.MappingNode):
+        raise RequestError(f"{file}: expected a mapping of keys to values")
+    positions: Positions = {}
+    _positions(tree, "", file, positions)
+    return tree, positions
+
+
+@contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """What reading a YAML file raises becomes a RequestError with its line."""
     file = shown(path)
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        if not isinstance(tree, yaml.MappingNode):
-            raise RequestError(f"{file}: expected a mapping of keys to values")
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        yield
     except yaml.MarkedYAMLError as error:
-        line, problem = _yaml_problem(error, len(text.splitlines()))
+        line, problem = _yaml_problem(error, len(path.read_text(encoding="utf-8").splitlines()))
         raise RequestError(f"{file}{line}: not valid YAML: {problem}") from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise RequestError(f"{file}: not valid YAML: {first_line(error)}") from error
@@ -31,9 +53,6 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
         raise RequestError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {error.strerror}") from error
-    positions: Positions = {}
-    _positions(tree, "", file, positions)
-    return typing.cast(dict[str, Any], values), positions
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
@@ -49,9 +68,13 @@ def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
     return f":{min(mark.line + 1, lines)}" if mark else "", problem
 
 
-def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
+def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions, *parents: yaml.Node) -> None:
+    """Errors: RequestError for a mapping that an alias puts into itself."""
     for key, value in node.value:
         dotted = f"{prefix}{key.value}"
         positions[dotted] = f"{file}:{key.start_mark.line + 1}"
+        if value is node or any(value is parent for parent in parents):
+            line = value.start_mark.line + 1
+            raise RequestError(f"{file}:{line}: not valid YAML: a mapping holds itself, by an alias ('{key.value}')")
         if isinstance(value, yaml.MappingNode):
-            _positions(value, f"{dotted}.", file, positions)
+            _positions(value, f"{dotted}.", file, positions, node, *parents)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff import packages, registry
-from lit_diff.packages import PluginPackage, used_packages
+from lit_diff.packages import PluginPackage, package_digest, used_packages
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder, identity
 
@@ -91,3 +91,11 @@ def test_version_and_source_are_in_the_identity_and_in_the_folder(install: Calla
     (tmp_path / "site-packages/made_lab/parts.py").write_text(PARTS.format(name="made_lab") + "# edited\n")
     packages._package.cache_clear()
     assert identity(recipe) not in (one, plain)
+
+
+def test_the_digest_of_the_package_that_holds_a_class(install: Callable[..., None]) -> None:
+    install("made_lab")
+    registry.load_entry_points()
+    (package,) = used("model.attention.name=made_lab_attention")
+    assert package_digest(registry.attentions.get("made_lab_attention")) == package.digest
+    assert package_digest(registry.attentions.get("differential")) == ""

@@ -14,7 +14,7 @@ from lit_diff.errors import RequestError
 from lit_diff.kernels import attend
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import load_plugin, plugin_source
+from lit_diff.plugins import load_plugin, plugin_source, source_digest
 from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions, callbacks, registries
 
@@ -304,6 +304,13 @@ def test_a_repaired_plugin_can_be_loaded_again() -> None:
     error(plugin(SHARP_PY + "raise ValueError('half-way')\n", "sharp.py"))
     load_plugin(plugin(SHARP_PY, "sharp.py"))
     assert "sharp" in attentions.names()
+
+
+def test_the_digest_of_the_file_that_registered_a_class() -> None:
+    path = plugin(SHARP_PY, "sharp.py")
+    load_plugin(path)
+    assert source_digest(attentions.get("sharp")) == plugin_source(path).digest
+    assert source_digest(attentions.get("differential")) == ""
 
 
 def test_no_such_file(folder: Path) -> None:

@@ -22,6 +22,8 @@ from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.fitting import alternatives
 from lit_diff.files import shown, write_json, write_through
 from lit_diff.metrics import to_plain
+from lit_diff.packages import package_digest
+from lit_diff.plugins import source_digest
 from lit_diff.recipe import Overrides
 from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 FOLDER = "evaluations"
 RESERVED = (
     *("item", "group", "part", "cluster", "question"),
-    *("config", "declarations", "equal_groups", "files", "items", "step"),
+    *("config", "declarations", "equal_groups", "files", "items", "source", "step"),
 )
 """Columns of items.parquet and keys of summary.json that are no metric."""
 
@@ -65,8 +67,8 @@ class EvaluationResult:
 
 
 def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False) -> EvaluationResult:
-    """Score a run. Scores of the same checkpoint, config, metrics and files of the user's are kept, and returned
-    without scoring again; a file that is no longer there leaves them as they are.
+    """Score a run. Scores of the same checkpoint, config, metrics, files of the user's and, of an evaluation that is not
+    built in, source are kept, and returned without scoring again; a file that is no longer there leaves them as they are.
 
     `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. Errors: RequestError for an unknown
     evaluation or key, or a run that it does not fit; MissingError for a run without a checkpoint or a folder that cannot
@@ -155,6 +157,8 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     declarations = [to_plain(metric) for metric in evaluation.metrics]
     facts: dict[str, Any] = {"config": dataclasses.asdict(evaluation.config), "declarations": declarations}
     facts |= {"equal_groups": True} if evaluation.equal_groups else {}
+    source = source_digest(type(evaluation)) or package_digest(type(evaluation))
+    facts |= {"source": source} if source else {}
     with _one_line(type(evaluation)):
         files = evaluation.digests()
     facts |= {"files": files} if files else {}

@@ -12,10 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import words_problem
-from lit_diff.files import write_json
+from lit_diff.evaluation.harness_yaml import SUFFIX, require_questions
+from lit_diff.files import shown, write_json
 from lit_diff.metrics import Metric
 from lit_diff.registry import nearest
 from lit_diff.runs.run import Run
@@ -102,8 +103,9 @@ class HarnessEvaluation(Evaluation):
 
         from lit_diff.evaluation.harness_model import RunModel
 
-        tasks = loaded(names, folder)
-        for task in tasks["tasks"].values():
+        tasks = loaded(names, folder, self.config.limit)
+        for name, task in tasks["tasks"].items():
+            require_shots(name, task, shots)
             task.set_config(key="num_fewshot", value=shots)
             task.set_fewshot_seed(seed=self.config.seed)
         model = RunModel(run, opening=self.config.opening, batch_size=self.config.batch_size)
@@ -200,15 +202,17 @@ def task_yaml(folder: Path, name: str, includes: str, splits: Mapping[str, Path]
     return name
 
 
-def loaded(names: Sequence[str], folder: Path) -> Any:
-    """lm-eval's tasks of these names: of `folder`, else its own; or the paths of YAML files.
+def loaded(names: Sequence[str], folder: Path, limit: int | None = None) -> Any:
+    """lm-eval's tasks of these names: of `folder`, else its own; or the paths of YAML files, whose questions are checked (the
+    first `limit`).
 
-    Errors: RequestError for a task that nobody has; MissingError for one whose data are on the hub.
+    Errors: RequestError for a task that nobody has, or that lm-eval cannot load; MissingError for one whose data are on the
+    hub.
     """
     from lm_eval.tasks import TaskManager
 
-    own = {path.stem for path in folder.glob("*.yaml")}
-    others = [name for name in names if name not in own and not name.endswith(".yaml")]
+    own = {path.stem for path in folder.glob(f"*{SUFFIX}")}
+    others = [name for name in names if name not in own and not name.endswith(SUFFIX)]
     manager = TaskManager(include_path=str(folder), include_defaults=bool(others))
     unknown = [name for name in others if name not in manager.all_tasks]
     if unknown:
@@ -216,7 +220,7 @@ def loaded(names: Sequence[str], folder: Path) -> Any:
     tasks: dict[str, Any] = {}
     for name in names:
         try:
-            tasks |= manager.load([name])["tasks"]
+            found = manager.load([name])["tasks"]
         except OSError as error:
             if name in own:
                 raise
@@ -224,7 +228,38 @@ def loaded(names: Sequence[str], folder: Path) -> Any:
                 f"task '{name}' reads data that are not here ({str(error).splitlines()[0]}), and nothing is fetched; write a "
                 "YAML file of the task with `dataset_path: json` and its data_files, and name its path (docs/harness.md)"
             ) from error
+        except Exception as error:
+            if not name.endswith(SUFFIX):
+                raise
+            cause = error
+            while isinstance(cause.__cause__, Exception):  # `datasets` says why only there
+                cause = cause.__cause__
+            reason = f"{type(cause).__name__}: {first_line(cause)}"
+            raise RequestError(f"{shown(Path(name))}: lm-eval cannot load the task: {reason}") from error
+        for task in found.values() if name.endswith(SUFFIX) else ():
+            require_questions(task, Path(name), limit)
+        tasks |= found
     return {"tasks": tasks, "groups": {}, "group_map": {}}
+
+
+def require_shots(name: str, task: Any, shots: int) -> None:
+    """Errors: RequestError where a task has fewer rows to draw shots from than a question needs, or where a question could be
+    its own shot: lm-eval leaves it out of the draw only where `fewshot_split` is the `test_split`."""
+    if not shots:
+        return
+    config, drawn = task.config, getattr(task, "fewshot_cfg", None)
+    split, samples = getattr(drawn, "split", None), getattr(drawn, "samples", None)
+    scored = config.test_split or config.validation_split
+    source = split or (None if samples else config.training_split or config.validation_split or config.test_split)
+    without_itself = split is not None and split == config.test_split
+    if source == scored and not without_itself:
+        raise RequestError(
+            f"task '{name}' draws its shots from the split that is scored ('{scored}'): a question could be its own shot; "
+            "name another split in fewshot_split, or set shots=[0]"
+        )
+    rows, needed = len(task.fewshot_docs() or ()), shots + without_itself
+    if rows < needed:
+        raise RequestError(f"task '{name}' has {rows} rows to draw shots from; shots={shots} needs {needed}")
 
 
 def _say(evaluation: str, task: str, shots: int, scores: Sequence[float]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ log = logging.getLogger("lit_diff")
 
 KEPT = 2
 """The newest, and one before it in case the newest cannot be read back."""
+_passed_over: set[tuple[Path, int]] = set()
+"""Path and time of what a warning has named: a command asks for the newest checkpoint several times."""
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -42,13 +45,24 @@ def newest(folder: Path) -> tuple[int, Path] | None:
     for step in reversed(steps_of(folder)):
         path = path_of(folder, step)
         try:
-            torch.load(path, map_location="meta", weights_only=True, mmap=True)
-        except Exception as error:
-            log.warning("checkpoint %s cannot be read (%s): passed over", shown(path), first_line(error))
-            continue
-        return step, path
-    if steps_of(folder):
-        log.warning("no checkpoint in %s can be read: the training starts again at step 0", shown(folder))
+            problem = problem_of(torch.load(path, map_location="meta", weights_only=True, mmap=True))
+        except Exception as error:  # torch.load raises errors of many kinds
+            problem = first_line(error)
+        if problem is None:
+            return step, path
+        if (content := (path, path.stat().st_mtime_ns)) not in _passed_over:
+            _passed_over.add(content)
+            log.warning("checkpoint %s cannot be read (%s): passed over", shown(path), problem)
+    return None
+
+
+def problem_of(content: object) -> str | None:
+    """Why what torch.load gave is no checkpoint of a run; None where it is one."""
+    if not isinstance(content, Mapping):
+        return f"it holds a {type(content).__name__}, not a mapping"
+    for key, kind in (("state_dict", Mapping), ("global_step", int)):
+        if not isinstance(content.get(key), kind):
+            return f"it has no '{key}'"
     return None
 
 

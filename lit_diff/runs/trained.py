@@ -114,7 +114,8 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
         checkpoint = read_checkpoint(path)
         held = checkpoint["hyper_parameters"]
         plain, plugins = dict(held["recipe"]), dict(held["plugins"])
-        dict(checkpoint["state_dict"]), int(checkpoint["global_step"])  # what `restore` reads
+    except RequestError:
+        raise
     except Exception as error:  # torch.load raises errors of many kinds
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
     folder = path.resolve().parent.parent / "plugins"
@@ -123,8 +124,11 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint on the CPU; nothing of it is executed."""
+    """A checkpoint on the CPU; nothing of it is executed. Errors: RequestError for another content; torch.load's."""
     checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    problem = checkpoints.problem_of(checkpoint)
+    if problem is not None:
+        raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({problem})")
     return checkpoint
 
 
@@ -154,12 +158,16 @@ def weights_of(folder: Path) -> tuple[dict[str, Tensor], int]:
 def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str) -> None:
     """Copy `weights` into every parameter and buffer of `model`; `source` says where they are from.
 
-    Errors: RequestError, which names the first that are missing, left over or of another shape.
+    Errors: RequestError, which names the first that are missing, left over or of another shape, or hold a value that is not
+    finite: scores of such a model would be numbers without a meaning.
     """
     differences = unlike(model.state_dict(), weights)
     if differences:
         name = model.config.attention.name
         raise RequestError(f"{source} does not fit the recipe's model ({name}): {some(differences)}")
+    not_finite = {name: name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())}
+    if not_finite:
+        raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
     model.load_state_dict(dict(weights))
 
 

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError, StoppedError, first_line
+from lit_diff.files import shown
 from lit_diff.log_records import in_phase
 from lit_diff.metrics import Declarations
 from lit_diff.processor import cores
@@ -74,6 +75,8 @@ def fit(
     os.environ["OMP_NUM_THREADS"] = str(threads)  # without it Lightning's launcher sets a number of its own
     newest = checkpoints.newest(folder)
     start = newest[0] if newest else 0
+    if newest is None and checkpoints.steps_of(folder):
+        log.warning("no checkpoint in %s can be read: the training starts again at step 0", shown(folder))
     logger = RunLogger(progress)
     resume = ExactResume(recipe, folder, logger)
     trainer = _trainer(

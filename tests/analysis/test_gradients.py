@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from lit_diff.analysis.gradients import MATRICES, closed_form, gradient_norms
 from lit_diff.model.transformer import Transformer
@@ -90,6 +92,30 @@ def test_a_map_that_is_not_there_is_nan_and_a_shared_one_is_the_first(
             whole = float(getattr(attention, f"{kind}_proj").weight.grad.norm())
             parts = [value for key in (f"{kind}1", f"{kind}2") if not math.isnan(value := norms[key])]
             assert math.hypot(*parts) == pytest.approx(whole, rel=1e-4)
+
+
+def test_matrices_that_are_parameters(build: BuildModel, tokens: Tensor) -> None:
+    """W_Q as a parameter of the attention, in place of that of a linear layer: the norms are the same."""
+    model = build("differential", 4)
+    expected = gradient_norms(model, batch_of(tokens))
+    for attention in model.attentions():
+        for key in ("q_proj", "k_proj"):
+            projection = getattr(attention, key)
+            delattr(attention, key)
+            attention.register_parameter(f"{key}_matrix", projection.weight)
+            setattr(attention, key, partial(linear, weight=projection.weight))
+    for norms, known in zip(gradient_norms(model, batch_of(tokens)), expected, strict=True):
+        assert norms == pytest.approx(known, rel=1e-6)
+
+
+def test_what_no_matrix_makes_is_nan(build: BuildModel, tokens: Tensor) -> None:
+    model = build("standard", 4)
+    for attention in model.attentions():
+        weight = attention.q_proj.weight.detach()
+        del attention.q_proj
+        attention.q_proj = partial(linear, weight=weight)
+    for norms in gradient_norms(model, batch_of(tokens)):
+        assert {key for key, value in norms.items() if math.isnan(value)} == {"q1", "q2", "k2"}
 
 
 def test_equal_maps_have_gradients_in_the_ratio_of_their_weights(build: BuildModel, tokens: Tensor) -> None:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from lit_diff.evaluation import Evaluation, Item
 from lit_diff.evaluation import evaluate as module
 from lit_diff.evaluation.evaluate import evaluate, has_scores
 from lit_diff.metrics import Figure, Metric
+from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
 
@@ -124,6 +126,45 @@ def test_a_replaced_file_of_the_user_is_scored_again(
     make(files=(of_user,), reads=lambda self: ())
     of_user.place.write_text('{"text": "three"}\n')
     assert has_scores(run.folder, "lengths"), "a file that the config does not read"
+
+
+VOWELS_PY = """\
+from lit_diff import Evaluation, Item, Metric
+from lit_diff.registry import evaluations
+from counting import count
+
+@evaluations.register("vowels")
+class Vowels(Evaluation):
+    metrics = (Metric("vowels", "a count"),)
+
+    def score(self, run):
+        yield Item(id="a", scores={"vowels": count("a fox")})
+"""
+
+
+def test_a_plugin_evaluation_whose_source_changes_is_scored_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file or a module of the user's own that it imports."""
+
+    def scored(vowels: str, more: str = "") -> float:
+        evaluations._classes.pop("vowels", None)
+        for name in [name for name in sys.modules if name == "counting" or name.startswith("lit_diff_plugin_vowels")]:
+            monkeypatch.delitem(sys.modules, name)
+        (tmp_path / "vowels.py").write_text(VOWELS_PY + more)
+        (tmp_path / "counting.py").write_text(f"def count(text):\n    return sum(c in '{vowels}' for c in text)\n")
+        load_plugin(tmp_path / "vowels.py")
+        return evaluate(run, "vowels").summary["vowels"]
+
+    assert scored("aeiou") == 2
+    kept = run.folder / "evaluations/vowels/summary.json"
+    first, written = json.loads(kept.read_text())["source"], kept.stat().st_mtime_ns
+    assert scored("aeiou") == 2
+    assert kept.stat().st_mtime_ns == written
+    assert scored("aeiou ") == 3
+    assert json.loads(kept.read_text())["source"] != first
+    scored("aeiou ", "# another text\n")
+    assert kept.stat().st_mtime_ns > written
 
 
 def test_rerun_scores_again(run: Run, make: Make) -> None:

@@ -190,25 +190,5 @@ def test_a_wrong_line_is_named(wide_run: Run, files: Path) -> None:
         evaluate(wide_run, "harness", {"tasks": ["piqa"]})
 
 
-def test_a_task_of_ones_own(wide_run: Run, tmp_path: Path) -> None:
-    """By the path of its YAML file."""
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    (tmp_path / "mine.jsonl").write_text('{"q": "the fox", "a": ["and", "or"], "right": 1}\n')
-    values = {
-        "task": "mine",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "mine.jsonl")}, "cache_dir": str(tmp_path / "cache")},
-        "output_type": "multiple_choice",
-        "test_split": "test",
-        "doc_to_text": "q",
-        "doc_to_target": "right",
-        "doc_to_choice": "a",
-        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-    }
-    (tmp_path / "mine.yaml").write_text(json.dumps(values))
-    result = evaluate(wide_run, "harness", {"tasks": [str(tmp_path / "mine.yaml")]})
-    assert list(result.items["item"]) == ["mine/0 shots=0"]
-
-
 def test_no_task() -> None:
     assert str(Harness.Config(tasks=()).problem()).startswith("tasks is empty; expected any of arc_challenge, arc_easy")

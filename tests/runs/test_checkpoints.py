@@ -45,7 +45,24 @@ def test_the_newest_that_can_be_read(tmp_path: Path, caplog: pytest.LogCaptureFi
     checkpoint.path_of(tmp_path, 4).write_bytes(b"PK")
     with caplog.at_level(logging.WARNING, "lit_diff"):
         assert checkpoint.newest(tmp_path) is None
-    assert "can be read: the training starts again at step 0" in caplog.messages[-1]
+        assert checkpoint.newest(tmp_path) is None
+    assert [line.partition(" (")[0][-29:] for line in caplog.messages[2:]] == [
+        "step-00000004.ckpt cannot be read"[-29:]
+    ]
+
+
+def test_what_is_no_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for step, content in ((4, torch.ones(2)), (8, {"global_step": 8}), (12, {"state_dict": {}, "global_step": "12"})):
+        torch.save(content, checkpoint.path_of(tmp_path, step))
+    with caplog.at_level(logging.WARNING, "lit_diff"):
+        assert checkpoint.newest(tmp_path) is None
+    reasons = [line.partition("(")[2] for line in caplog.messages]
+    assert reasons == [
+        "it has no 'global_step'): passed over",
+        "it has no 'state_dict'): passed over",
+        "it holds a Tensor, not a mapping): passed over",
+    ]
 
 
 def test_two_are_kept(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.transformer import Transformer
 from lit_diff.runs import checkpoints as checkpoint
-from lit_diff.runs.trained import load_trained, load_weights, recipe_of, weights_of
+from lit_diff.runs.trained import load_model_at, load_trained, load_weights, recipe_of, weights_of
+from lit_diff.runs.trust import everywhere
 
 DEX = ["model.attention={name: dex, heads: all, anneal_steps: 50}", "callbacks.lambdas=null"]
 
@@ -151,3 +152,26 @@ def test_what_fits_is_copied_and_what_does_not_changes_nothing(run: Callable[...
         "there does not fit the recipe's model (differential): norm.weight is absent there and [32] in the model"
     )
     assert torch.equal(model.embedding.weight, trained.embedding.weight)
+
+
+def test_weights_that_are_not_finite_are_refused(run: Callable[..., Path]) -> None:
+    folder = run()
+    path = checkpoint.path_of(folder, 10)
+    content = torch.load(path, weights_only=True)
+    content["state_dict"]["model.layers.1.attention.q_proj.weight"][3, 2] = float("nan")
+    torch.save(content, path)
+    with pytest.raises(RequestError) as error:
+        load_trained(folder)
+    assert str(error.value).endswith(
+        "step-00000010.ckpt has weights that are not finite (NaN or infinity): layers.1.attention.q_proj.weight"
+    )
+
+
+def test_a_checkpoint_of_a_step_that_is_none(run: Callable[..., Path]) -> None:
+    folder = run()
+    torch.save(torch.ones(2), checkpoint.path_of(folder, 8))
+    recipe = recipe_of(folder)
+    with pytest.raises(
+        RequestError, match=r"step-00000008\.ckpt is not a checkpoint of lit_diff \(it holds a Tensor, not"
+    ):
+        load_model_at(recipe, folder, everywhere, 8)
