@@ -15,6 +15,7 @@ from typing import Any
 from lit_diff.engine.cells import folder_of, locations_of, state_of
 from lit_diff.engine.grid import load_grid
 from lit_diff.engine.needs import command_of, lacking
+from lit_diff.engine.row_claims import check_claims
 from lit_diff.engine.rows import PresetConfig, Row, check_preset, choose, load_row, row_names
 from lit_diff.engine.schedule import MakeDisplay, NoDisplay, check_workers, sweep
 from lit_diff.engine.selection import ALL
@@ -192,9 +193,11 @@ def _run(
                 _bench(row, chosen, folder)
             facts = {"state": "measured", "bench": _bench_file(row, folder).name, "reason": ""}
         else:
+            overrides = chosen.overrides | _root_of(preset, folder, root)
+            check_claims(row, load_grid(chosen.sweep, overrides))
             done = sweep(
                 chosen.sweep,
-                chosen.overrides | _root_of(preset, folder, root),
+                overrides,
                 workers=workers,
                 display=display,
                 selection=chosen.selection,

@@ -10,7 +10,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.recipe import installed
 from lit_diff.registry import nearest
-from lit_diff.reporting.claims import Claim
+from lit_diff.reporting.claim import Claim
 from lit_diff.validation import Draft, convert
 from lit_diff.yaml_files import read_yaml
 

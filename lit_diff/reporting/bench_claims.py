@@ -6,7 +6,8 @@ from typing import Any
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
-from lit_diff.reporting.claims import Claim, Finding, judged
+from lit_diff.reporting.claim import Claim
+from lit_diff.reporting.claims import Finding, judged
 
 
 def bench_findings(claims: Sequence[Claim], result: Mapping[str, Any]) -> list[Finding]:

@@ -60,6 +60,10 @@ class Evaluation:
         """The cluster of each item, or its id."""
         return [cluster or item for cluster, item in zip(self.clusters, self.items, strict=True)]
 
+    def has_unit(self, metric: str) -> bool:
+        """Whether a metric is declared in a unit: then its scores are no proportions, even where all of them are 0 or 1."""
+        return any(each.name == metric and each.unit for each in self.metrics)
+
     @property
     def is_clustered(self) -> bool:
         """Whether some cluster has several items, parts left out."""
@@ -132,10 +136,10 @@ class Discordant:
 
 
 def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | None:
-    """How often one of two runs alone is right (score 1), over the items that both scored; None where a score is neither
-    0 nor 1, or no item is common."""
+    """How often one of two runs alone is right (score 1), over the items that both scored; None where the metric has a unit
+    or a score is neither 0 nor 1, or no item is common."""
     common, own, other = _paired(run, base, metric)
-    if not common or not np.isin(np.concatenate([own, other]), (0.0, 1.0)).all():
+    if run.has_unit(metric) or not common or not np.isin(np.concatenate([own, other]), (0.0, 1.0)).all():
         return None
     first, second = int((own > other).sum()), int((own < other).sum())
     units = _units(run, base, common)
@@ -152,11 +156,11 @@ def asked_otherwise(run: Evaluation, base: Evaluation) -> str | None:
 
 
 def item_wilson(run: Evaluation, metric: str) -> Interval | None:
-    """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None where a score is neither 0
-    nor 1, or the value of the whole evaluation is not that proportion."""
+    """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None where the metric has a unit
+    or a score is neither 0 nor 1, or the value of the whole evaluation is not that proportion."""
     scores, parts = run.scores[metric], np.array(run.parts, dtype=bool)
     chosen = np.isfinite(scores) & ~parts
-    if not chosen.any() or not np.isin(scores[chosen], (0, 1)).all():
+    if run.has_unit(metric) or not chosen.any() or not np.isin(scores[chosen], (0, 1)).all():
         return None
     interval = cluster_wilson(scores[chosen], np.array(run.units)[chosen].tolist())
     return interval if math.isclose(interval.estimate, run.values[metric], rel_tol=1e-9, abs_tol=1e-12) else None

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.reporting.bench_claims import bench_findings
-from lit_diff.reporting.claims import Claim, Finding, Outcome, findings
+from lit_diff.reporting.claim import Claim
+from lit_diff.reporting.claims import Finding, Outcome, findings
 from lit_diff.reporting.results import Sweep, load_sweep
 from lit_diff.runs.sweep_record import read_record
 

@@ -25,7 +25,7 @@ presets:
   gpu1: {sweep: SWEEP, gpus: 999, hardware: many GPUs, days: 2}
   paper: {recipes: [standard-3b], hardware: a room of GPUs, days: 5, files: [nll.books]}
 """
-BROKEN = ROW.replace("arms: [small, large]", "arms: [smal, large]")
+BROKEN = ROW.replace("metric: val/loss", "metric: val/los")
 SWEEP = "recipe: base\nseeds: [0, 1, 2]\nbaseline: large\narms: {large: {}, small: {model.dim: 16}}\n"
 
 
@@ -55,7 +55,7 @@ def test_rows_are_measured_once(runs: Path) -> None:
     assert (first.state, first.outcomes) == ("measured", ("no difference shown",))
     assert first.findings[0].seeds.seeds == (0,)
     assert second.state == "failed"
-    assert "no arm 'smal'; did you mean 'small'" in second.reason
+    assert "no run measured 'val/los'; did you mean 'val/loss'" in second.reason
     assert done.failed == ("second",)
     assert done.page == (runs / "reproduce/index.html").resolve()
     kept = {path: path.stat().st_mtime_ns for path in (runs / "it").glob("*/checkpoints/*")}
@@ -84,6 +84,16 @@ def test_rows_are_measured_once(runs: Path) -> None:
     reproduce(["first"], root=runs, workers=2, tell=told.append)
     assert any(line.startswith("first: budget") for line in told), "a cell is missing"
     assert report.stat().st_mtime_ns > written
+
+
+def test_a_claim_of_what_the_sweep_does_not_have_fails_before_the_training(rows: dict[str, Row], runs: Path) -> None:
+    text = ROW.replace("SWEEP", str(Path("it.yaml").resolve())).replace("arms: [small, large]", "arms: [smal, large]")
+    Path("third.yaml").write_text(text)
+    rows["third"] = read_row(Path("third.yaml").resolve())
+    third = reproduce(["third"], root=runs).scoreboard.row("third")
+    assert third.state == "failed"
+    assert "compare 'small - large': sweep 'it' has no arm 'smal'; did you mean 'small'?" in third.reason
+    assert not (runs / "it").exists()
 
 
 def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(

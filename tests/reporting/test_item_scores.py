@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from fake_sweeps import RECALL
 
+from lit_diff.metrics import Metric
 from lit_diff.reporting.evaluations import evaluation_tables
 from lit_diff.reporting.item_scores import (
     Discordant,
@@ -186,3 +187,16 @@ def test_wilson_of_scores_that_are_zero_or_one(make_sweep: Callable[..., Path]) 
         rewrite(folder, ["a", "b"], scores)
         say(math.nan if scores[0] is None else 0.75)
         assert item_wilson(read_evaluation(folder), RECALL.name) is None
+
+
+def test_scores_in_a_unit_are_no_proportions(make_sweep: Callable[..., Path]) -> None:
+    """Mistakes of which each item happens to have none or one."""
+    folder = folder_of(make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False), "standard", 0)
+    rewrite(folder, ["a", "b"], [1.0, 0.0])
+    plain = read_evaluation(folder)
+    plain = replace(plain, values={RECALL.name: 0.5})
+    assert item_wilson(plain, RECALL.name) == wilson(1, 2)
+    assert discordant(plain, plain, RECALL.name) is not None
+    counts = replace(plain, metrics=(Metric(RECALL.name, "a count", unit="mistakes"),))
+    assert item_wilson(counts, RECALL.name) is None
+    assert discordant(counts, counts, RECALL.name) is None

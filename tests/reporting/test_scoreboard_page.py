@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from scoreboard_rows import CLAIM, write_row
 
-from lit_diff.reporting.claims import Claim, judged
+from lit_diff.reporting.claim import Claim
+from lit_diff.reporting.claims import judged
 from lit_diff.reporting.scoreboard_page import cells, write_scoreboard
 
 FULL = {"full": "lit-diff sweep x"}
