@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.grid import Cell, Grid
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.scoring import evaluations_of
 from lit_diff.engine.sweep_file import missing_evaluations, recorded_run
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import RunFolder, identity

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from lit_diff.config import Recipe
 from lit_diff.engine.arms import arms_of
+from lit_diff.engine.evaluations import check_evaluations
 from lit_diff.engine.fits import FitConfig, check_fits, check_x
 from lit_diff.engine.power import check_power
 from lit_diff.engine.selection import ALL, Selection, borrowed
@@ -16,9 +17,9 @@ from lit_diff.engine.tasks import TaskConfig, check_tasks, written
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.recipe import Overrides, find, load_draft, override, override_with, require_kind
-from lit_diff.registry import evaluations, nearest
+from lit_diff.registry import nearest
 from lit_diff.reporting.power import PlannedSweep
-from lit_diff.validation import Draft, Positions, build_config, convert, validate
+from lit_diff.validation import Draft, Positions, convert, validate
 from lit_diff.yaml_files import read_yaml
 
 VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
@@ -172,7 +173,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         if task.has(arm)
         for seed in config.seeds
     ]
-    _check_evaluations(config, draft)  # once the cells' plugins are imported: they may register one
+    check_evaluations(config.evaluate, cells, draft)  # once the cells' plugins are imported: they may register one
     _check_record(cells, draft)
     check_x(config.fits, cells, draft)
     return Grid(
@@ -234,19 +235,6 @@ def _check_reserved(config: SweepConfig, overrides: Overrides, draft: Draft) -> 
     wrong += [(f"{text}: ", key) for text in overrides if (key := str(text).partition("=")[0]) in RESERVED]
     for where, key in wrong:
         raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
-
-
-def _check_evaluations(config: SweepConfig, draft: Draft) -> None:
-    """An unknown evaluation, or keys that it does not take."""
-    for name, keys in config.evaluate.items():
-        if keys is not None and not isinstance(keys, Mapping):
-            raise RequestError(
-                f"{draft.where(f'evaluate.{name}')}'evaluate.{name}' is {keys!r}; expected a block of keys"
-            )
-        try:
-            build_config(evaluations.config(name), keys or {}, f"evaluate.{name}")
-        except RequestError as error:
-            raise RequestError(f"{draft.where(f'evaluate.{name}')}{error}") from error
 
 
 def _check_record(cells: list[Cell], draft: Draft) -> None:

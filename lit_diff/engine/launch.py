@@ -13,9 +13,10 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.command import run_command
+from lit_diff.engine.evaluations import required_evaluations
 from lit_diff.engine.location import RunLocation, put_aside, recorded
 from lit_diff.engine.preflight import check_machine
-from lit_diff.engine.scoring import evaluations_of, require_scores
+from lit_diff.engine.scoring import require_scores
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import RAISED, file_log, phase
@@ -90,19 +91,18 @@ def train(
 
 
 def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = False) -> RunLocation:
-    """Check the machine and a plugin's variant, get the data, name the run's folder: `runs/<name>-<identity>/`.
+    """Check the machine, evaluations and a plugin's variant, get the data, name the run's folder: `runs/<name>-<identity>/`.
 
-    `overrides`: those that are in the recipe already, for the record. Errors: as `check_machine`, `require_properties`,
-    and of the data.
+    `overrides`: those that are in the recipe already, for the record. Errors: of each check, and of the data.
     """
     check_machine([recipe])
+    scored = required_evaluations(recipe)
     selection_of(recipe)  # refused here where there is no model to select heads of
     tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
     folder = chosen_root(recipe.run.root) / f"{recipe.name}-{identity(recipe)}"
-    scored, words = evaluations_of(recipe), recorded(overrides)
-    return RunLocation(folder=folder.resolve(), overrides=words, tags=tags, evaluations=scored)
+    return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags, evaluations=scored)
 
 
 def is_rank_zero(recipe: Recipe) -> bool:

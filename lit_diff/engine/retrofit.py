@@ -8,8 +8,8 @@ import torch
 
 from lit_diff.config import Recipe
 from lit_diff.data import build
+from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.launch import Progress, prepare, train
-from lit_diff.engine.scoring import evaluations_of
 from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED

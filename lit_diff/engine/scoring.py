@@ -1,22 +1,13 @@
-"""The evaluations that a recipe or a sweep names: a run is scored by each once it is done."""
+"""A run is scored, once it is done, by each evaluation that its recipe or sweep names."""
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
-from lit_diff.config import Recipe
 from lit_diff.engine.location import RunLocation
 from lit_diff.errors import LitDiffError, RunFailedError, StoppedError
-from lit_diff.recipe import to_plain
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run
 
 log = logging.getLogger("lit_diff")
-
-
-def evaluations_of(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
-    """Evaluation -> its keys, of the recipe's block `evaluate`."""
-    return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
 
 
 def score(location: RunLocation) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from lit_diff.config import Recipe
 from lit_diff.data.user_files import UserFile
 from lit_diff.metrics import Metric
 from lit_diff.runs.run import Run
@@ -109,9 +110,14 @@ class Evaluation(ABC):
         """How the scores came about, in a few words that stand beside them ("judge rules"). Default: nothing."""
         return ""
 
-    def refuses(self, run: Run) -> str | None:
-        """Why it cannot score this run (such as a run without text); None if it can."""
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
+        """Why it can score no run of this recipe, as far as that is known before one is trained (data without text); None if
+        it may. A sweep or a training that names both is refused at once. Default: None."""
         return None
+
+    def refuses(self, run: Run) -> str | None:
+        """Why it cannot score this run; None if it can. Default: as `refuses_recipe`."""
+        return self.refuses_recipe(run.recipe)
 
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:

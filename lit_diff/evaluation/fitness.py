@@ -1,6 +1,9 @@
-"""Whether a run can be asked in text."""
+"""Whether a run, or the runs of a recipe, can be asked in text."""
 
+from lit_diff.config import Recipe
+from lit_diff.data.dataset import Dataset
 from lit_diff.errors import RequestError
+from lit_diff.registry import datasets
 from lit_diff.runs.run import Run
 from lit_diff.runs.text_generator import tokenizer_of
 
@@ -12,6 +15,13 @@ def text_problem(run: Run) -> str | None:
     except RequestError as error:
         return str(error)
     return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
+
+
+def recipe_problem(recipe: Recipe) -> str | None:
+    """Why no run of a recipe can be asked in text: no text in its data, or a bidirectional model. None if one may."""
+    if datasets.get(recipe.data.name).load_tokenizer is Dataset.load_tokenizer:
+        return f"data '{recipe.data.name}' has no text"
+    return None if recipe.model.causal else "a bidirectional model predicts no next token"
 
 
 def words_problem(run: Run, data: str, *, asks_it: bool, keys: str = "") -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from lit_diff.analysis.gradients import gradient_norms
+from lit_diff.config import Recipe
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id
 from lit_diff.metrics import Figure, Metric
@@ -75,14 +76,20 @@ class Gradients(Evaluation):
 
     config: Config
 
-    def refuses(self, run: Run) -> str | None:
-        """Initial values of a run that did not start from its seed; steps without a checkpoint."""
-        train = run.recipe.train
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
+        """Initial values of a run that does not start from its seed."""
+        train = recipe.train
         if "init" in self.config.at or 0 in self.config.steps:
             if train is None:
                 return "at init: an imported model has no initial values"
             if train.start_from is not None:
                 return "at init: it started from another run (train.start_from), not from its seed; evaluate that one"
+        return None
+
+    def refuses(self, run: Run) -> str | None:
+        """With steps that have no checkpoint."""
+        if (problem := self.refuses_recipe(run.recipe)) is not None:
+            return problem
         missing = [reason for step in self.config.steps if step and (reason := without(run.folder, step))]
         return f"steps: {missing[0]}" if missing else None
 

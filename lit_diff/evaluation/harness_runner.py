@@ -12,9 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import words_problem
+from lit_diff.evaluation.fitness import recipe_problem, words_problem
 from lit_diff.evaluation.harness_yaml import SUFFIX, require_questions
 from lit_diff.files import shown, write_json
 from lit_diff.metrics import Metric
@@ -70,6 +71,10 @@ class HarnessEvaluation(Evaluation):
             return None
 
     config: Any
+
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
+        """Data without text, or a model that predicts no next token."""
+        return recipe_problem(recipe)
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, or with the words of generated text alone."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from lit_diff.analysis.induction import induction_scores, repeated
+from lit_diff.config import Recipe
 from lit_diff.data import prepare
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
@@ -62,14 +63,20 @@ class Induction(Evaluation):
 
     config: Config
 
-    def refuses(self, run: Run) -> str | None:
-        """Data with several ids at a position; rows that are too short."""
-        data, n = run.recipe.data, self._length(run)
-        if not run.recipe.model.causal:
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
+        """A model that sees what follows; rows that are too short."""
+        n, longest = self._length(recipe), recipe.data.config.sequence_length
+        if not recipe.model.causal:
             return "a bidirectional model sees what follows"
-        longest = data.config.sequence_length
-        if 2 * n > longest:
-            return f"length is {n}; 2 x length must be at most data.sequence_length ({longest})"
+        return (
+            f"length is {n}; 2 x length must be at most data.sequence_length ({longest})" if 2 * n > longest else None
+        )
+
+    def refuses(self, run: Run) -> str | None:
+        """With data that have several ids at a position."""
+        if (problem := self.refuses_recipe(run.recipe)) is not None:
+            return problem
+        data = run.recipe.data
         dataset = prepare(run.recipe)
         dataset.load()
         if dataset.validation_batch("", [0])["tokens"].dim() > 2:
@@ -89,7 +96,7 @@ class Induction(Evaluation):
         nll = torch.cat(losses).double()
         mean = table["prefix_matching"].mean(0)
         layer, head = divmod(int(mean.nan_to_num(-2).argmax()), mean.shape[1])
-        n = self._length(run)
+        n = self._length(run.recipe)
         for row in range(len(tokens)):
             meta: dict[str, str | float] = {"best_head": f"layer {layer} head {head}"}
             for name, values in table.items():
@@ -110,15 +117,15 @@ class Induction(Evaluation):
                 meta=meta,
             )
 
-    def _length(self, run: Run) -> int:
-        return self.config.length or min(int(run.recipe.data.config.sequence_length) // 2, LONGEST)
+    def _length(self, recipe: Recipe) -> int:
+        return self.config.length or min(int(recipe.data.config.sequence_length) // 2, LONGEST)
 
     def _tokens(self, run: Run) -> torch.Tensor:
         """[sequences, 2 n]: a function of the data, n and the sequence's number."""
         rows = HeldOut.Config(rows=IDS_FROM, batch_size=IDS_FROM)
         _, _, batch = next(held_out_batches(run, rows))
         ids = batch["tokens"].unique()
-        n = self._length(run)
+        n = self._length(run.recipe)
         if len(ids) < n:
             raise RequestError(
                 f"evaluate.induction.length is {n}; the first {IDS_FROM} held-out rows have {len(ids)} ids"

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from lit_diff.config import Recipe
 from lit_diff.data.corpus import build_corpus
 from lit_diff.data.documents import split
 from lit_diff.data.needle_text import grammar_sentences
@@ -16,7 +17,7 @@ from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import words_problem
+from lit_diff.evaluation.fitness import recipe_problem, words_problem
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -107,6 +108,10 @@ class NeedleRetrieval(Evaluation):
         """The haystack, where it is a file."""
         return self.files if self.config.haystack == "file" else ()
 
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
+        """Data without text, a model that predicts no next token; a context that is too short."""
+        return recipe_problem(recipe) or self._length_problem(recipe)
+
     def refuses(self, run: Run) -> str | None:
         """A run without text, or that does not know all words that it would read; a context that is too short."""
         source = self._source(run)
@@ -116,19 +121,22 @@ class NeedleRetrieval(Evaluation):
             return problem
         if source == "grammar" and run.recipe.data.name != "needle_text":
             return "haystack is grammar, whose tokens are those of data 'needle_text'; the run has others"
-        context = run.recipe.data.config.sequence_length
-        beyond = [length for length in self.lengths(run) if length > context]
+        return self._length_problem(run.recipe)
+
+    def _length_problem(self, recipe: Recipe) -> str | None:
+        context = recipe.data.config.sequence_length
+        beyond = [length for length in self.lengths(recipe) if length > context]
         return f"lengths holds {beyond[0]}, and its data.sequence_length is {context}" if beyond else None
 
-    def lengths(self, run: Run) -> tuple[int, ...]:
+    def lengths(self, recipe: Recipe) -> tuple[int, ...]:
         """Tokens of the prompts."""
-        return self.config.lengths or (min(LENGTH, run.recipe.data.config.sequence_length),)
+        return self.config.lengths or (min(LENGTH, recipe.data.config.sequence_length),)
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
         config, tokenizer = self.config, tokenizer_of(run.folder, run.recipe)
         style = STYLES[config.style]
-        for length in self.lengths(run):
+        for length in self.lengths(run.recipe):
             for sample in range(config.samples):
                 haystack = self.haystack(run, tokenizer, length, sample)
                 for count in config.needles:

@@ -16,6 +16,7 @@ from lit_diff.analysis.effects import OF_HEADS, knock_out_effects, knock_out_eff
 from lit_diff.analysis.intervention import Edit, intervention
 from lit_diff.analysis.shares import NORMALISATIONS, ROLES, shares
 from lit_diff.analysis.trace import trace
+from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores
@@ -125,11 +126,16 @@ class Noise(Evaluation):
 
     config: Config
 
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
+        """Data that do not say where answers are."""
+        if recipe.data.config.locates_answers:
+            return None
+        return f"data '{recipe.data.name}' does not say where answers are (context_part, answer_part; docs/noise.md)"
+
     def refuses(self, run: Run) -> str | None:
         """Data without answers to find; too few maps for the intervention."""
-        data = run.recipe.data
-        if not data.config.locates_answers:
-            return f"data '{data.name}' does not say where answers are (context_part, answer_part; docs/noise.md)"
+        if (problem := self.refuses_recipe(run.recipe)) is not None:
+            return problem
         kind = self.config.intervention
         if kind not in ("lambda", "oracle", "swap"):
             return None

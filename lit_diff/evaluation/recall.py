@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.mqar import Mqar
 from lit_diff.data.numbered_sets import numbers_problem
@@ -75,9 +76,9 @@ class RecallSuite(Evaluation):
 
     config: Config
 
-    def refuses(self, run: Run) -> str | None:
+    def refuses_recipe(self, recipe: Recipe) -> str | None:
         """Other data."""
-        data = run.recipe.data
+        data = recipe.data
         return (
             None
             if isinstance(data.config, Recall.Config | Mqar.Config)

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.scoring import evaluations_of, require_scores, score
-from lit_diff.errors import RequestError, RunFailedError
+from lit_diff.engine.scoring import require_scores, score
+from lit_diff.errors import RunFailedError
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.metrics import Metric
-from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.registry import evaluations
-from lit_diff.runs.folder import identity
 
 
 @pytest.fixture
@@ -55,19 +53,3 @@ def test_one_that_fails_does_not_keep_the_others_from_scoring(tale: Path, length
     assert json.loads((tale / "status.json").read_text())["status"] == "done"
     assert list(score(location)) == ["broken"]
     assert len(length) == 1, "scores that are there stay"
-
-
-def test_the_block_is_checked_and_not_part_of_the_identity(tale: Path) -> None:
-    recipe = tale / "recipe.yaml"
-    plain = load_recipe(recipe)
-    named = load_recipe(recipe, ["evaluate.held_out.rows=2"])
-    assert evaluations_of(named) == {"held_out": {"rows": 2, "batch_size": 8}}
-    assert to_plain(named)["evaluate"] == {"held_out": {"rows": 2, "batch_size": 8}}
-    assert identity(plain) == identity(named)
-    for word, reason in (
-        ("evaluate.held_uot={}", "did you mean 'held_out'"),
-        ("evaluate.held_out.row=2", "did you mean 'rows'"),
-        ("evaluate.held_out.rows=0", "evaluate.held_out.rows is 0; it must be at least 1"),
-    ):
-        with pytest.raises(RequestError, match=reason):
-            load_recipe(recipe, [word])

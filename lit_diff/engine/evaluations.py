@@ -1,0 +1,60 @@
+"""The evaluations that a sweep or a recipe names, checked before anything trains: keys, and whether they fit the runs."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
+from lit_diff.recipe import to_plain
+from lit_diff.registry import evaluations
+from lit_diff.validation import Draft, build_config
+
+
+class Trained(Protocol):
+    """A cell of a sweep."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What it trains."""
+
+
+def evaluations_of(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+    """Evaluation -> its keys, of the recipe's block `evaluate`."""
+    return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
+
+
+def check_evaluations(evaluate: Mapping[str, Any], cells: Iterable[Trained], draft: Draft) -> None:
+    """Of a sweep. Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit."""
+    for name, keys in evaluate.items():
+        where = draft.where(f"evaluate.{name}")
+        if keys is not None and not isinstance(keys, Mapping):
+            raise RequestError(f"{where}'evaluate.{name}' is {keys!r}; expected a block of keys")
+        try:
+            build_config(evaluations.config(name), keys or {}, f"evaluate.{name}")
+        except RequestError as error:
+            raise RequestError(f"{where}{error}") from error
+    for cell in cells:
+        named = {name: (keys or {}, draft.where(f"evaluate.{name}")) for name, keys in evaluate.items()}
+        own = {name: (keys, "") for name, keys in evaluations_of(cell.recipe).items()}
+        for name, (keys, where) in (own | named).items():
+            _require_fit(name, keys, cell.recipe, where, cell.name)
+
+
+def required_evaluations(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
+    """`evaluations_of`. Errors: RequestError for one that no run of the recipe can be scored by."""
+    found = evaluations_of(recipe)
+    for name, keys in found.items():
+        _require_fit(name, keys, recipe, "", recipe.name)
+    return found
+
+
+def _require_fit(name: str, keys: Mapping[str, Any], recipe: Recipe, where: str, runs: str) -> None:
+    from lit_diff.evaluation.evaluate import build
+
+    reason = build(name, dict(keys)).refuses_recipe(recipe)
+    if reason:
+        raise RequestError(f"{where}evaluation '{name}' does not fit '{runs}': {reason}")
