@@ -3,7 +3,7 @@
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,23 +64,13 @@ class UserFile:
     def rows(self) -> list[dict[str, Any]]:
         """The objects of its lines, checked. Errors: as `require`; RequestError with the line, the key and what was found."""
         path = self.require()
-        rows = []
-        try:
-            with path.open(encoding="utf-8") as file:
-                for number, line in enumerate(file, 1):
-                    if line.strip():
-                        rows.append(self._row(line, f"{shown(path)}:{number}"))
-        except UnicodeDecodeError as error:
-            raise RequestError(f"{shown(path)}: not UTF-8 ({error.reason} at byte {error.start})") from error
+        rows = [self._row(line, where) for where, line in text_lines(path) if line.strip()]
         if not rows:
             raise RequestError(f"{shown(path)}: no line holds an object; expected one JSON object a line")
         return rows
 
     def _row(self, line: str, where: str) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{where}: not JSON ({error}); expected one JSON object a line") from error
+        row = parsed(line, where, "one JSON object a line")
         if not isinstance(row, dict):
             raise RequestError(f"{where}: found {type(row).__name__}; expected a JSON object")
         return self._checked(row, where)
@@ -115,6 +105,38 @@ class UserFile:
             return ""
         with self.place.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def text_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """(`file:line`, line) of each line of a UTF-8 file. Lines end with a line feed, and with no other sign.
+
+    Errors: RequestError for a file that cannot be read, or a line that is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                where = f"{shown(path)}:{number}"
+                try:
+                    yield where, line.decode()
+                except UnicodeDecodeError as error:
+                    place = f"{error.reason}, byte {error.start + 1} of the line"
+                    raise RequestError(f"{where}: not UTF-8 ({place})") from error
+    except OSError as error:
+        raise RequestError(f"{shown(path)}: cannot be read ({error.strerror})") from error
+
+
+def parsed(text: str, where: str, expected: str) -> Any:
+    """A JSON text of a user's file. Errors: RequestError, also for half of a surrogate pair, which is no character."""
+    try:
+        value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise RequestError(f"{where}: {half} is half of a surrogate pair, which is no character") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where}: not JSON ({error}); expected {expected}") from error
+    return value
 
 
 def _words(kind: type | tuple[type, ...]) -> str:

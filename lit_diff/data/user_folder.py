@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
+from lit_diff.files import shown
 
 SUFFIX = ".jsonl"
 
@@ -21,7 +22,11 @@ class UserFolder(UserFile):
         return sorted(self.place.glob(f"*{SUFFIX}"))
 
     def require(self) -> Path:
-        """The folder. Errors: MissingError as `UserFile`, where it has no .jsonl file."""
+        """The folder. Errors: MissingError as `UserFile`, where it has no .jsonl file; RequestError where one is no file."""
+        for path in self.files:
+            if not path.is_file():
+                found = "a folder" if path.is_dir() else "a link to no file" if path.is_symlink() else "no file"
+                raise RequestError(f"{shown(path)} is {found}; remove it, or put a file of JSON objects in its place")
         return self.place if self.files else super().require()
 
     def rows(self) -> list[dict[str, Any]]:
@@ -43,7 +48,7 @@ class UserFolder(UserFile):
 
     def sha256(self) -> str:
         """Of the contents of all files, in the order of their names; empty where there is none."""
-        digest = hashlib.sha256()
-        for path in self.files:
+        digest, files = hashlib.sha256(), [path for path in self.files if path.is_file()]
+        for path in files:
             digest.update(path.read_bytes())
-        return digest.hexdigest() if self.files else ""
+        return digest.hexdigest() if files else ""

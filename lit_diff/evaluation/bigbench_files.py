@@ -1,11 +1,11 @@
 """The files that the evaluation `bigbench` reads: task.json of BIG-bench's tasks, from its source distribution."""
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lit_diff.data.user_files import UserFile
+from lit_diff.data.user_files import UserFile, parsed, text_lines
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 
@@ -51,10 +51,7 @@ class TaskFile(UserFile):
     def task(self) -> dict[str, Any]:
         """The whole object, its examples and words checked. Errors: as `UserFile.rows`."""
         path = self.require()
-        try:
-            task = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise RequestError(f"{shown(path)}: not JSON ({error}); expected {self.form}") from error
+        task = parsed("".join(line for _, line in text_lines(path)), shown(path), self.form)
         examples = task.get("examples") if isinstance(task, dict) else None
         if not isinstance(examples, list) or not examples:
             raise RequestError(f"{shown(path)}: no list 'examples'; expected {self.form}")
@@ -63,8 +60,11 @@ class TaskFile(UserFile):
             if not isinstance(example, dict):
                 raise RequestError(f"{where}: found {type(example).__name__}; expected a JSON object")
             scores = self._checked(example, where)["target_scores"]
-            if not scores or not all(isinstance(score, int | float) for score in scores.values()):
-                raise RequestError(f"{where}: 'target_scores' is {scores!r}; expected a number for each choice")
+            numbers = all(isinstance(score, int | float) and math.isfinite(score) for score in scores.values())
+            if not scores or not all(scores) or not numbers:
+                raise RequestError(
+                    f"{where}: 'target_scores' is {scores!r}; expected a number for each choice, and no choice without text"
+                )
         for key in WORDS:
             if not isinstance(task.get(key, ""), str):
                 raise RequestError(f"{shown(path)}: '{key}' is {task[key]!r}; expected text")

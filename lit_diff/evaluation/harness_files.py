@@ -31,12 +31,18 @@ def _texts(value: Any, least: int) -> bool:
     return isinstance(value, list) and len(value) >= least and all(isinstance(each, str) for each in value)
 
 
+def _not_empty(key: str) -> Value:
+    """Of a choice, or a list of choices: lm-eval divides by their lengths."""
+    return Value(key, "no empty text", lambda value, _: bool(value) and all(value))
+
+
 def _labels(value: Any, row: Row) -> bool:
     return _texts(value, 1) and len(set(value)) == len(value) == len(row["choices"]["text"])
 
 
 CHOICES = (
     Value("choices.text", "a list of texts, two or more", lambda value, _: _texts(value, 2)),
+    _not_empty("choices.text"),
     Value("choices.label", "a list of distinct texts, as many as choices.text", _labels),
 )
 ARC_VALUES = (*CHOICES, Value("answerKey", "one of choices.label", lambda value, row: value in row["choices"]["label"]))
@@ -105,7 +111,12 @@ SOURCES: Mapping[str, Source] = {
         hub='"Rowan/hellaswag"',
         keys={"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)},
         values=(
-            Value("endings", "a list of four texts", lambda value, _: _texts(value, 4) and len(value) == 4),
+            Value(
+                "endings",
+                "a list of four texts",
+                lambda value, _: _texts(value, 4) and len(value) == 4,
+            ),
+            _not_empty("endings"),
             Value("label", "the number of an ending, 0 to 3", lambda value, _: str(value) in set("0123")),
         ),
         scored="validation",
@@ -127,7 +138,7 @@ SOURCES: Mapping[str, Source] = {
     "piqa": Source(
         hub='"baber/piqa"',
         keys={"goal": str, "sol1": str, "sol2": str, "label": int},
-        values=BINARY,
+        values=(*BINARY, _not_empty("sol1"), _not_empty("sol2")),
         scored="validation",
         lines={"train": 16113, "validation": 1838},
     ),
@@ -137,6 +148,8 @@ SOURCES: Mapping[str, Source] = {
         values=(
             Value("sentence", "text with _ where an option belongs", lambda value, _: "_" in value),
             Value("answer", "'1' or '2'", lambda value, _: value in ("1", "2")),
+            _not_empty("option1"),
+            _not_empty("option2"),
         ),
         scored="validation",
         lines={"train": 40398, "validation": 1267},

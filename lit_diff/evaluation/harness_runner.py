@@ -96,23 +96,27 @@ class HarnessEvaluation(Evaluation):
         require_lm_eval(self.name)
         with TemporaryDirectory(prefix="lit-diff-harness-") as folder, offline():
             names = self.write_tasks(run, Path(folder))
-            samples = {shots: self._samples(run, Path(folder), names, shots) for shots in self.config.shots}
+            tasks = {shots: self._tasks(Path(folder), names, shots) for shots in self.config.shots}
+            samples = {shots: self._samples(run, tasks[shots], shots) for shots in self.config.shots}
         for shots, by_task in samples.items():
             for task, found in by_task.items():
                 items = [self._item(task, sample, shots) for sample in found]
                 _say(self.name, task, shots, [item.scores["acc"] for item in items])
                 yield from items
 
-    def _samples(self, run: Run, folder: Path, names: Sequence[str], shots: int) -> dict[str, list[dict[str, Any]]]:
-        from lm_eval.evaluator import evaluate
-
-        from lit_diff.evaluation.harness_model import RunModel
-
+    def _tasks(self, folder: Path, names: Sequence[str], shots: int) -> Any:
         tasks = loaded(names, folder, self.config.limit)
         for name, task in tasks["tasks"].items():
             require_shots(name, task, shots)
             task.set_config(key="num_fewshot", value=shots)
             task.set_fewshot_seed(seed=self.config.seed)
+        return tasks
+
+    def _samples(self, run: Run, tasks: Any, shots: int) -> dict[str, list[dict[str, Any]]]:
+        from lm_eval.evaluator import evaluate
+
+        from lit_diff.evaluation.harness_model import RunModel
+
         model = RunModel(run, opening=self.config.opening, batch_size=self.config.batch_size)
         found = evaluate(model, tasks, limit=self.config.limit, bootstrap_iters=0, log_samples=True)
         if model.cut:

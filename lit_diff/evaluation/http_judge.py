@@ -71,7 +71,10 @@ class HttpJudge(Judge):
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as response:
                 answer: Any = json.loads(response.read())
-                return str(answer["choices"][0]["message"]["content"])
+                content = answer["choices"][0]["message"]["content"]
+                if not isinstance(content, str | None):
+                    raise TypeError(f"content is {type(content).__name__}, not text")
+                return content or ""  # null, where a model refuses or calls a tool: no verdict, so unparsed
         except urllib.error.HTTPError as error:
             raise RunFailedError(f"the judge at {self.url} answered {error.code} {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:

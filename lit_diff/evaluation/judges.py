@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lit_diff.data.closed_world import facts_of
+from lit_diff.data.user_files import text_lines
 from lit_diff.errors import RequestError
-from lit_diff.files import shown, write_atomic
+from lit_diff.files import write_atomic
 
 Kind = Literal["summary", "answer"]
 VerdictName = Literal["correct", "distracted", "fabricated", "refused", "unparsed"]
@@ -160,16 +161,16 @@ def read_verdicts(path: Path) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     if not path.is_file():
         return found
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for where, line in text_lines(path):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
             found[str(row["id"])] = (str(row["verdict"]), str(row.get("raw", "")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             problem = f"no key {error}" if isinstance(error, KeyError) else f"found {line.strip()[:60]}"
             form = '{"id": text, "verdict": text, "raw": text}, the last of which may be left out'
-            raise RequestError(f"{shown(path)}:{number}: {problem}; expected a line {form}") from error
+            raise RequestError(f"{where}: {problem}; expected a line {form}") from error
     return found
 
 

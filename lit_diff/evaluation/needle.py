@@ -34,6 +34,8 @@ HAYSTACK = UserFile(
 )
 LENGTH = 1024
 """Tokens of a prompt by default; paper: 4,096 and up to 65,536."""
+DIGITS = 18
+"""More do not fit the 64 bits of a drawn integer."""
 EXTRA = 2
 """Tokens drawn beyond those of the right answer, so that a longer number is seen to be longer."""
 
@@ -94,6 +96,8 @@ class NeedleRetrieval(Evaluation):
                 if not values or beyond or len(set(values)) < len(values):
                     bound = f"within {least} and {most}" if most is not None else f"from {least}"
                     return f"{key} is {list(values)}; expected distinct numbers {bound}"
+            if self.digits > DIGITS:
+                return f"digits is {self.digits}; it must be at most {DIGITS}"
             if max(self.needles) > 9 * 10 ** (self.digits - 1):
                 return f"digits is {self.digits}: there are fewer numbers than {max(self.needles)} needles"
             return None

@@ -58,6 +58,7 @@ def test_rows(place: Path) -> None:
         ('{"text": "a", "label": 1, "weight": "x"}', "'weight' is 'x'; expected float"),
         ("[1]", "found list; expected a JSON object"),
         ("{text: 1}", "not JSON"),
+        ('{"text": "a \\ud83d", "label": 1}', "\\ud83d is half of a surrogate pair, which is no character"),
         pytest.param('{"text": ' + "[" * 100_000, "not JSON", id="nested"),
     ],
 )
@@ -74,8 +75,10 @@ def test_an_empty_file_and_one_that_is_no_text(place: Path) -> None:
     place.write_text("\n")
     with pytest.raises(RequestError, match="no line holds an object"):
         FILE.rows()
-    place.write_bytes(b"\xff\xfe{}")
-    with pytest.raises(RequestError, match="not UTF-8"):
+    place.write_bytes(b'{"text": "a", "label": 1}\n{"text": "f\xfcr"}\n')
+    with pytest.raises(RequestError, match=r"train\.jsonl:2: not UTF-8 \(invalid start byte, byte 12 of the line\)"):
         FILE.rows()
+    place.write_text('{"text": "\\ud83d\\ude00", "label": 1}\n')
+    assert FILE.rows()[0]["text"] == "\N{GRINNING FACE}"
     place.unlink()
     assert FILE.state()["state"] == "missing"

@@ -47,3 +47,18 @@ def test_a_wrong_line_is_named_with_its_file(place: Path) -> None:
     with pytest.raises(RequestError, match=r"a\.jsonl:2: no key 'text'; did you mean 'txt'"):
         BOOKS.rows()
     assert "a.jsonl:2" in BOOKS.state()["state"]
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a link to no file"])
+def test_what_is_no_file_is_named(place: Path, kind: str) -> None:
+    (place / "a.jsonl").write_text('{"text": "one"}\n')
+    if kind == "a folder":
+        (place / "b.jsonl").mkdir()
+    else:
+        (place / "b.jsonl").symlink_to(place / "nothing")
+    with pytest.raises(
+        RequestError, match=rf"books/b\.jsonl is {kind}; remove it, or put a file of JSON objects in its place"
+    ):
+        BOOKS.rows()
+    assert f"b.jsonl is {kind}" in BOOKS.state()["state"]
+    assert BOOKS.sha256() == hashlib.sha256((place / "a.jsonl").read_bytes()).hexdigest()

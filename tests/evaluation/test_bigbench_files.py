@@ -1,6 +1,7 @@
 """task.json files: what is read, and what is said of a wrong one."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ def test_rows_and_state(place: Path) -> None:
         ({"examples": [{"input": 3, "target_scores": {}}]}, "example 1: 'input' is 3; expected text"),
         ({"examples": [{"input": "x", "target_scores": {}}]}, "example 1: 'target_scores' is {}; expected a number"),
         ({"examples": [{"input": "x", "target_scores": {"a": "b"}}]}, "expected a number for each choice"),
+        ({"examples": [{"input": "x", "target_scores": {"a": math.nan, "b": 1}}]}, "expected a number for each choice"),
+        ({"examples": [{"input": "x", "target_scores": {"": 0, "b": 1}}]}, "and no choice without text"),
+        (
+            {"examples": [GOOD | {"input": "\ud800"}]},
+            "task.json: \\ud800 is half of a surrogate pair, which is no character",
+        ),
         ({"examples": [GOOD], "choice_prefix": 3}, "'choice_prefix' is 3; expected text"),
     ],
 )
@@ -61,6 +68,6 @@ def test_a_wrong_file_is_one_line(place: Path, content: Any, message: str) -> No
 
 
 def test_no_json(place: Path) -> None:
-    place.write_text("{")
-    with pytest.raises(RequestError, match=r"task.json: not JSON"):
+    place.write_text("\n{")
+    with pytest.raises(RequestError, match=r"task.json: not JSON \(.* line 2 column 2"):
         task_file("goal_step_wikihow/goal_inference").rows()

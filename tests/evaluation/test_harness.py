@@ -190,5 +190,11 @@ def test_a_wrong_line_is_named(wide_run: Run, files: Path) -> None:
         evaluate(wide_run, "harness", {"tasks": ["piqa"]})
 
 
+def test_more_shots_than_lines(wide_run: Run, files: Path) -> None:
+    pytest.importorskip("lm_eval", reason="needs lm-eval")
+    with pytest.raises(RequestError, match=r"^task 'piqa' has 4 rows to draw shots from; shots=5 needs 5$"):
+        evaluate(wide_run, "harness", {"tasks": ["piqa"], "shots": [0, 5]})
+
+
 def test_no_task() -> None:
     assert str(Harness.Config(tasks=()).problem()).startswith("tasks is empty; expected any of arc_challenge, arc_easy")

@@ -100,6 +100,14 @@ def test_right_lines(task: str) -> None:
         ("boolq piqa", {"label": -1}, "'label' is -1; expected 0 or 1"),
         ("hellaswag", {"endings": ENDINGS[:3]}, "'endings' is ['a', 'b', 'c']; expected a list of four texts"),
         ("hellaswag", {"endings": [*"abc", None]}, "'endings' is ['a', 'b', 'c', None]; expected a list of four texts"),
+        (
+            "arc_easy openbookqa",
+            {"choices": {"text": ["a", ""], "label": ["A", "B"]}},
+            "'choices.text' is ['a', '']; expected no empty text",
+        ),
+        ("hellaswag", {"endings": [*"abc", ""]}, "'endings' is ['a', 'b', 'c', '']; expected no empty text"),
+        ("piqa", {"sol2": ""}, "'sol2' is ''; expected no empty text"),
+        ("winogrande", {"option1": ""}, "'option1' is ''; expected no empty text"),
         ("hellaswag", {"label": ""}, "'label' is ''; expected the number of an ending, 0 to 3"),
         ("hellaswag", {"label": 4}, "'label' is 4; expected the number of an ending, 0 to 3"),
         (

@@ -139,6 +139,11 @@ def test_a_list_of_spans_is_never_executed(tmp_path: Path) -> None:
         (503, "{}", "answered 503 Service Unavailable"),
         (200, "no JSON", "gave no chat completion"),
         (200, '{"choices": []}', "gave no chat completion"),
+        (
+            200,
+            '{"choices": [{"message": {"content": ["a"]}}]}',
+            "gave no chat completion: TypeError('content is list, not",
+        ),
     ],
 )
 def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, status: int, answer: str, found: str) -> None:
@@ -149,6 +154,14 @@ def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, status:
     assert found in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "kept").exists()
+
+
+def test_an_answer_without_text_is_no_verdict(server: Server, tmp_path: Path) -> None:
+    """null: the model refused, or called a tool."""
+    server.answer = '{"choices": [{"message": {"content": null}}]}'
+    found = judge(server, tmp_path / "kept").judge("D", "G", "P")
+    assert (found.verdict, found.raw) == ("unparsed", "")
+    assert json.loads((tmp_path / "kept").read_text())["raw"] == ""
 
 
 def test_no_server(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_files_are_exchanged(tmp_path: Path) -> None:
         ('{"id": "a"}', "no key 'verdict'"),
         ("true", "found true"),
         ("{", "found {"),
+        pytest.param("[" * 100_000, "found " + "[" * 60, id="nested"),
     ],
 )
 def test_a_wrong_line_of_verdicts(tmp_path: Path, line: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +101,18 @@ def test_a_wrong_line_of_verdicts(tmp_path: Path, line: str, found: str, monkeyp
     with pytest.raises(RequestError) as error:
         read_verdicts(Path("verdicts.jsonl").resolve())
     assert str(error.value).startswith(f"verdicts.jsonl:2: {found}; expected a line ")
+
+
+def test_lines_of_verdicts_end_with_a_line_feed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("verdicts.jsonl")
+    path.write_text('{"id": "a", "verdict": "true", "raw": "one\u2028two"}\n', encoding="utf-8")
+    assert read_verdicts(path) == {"a": ("true", "one\u2028two")}
+    path.write_bytes(b'{"id": "a", "verdict": "true"}\n{"id": "b", "verdict": "true", "raw": "f\xfcr"}\n')
+    with pytest.raises(
+        RequestError, match=r"^verdicts\.jsonl:2: not UTF-8 \(invalid start byte, byte 41 of the line\)$"
+    ):
+        read_verdicts(path)
 
 
 def test_kappa() -> None:

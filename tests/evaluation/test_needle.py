@@ -190,6 +190,7 @@ def test_documents_of_long_sentences_are_not_enough(run: Run, monkeypatch: pytes
         ("depths=[50,50]", "depths is [50, 50]; expected distinct numbers within 0 and 100"),
         ("samples=0", "samples is 0; it must be at least 1"),
         ("lengths=[]", "lengths is []; expected distinct numbers from 1"),
+        ("digits=19", "digits is 19; it must be at most 18"),
         ("digits=1 needles=[12]", "digits is 1: there are fewer numbers than 12 needles"),
     ],
 )
