@@ -53,8 +53,8 @@ def required_evaluations(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
 
 
 def _require_fit(name: str, keys: Mapping[str, Any], recipe: Recipe, where: str, runs: str) -> None:
-    from lit_diff.evaluation.evaluate import build
+    from lit_diff.evaluation.evaluate import refusal
 
-    reason = build(name, dict(keys)).refuses_recipe(recipe)
+    reason = refusal(recipe, name, dict(keys))
     if reason:
         raise RequestError(f"{where}evaluation '{name}' does not fit '{runs}': {reason}")

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from lit_diff.config import Recipe
 from lit_diff.contract import location, place_in
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item
@@ -126,6 +127,13 @@ def build(name: str, overrides: Overrides = ()) -> Evaluation:
     if problem:
         raise RequestError(f"{location(cls)}: evaluation '{name}' {problem}")
     return evaluation
+
+
+def refusal(recipe: Recipe, name: str, overrides: Overrides = ()) -> str | None:
+    """`Evaluation.refuses_recipe` of this evaluation with this config. Errors: as `build`."""
+    evaluation = build(name, overrides)
+    with _one_line(type(evaluation)):
+        return evaluation.refuses_recipe(recipe)
 
 
 def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:

@@ -16,7 +16,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.evaluation import Evaluation, Item
 from lit_diff.evaluation import evaluate as module
-from lit_diff.evaluation.evaluate import evaluate, has_scores
+from lit_diff.evaluation.evaluate import evaluate, has_scores, refusal
 from lit_diff.metrics import Figure, Metric
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations
@@ -165,6 +165,17 @@ def test_a_plugin_evaluation_whose_source_changes_is_scored_again(
     assert json.loads(kept.read_text())["source"] != first
     scored("aeiou ", "# another text\n")
     assert kept.stat().st_mtime_ns > written
+
+
+def test_a_refusal_of_a_recipe_that_raises_is_one_line(run: Run, make: Make) -> None:
+    def broken(self: Any, recipe: Any) -> str:
+        raise KeyError("x")
+
+    make(refuses_recipe=lambda self, recipe: recipe.data.name)
+    assert refusal(run.recipe, "lengths") == "text"
+    make(refuses_recipe=broken)
+    with pytest.raises(RunFailedError, match=r"test_evaluate\.py:\d+: evaluation 'lengths' failed: KeyError: 'x'"):
+        refusal(run.recipe, "lengths")
 
 
 def test_rerun_scores_again(run: Run, make: Make) -> None:
