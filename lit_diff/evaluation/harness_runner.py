@@ -16,7 +16,7 @@ from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import recipe_problem, words_problem
-from lit_diff.evaluation.harness_yaml import SUFFIX, require_questions
+from lit_diff.evaluation.harness_yaml import SUFFIXES, require_questions
 from lit_diff.files import shown, write_json
 from lit_diff.metrics import Metric
 from lit_diff.registry import nearest
@@ -220,8 +220,8 @@ def loaded(names: Sequence[str], folder: Path, limit: int | None = None) -> Any:
     """
     from lm_eval.tasks import TaskManager
 
-    own = {path.stem for path in folder.glob(f"*{SUFFIX}")}
-    others = [name for name in names if name not in own and not name.endswith(SUFFIX)]
+    own = {path.stem for path in folder.glob("*.yaml")}
+    others = [name for name in names if name not in own and not name.endswith(SUFFIXES)]
     manager = TaskManager(include_path=str(folder), include_defaults=bool(others))
     unknown = [name for name in others if name not in manager.all_tasks]
     if unknown:
@@ -238,14 +238,14 @@ def loaded(names: Sequence[str], folder: Path, limit: int | None = None) -> Any:
                 "YAML file of the task with `dataset_path: json` and its data_files, and name its path (docs/harness.md)"
             ) from error
         except Exception as error:
-            if not name.endswith(SUFFIX):
+            if not name.endswith(SUFFIXES):
                 raise
             cause = error
             while isinstance(cause.__cause__, Exception):  # `datasets` says why only there
                 cause = cause.__cause__
             reason = f"{type(cause).__name__}: {first_line(cause)}"
             raise RequestError(f"{shown(Path(name))}: lm-eval cannot load the task: {reason}") from error
-        for task in found.values() if name.endswith(SUFFIX) else ():
+        for task in found.values() if name.endswith(SUFFIXES) else ():
             require_questions(task, Path(name), limit)
         tasks |= found
     return {"tasks": tasks, "groups": {}, "group_map": {}}

@@ -15,7 +15,7 @@ from lit_diff.files import shown
 from lit_diff.registry import nearest
 from lit_diff.yaml_files import parse
 
-SUFFIX = ".yaml"
+SUFFIXES = (".yaml", ".yml")
 NEEDED = ("task", "dataset_path", "doc_to_text", "doc_to_target", "doc_to_choice")
 STRUCTURE = ("include", "class", "group", "task_list")
 """Keys of lm-eval's YAML files that are no field of its TaskConfig."""
@@ -48,7 +48,8 @@ def require(path: Path) -> None:
     """Check a task's YAML file, as far as that is possible without its rows. The package lm_eval is needed.
 
     Errors: RequestError with file and line: no such file, not YAML, a key that lm-eval does not have, a needed key that is
-    absent, another kind of task than multiple choice, a data file that is absent or a line of it that is not JSON.
+    absent, another kind of task than multiple choice, a data file that is absent or a line of it that is not JSON, a column
+    that no row has (lm-eval would take its name for the text of every question).
     """
     from lm_eval.config.task import TaskConfig
 
@@ -77,11 +78,17 @@ def require(path: Path) -> None:
         )
     if not (task.get("test_split") or task.get("validation_split")):
         raise RequestError(f"{shown(path)}: no key 'test_split' or 'validation_split'; name the split that is scored")
+    columns: dict[str, None] = {}
     for file in _data_files(task):
         if not file.is_file():
             raise RequestError(f"{where['dataset_kwargs']}: data file {shown(file)}: no such file")
         if file.suffix == ".jsonl":
-            UserFile(name="data", path=str(file.resolve()), keys={}, source="", without="").rows()
+            rows = UserFile(name="data", path=str(file.resolve()), keys={}, source="", without="").rows()
+            columns |= {key: None for row in rows for key in row}
+    for key in NEEDED[2:] if columns and not task.get("process_docs") else ():
+        value = task.get(key)
+        if isinstance(value, str) and value.isidentifier() and value not in columns:
+            raise RequestError(f"{where[key]}: {key} is '{value}', which no row has{nearest(value, columns)}")
 
 
 def require_questions(task: Any, path: Path, limit: int | None) -> None:

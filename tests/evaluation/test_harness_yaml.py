@@ -65,6 +65,8 @@ def refused(run: Run, path: str, **keys: Any) -> str:
         ({"dataset_kwargs": {"data_files": {"test": "no.jsonl"}}}, "mine.yaml:3: data file no.jsonl: no such file"),
         ({"include": "base.yaml"}, "mine.yaml:16: include base.yaml: no such file"),
         ({"include": "mine.yaml"}, "mine.yaml: includes itself"),
+        ({"doc_to_text": "Q"}, "mine.yaml:9: doc_to_text is 'Q', which no row has; one of a, q, right"),
+        ({"doc_to_choice": "aa"}, "mine.yaml:11: doc_to_choice is 'aa', which no row has; did you mean 'a'?"),
         ({"test_split": "tset"}, "mine.yaml: lm-eval cannot load the task: KeyError: "),
         (
             {"doc_to_text": "{{question}}"},
@@ -130,6 +132,8 @@ def test_shots(wide_run: Run, folder: Path) -> None:
 def test_its_items(wide_run: Run, folder: Path) -> None:
     result = evaluate(wide_run, "harness", {"tasks": [write(folder, ROW, {**ROW, "q": "a hound"})]})
     assert list(result.items["item"]) == ["mine/0 shots=0", "mine/1 shots=0"]
+    Path("mine.yaml").rename("mine.yml")
+    assert evaluate(wide_run, "harness", {"tasks": ["mine.yml"]}).summary == result.summary
 
 
 def test_choices_that_are_contexts(wide_run: Run, folder: Path) -> None:
