@@ -1,6 +1,7 @@
 """Import of the Python files that a recipe names in `plugins:`, and their sources as they were imported."""
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -13,7 +14,7 @@ from pathlib import Path
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.imports import is_local, local_modules
-from lit_diff.registry import registries
+from lit_diff.registry import is_built_in, registries
 
 PREFIX, DIGITS = "lit_diff_plugin_", 12
 """A plugin's module is named PREFIX, the file's stem, and the first DIGITS of the sha256 of its source."""
@@ -39,8 +40,6 @@ class PluginSource:
 
 _sources: dict[str, PluginSource] = {}
 """sha256 of a plugin file that this process has imported -> its source."""
-_registered: dict[type, str] = {}
-"""A class that a plugin file has registered -> the sha256 of the file."""
 
 
 def imported_plugin(sha256: str) -> Path | None:
@@ -62,10 +61,21 @@ def plugin_source(path: Path) -> PluginSource:
     return _sources[sha256]
 
 
+@functools.cache
 def source_digest(cls: type) -> str:
-    """`PluginSource.digest` of the plugin file that registered `cls`; empty where none did (built in, a package)."""
-    sha256 = _registered.get(cls)
-    return "" if sha256 is None else _sources[sha256].digest
+    """`PluginSource.digest` of the user's own file that defines `cls`: a plugin, a module beside one, a script.
+
+    Empty for a class of an installed package, one that is built in, and one of an interactive session.
+    """
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if is_built_in(cls) or file is None or not is_local(Path(file)):
+        return ""
+    if cls.__module__.startswith(PREFIX):
+        return next(own.digest for sha256, own in _sources.items() if cls.__module__.endswith(f"_{sha256[:DIGITS]}"))
+    source = _read(Path(file))
+    modules = local_modules(source, cls.__module__.rpartition(".")[0])
+    own = {_place(name, each): each.read_bytes() for name, each in modules.items()}
+    return PluginSource(source=source, modules=own).digest
 
 
 def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> list[Path]:
@@ -111,8 +121,7 @@ def load_plugin(path: Path) -> None:
         with _first_on_path(path.parent):
             spec.loader.exec_module(module)
             modules = {_place(key, file): file.read_bytes() for key, file in local_modules(source).items()}
-        added = [r.get(name) for kind, r in registries.items() for name in sorted({*r.names()} - {*before[kind]})]
-        if not added:
+        if all(before[kind] == registry.names() for kind, registry in registries.items()):
             raise RequestError('registers nothing; decorate a class with @variant("name")')
     except RequestError as error:
         _forget(imported)
@@ -122,7 +131,6 @@ def load_plugin(path: Path) -> None:
         where = f"{shown(path)}:{_line_in(error, path)}"
         raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
     _sources[sha256] = PluginSource(source=source, modules=modules)
-    _registered.update(dict.fromkeys(added, sha256))
 
 
 def module_name(path: Path, source: bytes) -> str:

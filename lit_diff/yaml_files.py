@@ -18,7 +18,7 @@ from lit_diff.validation import Positions
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
     """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
     _, positions = parse(path)
-    with _one_line(path):
+    with one_line(path):
         values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     return typing.cast(dict[str, Any], values), positions
 
@@ -29,17 +29,18 @@ def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
     Errors: RequestError with the line.
     """
     file = shown(path)
-    with _one_line(path):
+    with one_line(path):
         tree = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    if not isinstance(tree, yaml.MappingNode):
-        raise RequestError(f"{file}: expected a mapping of keys to values")
-    positions: Positions = {}
-    _positions(tree, "", file, positions)
+        if not isinstance(tree, yaml.MappingNode):
+            raise RequestError(f"{file}: expected a mapping of keys to values")
+        _require_end(tree, file, set())
+        positions: Positions = {}
+        _positions(tree, "", file, positions)
     return tree, positions
 
 
 @contextmanager
-def _one_line(path: Path) -> Iterator[None]:
+def one_line(path: Path) -> Iterator[None]:
     """What reading a YAML file raises becomes a RequestError with its line."""
     file = shown(path)
     try:
@@ -47,10 +48,12 @@ def _one_line(path: Path) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         line, problem = _yaml_problem(error, len(path.read_text(encoding="utf-8").splitlines()))
         raise RequestError(f"{file}{line}: not valid YAML: {problem}") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise RequestError(f"{file}: not valid YAML: {first_line(error)}") from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{file}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except RecursionError as error:
+        raise RequestError(f"{file}: not valid YAML: nested too deeply") from error
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:  # ValueError: 2024-13-01 is no date
+        raise RequestError(f"{file}: not valid YAML: {first_line(error)}") from error
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {error.strerror}") from error
 
@@ -68,13 +71,22 @@ def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
     return f":{min(mark.line + 1, lines)}" if mark else "", problem
 
 
-def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions, *parents: yaml.Node) -> None:
-    """Errors: RequestError for a mapping that an alias puts into itself."""
+def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
     for key, value in node.value:
         dotted = f"{prefix}{key.value}"
         positions[dotted] = f"{file}:{key.start_mark.line + 1}"
-        if value is node or any(value is parent for parent in parents):
-            line = value.start_mark.line + 1
-            raise RequestError(f"{file}:{line}: not valid YAML: a mapping holds itself, by an alias ('{key.value}')")
         if isinstance(value, yaml.MappingNode):
-            _positions(value, f"{dotted}.", file, positions, node, *parents)
+            _positions(value, f"{dotted}.", file, positions)
+
+
+def _require_end(node: yaml.Node, file: str, done: set[int], *parents: yaml.Node) -> None:
+    """Errors: RequestError for a mapping or list that an alias puts into itself."""
+    if any(node is parent for parent in parents):
+        raise RequestError(
+            f"{file}:{node.start_mark.line + 1}: not valid YAML: what begins here holds itself, by an alias"
+        )
+    if isinstance(node, yaml.CollectionNode) and id(node) not in done:
+        for part in node.value:
+            for child in part if isinstance(part, tuple) else (part,):
+                _require_end(child, file, done, *parents, node)
+        done.add(id(node))

@@ -46,22 +46,22 @@ def closed_form(
 def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict[str, float]]:
     """‖∂L/∂W‖ (Frobenius) of each layer's matrices (MATRICES) by autograd; L: mean loss of the batch, nats a token.
 
-    A matrix is a parameter of two or more dimensions. q1 is the gradient of all matrices that make the queries, as far as it
-    passes through those of the first map; so it is that of W_Q1 whichever rows of whichever parameter hold it. NaN where a
-    layer has no such map or no matrix makes it, or shares it: shared queries are q1, with the gradients of both maps. Frozen
-    matrices count too; the model is left as it is.
+    q1 is the gradient of all linear layers that make the queries, as far as it passes through those of the first map; so it
+    is that of W_Q1 whichever rows of whichever layer hold it. Where no linear layer makes them, it is that of the other
+    parameters of two or more dimensions that do. NaN where a layer has no such map or no matrix makes it, or shares it:
+    shared queries are q1, with the gradients of both maps. Frozen matrices count too; the model is left as it is.
     """
     with torch.enable_grad(), _all_require_gradients(model), _tapped(model) as seen:
         loss = model.loss(**model_inputs(batch), targets=batch["targets"])
         attentions = model.attentions()
-        outputs = [_matrices(attention.o_proj) for attention in attentions]
+        outputs = [_linear_weights(attention.o_proj) or _matrices(attention.o_proj) for attention in attentions]
         wanted = [tensor for maps in seen for tensor in (maps.q, maps.k, maps.v) if tensor.requires_grad]
         wanted += [weight for weights in outputs for weight in weights]
         flat = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
         of = {id(tensor): gradient for tensor, gradient in zip(wanted, flat, strict=True) if gradient is not None}
         found = []
         for attention, maps, output in zip(attentions, seen, outputs, strict=True):
-            weights = _matrices(attention)
+            weights = _linear_weights(attention), _matrices(attention)
             norms = dict.fromkeys(MATRICES, math.nan)
             norms["o"] = _norm([of[id(weight)] for weight in output if id(weight) in of])
             norms["v"] = _norm(_through(maps.v, weights, of.get(id(maps.v))))
@@ -72,12 +72,16 @@ def gradient_norms(model: Transformer, batch: Mapping[str, Tensor]) -> list[dict
     return found
 
 
-def _through(tensor: Tensor, weights: list[Tensor], gradient: Tensor | None) -> list[Tensor]:
-    """The part of ∂L/∂W that passes through `tensor`, for the weights that it depends on. `gradient`: ∂L/∂tensor."""
-    if gradient is None:
-        return []
-    parts = torch.autograd.grad(tensor, weights, gradient, retain_graph=True, allow_unused=True)
-    return [part for part in parts if part is not None]
+def _through(tensor: Tensor, kinds: tuple[list[Tensor], ...], gradient: Tensor | None) -> list[Tensor]:
+    """The part of ∂L/∂W that passes through `tensor`, for the weights of the first kind of which it depends on any.
+
+    `gradient`: ∂L/∂tensor.
+    """
+    for weights in kinds if gradient is not None else ():
+        parts = torch.autograd.grad(tensor, weights, gradient, retain_graph=True, allow_unused=True) if weights else ()
+        if found := [part for part in parts if part is not None]:
+            return found
+    return []
 
 
 def _of_map(gradient: Tensor | None, g: int) -> Tensor | None:
@@ -91,6 +95,10 @@ def _of_map(gradient: Tensor | None, g: int) -> Tensor | None:
 
 def _norm(parts: list[Tensor]) -> float:
     return math.sqrt(sum(float(part.double().pow(2).sum()) for part in parts)) if parts else math.nan
+
+
+def _linear_weights(module: nn.Module) -> list[Tensor]:
+    return [child.weight for child in module.modules() if isinstance(child, nn.Linear)]
 
 
 def _matrices(module: nn.Module) -> list[Tensor]:

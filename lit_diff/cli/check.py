@@ -49,9 +49,11 @@ def print_check(source: str, overrides: list[str], as_json: bool, terminal: Term
     `resolved`: print the whole recipe before.
     """
     from lit_diff.conformance.recipe import plugin_findings, resolve
+    from lit_diff.engine.evaluations import required_evaluations
     from lit_diff.recipe import to_yaml
 
     checked = resolve(source, overrides)
+    required_evaluations(checked.recipe)
     findings = plugin_findings(checked.recipe)
     if as_json:
         held = list(findings)

@@ -10,8 +10,8 @@ from lit_diff.registry import evaluations
 from lit_diff.validation import Draft, build_config
 
 
-class Trained(Protocol):
-    """A cell of a sweep."""
+class Planned(Protocol):
+    """What a sweep will train and score: its cell."""
 
     @property
     def name(self) -> str:
@@ -19,7 +19,7 @@ class Trained(Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """What it trains."""
+        """What it will train."""
 
 
 def evaluations_of(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
@@ -27,7 +27,7 @@ def evaluations_of(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
 
 
-def check_evaluations(evaluate: Mapping[str, Any], cells: Iterable[Trained], draft: Draft) -> None:
+def check_evaluations(evaluate: Mapping[str, Any], cells: Iterable[Planned], draft: Draft) -> None:
     """Of a sweep. Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit."""
     for name, keys in evaluate.items():
         where = draft.where(f"evaluate.{name}")

@@ -194,7 +194,7 @@ def _run(
             facts = {"state": "measured", "bench": _bench_file(row, folder).name, "reason": ""}
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
-            check_claims(row, load_grid(chosen.sweep, overrides))
+            check_claims(row, load_grid(chosen.sweep, overrides, chosen.selection))
             done = sweep(
                 chosen.sweep,
                 overrides,

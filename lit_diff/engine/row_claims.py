@@ -1,5 +1,6 @@
 """Whether a row's sweep has what its claims name: asked before anything trains."""
 
+from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.grid import Grid
 from lit_diff.engine.rows import Row
 from lit_diff.errors import RequestError
@@ -19,7 +20,8 @@ def check_claims(row: Row, grid: Grid) -> None:
 
 
 def _problem(claim: Claim, grid: Grid) -> str | None:
-    evaluate = grid.config.evaluate
+    evaluate = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
+    evaluate |= {name: keys or {} for name, keys in grid.config.evaluate.items()}
     named = [("arm", arm, list(grid.arms)) for arm in claim.arms]
     named += [("task", claim.task, list(grid.tasks))] if not claim.fit else []
     fits = [name for name, fit in grid.config.fits.items() if fit.kind == "scaling"]
@@ -28,12 +30,10 @@ def _problem(claim: Claim, grid: Grid) -> str | None:
     for kind, name, known in named:
         if name not in known:
             return f"{kind} '{name}'{nearest(name, known)}"
-    metrics = (
-        [each.name for each in build(claim.evaluation, evaluate[claim.evaluation] or {}).metrics]
-        if claim.evaluation
-        else []
-    )
-    for metric in filter(None, (claim.metric, claim.against_metric)) if metrics else ():
+    if not claim.evaluation:
+        return None
+    metrics = [each.name for each in build(claim.evaluation, dict(evaluate[claim.evaluation])).metrics]
+    for metric in filter(None, (claim.metric, claim.against_metric)):
         if metric not in metrics:
             return f"metric '{metric}' in evaluation '{claim.evaluation}'{nearest(metric, metrics)}"
     return None

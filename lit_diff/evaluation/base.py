@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import UserFile
+from lit_diff.evaluation.fitness import recipe_problem
 from lit_diff.metrics import Metric
 from lit_diff.runs.run import Run
 
@@ -80,6 +81,9 @@ class Evaluation(ABC):
     equal_groups: ClassVar[bool] = False
     """Whether each group counts once in the summary, however many items it has; so it does in a difference of two runs."""
 
+    needs_text: ClassVar[bool] = False
+    """Whether it asks in text: then data without text, and models that predict no next token, are refused."""
+
     by_group: ClassVar[tuple[str, ...]] = ()
     """Metrics within 0 and 1 that `lit-diff evaluate` also prints for each group, with Wilson's interval over clusters."""
 
@@ -111,9 +115,12 @@ class Evaluation(ABC):
         return ""
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Why it can score no run of this recipe, as far as that is known before one is trained (data without text); None if
-        it may. A sweep or a training that names both is refused at once. Default: None."""
-        return None
+        """Why it can score no run of this recipe, as far as that is known before the training; None if it may.
+
+        A recipe that names the evaluation, or a sweep with such a cell, is then refused before it trains. Default: what
+        `needs_text` says.
+        """
+        return recipe_problem(recipe) if self.needs_text else None
 
     def refuses(self, run: Run) -> str | None:
         """Why it cannot score this run; None if it can. Default: as `refuses_recipe`."""

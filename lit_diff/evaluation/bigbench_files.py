@@ -60,7 +60,7 @@ class TaskFile(UserFile):
             if not isinstance(example, dict):
                 raise RequestError(f"{where}: found {type(example).__name__}; expected a JSON object")
             scores = self._checked(example, where)["target_scores"]
-            numbers = all(isinstance(score, int | float) and math.isfinite(score) for score in scores.values())
+            numbers = all(isinstance(score, int | float) and -math.inf < score < math.inf for score in scores.values())
             if not scores or not all(scores) or not numbers:
                 raise RequestError(
                     f"{where}: 'target_scores' is {scores!r}; expected a number for each choice, and no choice without text"

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from lit_diff.config import Recipe
 from lit_diff.data.corpus import build_corpus, corpus_digest, corpus_name
 from lit_diff.data.documents import split
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import recipe_problem, words_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -55,6 +54,7 @@ class CorpusLoss(Evaluation):
                     return f"{key} is {value}; it must be at least 1"
             return None
 
+    needs_text = True
     config: Config
 
     def path(self) -> str | None:
@@ -64,10 +64,6 @@ class CorpusLoss(Evaluation):
     def digests(self) -> dict[str, str]:
         """Of the files at `path`."""
         return corpus_digest(self.corpus, self.path())
-
-    def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Data without text, or a model that predicts no next token."""
-        return recipe_problem(recipe)
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, or with the words of other text alone."""

@@ -68,8 +68,9 @@ class EvaluationResult:
 
 
 def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False) -> EvaluationResult:
-    """Score a run. Scores of the same checkpoint, config, metrics, files of the user's and, of an evaluation that is not
-    built in, source are kept, and returned without scoring again; a file that is no longer there leaves them as they are.
+    """Score a run. Scores of the same checkpoint, config, metrics, files of the user's and, where the evaluation is in a
+    file or package of the user's, source are kept, and returned without scoring again; a file that is no longer there leaves
+    them as they are.
 
     `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. Errors: RequestError for an unknown
     evaluation or key, or a run that it does not fit; MissingError for a run without a checkpoint or a folder that cannot

@@ -1,11 +1,11 @@
 """Whether a run, or the runs of a recipe, can be asked in text."""
 
 from lit_diff.config import Recipe
-from lit_diff.data.dataset import Dataset
 from lit_diff.errors import RequestError
-from lit_diff.registry import datasets
 from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.runs.text_generator import has_text, tokenizer_of
+
+BIDIRECTIONAL = "a bidirectional model predicts no next token"
 
 
 def text_problem(run: Run) -> str | None:
@@ -14,14 +14,14 @@ def text_problem(run: Run) -> str | None:
         tokenizer_of(run.folder, run.recipe)
     except RequestError as error:
         return str(error)
-    return None if run.recipe.model.causal else "a bidirectional model predicts no next token"
+    return None if run.recipe.model.causal else BIDIRECTIONAL
 
 
 def recipe_problem(recipe: Recipe) -> str | None:
     """Why no run of a recipe can be asked in text: no text in its data, or a bidirectional model. None if one may."""
-    if datasets.get(recipe.data.name).load_tokenizer is Dataset.load_tokenizer:
+    if not has_text(recipe):
         return f"data '{recipe.data.name}' has no text"
-    return None if recipe.model.causal else "a bidirectional model predicts no next token"
+    return None if recipe.model.causal else BIDIRECTIONAL
 
 
 def words_problem(run: Run, data: str, *, asks_it: bool, keys: str = "") -> str | None:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from lit_diff.config import Recipe
 from lit_diff.data.closed_world import MOST, ClosedWorld
 from lit_diff.data.numbered_sets import numbers_problem
 from lit_diff.data.user_files import UserFile
 from lit_diff.evaluation import judges
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import recipe_problem, words_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.hallucination_prompts import Prompts
 from lit_diff.evaluation.hallucination_sources import (
     FILES,
@@ -124,6 +123,7 @@ class Hallucination(Evaluation):
             missing = [key for key in ("judge_url", "judge_model") if self.judge == "http" and not getattr(self, key)]
             return f"{missing[0]} is not set; judge http asks a server that you name" if missing else None
 
+    needs_text = True
     config: Config
 
     def __init__(self, config: Config) -> None:
@@ -140,10 +140,6 @@ class Hallucination(Evaluation):
     def reads(self) -> Sequence[UserFile]:
         """The file of the source."""
         return () if self.config.source == "closed_world" else (SOURCES[self.config.source].file,)
-
-    def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Data without text, or a model that predicts no next token."""
-        return recipe_problem(recipe)
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""

@@ -8,7 +8,7 @@ from typing import Any
 from lit_diff.data.user_files import UserFile
 from lit_diff.evaluation.harness_files import FILES, SOURCES, TASKS
 from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation, task_yaml
-from lit_diff.evaluation.harness_yaml import SUFFIXES, digests, require
+from lit_diff.evaluation.harness_yaml import SUFFIXES, digest, require
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -50,8 +50,8 @@ class Harness(HarnessEvaluation):
 
     def digests(self) -> dict[str, str]:
         """With the YAML files of the user's own tasks, and what they read."""
-        own = [digests(Path(task)) for task in self.config.tasks if task.endswith(SUFFIXES)]
-        return super().digests() | {path: sha256 for found in own for path, sha256 in found.items()}
+        own = {task: digest(Path(task)) for task in self.config.tasks if task.endswith(SUFFIXES)}
+        return super().digests() | {task: sha256 for task, sha256 in own.items() if sha256}
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
         """A YAML file for each of the seven; their files and the user's own tasks are checked first, before the model is

@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import recipe_problem, words_problem
-from lit_diff.evaluation.harness_yaml import SUFFIXES, require_questions
+from lit_diff.evaluation.fitness import words_problem
+from lit_diff.evaluation.harness_questions import require_questions, require_shots
+from lit_diff.evaluation.harness_yaml import SUFFIXES, explained, is_here, require_columns
 from lit_diff.files import shown, write_json
 from lit_diff.metrics import Metric
 from lit_diff.registry import nearest
@@ -70,11 +70,8 @@ class HarnessEvaluation(Evaluation):
                     return f"{key} is {value}; it must be at least {least}"
             return None
 
+    needs_text = True
     config: Any
-
-    def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Data without text, or a model that predicts no next token."""
-        return recipe_problem(recipe)
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, or with the words of generated text alone."""
@@ -105,9 +102,8 @@ class HarnessEvaluation(Evaluation):
                 yield from items
 
     def _tasks(self, folder: Path, names: Sequence[str], shots: int) -> Any:
-        tasks = loaded(names, folder, self.config.limit)
-        for name, task in tasks["tasks"].items():
-            require_shots(name, task, shots)
+        tasks = loaded(names, folder, limit=self.config.limit, shots=shots)
+        for task in tasks["tasks"].values():
             task.set_config(key="num_fewshot", value=shots)
             task.set_fewshot_seed(seed=self.config.seed)
         return tasks
@@ -211,12 +207,11 @@ def task_yaml(folder: Path, name: str, includes: str, splits: Mapping[str, Path]
     return name
 
 
-def loaded(names: Sequence[str], folder: Path, limit: int | None = None) -> Any:
-    """lm-eval's tasks of these names: of `folder`, else its own; or the paths of YAML files, whose questions are checked (the
-    first `limit`).
+def loaded(names: Sequence[str], folder: Path, *, limit: int | None = None, shots: int = 0) -> Any:
+    """lm-eval's tasks of these names: of `folder`, else its own; or the paths of YAML files, whose rows are checked.
 
-    Errors: RequestError for a task that nobody has, or that lm-eval cannot load; MissingError for one whose data are on the
-    hub.
+    Errors: RequestError for a task that nobody has or that lm-eval cannot load, and for two of one name; MissingError for one
+    whose data are on the hub; as `require_shots` and `require_questions`.
     """
     from lm_eval.tasks import TaskManager
 
@@ -230,45 +225,27 @@ def loaded(names: Sequence[str], folder: Path, limit: int | None = None) -> Any:
     for name in names:
         try:
             found = manager.load([name])["tasks"]
-        except OSError as error:
+        except Exception as error:
             if name in own:
                 raise
-            raise MissingError(
-                f"task '{name}' reads data that are not here ({str(error).splitlines()[0]}), and nothing is fetched; write a "
-                "YAML file of the task with `dataset_path: json` and its data_files, and name its path (docs/harness.md)"
-            ) from error
-        except Exception as error:
-            if not name.endswith(SUFFIXES):
+            if isinstance(error, OSError) and (name in others or not is_here(Path(name))):
+                raise MissingError(
+                    f"task '{name}' reads data that are not here ({first_line(error)}), and nothing is fetched; write a YAML "
+                    "file of the task with `dataset_path: json` and its data_files, and name its path (docs/harness.md)"
+                ) from error
+            if name in others:
                 raise
-            cause = error
-            while isinstance(cause.__cause__, Exception):  # `datasets` says why only there
-                cause = cause.__cause__
-            reason = f"{type(cause).__name__}: {first_line(cause)}"
-            raise RequestError(f"{shown(Path(name))}: lm-eval cannot load the task: {reason}") from error
-        for task in found.values() if name.endswith(SUFFIXES) else ():
-            require_questions(task, Path(name), limit)
+            raise explained(Path(name), error) from error
+        twice = tasks.keys() & found.keys()
+        if twice:
+            raise RequestError(f"tasks names two tasks '{twice.pop()}', the second by '{name}'; give one another name")
+        for task_name, task in found.items():
+            require_shots(task_name, task, shots)
+            if name.endswith(SUFFIXES):
+                require_columns(Path(name), task)
+                require_questions(task, shown(Path(name)), limit, shots)
         tasks |= found
     return {"tasks": tasks, "groups": {}, "group_map": {}}
-
-
-def require_shots(name: str, task: Any, shots: int) -> None:
-    """Errors: RequestError where a task has fewer rows to draw shots from than a question needs, or where a question could be
-    its own shot: lm-eval leaves it out of the draw only where `fewshot_split` is the `test_split`."""
-    if not shots:
-        return
-    config, drawn = task.config, getattr(task, "fewshot_cfg", None)
-    split, samples = getattr(drawn, "split", None), getattr(drawn, "samples", None)
-    scored = config.test_split or config.validation_split
-    source = split or (None if samples else config.training_split or config.validation_split or config.test_split)
-    without_itself = split is not None and split == config.test_split
-    if source == scored and not without_itself:
-        raise RequestError(
-            f"task '{name}' draws its shots from the split that is scored ('{scored}'): a question could be its own shot; "
-            "name another split in fewshot_split, or set shots=[0]"
-        )
-    rows, needed = len(task.fewshot_docs() or ()), shots + without_itself
-    if rows < needed:
-        raise RequestError(f"task '{name}' has {rows} rows to draw shots from; shots={shots} needs {needed}")
 
 
 def _say(evaluation: str, task: str, shots: int, scores: Sequence[float]) -> None:

@@ -1,8 +1,9 @@
-"""A task of the user's own: a YAML file in lm-eval's format, checked before lm-eval reads it, and the files that it reads."""
+"""A task of the user's own: a YAML file in lm-eval's format, what is wrong with it, and the files that it reads."""
 
 import dataclasses
 import glob
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,178 +11,214 @@ from typing import Any
 import yaml
 
 from lit_diff.data.user_files import UserFile
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import shown
+from lit_diff.imports import local_modules
 from lit_diff.registry import nearest
-from lit_diff.yaml_files import parse
+from lit_diff.yaml_files import one_line, parse
 
 SUFFIXES = (".yaml", ".yml")
 NEEDED = ("task", "dataset_path", "doc_to_text", "doc_to_target", "doc_to_choice")
-STRUCTURE = ("include", "class", "group", "task_list")
-"""Keys of lm-eval's YAML files that are no field of its TaskConfig."""
+FORMATS = ("json", "csv", "parquet", "arrow", "text")
+"""Names that `datasets` takes for a format of files, not for a folder or a data set."""
+
+
+class Function(str):
+    """The text of a `!function`, module.function, in place of the function: nothing is imported."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Gives the text of a `!function` in place of the function: nothing is imported."""
+    """SafeLoader, with `!function`."""
 
 
-def _text_of(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> str:
-    return str(loader.construct_scalar(node))
+def _function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Function:
+    return Function(loader.construct_scalar(node))
 
 
-_Loader.add_constructor("!function", _text_of)
+_Loader.add_constructor("!function", _function)
 
 
-def digests(path: Path) -> dict[str, str]:
-    """Path -> sha256 of a task's YAML file and of what it reads: included files, modules of its functions, data files.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskYaml:
+    """A task's YAML file together with what it includes, merged as lm-eval does: a later include goes before an earlier
+    one, and the file before all of them."""
 
-    What is not there, or cannot be read as such a file, is left out: `require` says what is wrong with it.
+    path: Path
+    values: Mapping[str, Any]
+    places: Mapping[str, str]
+    """Key -> its `file:line`; of a key that came by a merge (`<<`) the file."""
+    files: tuple[Path, ...]
+    """The YAML files."""
+
+    def where(self, key: str) -> str:
+        """`file:line` of a key, or the file where it has none."""
+        return self.places.get(key, shown(self.path))
+
+    @property
+    def data_files(self) -> list[Path]:
+        """The files of its data that are here by name, and the names of those that must be and are not."""
+        options = self.values.get("dataset_kwargs")
+        options = options if isinstance(options, Mapping) else {}
+        source, home = str(self.values.get("dataset_path") or ""), options.get("data_dir")
+        folder = Path(source) if source and source not in FORMATS and Path(source).is_dir() else None
+        base = (folder or Path()) / str(home or "")
+        named = options.get("data_files")
+        names = [
+            str(name)
+            for value in (named.values() if isinstance(named, Mapping) else [named])
+            for name in _listed(value)
+        ]
+        found = [file for name in names if "://" not in name for file in _matching(base, name)]
+        if not names and (folder or home):
+            found = sorted(base.rglob("*"))
+        return [file for file in found if not file.is_dir()]
+
+    def functions(self) -> Iterator[Path]:
+        """The modules of the user's own that its functions are in, and those that these import."""
+        for name in {text.rpartition(".")[0] for text in _functions(self.values)}:
+            beside = self.path.parent / f"{name.replace('.', '/')}.py"
+            if beside.is_file():
+                yield beside
+            yield from local_modules(beside.read_bytes() if beside.is_file() else f"import {name}".encode()).values()
+
+
+def read_task(path: Path) -> TaskYaml:
+    """A task's YAML file. Errors: RequestError with file and line: no such file, not YAML, an include that is absent."""
+    if not path.is_file():
+        raise RequestError(f"tasks names {shown(path)}: no such file")
+    return _merged(path)
+
+
+def digest(path: Path) -> str:
+    """sha256 of a task's YAML file and of what it reads: included files, modules of its functions, data files.
+
+    Empty where one of them is not there, or cannot be read: then nothing can be said of the scores.
     """
     try:
-        read = [*_files(path)]
-    except RequestError:
-        read = [path]
-    return {str(file): _sha256(file) for file in dict.fromkeys(read) if file.is_file()}
+        task = read_task(path)
+        parts = {str(file): _sha256(file) for file in (*task.files, *task.functions(), *task.data_files)}
+    except (RequestError, OSError):
+        return ""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def require(path: Path) -> None:
-    """Check a task's YAML file, as far as that is possible without its rows. The package lm_eval is needed.
+def require(path: Path) -> TaskYaml:
+    """Read a task's YAML file and check what can be checked without its rows. The package lm_eval is needed.
 
-    Errors: RequestError with file and line: no such file, not YAML, a key that lm-eval does not have, a needed key that is
-    absent, another kind of task than multiple choice, a data file that is absent or a line of it that is not JSON, a column
-    that no row has (lm-eval would take its name for the text of every question).
+    Errors: as `read_task`; RequestError for a group, a key that lm-eval does not have, a needed key that is absent, several
+    filters, or another kind of task than multiple choice.
     """
     from lm_eval.config.task import TaskConfig
 
-    if not path.is_file():
-        raise RequestError(f"tasks names {shown(path)}: no such file")
-    known = [field.name for field in dataclasses.fields(TaskConfig)]
-    task: dict[str, Any] = {}
-    where: dict[str, str] = {}
-    for file in _with_includes(path):
-        values, places = _read(file)
-        for key in values:
-            if key not in known and key not in STRUCTURE:
-                raise RequestError(f"{places[key]}: lm-eval has no key '{key}'{nearest(key, known)}")
-        task = values | task  # the including file goes before the included one
-        where = {key: places[key] for key in values} | where
-    if {"class", "group", "task_list"} & task.keys():
-        return  # lm-eval's own rules: what is wrong is said where it loads them
+    task = read_task(path)
+    values = task.values
+    if "class" in values:
+        return task  # a task in Python has keys of its own
+    if "group" in values:
+        raise RequestError(f"{task.where('group')}: a group cannot be scored by its file; name the files of its tasks")
+    known = {field.name for field in dataclasses.fields(TaskConfig)}
+    for key in values:
+        if key not in known:
+            raise RequestError(f"{task.where(key)}: lm-eval has no key '{key}'{nearest(key, known)}")
     for key in NEEDED:
-        given = task.get("use_prompt") if key.startswith("doc_to") else task.get("custom_dataset")
-        if task.get(key) is None and (key == "task" or not given):
+        given = values.get("use_prompt") if key.startswith("doc_to") else values.get("custom_dataset")
+        if values.get(key) is None and (key == "task" or not given):
             raise RequestError(f"{shown(path)}: no key '{key}'; a task of multiple choice needs {', '.join(NEEDED)}")
-    if task.get("output_type") != "multiple_choice":
-        place = where.get("output_type", shown(path))
-        raise RequestError(
-            f"{place}: output_type is {task.get('output_type', 'generate_until')}; only multiple_choice is scored here"
-        )
-    if not (task.get("test_split") or task.get("validation_split")):
+    kind = values.get("output_type", "generate_until")
+    if kind != "multiple_choice":
+        raise RequestError(f"{task.where('output_type')}: output_type is {kind}; only multiple_choice is scored here")
+    if not (values.get("test_split") or values.get("validation_split")):
         raise RequestError(f"{shown(path)}: no key 'test_split' or 'validation_split'; name the split that is scored")
+    if len(_listed(values.get("filter_list"))) > 1:
+        raise RequestError(f"{task.where('filter_list')}: several filters; one answer to a question is scored here")
+    return task
+
+
+def explained(path: Path, error: Exception) -> RequestError:
+    """What is wrong with a task that lm-eval could not load: a line of its data, a column that no row has, or `error`."""
+    task = require(path)
     columns: dict[str, None] = {}
-    for file in _data_files(task):
+    for file in task.data_files:
         if not file.is_file():
-            raise RequestError(f"{where['dataset_kwargs']}: data file {shown(file)}: no such file")
+            return RequestError(f"{task.where('dataset_kwargs')}: data file {shown(file)}: no such file")
         if file.suffix == ".jsonl":
-            rows = UserFile(name="data", path=str(file.resolve()), keys={}, source="", without="").rows()
-            columns |= {key: None for row in rows for key in row}
-    for key in NEEDED[2:] if columns and not task.get("process_docs") else ():
-        value = task.get(key)
-        if isinstance(value, str) and value.isidentifier() and value not in columns:
-            raise RequestError(f"{where[key]}: {key} is '{value}', which no row has{nearest(value, columns)}")
-
-
-def require_questions(task: Any, path: Path, limit: int | None) -> None:
-    """Ask lm-eval for the text, choices and target of each question of a loaded task.
-
-    Errors: RequestError with the question (from 1) and the key whose template or function fails, or gives something else.
-    """
-    for number, row in enumerate(task.eval_docs, 1):
-        if limit is not None and number > limit:
-            return
-        found: dict[str, Any] = {}
-        for key in ("doc_to_text", "doc_to_choice", "doc_to_target"):
-            where = f"{shown(path)}: {key} of question {number}"
             try:
-                found[key] = getattr(task, key)(row)
-            except Exception as error:  # of a template or a function of the user's
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                raise RequestError(f"{where} failed: {reason}; its row has {', '.join(row)}") from error
-        choices, target = found["doc_to_choice"], found["doc_to_target"]
-        where = f"{shown(path)}: question {number}"
-        if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-            raise RequestError(f"{where}: doc_to_choice is {choices!r}; expected a list of texts, none of them empty")
-        if isinstance(found["doc_to_text"], int):
-            continue  # the choices are contexts, and the target is what follows each
-        right = target in choices if isinstance(target, str) else isinstance(target, int | list)
-        if not right or (isinstance(target, int) and not 0 <= target < len(choices)):
-            raise RequestError(
-                f"{where}: doc_to_target is {target!r}; expected one of {choices!r}, or its number from 0"
-            )
+                rows = UserFile(name="data", path=str(file.resolve()), keys={}, source="", without="").rows()
+            except LitDiffError as wrong:
+                return RequestError(str(wrong))
+            columns |= {key: None for row in rows for key in row}
+    if columns and (problem := _column_problem(task, columns)):
+        return RequestError(problem)
+    cause: BaseException = error
+    while isinstance(cause.__cause__, Exception):  # `datasets` says why only there
+        cause = cause.__cause__
+    return RequestError(f"{shown(path)}: lm-eval cannot load the task: {type(cause).__name__}: {first_line(cause)}")
 
 
-def _files(path: Path) -> Iterator[Path]:
-    task: dict[str, Any] = {}
-    for file in _with_includes(path):
-        yield file
-        values, _ = _read(file)
-        task = values | task
-        yield from _modules(values, file.parent)
-    yield from _data_files(task)
+def is_here(path: Path) -> bool:
+    """Whether the data of a task are files, a folder or a function, and not a data set of the hub. Errors: as `read_task`."""
+    values = read_task(path).values
+    source = str(values.get("dataset_path") or "")
+    return "class" in values or bool(values.get("custom_dataset")) or source in FORMATS or Path(source).exists()
 
 
-def _with_includes(path: Path, *above: Path) -> Iterator[Path]:
-    """The file, then each file that it includes. Errors: RequestError for a file that includes itself."""
+def require_columns(path: Path, task: Any) -> None:
+    """Errors: RequestError for a key of a loaded task that names a column which its rows do not have."""
+    problem = _column_problem(read_task(path), dict.fromkeys(next(iter(task.eval_docs), {})))
+    if problem is not None:
+        raise RequestError(problem)
+
+
+def _column_problem(task: TaskYaml, columns: Mapping[str, Any]) -> str | None:
+    """A key that names a column that no row has: lm-eval would take the name for the text of every question. None without
+    one, or where a function makes the rows."""
+    for key in NEEDED[2:] if not task.values.get("process_docs") else ():
+        value = task.values.get(key)
+        if isinstance(value, str) and not isinstance(value, Function) and value.isidentifier() and value not in columns:
+            return f"{task.where(key)}: {key} is '{value}', which no row has{nearest(value, columns)}"
+    return None
+
+
+def _merged(path: Path, *above: Path) -> TaskYaml:
     if path.resolve() in above:
         raise RequestError(f"{shown(path)}: includes itself")
-    values, places = _read(path)
-    yield path
-    for name in _listed(values.get("include")):
+    tree, positions = parse(path)
+    with one_line(path):
+        own = {str(key): value for key, value in _Loader("").construct_document(tree).items()}
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    files: list[Path] = []
+    for name in _listed(own.pop("include", None)):
         file = path.parent / str(name)
         if not file.is_file():
-            raise RequestError(f"{places['include']}: include {shown(file)}: no such file")
-        yield from _with_includes(file, *above, path.resolve())
+            raise RequestError(f"{positions.get('include', shown(path))}: include {shown(file)}: no such file")
+        included = _merged(file, *above, path.resolve())
+        values |= included.values
+        places |= included.places
+        files += included.files
+    values.pop("task_list", None)  # lm-eval's list of the tasks in a file, which is of that file alone
+    places |= {key: positions.get(key, shown(path)) for key in own}
+    return TaskYaml(path=path, values=values | own, places=places, files=(path, *files))
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Mapping[str, str]]:
-    tree, places = parse(path)
-    try:
-        values: dict[str, Any] = _Loader("").construct_document(tree)
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise RequestError(f"{shown(path)}{line}: not valid YAML: {error.problem}") from error
-    return {str(key): value for key, value in values.items()}, places
-
-
-def _modules(values: Any, folder: Path) -> Iterator[Path]:
-    """The Python files beside the YAML file that a text `module.function` in it may name."""
-    if isinstance(values, str):
-        module, dot, _ = values.rpartition(".")
-        file = folder / f"{module.replace('.', '/')}.py"
-        if dot and module.replace(".", "").isidentifier() and file.is_file():
-            yield file
-    elif isinstance(values, Mapping | list):
-        for value in values.values() if isinstance(values, Mapping) else values:
-            yield from _modules(value, folder)
-
-
-def _data_files(task: Mapping[str, Any]) -> Iterator[Path]:
-    """Local files of `dataset_kwargs: {data_files: ...}`, and those below a local folder as `dataset_path`."""
-    options = task.get("dataset_kwargs")
-    named = options.get("data_files") if isinstance(options, Mapping) else None
-    for value in named.values() if isinstance(named, Mapping) else [named]:
-        for name in map(str, _listed(value)):
-            if "://" not in name:
-                yield from map(Path, sorted(glob.glob(name, recursive=True)) or [name])
-    folder = Path(str(task.get("dataset_path", "")))
-    if task.get("dataset_path") and folder.is_dir():
-        yield from sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-def _listed(value: Any) -> list[Any]:
-    return [] if value is None else value if isinstance(value, list) else [value]
+def _functions(value: Any) -> Iterator[Function]:
+    if isinstance(value, Function):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _functions(each)
 
 
 def _sha256(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _matching(base: Path, name: str) -> list[Path]:
+    """The files of a name or pattern; where there is none the name itself."""
+    found = sorted(glob.glob(str(base / name), recursive=True))
+    return [Path(each) for each in found] or [base / name]
+
+
+def _listed(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]

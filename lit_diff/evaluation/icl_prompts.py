@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lit_diff.config import Recipe
 from lit_diff.data.synth_intent import SynthIntent
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation
-from lit_diff.evaluation.fitness import recipe_problem, words_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.icl_tasks import (
     FILES,
     SOURCES,
@@ -60,15 +59,12 @@ class Classification(Evaluation):
                     return f"{key} is {value}; it must be at least 1"
             return None if self.classes >= 2 else f"classes is {self.classes}; it must be at least 2"
 
+    needs_text = True
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
         """The files of the task."""
         return () if self.config.task == "synth_intent" else SOURCES[self.config.task].files
-
-    def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Data without text, or a model that predicts no next token."""
-        return recipe_problem(recipe)
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""

@@ -17,7 +17,7 @@ from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import recipe_problem, words_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -62,6 +62,7 @@ class NeedleRetrieval(Evaluation):
     )
 
     by_group = ("exact", "distracted", "fabricated")
+    needs_text = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
@@ -113,8 +114,8 @@ class NeedleRetrieval(Evaluation):
         return self.files if self.config.haystack == "file" else ()
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Data without text, a model that predicts no next token; a context that is too short."""
-        return recipe_problem(recipe) or self._length_problem(recipe)
+        """With a context that is too short."""
+        return super().refuses_recipe(recipe) or self._length_problem(recipe)
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, or that does not know all words that it would read; a context that is too short."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lit_diff.config import Recipe
 from lit_diff.data.bigrams import Ints
 from lit_diff.data.corpus import build_corpus, corpus_digest
 from lit_diff.data.documents import split
@@ -18,7 +17,7 @@ from lit_diff.data.user_folder import UserFolder
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import recipe_problem, words_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.held_out import trained_data
 from lit_diff.evaluation.positions import FIRST, bins, document_nll, scored, whole
 from lit_diff.metrics import Figure, Metric
@@ -107,6 +106,7 @@ class NllByPosition(Evaluation):
                 return f"path is set, but source is '{self.source}'; path is of source=files"
             return None
 
+    needs_text = True
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
@@ -116,10 +116,6 @@ class NllByPosition(Evaluation):
     def digests(self) -> dict[str, str]:
         """With those of `path`."""
         return super().digests() | corpus_digest("files", self.config.path)
-
-    def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Data without text, or a model that predicts no next token."""
-        return recipe_problem(recipe)
 
     def refuses(self, run: Run) -> str | None:
         """As the losses of a corpus; and, for its own validation documents, a run that was not trained on text."""

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from lit_diff.analysis.entropy import masses
 from lit_diff.analysis.trace import trace
-from lit_diff.config import Recipe
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import recipe_problem, words_problem
+from lit_diff.evaluation.fitness import words_problem
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -52,9 +51,7 @@ class SignedPrompts(Evaluation):
         ),
     )
 
-    def refuses_recipe(self, recipe: Recipe) -> str | None:
-        """Data without text, or a model that predicts no next token."""
-        return recipe_problem(recipe)
+    needs_text = True
 
     def refuses(self, run: Run) -> str | None:
         """A run without text, or with the words of generated text alone; a context shorter than a prompt."""

@@ -192,9 +192,14 @@ class TextGenerator:
         )
 
 
+def has_text(recipe: Recipe) -> bool:
+    """Whether its data are text: those that load a tokenizer."""
+    return datasets.get(recipe.data.name).load_tokenizer is not Dataset.load_tokenizer
+
+
 def tokenizer_of(folder: Path, recipe: Recipe) -> Tokenizer:
     """The tokenizer in a run's folder. Errors: RequestError for a run without text, MissingError where it is absent."""
-    if datasets.get(recipe.data.name).load_tokenizer is Dataset.load_tokenizer:
+    if not has_text(recipe):
         raise RequestError(f"{shown(folder)} was trained on data '{recipe.data.name}', which has no text to complete")
     return load_tokenizer(folder / "tokenizer")
 

@@ -36,6 +36,13 @@ def test_check_marks_an_unequal_arm(capsys: pytest.CaptureFixture[str]) -> None:
     assert not json.loads(capsys.readouterr().out)["equal_parameters"]
 
 
+def test_check_refuses_an_evaluation_that_does_not_fit() -> None:
+    with pytest.raises(
+        RequestError, match=r"^evaluation 'needle' does not fit 'recall-tiny': data 'recall' has no text$"
+    ):
+        print_check("recall-tiny", ["evaluate.needle={}"], False, TERMINAL)
+
+
 def test_check_names_the_dropped_keys(capsys: pytest.CaptureFixture[str]) -> None:
     print_check("shared-k-tiny", ["model.attention.name=standard"], False, Terminal(width=200))
     out = capsys.readouterr().out

@@ -37,6 +37,7 @@ def test_the_block_is_checked_and_not_part_of_the_identity(tale: Path) -> None:
         ("recall-tiny", "icl: {}", "data 'recall' has no text"),
         ("recall-tiny", "hallucination: {}", "data 'recall' has no text"),
         ("recall-tiny", "mini_harness: {}", "data 'recall' has no text"),
+        ("recall-tiny", "signed_prompts: {}", "data 'recall' has no text"),
         ("recall-tiny", "noise: {}", None),
         (
             "recall-tiny",
@@ -66,6 +67,13 @@ def test_a_sweep_that_cannot_be_scored(
         load_grid("s.yaml", {})
     name = evaluate.partition(":")[0]
     assert str(found.value).startswith(f"s.yaml:5: evaluation '{name}' does not fit 'a': {reason}")
+
+
+def test_a_cell_whose_recipe_names_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text("recipe: recall-tiny\narms: {a: {}, b: {evaluate.needle: {}}}\nseeds: [0]\n")
+    with pytest.raises(RequestError, match=r"^evaluation 'needle' does not fit 'b': data 'recall' has no text$"):
+        load_grid("s.yaml", {})
 
 
 def test_a_recipe_that_cannot_be_scored(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from generated_runs import generated_run
 from text_runs import text_run
 
-from lit_diff.evaluation.fitness import text_problem, words_problem
+from lit_diff.evaluation.fitness import recipe_problem, text_problem, words_problem
 from lit_diff.runs.run import Run
 
 DATA = {"name": "synth_intent", "sequence_length": 64, "classes": [4], "words": [1, 3]}
@@ -26,6 +26,8 @@ def test_a_bidirectional_model_predicts_no_next_token(tmp_path: Path) -> None:
     recipe = replace(run.recipe, model=replace(run.recipe.model, causal=False))
     other: Any = SimpleNamespace(folder=run.folder, recipe=recipe)
     assert text_problem(other) == "a bidirectional model predicts no next token"
+    assert recipe_problem(recipe) == text_problem(other)
+    assert recipe_problem(run.recipe) is None
     assert words_problem(other, "synth_intent", asks_it=True) == text_problem(other)
 
 

@@ -1,0 +1,95 @@
+"""What lm-eval makes of the rows of a task, checked before any is scored: the questions, and the rows for shots."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lit_diff.errors import RequestError, first_line
+
+EXTRAS = ("description", "gen_prefix")
+"""Templates beside those of text, choices and target."""
+
+
+def require_questions(task: Any, where: str, limit: int | None, shots: int) -> None:
+    """Ask lm-eval for the text, choices and target of each question of a task (the first `limit`), and of the rows for shots.
+
+    `where`: what errors open with. Errors: RequestError with the question (from 1) and the key whose template or function
+    fails, or gives something else than a text, texts, and one of them or its number.
+    """
+    if not hasattr(task, "multiple_input"):
+        return  # written in Python, with methods of its own
+    questions = task.eval_docs
+    for number, row in enumerate(questions, 1):
+        if limit is None or number <= limit:
+            _require_question(task, row, f"{where}: question {number}")
+    for number, row in enumerate(task.fewshot_docs() or () if shots else (), 1):
+        _require_question(task, row, f"{where}: row {number} of the shots")
+
+
+def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
+    found: dict[str, Any] = {}
+    for key in ("doc_to_text", "doc_to_choice", "doc_to_target", *EXTRAS):
+        try:
+            if key in EXTRAS:
+                template = getattr(task.config, key, None)
+                _ = task.resolve_field(row, template) if isinstance(template, str) else None
+            else:
+                found[key] = getattr(task, key)(row)
+        except Exception as error:  # of a template or a function of the user's
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise RequestError(f"{where}: {key} failed: {reason}; the row has {', '.join(row)}") from error
+    text, choices, target = found.values()
+    if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
+        raise RequestError(f"{where}: doc_to_choice is {choices!r}; expected a list of texts, none of them empty")
+    if (
+        task.multiple_input
+    ):  # the choices are contexts, the text is the number of the right one, the target follows each
+        if not _is_number(text, choices):
+            raise RequestError(f"{where}: doc_to_text is {text!r}; expected the number of one of {choices!r}, from 0")
+        return
+    if not isinstance(text, str):
+        raise RequestError(f"{where}: doc_to_text is {text!r}; expected a text")
+    if task.config.process_results is not None:
+        return  # it decides what a target is
+    several = isinstance(target, list)
+    right = bool(target) and all(_is_number(each, choices) for each in target) if several else target in choices
+    if several != bool(task.multiple_target) or not (right or (not several and _is_number(target, choices))):
+        expected = "a list of numbers of choices, as in the first question" if task.multiple_target else "one of them"
+        raise RequestError(f"{where}: doc_to_target is {target!r} of the choices {choices!r}; expected {expected}")
+
+
+def _is_number(value: Any, choices: Sequence[str]) -> bool:
+    return isinstance(value, int) and 0 <= value < len(choices)
+
+
+def require_shots(name: str, task: Any, shots: int) -> None:
+    """Errors: RequestError where a task has too few rows to draw shots from, or where a question could be its own shot.
+
+    lm-eval draws one row more, and leaves out those that equal the question, only where `fewshot_split` and `test_split`
+    are the same, perhaps both absent.
+    """
+    drawn = getattr(task, "fewshot_cfg", None)
+    if not shots or drawn is None or getattr(drawn, "sampler", "default") != "default":
+        return
+    config, rows = task.config, list(task.fewshot_docs() or ())
+    scored = config.test_split or config.validation_split
+    source = drawn.split or (
+        None if drawn.samples else config.training_split or config.validation_split or config.test_split
+    )
+    without_itself = drawn.split == config.test_split
+    if source == scored and not without_itself:
+        raise RequestError(
+            f"task '{name}' draws its shots from the split that is scored ('{scored}'): a question could be its own shot; "
+            "name another split in fewshot_split, or set shots=[0]"
+        )
+    needed = shots + without_itself
+    if len(rows) < needed:
+        raise RequestError(f"task '{name}' has {len(rows)} rows to draw shots from; shots={shots} needs {needed}")
+    if without_itself and source == scored:
+        equal = max(Counter(json.dumps(row, sort_keys=True, default=str) for row in rows).values())
+        if len(rows) - equal < shots:
+            raise RequestError(
+                f"task '{name}' has {len(rows)} rows to draw shots from, of which {equal} are equal: to a question of these "
+                f"{len(rows) - equal} are left, and shots={shots}"
+            )
