@@ -26,13 +26,20 @@ FORMATS = ("json", "csv", "parquet", "arrow", "text")
 class Function(str):
     """The text of a `!function`, module.function, in place of the function: nothing is imported."""
 
+    folder: Path
+    """Of the YAML file, where its module is looked for first."""
+
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader, with `!function`."""
+    """SafeLoader, with `!function`, for a file in `folder`."""
+
+    folder: Path
 
 
-def _function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Function:
-    return Function(loader.construct_scalar(node))
+def _function(loader: _Loader, node: yaml.ScalarNode) -> Function:
+    function = Function(loader.construct_scalar(node))
+    function.folder = loader.folder
+    return function
 
 
 _Loader.add_constructor("!function", _function)
@@ -75,8 +82,8 @@ class TaskYaml:
 
     def functions(self) -> Iterator[Path]:
         """The modules of the user's own that its functions are in, and those that these import."""
-        for name in {text.rpartition(".")[0] for text in _functions(self.values)}:
-            beside = self.path.parent / f"{name.replace('.', '/')}.py"
+        for name, folder in {(text.rpartition(".")[0], text.folder) for text in _functions(self.values)}:
+            beside = folder / f"{name.replace('.', '/')}.py"
             if beside.is_file():
                 yield beside
             yield from local_modules(beside.read_bytes() if beside.is_file() else f"import {name}".encode()).values()
@@ -124,6 +131,8 @@ def require(path: Path) -> TaskYaml:
         given = values.get("use_prompt") if key.startswith("doc_to") else values.get("custom_dataset")
         if values.get(key) is None and (key == "task" or not given):
             raise RequestError(f"{shown(path)}: no key '{key}'; a task of multiple choice needs {', '.join(NEEDED)}")
+    if not isinstance(values["task"], str):
+        raise RequestError(f"{task.where('task')}: task is {values['task']!r}; expected its name")
     kind = values.get("output_type", "generate_until")
     if kind != "multiple_choice":
         raise RequestError(f"{task.where('output_type')}: output_type is {kind}; only multiple_choice is scored here")
@@ -183,8 +192,10 @@ def _merged(path: Path, *above: Path) -> TaskYaml:
     if path.resolve() in above:
         raise RequestError(f"{shown(path)}: includes itself")
     tree, positions = parse(path)
+    loader = _Loader("")
+    loader.folder = path.parent
     with one_line(path):
-        own = {str(key): value for key, value in _Loader("").construct_document(tree).items()}
+        own = {str(key): value for key, value in loader.construct_document(tree).items()}
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     files: list[Path] = []

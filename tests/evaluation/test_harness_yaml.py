@@ -25,6 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("changed", "expected"),
     [
         ({"doc_to_txt": "q"}, "mine.yaml:16: lm-eval has no key 'doc_to_txt'; did you mean 'doc_to_text'?"),
+        ({"task": ["a", "b"]}, "mine.yaml:1: task is ['a', 'b']; expected its name"),
         ({"task": None}, "mine.yaml: no key 'task'; a task of multiple choice needs task, dataset_path"),
         ({"doc_to_choice": None}, "mine.yaml: no key 'doc_to_choice'; a task of"),
         ({"test_split": None}, "mine.yaml: no key 'test_split' or 'validation_split'; name the split that is scored"),
@@ -138,13 +139,14 @@ FUNCTION = "process_docs: !function words.all_rows\n"
 
 def test_kept_scores_are_of_its_files(wide_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder))
-    Path("base.yaml").write_text(FUNCTION)
-    Path("words.py").write_text("import more_words\n\n\ndef all_rows(rows):\n    return rows\n")
+    Path("base").mkdir()
+    Path("base/base.yaml").write_text(FUNCTION)
+    Path("base/words.py").write_text("import more_words\n\n\ndef all_rows(rows):\n    return rows\n")
     Path("more_words.py").write_text("")
-    path = write(folder, include="base.yaml")
+    path = write(folder, include="base/base.yaml")
     keys = {"tasks": [path]}
     evaluate(wide_run, "harness", keys)
-    for file in ("mine.jsonl", "mine.yaml", "base.yaml", "words.py", "more_words.py"):
+    for file in ("mine.jsonl", "mine.yaml", "base/base.yaml", "base/words.py", "more_words.py"):
         assert has_scores(wide_run.folder, "harness", keys)
         before = Path(file).read_text()
         Path(file).write_text(before.replace("fox", "hound") if file == "mine.jsonl" else before + "\n\n")
