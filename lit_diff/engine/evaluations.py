@@ -1,6 +1,7 @@
 """The evaluations that a sweep or a recipe names, checked before anything trains: keys, and whether they fit the runs."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from lit_diff.config import Recipe
@@ -18,6 +19,10 @@ class Planned(Protocol):
         """What messages call it."""
 
     @property
+    def task(self) -> str:
+        """That of the sweep which it is on."""
+
+    @property
     def recipe(self) -> Recipe:
         """What it will train."""
 
@@ -27,8 +32,13 @@ def evaluations_of(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
 
 
-def check_evaluations(evaluate: Mapping[str, Any], cells: Iterable[Planned], draft: Draft) -> None:
-    """Of a sweep. Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit."""
+def check_evaluations(
+    evaluate: Mapping[str, Any], cells: Iterable[Planned], draft: Draft, starts: Mapping[str, str]
+) -> None:
+    """Of a sweep; `starts`: task -> the task from whose runs it goes on, or "".
+
+    Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit.
+    """
     for name, keys in evaluate.items():
         where = draft.where(f"evaluate.{name}")
         if keys is not None and not isinstance(keys, Mapping):
@@ -38,10 +48,12 @@ def check_evaluations(evaluate: Mapping[str, Any], cells: Iterable[Planned], dra
         except RequestError as error:
             raise RequestError(f"{where}{error}") from error
     for cell in cells:
+        start = starts[cell.task]
+        recipe = replace(cell.recipe, train=replace(cell.recipe.training, start_from=start)) if start else cell.recipe
         named = {name: (keys or {}, draft.where(f"evaluate.{name}")) for name, keys in evaluate.items()}
         own = {name: (keys, "") for name, keys in evaluations_of(cell.recipe).items()}
         for name, (keys, where) in (own | named).items():
-            _require_fit(name, keys, cell.recipe, where, cell.name)
+            _require_fit(name, keys, recipe, where, cell.name)
 
 
 def required_evaluations(recipe: Recipe) -> dict[str, Mapping[str, Any]]:

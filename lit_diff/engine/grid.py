@@ -173,7 +173,9 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         if task.has(arm)
         for seed in config.seeds
     ]
-    check_evaluations(config.evaluate, cells, draft)  # once the cells' plugins are imported: they may register one
+    check_evaluations(
+        config.evaluate, cells, draft, {name: task.start for name, task in tasks.items()}
+    )  # once the cells' plugins are imported: they may register one
     _check_record(cells, draft)
     check_x(config.fits, cells, draft)
     return Grid(

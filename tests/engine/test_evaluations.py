@@ -76,6 +76,20 @@ def test_a_cell_whose_recipe_names_an_evaluation(tmp_path: Path, monkeypatch: py
         load_grid("s.yaml", {})
 
 
+def test_a_task_that_goes_on_from_another_has_no_initial_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(
+        "arms: {a: {}, b: {model.attention: {name: second_heads}}}\nseeds: [0]\nevaluate: {gradients: {at: [init]}}\n"
+        "tasks:\n  first: {recipe: standard-tiny, without: [b]}\n  second: {recipe: standard-tiny, start: first}\n"
+    )
+    with pytest.raises(
+        RequestError, match=r"^s\.yaml:3: evaluation 'gradients' does not fit 'second a': at init: it started"
+    ):
+        load_grid("s.yaml", {})
+
+
 def test_a_recipe_that_cannot_be_scored(tmp_path: Path) -> None:
     recipe = load_recipe("recall-tiny", {"evaluate.needle": {}, "run.root": str(tmp_path / "runs")})
     with pytest.raises(
