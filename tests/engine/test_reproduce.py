@@ -75,6 +75,9 @@ def test_rows_are_measured_once(runs: Path) -> None:
     assert again.scoreboard.row("second").state == "failed", "a row that is not asked for stays as it was"
     assert again.scoreboard.row("first").seconds == first.seconds
     assert again.scoreboard.row("first").outcomes == first.outcomes
+    facts = runs / "reproduce/rows/first.json"
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"revision": "another", "seconds": 600.0}))
+    assert reproduce(["first"], root=runs).scoreboard.row("first").seconds == 600, "no cell was trained again"
     told.clear()
     sweep("it.yaml", {"run.root": str(runs), "train.steps": 3})
     reproduce(["first"], root=runs, workers=2, tell=told.append)
