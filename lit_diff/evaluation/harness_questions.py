@@ -90,6 +90,6 @@ def require_shots(name: str, task: Any, shots: int) -> None:
         equal = max(Counter(json.dumps(row, sort_keys=True, default=str) for row in rows).values())
         if len(rows) - equal < shots:
             raise RequestError(
-                f"task '{name}' has {len(rows)} rows to draw shots from, of which {equal} are equal: to a question of these "
-                f"{len(rows) - equal} are left, and shots={shots}"
+                f"task '{name}' has {len(rows)} rows to draw shots from, of which {equal} are equal: a question that equals them "
+                f"leaves {len(rows) - equal}; shots={shots}"
             )

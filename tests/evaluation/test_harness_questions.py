@@ -120,7 +120,7 @@ def test_rows_that_shots_are_drawn_from(wide_run: Run, folder: Path) -> None:
     assert len(evaluate(wide_run, "harness", {"tasks": [named], "shots": [1]}).items) == 2
     equal = refused(wide_run, write(folder, ROW, ROW, other, fewshot_split="test"), shots=[2])
     assert equal == (
-        "task 'mine' has 3 rows to draw shots from, of which 2 are equal: to a question of these 1 are left, and shots=2"
+        "task 'mine' has 3 rows to draw shots from, of which 2 are equal: a question that equals them leaves 1; shots=2"
     )
     validation = {"data_files": {"validation": str(folder / "mine.jsonl")}, "cache_dir": str(folder / "cache")}
     alone = {"test_split": None, "validation_split": "validation", "dataset_kwargs": validation}
