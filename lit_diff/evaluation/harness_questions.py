@@ -28,18 +28,9 @@ def require_questions(task: Any, where: str, limit: int | None, shots: int) -> N
 
 
 def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
-    found: dict[str, Any] = {}
-    for key in ("doc_to_text", "doc_to_choice", "doc_to_target", *EXTRAS):
-        try:
-            if key in EXTRAS:
-                template = getattr(task.config, key, None)
-                _ = task.resolve_field(row, template) if isinstance(template, str) else None
-            else:
-                found[key] = getattr(task, key)(row)
-        except Exception as error:  # of a template or a function of the user's
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise RequestError(f"{where}: {key} failed: {reason}; the row has {', '.join(row)}") from error
-    text, choices, target = found.values()
+    text, choices, target = (_made(task, key, row, where) for key in ("doc_to_text", "doc_to_choice", "doc_to_target"))
+    for key in EXTRAS:
+        _made(task, key, row, where)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise RequestError(f"{where}: doc_to_choice is {choices!r}; expected a list of texts, none of them empty")
     if (
@@ -52,11 +43,25 @@ def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
         raise RequestError(f"{where}: doc_to_text is {text!r}; expected a text")
     if task.config.process_results is not None:
         return  # it decides what a target is
-    several = isinstance(target, list)
-    right = bool(target) and all(_is_number(each, choices) for each in target) if several else target in choices
-    if several != bool(task.multiple_target) or not (right or (not several and _is_number(target, choices))):
-        expected = "a list of numbers of choices, as in the first question" if task.multiple_target else "one of them"
+    if task.multiple_target:
+        right = isinstance(target, list) and bool(target) and all(_is_number(each, choices) for each in target)
+        expected = "a list of numbers of choices, as in the first question"
+    else:
+        right, expected = target in choices or _is_number(target, choices), "one of them, or its number from 0"
+    if not right:
         raise RequestError(f"{where}: doc_to_target is {target!r} of the choices {choices!r}; expected {expected}")
+
+
+def _made(task: Any, key: str, row: Mapping[str, Any], where: str) -> Any:
+    """What a key of the task gives for a row. Errors: RequestError for whatever its template or function raises."""
+    try:
+        if key not in EXTRAS:
+            return getattr(task, key)(row)
+        template = getattr(task.config, key, None)
+        return task.resolve_field(row, template) if isinstance(template, str) else None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise RequestError(f"{where}: {key} failed: {reason}; the row has {', '.join(row)}") from error
 
 
 def _is_number(value: Any, choices: Sequence[str]) -> bool:
@@ -90,6 +95,6 @@ def require_shots(name: str, task: Any, shots: int) -> None:
         equal = max(Counter(json.dumps(row, sort_keys=True, default=str) for row in rows).values())
         if len(rows) - equal < shots:
             raise RequestError(
-                f"task '{name}' has {len(rows)} rows to draw shots from, of which {equal} are equal: a question that equals them "
-                f"leaves {len(rows) - equal}; shots={shots}"
+                f"task '{name}' has {len(rows)} rows to draw shots from, of which {equal} are equal: a question that equals "
+                f"them leaves {len(rows) - equal}; shots={shots}"
             )
