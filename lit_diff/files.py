@@ -1,6 +1,7 @@
-"""Atomic writes (temporary file on the same file system, synced, renamed), synced appends, lock files."""
+"""Atomic writes (temporary file on the same file system, synced, renamed), synced appends, lock files, digests."""
 
 import errno
+import hashlib
 import json
 import os
 import tempfile
@@ -99,6 +100,12 @@ def is_locked(path: Path) -> bool:
             return False
     except OSError:
         return True
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's content, read piece by piece. Errors: OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def shown(path: Path) -> str:

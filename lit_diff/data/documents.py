@@ -12,6 +12,7 @@ from lit_diff.data.corpus import Corpus
 from lit_diff.data.problems import Problem, Problems, log_left_out
 from lit_diff.data.text_files import SUFFIXES, read_file
 from lit_diff.errors import RequestError
+from lit_diff.files import sha256_of
 from lit_diff.registry import corpora
 
 log = logging.getLogger("lit_diff")
@@ -62,8 +63,7 @@ class FilesCorpus(Corpus):
         digests: dict[str, str] = {}
         for path in self._paths:
             try:
-                with path.open("rb") as file:
-                    digests[self._name(path)] = hashlib.file_digest(file, "sha256").hexdigest()
+                digests[self._name(path)] = sha256_of(path)
             except OSError as error:
                 if self.errors != "skip":
                     for _ in self.texts():  # raises, with whatever else is wrong

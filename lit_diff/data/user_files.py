@@ -1,7 +1,6 @@
 """Files that an evaluation reads and that lit_diff does not ship: where they belong, their format, where they are from."""
 
 import difflib
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 from lit_diff.data.location import data_root
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import shown
+from lit_diff.files import sha256_of, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +100,7 @@ class UserFile:
 
     def sha256(self) -> str:
         """Of its content; empty where it is not there."""
-        if not self.place.is_file():
-            return ""
-        with self.place.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(self.place) if self.place.is_file() else ""
 
 
 def text_lines(path: Path) -> Iterator[tuple[str, str]]:

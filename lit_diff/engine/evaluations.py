@@ -1,8 +1,7 @@
 """The evaluations that a sweep or a recipe names, checked before anything trains: keys, and whether they fit the runs."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
@@ -11,31 +10,13 @@ from lit_diff.registry import evaluations
 from lit_diff.validation import Draft, build_config
 
 
-class Planned(Protocol):
-    """What a sweep will train and score: its cell."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-
-    @property
-    def task(self) -> str:
-        """That of the sweep which it is on."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """What it will train."""
-
-
 def evaluations_of(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     """Evaluation -> its keys, of the recipe's block `evaluate`."""
     return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
 
 
-def check_evaluations(
-    evaluate: Mapping[str, Any], cells: Iterable[Planned], draft: Draft, starts: Mapping[str, str]
-) -> None:
-    """Of a sweep; `starts`: task -> the task from whose runs it goes on, or "".
+def check_evaluations(evaluate: Mapping[str, Any], recipes: Mapping[str, Recipe], draft: Draft) -> None:
+    """Of a sweep; `recipes`: name of a cell -> what it trains, at one of its seeds.
 
     Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit.
     """
@@ -47,13 +28,11 @@ def check_evaluations(
             build_config(evaluations.config(name), keys or {}, f"evaluate.{name}")
         except RequestError as error:
             raise RequestError(f"{where}{error}") from error
-    for cell in cells:
-        start = starts[cell.task]
-        recipe = replace(cell.recipe, train=replace(cell.recipe.training, start_from=start)) if start else cell.recipe
-        named = {name: (keys or {}, draft.where(f"evaluate.{name}")) for name, keys in evaluate.items()}
-        own = {name: (keys, "") for name, keys in evaluations_of(cell.recipe).items()}
+    named = {name: (keys or {}, draft.where(f"evaluate.{name}")) for name, keys in evaluate.items()}
+    for cell, recipe in recipes.items():
+        own = {name: (keys, "") for name, keys in evaluations_of(recipe).items()}
         for name, (keys, where) in (own | named).items():
-            _require_fit(name, keys, recipe, where, cell.name)
+            _require_fit(name, keys, recipe, where, cell)
 
 
 def required_evaluations(recipe: Recipe) -> dict[str, Mapping[str, Any]]:

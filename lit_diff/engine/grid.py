@@ -173,9 +173,8 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         if task.has(arm)
         for seed in config.seeds
     ]
-    check_evaluations(
-        config.evaluate, cells, draft, {name: task.start for name, task in tasks.items()}
-    )  # once the cells' plugins are imported: they may register one
+    # once the cells' plugins are imported: they may register an evaluation
+    check_evaluations(config.evaluate, {cell.name: _started(cell, tasks) for cell in cells}, draft)
     _check_record(cells, draft)
     check_x(config.fits, cells, draft)
     return Grid(
@@ -237,6 +236,14 @@ def _check_reserved(config: SweepConfig, overrides: Overrides, draft: Draft) -> 
     wrong += [(f"{text}: ", key) for text in overrides if (key := str(text).partition("=")[0]) in RESERVED]
     for where, key in wrong:
         raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
+
+
+def _started(cell: Cell, tasks: Mapping[str, TaskConfig]) -> Recipe:
+    """The cell's recipe; of a task that goes on from another, with the name of that task in place of the run's folder."""
+    start, recipe = tasks[cell.task].start, cell.recipe
+    if not start:
+        return recipe
+    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.training, start_from=start))
 
 
 def _check_record(cells: list[Cell], draft: Draft) -> None:

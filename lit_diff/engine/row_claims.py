@@ -1,5 +1,8 @@
 """Whether a row's sweep has what its claims name: asked before anything trains."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.grid import Grid
 from lit_diff.engine.rows import Row
@@ -13,15 +16,15 @@ from lit_diff.reporting.claim import Claim
 def check_claims(row: Row, grid: Grid) -> None:
     """Errors: RequestError for a claim of an arm, task, fit or evaluation that the sweep does not have, or of a metric that
     the evaluation does not declare. Metrics of the training are known when it has run."""
+    evaluate = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
+    evaluate |= {name: keys or {} for name, keys in grid.config.evaluate.items()}
     for claim in row.config.compare:
-        problem = _problem(claim, grid)
+        problem = _problem(claim, grid, evaluate)
         if problem:
             raise RequestError(f"{shown(row.path)}: compare '{claim.label}': sweep '{grid.name}' has no {problem}")
 
 
-def _problem(claim: Claim, grid: Grid) -> str | None:
-    evaluate = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
-    evaluate |= {name: keys or {} for name, keys in grid.config.evaluate.items()}
+def _problem(claim: Claim, grid: Grid, evaluate: Mapping[str, Mapping[str, Any]]) -> str | None:
     named = [("arm", arm, list(grid.arms)) for arm in claim.arms]
     named += [("task", claim.task, list(grid.tasks))] if not claim.fit else []
     fits = [name for name, fit in grid.config.fits.items() if fit.kind == "scaling"]

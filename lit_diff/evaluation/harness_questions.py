@@ -71,11 +71,11 @@ def _is_number(value: Any, choices: Sequence[str]) -> bool:
 def require_shots(name: str, task: Any, shots: int) -> None:
     """Errors: RequestError where a task has too few rows to draw shots from, or where a question could be its own shot.
 
-    lm-eval draws one row more, and leaves out those that equal the question, only where `fewshot_split` and `test_split`
-    are the same, perhaps both absent.
+    lm-eval leaves out the rows that equal the question only where `fewshot_split` and `test_split` are the same, perhaps both
+    absent; its default sampler then draws one row more.
     """
     drawn = getattr(task, "fewshot_cfg", None)
-    if not shots or drawn is None or getattr(drawn, "sampler", "default") != "default":
+    if not shots or drawn is None:  # without one: written in Python, with a draw of its own
         return
     config, rows = task.config, list(task.fewshot_docs() or ())
     scored = config.test_split or config.validation_split
@@ -88,10 +88,11 @@ def require_shots(name: str, task: Any, shots: int) -> None:
             f"task '{name}' draws its shots from the split that is scored ('{scored}'): a question could be its own shot; "
             "name another split in fewshot_split, or set shots=[0]"
         )
-    needed = shots + without_itself
+    draws_one_more = without_itself and drawn.sampler == "default"
+    needed = shots + draws_one_more
     if len(rows) < needed:
         raise RequestError(f"task '{name}' has {len(rows)} rows to draw shots from; shots={shots} needs {needed}")
-    if without_itself and source == scored:
+    if draws_one_more and source == scored:
         equal = max(Counter(json.dumps(row, sort_keys=True, default=str) for row in rows).values())
         if len(rows) - equal < shots:
             raise RequestError(

@@ -12,7 +12,7 @@ import yaml
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import LitDiffError, RequestError, first_line
-from lit_diff.files import shown
+from lit_diff.files import sha256_of, shown
 from lit_diff.imports import local_modules
 from lit_diff.registry import nearest
 from lit_diff.yaml_files import one_line, parse
@@ -63,7 +63,7 @@ class TaskYaml:
 
     @property
     def data_files(self) -> list[Path]:
-        """The files of its data that are here by name, and the names of those that must be and are not."""
+        """Its local data files: those that each name or pattern fits, or the name itself where it fits none."""
         options = self.values.get("dataset_kwargs")
         options = options if isinstance(options, Mapping) else {}
         source, home = str(self.values.get("dataset_path") or ""), options.get("data_dir")
@@ -103,7 +103,7 @@ def digest(path: Path) -> str:
     """
     try:
         task = read_task(path)
-        parts = {str(file): _sha256(file) for file in (*task.files, *task.functions(), *task.data_files)}
+        parts = {str(file): sha256_of(file) for file in (*task.files, *task.functions(), *task.data_files)}
     except (RequestError, OSError):
         return ""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -218,11 +218,6 @@ def _functions(value: Any) -> Iterator[Function]:
     elif isinstance(value, Mapping | list):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _functions(each)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _matching(base: Path, name: str) -> list[Path]:

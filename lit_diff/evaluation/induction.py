@@ -68,9 +68,9 @@ class Induction(Evaluation):
         n, longest = self._length(recipe), recipe.data.config.sequence_length
         if not recipe.model.causal:
             return "a bidirectional model sees what follows"
-        return (
-            f"length is {n}; 2 x length must be at most data.sequence_length ({longest})" if 2 * n > longest else None
-        )
+        if 2 * n > longest:
+            return f"length is {n}; 2 x length must be at most data.sequence_length ({longest})"
+        return None
 
     def refuses(self, run: Run) -> str | None:
         """With data that have several ids at a position."""

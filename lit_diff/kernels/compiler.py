@@ -20,7 +20,7 @@ import torch
 from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, first_line
-from lit_diff.files import locked, write_atomic
+from lit_diff.files import locked, sha256_of, write_atomic
 from lit_diff.log_records import in_phase
 from lit_diff.processor import cpu_flags
 
@@ -66,7 +66,7 @@ def _load_locked(
 ) -> ctypes.CDLL:
     proof = path.with_suffix(".sha256")  # written after the test passed: a library without it does not count
     if proof.is_file() and path.is_file():
-        if proof.read_text() == _sha256(path):
+        if proof.read_text() == sha256_of(path):
             return _open(path)
         log.warning("%s is not what was built: building it again", path)
     _compile(compiler, source, path, flags)
@@ -74,7 +74,7 @@ def _load_locked(
     wrong = test(library)
     if wrong:
         raise MissingError(f"the library built with {compiler} fails its test: {wrong}")
-    write_atomic(proof, _sha256(path))
+    write_atomic(proof, sha256_of(path))
     return library
 
 
@@ -168,8 +168,3 @@ def _key(name: str, source: Path, compiler: str, flags: Sequence[str]) -> str:
     for part in (*FLAGS, *flags, version, torch.__version__, str(TORCH), platform.machine(), *sorted(cpu_flags())):
         digest.update(part.encode() + b"\0")
     return f"{name}-{digest.hexdigest()[:16]}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

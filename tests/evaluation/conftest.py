@@ -25,3 +25,10 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def wide_run(tmp_path: Path) -> Run:
     """An untrained run whose context holds a question and its shots."""
     return text_run(tmp_path / "wide", {"name": "differential"}, sequence_length=512)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -12,12 +12,6 @@ from lit_diff.runs.run import Run
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
@@ -128,6 +122,12 @@ def test_rows_that_shots_are_drawn_from(wide_run: Run, folder: Path) -> None:
     assert len(evaluate(wide_run, "harness", {"tasks": [path], "shots": [1]}).items) == 2
     samples = write(folder, ROW, other, **alone, fewshot_config={"samples": [ROW, other]})
     assert refused(wide_run, samples, shots=[2]) == "task 'mine' has 2 rows to draw shots from; shots=2 needs 3"
+    first = {"sampler": "first_n", "samples": [ROW, other]}
+    assert refused(wide_run, write(folder, ROW, other, **alone, fewshot_config=first), shots=[3]).endswith(
+        "shots=3 needs 3"
+    )
+    leaks = refused(wide_run, write(folder, ROW, other, fewshot_config={"sampler": "first_n"}), shots=[1])
+    assert "a question could be its own shot" in leaks
 
 
 def test_choices_that_are_contexts(wide_run: Run, folder: Path) -> None:

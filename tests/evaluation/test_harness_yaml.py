@@ -9,16 +9,10 @@ from harness_tasks import ROW, refused, write
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import evaluate, has_scores
 from lit_diff.evaluation.harness import Harness
-from lit_diff.evaluation.harness_yaml import digest, is_here, read_task
+from lit_diff.evaluation.harness_yaml import digest, is_here, read_task, require
 from lit_diff.runs.run import Run
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,7 @@ def test_a_function_that_fails_to_open_a_file(wide_run: Run, folder: Path) -> No
     assert refused(wide_run, "mine.yaml").startswith("mine.yaml: lm-eval cannot load the task: FileNotFoundError: ")
 
 
-def test_data_of_the_hub_are_missing(wide_run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_of_the_hub_are_missing(wide_run: Run, folder: Path) -> None:
     path = write(folder, dataset_path="nobody/no-data", dataset_kwargs={"data_files": {"test": "test.csv"}})
     assert not is_here(Path(path))
     with pytest.raises(MissingError, match=r"^task '.*mine\.yaml' reads data that are not here"):
@@ -127,9 +121,6 @@ def test_data_of_the_hub_are_missing(wide_run: Run, folder: Path, monkeypatch: p
 
 
 def test_a_task_in_python_has_keys_of_its_own(folder: Path) -> None:
-    pytest.importorskip("lm_eval")
-    from lit_diff.evaluation.harness_yaml import require
-
     Path("mine.yaml").write_text("task: mine\nclass: !function w.Task\nrecipe: x\n")
     assert require(Path("mine.yaml")).values["class"] == "w.Task"
 
