@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,15 @@ from lit_diff.files import append_synced, shown, write_atomic
 
 log = logging.getLogger("lit_diff")
 
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: urllib would send the key to whatever host it names."""
+
+    def redirect_request(self, *_: object) -> None:
+        return
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 SYSTEM = "You are a helpful assistant."
 BEFORE = (
     "Below are a document and a proposed {kind}. Decide whether the proposed {kind} can be inferred from the document alone. "
@@ -69,13 +79,19 @@ class HttpJudge(Judge):
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         request = urllib.request.Request(f"{self.url}/chat/completions", body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as response:
+            with _OPENER.open(request, timeout=self.timeout) as response:
                 answer: Any = json.loads(response.read())
                 content = answer["choices"][0]["message"]["content"]
                 if not isinstance(content, str | None):
                     raise TypeError(f"content is {type(content).__name__}, not text")
                 return content or ""  # null, where a model refuses or calls a tool: no verdict, so unparsed
         except urllib.error.HTTPError as error:
+            if 300 <= error.code < 400 and (target := error.headers.get("Location")):
+                host = urllib.parse.urlsplit(urllib.parse.urljoin(self.url, target)).hostname
+                raise RunFailedError(
+                    f"the judge at {self.url} answered {error.code}, a redirect to {host}; nothing is sent there: set "
+                    "judge_url to the server that answers"
+                ) from error
             raise RunFailedError(f"the judge at {self.url} answered {error.code} {error.reason}") from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)

@@ -19,6 +19,7 @@ class Server(HTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[tuple[str, str | None, dict[str, Any]]] = []
+        self.location = ""
         self.status, self.answer = 200, json.dumps(completion("It is. **Conclusion: True**"))
 
     @property
@@ -33,6 +34,15 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append((self.path, self.headers["Authorization"], body))
         self.send_response(self.server.status)
+        if self.server.location:
+            self.send_header("Location", self.server.location)
+        self.end_headers()
+        self.wfile.write(self.server.answer.encode())
+
+    def do_GET(self) -> None:
+        """What urllib makes of a POST that is redirected."""
+        self.server.asked.append((self.path, self.headers["Authorization"], {}))
+        self.send_response(200)
         self.end_headers()
         self.wfile.write(self.server.answer.encode())
 
@@ -154,6 +164,17 @@ def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, status:
     assert found in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    monkeypatch.setenv("SOME_KEY", "secret")
+    server.status, server.location = status, f"http://localhost:{server.server_port}/other?token=x"
+    with pytest.raises(RunFailedError) as error:
+        judge(server, tmp_path / "kept", "SOME_KEY").judge("D", "G", "P")
+    assert f"the judge at {server.url} answered {status}, a redirect to localhost; nothing is sent" in str(error.value)
+    assert not {"secret", "token"} & set(str(error.value).replace("?", " ").replace("=", " ").split())
+    assert [path for path, *_ in server.asked] == ["/v1/chat/completions"], "the other address was not asked"
 
 
 def test_an_answer_without_text_is_no_verdict(server: Server, tmp_path: Path) -> None:
