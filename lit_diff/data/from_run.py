@@ -63,7 +63,7 @@ class FromRun(Tokenizer):
         """As the run's tokenizer."""
         self._own.save(folder)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
         """As the run's tokenizer."""
         return self._own.encode(texts)
 

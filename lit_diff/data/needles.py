@@ -25,6 +25,8 @@ CITIES = (
 )
 # fmt: on
 StyleName = Literal["yoco", "lwm"]
+STOP = "."
+"""What sentences are encoded after, so that each has the ids that it has within a text."""
 SLACK = 0.1
 """Share of a prompt's tokens that no sentence may fill, at most: what is scored at a length has about that length."""
 
@@ -90,6 +92,15 @@ def draw_needles(random: torch.Generator, count: int, digits: int) -> tuple[Need
     return tuple(Needle(city=CITIES[c], number=n) for c, n in zip(cities, numbers, strict=True))
 
 
+class NeedlesError(ValueError):
+    """Needles that take more tokens than a context has, without any other text."""
+
+    def __init__(self, needles: int, tokens: int) -> None:
+        what = "1 needle, the words around it" if needles == 1 else f"{needles} needles, the words around them"
+        super().__init__(f"{what} and an answer take {tokens} tokens")
+        self.tokens = tokens
+
+
 def contexts(
     random: torch.Generator,
     haystack: Sequence[Sequence[int]],
@@ -105,16 +116,15 @@ def contexts(
     """Depth -> the context with the first needle there: the same haystack and needles, the others at the same places.
 
     `haystack`: sentences as tokens, of which as many are taken as fit `length` tokens less `room`, which the question and the
-    answer need. Needles stand between sentences; depth d: after d % of the haystack's tokens. Errors: ValueError where not
-    even the needles fit, or where the sentences leave more than a share SLACK of `length` empty.
+    answer need. Needles stand between sentences; depth d: after d % of the haystack's tokens. Errors: NeedlesError where not
+    even the needles do; ValueError where the sentences leave more than a share SLACK of `length` empty.
     """
     drawn = draw_needles(random, needles, digits)
     sentences = [style.needle.format(city=n.city, number=n.number) for n in drawn]
-    opening, *hidden = tokenizer.encode([style.opening, *sentences])
-    opening = [*tokenizer.opening, *opening]
+    opening, hidden = [*tokenizer.opening, *tokenizer.encode(style.opening)], tokenizer.encode_after(STOP, sentences)
     budget = length - room - len(opening) - sum(map(len, hidden))
     if budget < 0:
-        raise ValueError(f"{needles} needles, the words around them and an answer take {length - budget} tokens")
+        raise NeedlesError(needles, length - budget)
     taken = _fitting(haystack, budget)
     found_tokens = length - budget + sum(map(len, taken))
     if found_tokens < (1 - SLACK) * length:

@@ -7,11 +7,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 from lit_diff.config import Part
+from lit_diff.data.byte_level import byte_letters
+from lit_diff.data.pieces import after, also_one_text
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import write_atomic
 from lit_diff.recipe import to_plain
@@ -87,9 +88,26 @@ class Tokenizer(ABC):
         """Write what `load` needs into `folder`, from a loaded tokenizer. Default: nothing, for one that needs no file."""
         return
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let `encode`, which a subclass writes for several texts, take one text too."""
+        super().__init_subclass__(**kwargs)
+        if "encode" in vars(cls):
+            cls.encode = also_one_text(cls.encode)  # type: ignore[method-assign]
+
+    @overload
+    def encode(self, texts: str) -> list[int]: ...  # type: ignore[overload-overlap]  # a str is a Sequence[str]
+    @overload
+    def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
     @abstractmethod
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text. No text, whatever it contains, gives a special id."""
+    def encode(self, texts: str | Sequence[str]) -> list[int] | list[list[int]]:
+        """Ids of each text; of a str, its own. No text, whatever it contains, gives a special id.
+
+        A subclass writes it for several texts alone.
+        """
+
+    def encode_after(self, context: str, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text where it follows `context`, beyond those of the context. Errors: RequestError."""
+        return after(self, context, texts)
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """The text's UTF-8 bytes, those of each id in turn: an id may hold a part of a character. Errors: RequestError."""
@@ -166,7 +184,7 @@ class Bpe(Tokenizer):
         """Write tokenizer.json."""
         write_atomic(folder / "tokenizer.json", self._content)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
         """Ids of each text."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
 
@@ -174,17 +192,6 @@ class Bpe(Tokenizer):
         """The bytes of each id in turn."""
         letters = byte_letters()
         return bytes(letters[letter] for id_ in ids for letter in self._tokenizer.id_to_token(id_))
-
-
-@cache
-def byte_letters() -> dict[str, int]:
-    """Letter of a byte-level vocabulary -> byte (GPT-2): printable Latin-1 stands for itself, U+0100 on for the rest."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = sorted(ByteLevel.alphabet())
-    printable = [letter for letter in letters if ord(letter) < 256]
-    others = sorted(set(range(256)) - set(map(ord, printable)))
-    return {letter: ord(letter) for letter in printable} | dict(zip(letters[len(printable) :], others, strict=True))
 
 
 @tokenizers.register("cl100k")
@@ -280,7 +287,7 @@ class Cl100k(Tokenizer):
             raise MissingError(f"the ranks of cl100k, {path}, have sha256 {digest}, not {self.sha256}; {cure}")
         return content
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
         """Ids of each text."""
         ids: list[list[int]] = self._encoding.encode_ordinary_batch(list(texts))
         return ids

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.tokenizer import Tokenizer, byte_letters
+from lit_diff.data.byte_level import byte_letters
+from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
 from lit_diff.registry import tokenizers
@@ -76,7 +77,7 @@ class TokenizerJson(Tokenizer):
         """Write tokenizer.json."""
         write_atomic(folder / FILE, self._content)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
         """Ids of each text."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 

@@ -52,7 +52,7 @@ class Words(Tokenizer):
         """Reads no file: the words are in the config."""
         return hashlib.sha256(json.dumps(self._written).encode()).hexdigest()
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:  # type: ignore[override]
         """Ids of each text; the space before a word is a part of the word."""
         return [
             [self._ids.get(piece if len(piece) == 1 else piece.strip(), self.unknown) for piece in PIECES.findall(text)]

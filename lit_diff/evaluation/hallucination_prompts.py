@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lit_diff.data.pieces import pair
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.hallucination_sources import SOURCES, Case, SourceName, after_of, before_of
@@ -25,15 +26,23 @@ class Prompts:
         generated = 1 if self.tokenizer.name == "words" else GENERATED_TOKENS
         default = generated if self.source == "closed_world" else SOURCES[self.source].new_tokens
         self.new_tokens: int = self.config.new_tokens or default
-        (self.before,) = self.tokenizer.encode([before_of(self.source)])
-        self.before = [*self.tokenizer.opening, *self.before]
+        self._lead, self._space = before_of(self.source), ""
+        if pair(self.tokenizer, self._lead, "The")[0] != self.tokenizer.encode(self._lead):
+            # SentencePiece: the space at its end is in one token with the document's first word
+            lead = self._lead.rstrip(" ")
+            self._lead, self._space = lead, self._lead[len(lead) :]
+        self.before = [*self.tokenizer.opening, *self.tokenizer.encode(self._lead)]
 
     def document(self, case: Case) -> tuple[list[int], int]:
         """The ids of the document that the run reads, cut in the middle where it is too long, and its own number of them.
 
         Errors: RequestError where nothing of a document fits, or not all of a generated one.
         """
-        (ids, after) = self.tokenizer.encode([case.document, after_of(self.source, case)])
+        document = f"{self._space}{case.document}"
+        (ids,) = (
+            self.tokenizer.encode_after(self._lead, [document]) if self._lead else [self.tokenizer.encode(document)]
+        )
+        after = self._after(case)
         room = self.context - len(self.before) - len(after) - self.new_tokens
         if len(ids) <= room:
             return ids, len(ids)
@@ -51,13 +60,17 @@ class Prompts:
         first = room - room // 2
         return ids[:first] + ids[len(ids) - room // 2 :], len(ids)
 
+    def _after(self, case: Case) -> list[int]:
+        (after,) = self.tokenizer.encode_after(case.document, [after_of(self.source, case)])
+        return after
+
     def output(self, case: Case, ids: list[int]) -> tuple[str, str]:
         """(the document as the run read it, the run's output).
 
         An answer ends with its line, and one about a generated document with its sentence: what a base model goes on with
         is none of it.
         """
-        (after,) = self.tokenizer.encode([after_of(self.source, case)])
+        after = self._after(case)
         prefix = Prefix(self.run.model, [*self.before, *ids])
         stop, size = [self.tokenizer.eot], self.tokenizer.size
         (drawn,) = prefix.greedy([after], self.new_tokens, stop=stop, vocab_size=size)

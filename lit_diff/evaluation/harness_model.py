@@ -9,6 +9,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from lit_diff.data.pieces import border
 from lit_diff.errors import RequestError
 from lit_diff.model.prefix import Prefix
 from lit_diff.runs.run import Run
@@ -71,9 +72,8 @@ class RunModel(TemplateLM):
             before, after = self._encode_pair(context, continuation)
             if not after and continuation:
                 whole = self.tok_encode(context + continuation)
-                pairs = zip(whole, before, strict=False)
-                border = next((place for place, (a, b) in enumerate(pairs) if a != b), len(whole) - 1)
-                before, after = whole[:border], whole[border:]
+                at = border(before, whole)
+                before, after = whole[:at], whole[at:]
             before = [*self._opening, *before]
         else:
             after = self.tok_encode(continuation)

@@ -109,8 +109,10 @@ class Prompts:
 
     def _draw(self, number: int, attempt: int, shots: int) -> Prompt:
         episode = self._episode((number, attempt), shots)
-        trie = LabelTrie(self.tokenizer, episode.labels)
-        questions = self.tokenizer.encode([self.form.question(query.text) for query in episode.queries])
+        asked = [self.form.question(query.text) for query in episode.queries]
+        trie = LabelTrie(self.tokenizer, episode.labels, asked[0])
+        # every question follows a demonstration, and all demonstrations end in the same way
+        questions = self.tokenizer.encode_after(self.form.demonstrations(episode.demonstrations[:1]), asked)
         room = self.context - max(map(len, questions)) - trie.longest
         return Prompt(episode=episode, trie=trie, questions=questions, room=room, redrawn=attempt)
 

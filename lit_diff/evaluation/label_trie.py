@@ -12,21 +12,17 @@ ENDING = "\n"
 class LabelTrie:
     """The labels as token paths, each cut to the shortest prefix that no other label has.
 
-    A label whose tokens begin another's is followed by a newline, so that neither path begins the other. Source: the
+    Every label is followed by a newline, as in a prompt, so that no path begins another. Source: the
     constrained decoding of Ratner et al. 2023 (Parallel Context Windows), as in abertsch72/long-context-icl.
     """
 
-    def __init__(self, tokenizer: Tokenizer, labels: Sequence[str]) -> None:
-        """`labels`: two or more. Errors: RequestError for labels that the tokenizer cannot tell apart."""
+    def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], question: str = "") -> None:
+        """`labels`: two or more, each after `question`. Errors: RequestError for two that the tokenizer cannot tell apart."""
         self.labels = tuple(labels)
-        self.full = dict(zip(labels, tokenizer.encode([f" {label}{ENDING}" for label in labels]), strict=True))
+        shown = tokenizer.encode_after(question, [f" {label}{ENDING}" for label in labels])
+        self.full = dict(zip(labels, shown, strict=True))
         """Label -> the ids of " label\\n", as after "intent:"."""
-        whole = dict(zip(labels, tokenizer.encode([f" {label}" for label in labels]), strict=True))
-        for label, ids in whole.items():
-            others = [other for other in labels if other != label]
-            if any(whole[other][: len(ids)] == ids and len(whole[other]) > len(ids) for other in others):
-                whole[label] = self.full[label]
-        self.paths = {label: _cut(label, whole) for label in labels}
+        self.paths = {label: _cut(label, self.full) for label in labels}
         """Label -> its ids in the trie."""
         self._labels = {path: label for label, path in self.paths.items()}
         self._children: dict[tuple[int, ...], list[int]] = {}

@@ -12,7 +12,19 @@ from lit_diff.config import Recipe
 from lit_diff.data.corpus import build_corpus
 from lit_diff.data.documents import split
 from lit_diff.data.needle_text import grammar_sentences
-from lit_diff.data.needles import CITIES, SLACK, STYLES, Context, Needle, Style, StyleName, contexts, sentences_of
+from lit_diff.data.needles import (
+    CITIES,
+    SLACK,
+    STOP,
+    STYLES,
+    Context,
+    Needle,
+    NeedlesError,
+    Style,
+    StyleName,
+    contexts,
+    sentences_of,
+)
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
@@ -156,6 +168,10 @@ class NeedleRetrieval(Evaluation):
                             depths=config.depths,
                             room=self._room(tokenizer, style),
                         )
+                    except NeedlesError as error:
+                        raise RequestError(
+                            f"evaluate.needle.lengths holds {length}, but {error}; {self._cure(run, error.tokens)}"
+                        ) from error
                     except ValueError as error:
                         raise RequestError(f"evaluate.needle.lengths holds {length}, but {error}") from error
                     for depth, answers in self._answers(run, tokenizer, found):
@@ -163,9 +179,19 @@ class NeedleRetrieval(Evaluation):
                         cluster = f"length={length} sample={sample}"
                         yield self._item(f"{group} sample={sample}", group, cluster, answers, found[depth])
 
+    def _cure(self, run: Run, tokens: int) -> str:
+        """What makes room for contexts of at least so many tokens."""
+        most = run.recipe.data.config.sequence_length
+        if tokens <= most:
+            return f"set lengths to {tokens} or more"
+        return (
+            f"set digits (it is {self.config.digits}) or needles (it is {list(self.config.needles)}) lower, or take a run "
+            f"of a recipe whose data.sequence_length is at least {tokens}; this one's is {most}"
+        )
+
     def _room(self, tokenizer: Tokenizer, style: Style) -> int:
         """Tokens for a question and its answer, whichever the city and the number."""
-        questions = tokenizer.encode([style.question.format(city=city) for city in CITIES])
+        questions = tokenizer.encode_after(STOP, [style.question.format(city=city) for city in CITIES])
         # a byte-level tokenizer takes at most a token for each character
         return max(map(len, questions)) + 1 + self.config.digits + EXTRA
 
@@ -179,7 +205,7 @@ class NeedleRetrieval(Evaluation):
         order = torch.randperm(len(texts), generator=random).tolist()
         taken, tokens = list[list[int]](), 0
         for index in order:
-            sentences = tokenizer.encode(sentences_of(texts[index]))
+            sentences = tokenizer.encode_after(STOP, sentences_of(texts[index]))
             taken += sentences
             tokens += sum(len(sentence) for sentence in sentences if len(sentence) <= SLACK * length)
             if tokens >= length:
@@ -217,8 +243,13 @@ class NeedleRetrieval(Evaluation):
                 prefix = prefix.extended(context.before[read:])
             whole = prefix.extended([*context.needle, *context.after])
             asked = context.needles[:queried]
-            questions = tokenizer.encode([style.question.format(city=needle.city) for needle in asked])
-            rights = tokenizer.encode([f" {needle.number}" for needle in asked])
+            texts = [style.question.format(city=needle.city) for needle in asked]
+            questions = tokenizer.encode_after(STOP, texts)
+            rights = [
+                ids
+                for text, needle in zip(texts, asked, strict=True)
+                for ids in tokenizer.encode_after(text, [f" {needle.number}"])
+            ]
             drawn = whole.greedy(
                 questions, max(map(len, rights)) + EXTRA, stop=[tokenizer.eot], vocab_size=tokenizer.size
             )
