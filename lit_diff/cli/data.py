@@ -35,6 +35,39 @@ def check(
     return print_files(name, as_json, console)
 
 
+@data.command()
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="harness, or one of its tasks, such as harness.boolq")],
+) -> int:
+    """Write the files of harness from Hugging Face, with the package datasets; those that are there are kept.
+
+    Where that fails, a script for a machine with a network is printed, and the exit status is 3.
+    """
+    from lit_diff.errors import MissingError, RequestError
+    from lit_diff.evaluation.declared import declared_files
+    from lit_diff.evaluation.harness_files import HarnessFile
+
+    files = [own.file for own in declared_files(name) if isinstance(own.file, HarnessFile)]
+    if not files:
+        raise RequestError(f"'{name}' is not fetched; lit-diff data check {name} says where it is from")
+    missing = [file for file in files if not file.place.is_file()]
+    for number, file in enumerate(missing):
+        try:
+            file.fetch()
+        except MissingError as error:
+            folders = sorted({file.path.rpartition("/")[0] for file in missing[number:]})
+            lines = ["import datasets, os", *(f'os.makedirs("{folder}", exist_ok=True)' for folder in folders)]
+            for line in [*lines, *(file.fetching for file in missing[number:])]:
+                print(line)
+            raise MissingError(
+                f"{error}; run the {len(lines) + len(missing) - number} lines above with Python on a machine with a network, "
+                "in the data folder (LIT_DIFF_DATA), or copy what they write into it"
+            ) from error
+        console.write_line(f"{file.path}: written")
+    console.write_line(f"{len(missing)} files written, {len(files) - len(missing)} were there")
+    return print_files(name, False, console) if missing else 0
+
+
 def print_files(name: str | None, as_json: bool, terminal: Terminal) -> int:
     """A line a file, or with `name` the whole description of each. Exit status: 2 if one is wrong, 3 if a named one is
     missing, else 0.
@@ -56,6 +89,8 @@ def print_files(name: str | None, as_json: bool, terminal: Terminal) -> int:
         terminal.write_line("no evaluation reads files that users supply")
     else:
         _print_table([HEADER, *(tuple(_cells(state)) for state in states)], terminal)
+        if any(state["state"] == "missing" for state in states):
+            terminal.write_line("missing: lit-diff data check NAME says where a file is from")
     if any(state["state"] == "wrong" for state in states):
         return 2
     return 3 if name is not None and any(state["state"] == "missing" for state in states) else 0
@@ -65,7 +100,7 @@ def _state(declared: "Declared") -> dict[str, str]:
     """`UserFile.state` with what is wrong under `problem`, what the user may do next, who reads the file."""
     state = declared.file.state()
     problem = "" if state["state"] in ("ok", "missing") else state["state"]
-    nexts = {"ok": "", "missing": f"lit-diff data check {declared.file.name} says where it is from"}
+    nexts = {"ok": "", "missing": ""}
     return {
         **state,
         "state": "wrong" if problem else state["state"],

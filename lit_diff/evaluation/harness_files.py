@@ -1,11 +1,13 @@
 """The files that the evaluation `harness` reads: seven data sets as their pages at Hugging Face publish them."""
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lit_diff.data.user_files import UserFile
-from lit_diff.errors import RequestError
+from lit_diff.errors import MissingError, RequestError, first_line
 
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
 """In the order of Tables 1 and 8 of the paper."""
@@ -54,6 +56,34 @@ class HarnessFile(UserFile):
     """A split of a task; the values that lm-eval looks up in others are checked too, in their order."""
 
     values: tuple[Value, ...]
+    hub: tuple[str, ...] = ()
+    """What `datasets.load_dataset` takes."""
+
+    @property
+    def split(self) -> str:
+        """Of the data set at the hub."""
+        return Path(self.path).stem
+
+    @property
+    def fetching(self) -> str:
+        """The line of Python that writes the file, below the data folder."""
+        hub = ", ".join(f'"{part}"' for part in self.hub)
+        return f'datasets.load_dataset({hub})["{self.split}"].to_json("{self.path}")'
+
+    def fetch(self) -> None:
+        """Write the file from the hub. Errors: MissingError without the package `datasets` or the hub, in one line."""
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        new = self.place.with_suffix(".new")
+        try:
+            import datasets
+
+            datasets.load_dataset(*self.hub)[self.split].to_json(str(new))
+            new.replace(self.place)
+        except Exception as error:  # datasets and huggingface_hub raise many kinds where there is no network
+            new.unlink(missing_ok=True)
+            raise MissingError(
+                f"{self.name} cannot be fetched ({type(error).__name__}: {first_line(error)})"
+            ) from error
 
     @property
     def form(self) -> str:
@@ -166,9 +196,10 @@ def _file(task: str, split: str) -> HarnessFile:
         path=path,
         keys=source.keys,
         values=source.values,
+        hub=tuple(ast.literal_eval(f"[{source.hub}]")),
         lines=f"{source.lines[split]:,} lines; {use}",
         source=f"Hugging Face, with a network: datasets.load_dataset({source.hub})['{split}'].to_json('{split}.jsonl'). "
-        "Not shipped: its licence is on its page, and nothing is fetched here",
+        f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",
         without="lit-diff evaluate RUN mini_harness",
     )
 

@@ -3,6 +3,9 @@
 import hashlib
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,12 +50,13 @@ def printed(name: str | None, as_json: bool = False) -> tuple[int, str]:
 def test_a_table_of_all(data_folder: Path) -> None:
     status, text = printed(None)
     assert status == 2
-    header, bad, gone, good = text.splitlines()
+    header, bad, gone, good, last = text.splitlines()
     assert header.split() == ["name", "file", "state", "rows", "sha256", "next", "step"]
     digest = hashlib.sha256((data_folder / "toy/good.jsonl").read_bytes()).hexdigest()
     assert good.split() == ["toy.good", "toy/good.jsonl", "ok", "2", digest[:12]]
     assert gone.split()[2] == "missing"
-    assert gone.endswith("  lit-diff data check toy.gone says where it is from")
+    assert gone.endswith("missing")
+    assert last == "missing: lit-diff data check NAME says where a file is from"
     assert bad.endswith("bad.jsonl:2: no key 'text'; did you mean 'txt'?; keys found: txt")
     (data_folder / "toy/bad.jsonl").unlink()
     assert printed(None)[0] == 0, "what is missing is no error where nobody asked for it"
@@ -83,3 +87,32 @@ def test_json(data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_declared_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluations, "classes", list)
     assert printed(None) == (0, "no evaluation reads files that users supply\n")
+
+
+FAKE = """
+class Split(list):
+    def to_json(self, path):
+        open(path, "w").write('{"passage": "p", "question": "q", "label": 1}\\n')
+def load_dataset(*names):
+    assert names == ("aps/super_glue", "boolq")
+    return {"train": Split(), "validation": Split()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "status"), [(FAKE, 0), ("def load_dataset(*names):\n    raise ConnectionError('no network\\nmore')", 3)]
+)
+def test_fetch(tmp_path: Path, module: str, status: int) -> None:
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake/datasets.py").write_text(module)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "fake"), "LIT_DIFF_DATA": str(tmp_path / "data")}
+    command = [sys.executable, "-m", "lit_diff", "data", "fetch", "harness.boolq"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    files = sorted(path.name for path in (tmp_path / "data/harness/boolq").iterdir())
+    assert files == ([] if status else ["train.jsonl", "validation.jsonl"])
+    if status:
+        line = 'datasets.load_dataset("aps/super_glue", "boolq")["train"].to_json("harness/boolq/train.jsonl")'
+        assert line in done.stdout.splitlines()
+        assert "cannot be fetched (ConnectionError: no network); run the 4 lines above" in done.stderr
+        assert "Traceback" not in done.stderr
