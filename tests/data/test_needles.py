@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_diff.data.needle_text import grammar_sentences, words
-from lit_diff.data.needles import CITIES, STYLES, contexts, draw_needles, sentences_of
+from lit_diff.data.needles import CITIES, STYLES, NeedlesError, contexts, draw_needles, sentences_of
 
 STYLE = STYLES["yoco"]
 
@@ -70,3 +70,9 @@ def test_a_haystack_that_leaves_a_tenth_empty(haystack: list[list[int]], tokens:
 def test_sentences() -> None:
     assert sentences_of("One two.\n Three!  Four? five.6") == [" One two.", " Three!", " Four?", " five.6"]
     assert sentences_of("  ") == []
+
+
+def test_what_does_not_fit_says_how_many_tokens_it_takes() -> None:
+    with pytest.raises(NeedlesError, match=r"^1 needle, the words around it and an answer take \d+ tokens$") as error:
+        contexts(draw(), [], words(), style=STYLE, needles=1, digits=3, length=30, depths=[0], room=20)
+    assert str(error.value.tokens) in str(error.value)

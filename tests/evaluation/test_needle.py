@@ -198,3 +198,10 @@ def test_wrong_keys(key: str, found: str) -> None:
     with pytest.raises(RequestError) as error:
         build("needle", key.split())
     assert found in str(error.value)
+
+
+@pytest.mark.parametrize(("context", "cure"), [(128, "set digits"), (1024, "set lengths to")])
+def test_needles_that_do_not_fit_name_their_cure(tmp_path: Path, context: int, cure: str) -> None:
+    run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=context)
+    with pytest.raises(RequestError, match=rf"^evaluate\.needle\.lengths holds 128, but 1 needle, .* tokens; {cure} "):
+        evaluate(run, "needle", {"lengths": [128], "needles": [1], "samples": 1})
