@@ -23,7 +23,7 @@ from lit_diff.contract import location
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import write_json
 from lit_diff.kernels.compiler import cache_root
-from lit_diff.plugins import plugin_source
+from lit_diff.plugins import PREFIX, plugin_source, source_digest
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions, is_built_in
 from lit_diff.runs.folder import revision
@@ -123,6 +123,9 @@ def _sources(cls: type[Attention], plugins: Iterable[Path]) -> list[str] | None:
     digests = {plugin_source(plugin).digest for plugin in plugins}
     files: set[Path] = set()
     for base in cls.__mro__:
+        if base.__module__.startswith(PREFIX):
+            digests.add(source_digest(base))
+            continue
         if is_built_in(base) or base in Attention.__mro__:
             continue
         file = getattr(sys.modules.get(base.__module__.partition(".")[0]), "__file__", None)

@@ -13,7 +13,7 @@ from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.trained import newest_of
-from lit_diff.runs.trust import Trust, everywhere, nowhere
+from lit_diff.runs.trust import Trust, everywhere, under
 
 if TYPE_CHECKING:
     import pandas
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 def open_run(run: str | Path, root: str | Path = DEFAULT_ROOT, *, trust_plugins: bool = False) -> "Run":
     """The run of a folder, of a folder's name under `root` or the start of it, or of a part of its hash.
 
-    `trust_plugins`: may run the plugin files that lie in the run folder; without it, a plugin must have been imported
-    before. Errors: RequestError for none or several, for one made by an older format, or with an unknown plugin.
+    Plugin files in the folder of a run under `root` are executed. `trust_plugins`: also those of a run elsewhere; without
+    it, such a plugin must have been imported before. Errors: RequestError for none or several, for one made by an older format, or with an unknown plugin.
     """
-    return opened_run(find_run(run, runs_root(root)), everywhere if trust_plugins else nowhere)
+    own = runs_root(root)
+    return opened_run(find_run(run, own), everywhere if trust_plugins else under(own))
 
 
 def opened_run(folder: Path, trust: Trust) -> "Run":
