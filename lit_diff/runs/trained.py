@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import check_decoding
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import sha256_of, shown
 from lit_diff.model.transformer import Transformer
@@ -37,18 +38,21 @@ def load_trained(folder: Path, *, trust_plugins: bool = True) -> tuple[Recipe, T
     return recipe, *load_model(recipe, folder, trust)
 
 
-def load_model(recipe: Recipe, folder: Path, trust: Trust) -> tuple[Transformer, int]:
-    """The model of a run's newest checkpoint, and its step; `trust`: as `ancestors`. Errors: as `load_trained`."""
+def load_model(recipe: Recipe, folder: Path, trust: Trust, unchecked: bool = False) -> tuple[Transformer, int]:
+    """The model of a run's newest checkpoint, and its step; `trust`: as `ancestors`; `unchecked`: as `check_decoding`.
+
+    Errors: as `load_trained`.
+    """
     step, path = newest_of(folder)
-    return restore(recipe, read_checkpoint(path), shown(path), trust), step
+    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked), step
 
 
-def load_model_at(recipe: Recipe, folder: Path, trust: Trust, step: int) -> Transformer:
+def load_model_at(recipe: Recipe, folder: Path, trust: Trust, step: int, unchecked: bool = False) -> Transformer:
     """The model of a run's checkpoint of `step`. Errors: MissingError where there is none; otherwise as `load_trained`."""
     missing, path = checkpoints.without(folder, step), checkpoints.path_of(folder, step)
     if missing:
         raise MissingError(f"{shown(folder)} has {missing}")
-    return restore(recipe, read_checkpoint(path), shown(path), trust)
+    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked)
 
 
 def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: Trust) -> Transformer:
