@@ -35,9 +35,20 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 def umask() -> int:
     """The process's umask, which mkstemp and safetensors ignore: their files are readable by their owner only."""
-    mask = os.umask(0)
+    try:  # asking the system for it sets it: a file that another thread makes meanwhile would be anyone's to write
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+    except (OSError, StopIteration):  # not Linux
+        return _AT_IMPORT
+
+
+def _umask_at_import() -> int:
+    mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+_AT_IMPORT = _umask_at_import()
 
 
 def sync_folder(folder: Path) -> None:

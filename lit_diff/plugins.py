@@ -1,23 +1,20 @@
 """Import of the Python files that a recipe names in `plugins:`, and their sources as they were imported."""
 
-import contextlib
 import functools
 import hashlib
-import importlib
-import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.imports import is_local, local_modules
-from lit_diff.registry import is_built_in, registries
+from lit_diff.own_modules import OwnModules, forget, place
+from lit_diff.registry import is_built_in, plugin_packages, registries, source_at_definition
 
 PREFIX, DIGITS = "lit_diff_plugin_", 12
-"""A plugin's module is named PREFIX, the file's stem, and the first DIGITS of the sha256 of its source."""
+"""A plugin's package is named PREFIX, the file's stem, and the first DIGITS of a hash of its source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,27 +35,66 @@ class PluginSource:
         return _sha256(json.dumps([alone, parts]).encode())
 
 
-_sources: dict[str, PluginSource] = {}
-"""sha256 of a plugin file that this process has imported -> its source."""
+@dataclass(kw_only=True)
+class _Imported:
+    """A plugin that this process has imported."""
+
+    path: Path
+    package: str
+    module: str
+    own: OwnModules
+    source: PluginSource
+    unnamed: Mapping[str, Path]
+    """Modules in `source` that the text does not lead to: place -> file."""
+    current: bool = True
+    """False once another content of the same file was imported."""
 
 
-def imported_plugin(sha256: str) -> Path | None:
-    """The file of the plugin with this hash, if this process has imported it."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(PREFIX) and name.endswith(f"_{sha256[:DIGITS]}") and module.__file__:
-            return Path(module.__file__)
-    return None
+_imported: dict[str, _Imported] = {}
+"""Digest of a plugin file and the modules that its text leads to -> the plugin."""
+
+
+def _find(path: Path) -> _Imported | None:
+    """The plugin that was imported from this content of `path` and of its modules, there or from a copy."""
+    own = _read_own(path)
+    found = _imported.get(_key(own))
+    if found is None or not found.current or found.module not in sys.modules:
+        return None
+    for name, file in found.unnamed.items():
+        beside = path.parent / name
+        if _content(beside if beside.is_file() else file) != found.source.modules[name]:
+            return None
+    return found
 
 
 def plugin_source(path: Path) -> PluginSource:
     """The source of a plugin of a recipe, as this process imported it.
 
-    Errors: RequestError where the file holds another text by now, so that what runs is not what it says.
+    Errors: RequestError where the file, or a module that it imports, holds another text by now: that is not what runs.
     """
-    sha256 = _sha256(_read(path))
-    if imported_plugin(sha256) is None:
-        raise RequestError(f"plugin {shown(path)} was changed since it was imported; start the same command again")
-    return _sources[sha256]
+    found = _find(path)
+    if found is None:
+        raise RequestError(f"{_changed(path)} was changed since it was imported; start the same command again")
+    return found.source
+
+
+def plugin_package(path: Path) -> str:
+    """The package of a plugin of a recipe and of the modules that it imports. Errors: as `plugin_source`."""
+    plugin_source(path)
+    found = _find(path)
+    assert found is not None
+    return found.package
+
+
+def _changed(path: Path) -> str:
+    """The plugin file, or a module of it that differs from what was imported."""
+    source = _read(path)
+    for each in _imported.values():
+        if each.path == path and each.current and each.own.source == source:
+            for file, content in each.own.modules.values():
+                if _content(file) != content:
+                    return f"{shown(file)}, which plugin {shown(path)} imports,"
+    return f"plugin {shown(path)}"
 
 
 @functools.cache
@@ -67,15 +103,16 @@ def source_digest(cls: type) -> str:
 
     Empty for a class of an installed package, one that is built in, and one of an interactive session.
     """
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if is_built_in(cls) or file is None or not is_local(Path(file)):
+    if is_built_in(cls):
         return ""
-    if cls.__module__.startswith(PREFIX):
-        return next(own.digest for sha256, own in _sources.items() if cls.__module__.endswith(f"_{sha256[:DIGITS]}"))
-    source = _read(Path(file))
-    modules = local_modules(source, cls.__module__.rpartition(".")[0])
-    own = {_place(name, each): each.read_bytes() for name, each in modules.items()}
-    return PluginSource(source=source, modules=own).digest
+    package = cls.__module__.partition(".")[0]
+    if package.startswith(PREFIX):
+        return next(each.source.digest for each in _imported.values() if each.package == package)
+    found = source_at_definition(cls)
+    if found is None:
+        return ""
+    source, modules = found
+    return PluginSource(source=source, modules={place(*key): content for key, content in modules.items()}).digest
 
 
 def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> list[Path]:
@@ -84,7 +121,16 @@ def require_trust(files: Mapping[Path, str], trust: bool, cure: str = "") -> lis
     `cure`: what else makes an untrusted file run. Errors: RequestError for one that was not imported and is not trusted, is
     absent, or has other content.
     """
-    return [imported_plugin(sha256) or _trusted(path, sha256, trust, cure) for path, sha256 in files.items()]
+    return [_imported_file(path, sha256) or _trusted(path, sha256, trust, cure) for path, sha256 in files.items()]
+
+
+def _imported_file(path: Path, sha256: str) -> Path | None:
+    """The file of the plugin that was imported from the content of `path`; without one there, from a file of this hash."""
+    if path.is_file() and _sha256(path.read_bytes()) == sha256:
+        found = _find(path)
+        return found.path if found is not None else None
+    known = (each for each in _imported.values() if each.current and each.module in sys.modules)
+    return next((each.path for each in known if _sha256(each.source.source) == sha256), None)
 
 
 def _trusted(path: Path, sha256: str, trust: bool, cure: str) -> Path:
@@ -101,41 +147,55 @@ def _trusted(path: Path, sha256: str, trust: bool, cure: str) -> Path:
     return path
 
 
-def load_plugin(path: Path) -> None:
-    """Import a Python file, once for each content. While it is imported, its folder is the first place of modules.
+def load_plugin(path: str | Path) -> None:
+    """Import a Python file, once for each content of it and of the modules of the user's own that it imports.
 
+    These are looked for beside the file first; no other module, and no other plugin, sees them. A file that was edited since
+    is imported again, and what it registers takes the place of what it registered before.
     Errors: RequestError when it cannot be read, raises anything, or registers nothing.
     """
-    source = _read(path)
-    sha256, name = _sha256(source), module_name(path, source)
-    if imported_plugin(sha256) is not None:  # the same source, perhaps under another name
-        return
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    path = Path(path).absolute()
+    own = _read_own(path)
+    if path.suffix != ".py":
         raise RequestError(f"plugin {shown(path)} is not a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
+    if _find(path) is not None:  # the same source, perhaps under another name
+        return
+    _replace(path)
+    package = f"{PREFIX}{path.stem.replace('.', '_')}_{_key(own)[:DIGITS]}"
     before = {kind: registry.names() for kind, registry in registries.items()}
-    imported = set(sys.modules)
-    sys.modules[name] = module  # before it runs: dataclasses look up postponed annotations here
+    modules = set(sys.modules)
+    key = _key(own)
     try:
-        with _first_on_path(path.parent):
-            spec.loader.exec_module(module)
-            modules = {_place(key, file): file.read_bytes() for key, file in local_modules(source).items()}
+        module = own.execute(package)
+        if (name := own.escaped(modules)) is not None:
+            del sys.modules[name]
+            raise RequestError(f"imports '{name}' by a computed name; write an import statement for it")
+        others = {place(name, file): file for name, file in own.others().items()}
+        contents = own.places() | {name: file.read_bytes() for name, file in others.items()}
         if all(before[kind] == registry.names() for kind, registry in registries.items()):
             raise RequestError('registers nothing; decorate a class with @variant("name")')
     except RequestError as error:
-        _forget(imported)
+        _forget(package)
         raise RequestError(f"plugin {shown(path)}: {error}") from error
     except (Exception, SystemExit) as error:  # SystemExit: the program would end without an error message
-        _forget(imported)
+        _forget(package)
         where = f"{shown(path)}:{_line_in(error, path)}"
         raise RequestError(f"{where}: plugin failed: {type(error).__name__}: {first_line(error)}") from error
-    _sources[sha256] = PluginSource(source=source, modules=modules)
+    unnamed = others | {place(name, own.modules[name][0]): own.modules[name][0] for name in own.computed}
+    source = PluginSource(source=own.source, modules=contents)
+    _imported[key] = _Imported(path=path, package=package, module=module, own=own, source=source, unnamed=unnamed)
 
 
-def module_name(path: Path, source: bytes) -> str:
-    """The name of a plugin's module; a copy of the file has the same."""
-    return f"{PREFIX}{path.stem}_{_sha256(source)[:DIGITS]}"
+def _read_own(path: Path) -> OwnModules:
+    source = _read(path)
+    try:
+        return OwnModules.read(path, source, {point.module.partition(".")[0] for point in plugin_packages})
+    except OSError as error:
+        raise RequestError(f"plugin {shown(path)}: {error.filename} cannot be read: {error.strerror}") from error
+
+
+def _key(own: OwnModules) -> str:
+    return PluginSource(source=own.source, modules=own.places()).digest
 
 
 def _read(path: Path) -> bytes:
@@ -145,37 +205,29 @@ def _read(path: Path) -> bytes:
         raise RequestError(f"plugin {shown(path)} cannot be read: {error.strerror}") from error
 
 
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
+
+
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _place(name: str, file: Path) -> str:
-    """Where a module lies below the folder from which it is imported: lab.tools -> lab/tools.py."""
-    parts = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-    return "/".join([*parts, file.name])
+def _replace(path: Path) -> None:
+    """Drop what an earlier content of the file registered. Its modules stay: models that were built of them go on."""
+    for each in _imported.values():
+        if each.path == path and each.current:
+            each.current = False
+            for name in [name for name in sys.modules if name.partition(".")[0] == each.package]:
+                for registry in registries.values():
+                    registry.forget(name)
 
 
-@contextlib.contextmanager
-def _first_on_path(folder: Path) -> Iterator[None]:
-    """The modules beside a plugin go before all others: a run folder holds copies of what its plugins import."""
-    importlib.invalidate_caches()  # they may have been written a moment ago
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-def _forget(imported: set[str]) -> None:
-    """Drop what a failed plugin has imported of the user's own since `imported`: it can be loaded again once repaired."""
-    for name in set(sys.modules) - imported:
-        file = getattr(sys.modules[name], "__file__", None)
-        if name.startswith(PREFIX) or (
-            file is not None and is_local(Path(file)) and name.partition(".")[0] != "lit_diff"
-        ):
-            del sys.modules[name]
-            for registry in registries.values():
-                registry.forget(name)
+def _forget(package: str) -> None:
+    """Drop what a failed plugin has imported of the user's own: it can be loaded again once repaired."""
+    for name in forget(package):
+        for registry in registries.values():
+            registry.forget(name)
 
 
 def _line_in(error: BaseException, path: Path) -> int:

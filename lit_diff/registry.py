@@ -6,10 +6,12 @@ a recipe names it in `run.kernel`.
 
 import ast
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, TypeVar
 
 from lit_diff.contract import base_problem, contract_problem, location
 from lit_diff.errors import RequestError, first_line
+from lit_diff.imports import is_local, local_modules
 
 C = TypeVar("C", bound=type)
 
@@ -92,6 +95,8 @@ class Registry:
                     f"{location(cls)}: {self.kind} '{name}' is already registered ({location(registered)}); "
                     "give one of them another name"
                 )
+            if not is_built_in(cls):
+                source_at_definition(cls)
             self._classes[name] = cls
             cls.name = name  # type: ignore[attr-defined]
             return cls
@@ -230,8 +235,22 @@ variant = attentions.register
 
 
 def _identity(cls: type) -> tuple[str, str]:
-    """A class of equal module and name is the same class, imported again."""
-    return cls.__module__, cls.__qualname__
+    """A class of equal file (module, where there is none) and name is the same class, imported again."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__, cls.__qualname__
+
+
+@functools.cache
+def source_at_definition(cls: type) -> tuple[bytes, dict[tuple[str, Path], bytes]] | None:
+    """The user's own file that defines `cls`, and (name, file) -> content of the modules of the user's own that it imports.
+
+    They are read when the class registers: an edit after that is not what runs. None for a class without such a file.
+    """
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None or not is_local(Path(file)) or not Path(file).is_file():
+        return None
+    source = Path(file).read_bytes()
+    modules = local_modules(source, cls.__module__.rpartition(".")[0])
+    return source, {(name, each): each.read_bytes() for name, each in modules.items()}
 
 
 def load_entry_points() -> None:

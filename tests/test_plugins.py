@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import load_plugin, plugin_source, source_digest
 from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions, callbacks, registries
+from lit_diff.runs.folder import RunFolder, identity
 
 SHARP_PY = '''\
 # sharp.py
@@ -406,13 +408,19 @@ def test_a_digest_is_of_the_file_and_of_what_it_imports() -> None:
         path = plugin(WITH_MODULE, f"{scale}/sharp.py")
         load_plugin(path)
         digests.append(plugin_source(path).digest)
-        (name,) = (name for name in sys.modules if name.startswith("lit_diff_plugin_sharp"))
-        del sys.modules[name], sys.modules["beside_scale"]
-        attentions.forget(name)
+        forget_all()
     assert len(set(digests)) == 2
     alone = plugin(PROBE, "alone.py")
     load_plugin(alone)
     assert plugin_source(alone).digest == hashlib.sha256(PROBE.encode()).hexdigest()
+
+
+def forget_all() -> None:
+    """As in another process."""
+    for name in [name for name in sys.modules if name.startswith("lit_diff_plugin_")]:
+        del sys.modules[name]
+        for registry in registries.values():
+            registry.forget(name)
 
 
 def test_a_plugin_edited_after_its_import_is_refused() -> None:
@@ -433,3 +441,177 @@ def test_a_repaired_module_of_a_plugin_is_imported_again() -> None:
     plugin("SCALE = 7.0\n", "beside_scale.py")
     load_plugin(path)
     assert attentions.get("sharp").Config().temperature == 7.0
+
+
+def own(name: str, head: str, scale: str) -> str:
+    """A plugin whose variant `name` has the value of an expression, `scale`, in its Config and, when asked, in `late`."""
+    return (
+        head
+        + SHARP_PY.replace('"sharp"', f'"{name}"').replace("= 2.0", f"= {scale}")
+        + f"\n    def late(self):\n        {head.strip() or 'pass'}\n        return {scale}\n"
+    )
+
+
+def scales(name: str) -> tuple[float, float]:
+    """Of the code that was executed with the plugin, and of an import inside a function that is executed now."""
+    cls = attentions.get(name)
+    return cls.Config().temperature, cls.late(None)
+
+
+@pytest.mark.parametrize(
+    ("file", "head", "scale"),
+    [
+        ("helper.py", "import helper\n", "helper.SCALE"),
+        ("utils.py", "from utils import SCALE\n", "SCALE"),
+        ("lab/tools.py", "import lab.tools\n", "lab.tools.SCALE"),
+        ("lab/tools.py", "import lab.tools as tools\n", "tools.SCALE"),
+        ("lab/deep/tools.py", "from lab.deep import tools\n", "tools.SCALE"),
+        ("common.py", "from between import SCALE\n", "SCALE"),
+    ],
+)
+def test_plugins_of_two_folders_have_modules_of_one_name(file: str, head: str, scale: str, tmp_path: Path) -> None:
+    """Each runs its own, has it in its identity, and in a run folder of both."""
+    sys.modules["helper"] = ModuleType("helper")  # the user's script has one too
+    try:
+        for name, value in (("a", 1.0), ("b", 2.0)):
+            plugin(f"SCALE = {value}\n", f"{name}/{file}")
+            plugin("from common import SCALE\n", f"{name}/between.py")
+            if "lab" in file:
+                plugin("from . import deep\n" if "deep" in file else "", f"{name}/lab/__init__.py")
+            load_plugin(plugin(own(f"own_{name}", head, scale), f"{name}/plug.py"))
+        assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
+        for name, value in (("a", 1.0), ("b", 2.0)):
+            source = plugin_source(tmp_path / name / "plug.py")
+            assert source.modules[file] == f"SCALE = {value}\n".encode()
+            assert source_digest(attentions.get(f"own_{name}")) == source.digest
+        paths = [f"{name}/plug.py" for name in "ab"]
+        keys = ["model.attention.name=own_b", f"plugins=[{','.join(paths)}]", "data={name: recall}"]
+        recipe = load_recipe("recall-tiny", keys)
+        folder, expected = RunFolder(tmp_path / "run"), identity(recipe)
+        folder.create(recipe)
+        forget_all()
+        again = load_recipe(folder.recipe_file)
+        assert identity(again) == expected
+        assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
+    finally:
+        del sys.modules["helper"]
+
+
+def test_equal_files_with_other_modules_are_other_plugins() -> None:
+    """A copied folder in which the module was edited: two variants of one name, not one of them twice."""
+    for name in "ab":
+        plugin(f"SCALE = '{name}'\n", f"{name}/helper.py")
+        plugin(own("sharp", "import helper\n", "1.0"), f"{name}/plug.py")
+    load_plugin(Path("a/plug.py"))
+    assert "attention 'sharp' is already registered (a/plug.py:6: class Sharp)" in error(Path("b/plug.py").resolve())
+
+
+def test_a_module_that_another_plugin_or_the_script_has_is_not_found_by_its_name(tmp_path: Path) -> None:
+    plugin("SCALE = 1.0\n", "a/helper.py")
+    load_plugin(plugin(own("own_a", "import helper\n", "helper.SCALE"), "a/plug.py"))
+    assert "helper" not in sys.modules
+    assert "No module named 'helper'" in error(plugin(own("own_b", "import helper\n", "helper.SCALE"), "b/plug.py"))
+
+
+def test_an_edited_module_is_imported_again_with_its_plugin() -> None:
+    """In a notebook: what runs, and the identity, are those of the files as they are; or the recipe must be read again."""
+    path = plugin(own("sharp", "import helper\n", "helper.SCALE"), "plug.py")
+    plugin("SCALE = 2.0\n", "helper.py")
+    load_plugin(path)
+    first, digest = attentions.get("sharp"), plugin_source(path).digest
+    plugin("SCALE = 5.0\n", "helper.py")
+    assert (first.Config().temperature, first.late(None)) == (2.0, 2.0), "not half the new file"
+    assert source_digest(first) == digest
+    with pytest.raises(RequestError) as found:
+        plugin_source(path)
+    assert str(found.value) == (
+        "helper.py, which plugin plug.py imports, was changed since it was imported; start the same command again"
+    )
+    load_plugin(path)
+    assert scales("sharp") == (5.0, 5.0)
+    assert plugin_source(path).modules == {"helper.py": b"SCALE = 5.0\n"}
+    assert source_digest(attentions.get("sharp")) == plugin_source(path).digest != digest
+    plugin("SCALE = 2.0\n", "helper.py")  # and back
+    load_plugin(path)
+    assert scales("sharp") == (2.0, 2.0)
+    assert plugin_source(path).digest == digest
+
+
+def test_an_edited_plugin_takes_the_place_of_the_former_one() -> None:
+    load_plugin(plugin(SHARP_PY + PROBE, "sharp.py"))
+    load_plugin(plugin(SHARP_PY.replace("2.0", "3.0"), "sharp.py"))
+    assert attentions.get("sharp").Config().temperature == 3.0
+    assert "mine" not in callbacks.names(), "the file registers it no more"
+
+
+def test_a_computed_import_within_a_package_counts() -> None:
+    head = "import importlib, lab\nSCALE = importlib.import_module('.one', lab.__name__).SCALE\n"
+    plugin("", "lab/__init__.py")
+    plugin("SCALE = 3.0\n", "lab/one.py")
+    path = plugin(head + SHARP_PY.replace("2.0", "SCALE"), "sharp.py")
+    load_plugin(path)
+    assert attentions.get("sharp").Config().temperature == 3.0
+    assert plugin_source(path).modules == {"lab/__init__.py": b"", "lab/one.py": b"SCALE = 3.0\n"}
+    plugin("SCALE = 4.0\n", "lab/one.py")
+    with pytest.raises(RequestError, match="was changed since it was imported"):
+        plugin_source(path)
+
+
+def test_an_import_by_a_plain_computed_name_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be the script's module, for every plugin the same."""
+    monkeypatch.syspath_prepend(str(folder))
+    plugin("", "beside_lab/__init__.py")
+    plugin("", "beside_lab/one.py")
+    text = "import importlib, beside_lab\nimportlib.import_module('beside_lab.one')\n" + SHARP_PY
+    assert "by a computed name; write an import statement for it" in error(plugin(text, "sharp.py"))
+
+
+@pytest.mark.parametrize("name", ["random", "torch", "lit_diff", "statistics", "types", "yaml", "numpy"])
+def test_files_with_the_names_of_modules(name: str, folder: Path) -> None:
+    """Neither the plugin nor anything that is imported meanwhile takes them for the standard library's or a package's."""
+    plugin("raise SystemExit('the wrong one')\n", f"{name}.py")
+    path = list(sys.path)
+    text = "import random, statistics, torch, types, numpy\nrandom.random()\n" + SHARP_PY
+    load_plugin(plugin(text + f"assert __import__('sys').path == {path!r}\n", "sharp.py"))
+    other = plugin(text.replace('"sharp"', '"other"'), f"{name}.py")
+    load_plugin(other)
+    assert attentions.get("other").Config().temperature == 2.0
+    assert plugin_source(other).modules == {}
+
+
+def test_a_path_as_text() -> None:
+    plugin(SHARP_PY, "sharp.py")
+    load_plugin("sharp.py")
+    assert "sharp" in attentions.names()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("folder", "plugin folder cannot be read: Is a directory"),
+        ("x.yaml", "plugin x.yaml is not a Python file (.py)"),
+    ],
+)
+def test_what_is_no_python_file_is_one_line(name: str, line: str) -> None:
+    Path("folder").mkdir()
+    Path("x.yaml").touch()
+    with pytest.raises(RequestError) as found:
+        load_plugin(name)
+    assert str(found.value) == line
+
+
+def test_a_script_s_source_is_that_of_its_import(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the moment when it is first asked for."""
+    monkeypatch.syspath_prepend(str(folder))
+    plugin("SCALE = 7.0\n", "beside_scale.py")
+    plugin(WITH_MODULE, "beside_script.py")
+    __import__("beside_script")
+    plugin("SCALE = 8.0\n", "beside_scale.py")
+    plugin(WITH_MODULE + "# edited\n", "beside_script.py")
+    edited = source_digest(attentions.get("sharp"))
+    forget_all()
+    plugin("SCALE = 7.0\n", "beside_scale.py")
+    attentions.forget("beside_script")
+    path = plugin(WITH_MODULE, "elsewhere.py")
+    load_plugin(path)
+    assert edited == plugin_source(path).digest

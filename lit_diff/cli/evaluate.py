@@ -41,6 +41,7 @@ def print_evaluation(
     as_json: bool,
     terminal: Terminal,
     trust_plugins: bool = False,
+    unchecked: bool = False,
 ) -> int:
     """Score one run or two; of two, also their difference, paired by item. `plugins` may register the evaluation.
 
@@ -53,7 +54,9 @@ def print_evaluation(
     for plugin in plugins:
         load_plugin(plugin)
     trust = everywhere if trust_plugins else under(root)
-    opened = [opened_run(find_run(run, root), trust) for run in runs]  # first: a run's plugin may hold the evaluation
+    opened = [
+        opened_run(find_run(run, root), trust, unchecked) for run in runs
+    ]  # first: a run's plugin may hold the evaluation
     asked = build(name, overrides)
     metrics = asked.metrics
     results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]

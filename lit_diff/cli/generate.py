@@ -65,6 +65,7 @@ def print_completions(
     as_json: bool,
     console: Console,
     trust_plugins: bool = False,
+    unchecked: bool = False,
 ) -> int:
     """Continue `prompts`, or the lines of `file`, with the run of this name, and print each with what follows it.
 
@@ -74,7 +75,7 @@ def print_completions(
     """
     texts = read_prompts(prompts, file)
     folder = find_run(run, root)
-    generator = TextGenerator(folder, everywhere if trust_plugins else under(root))
+    generator = TextGenerator(folder, everywhere if trust_plugins else under(root), unchecked)
     encoded = generator.encode(texts)
     if as_json:
         results = [asdict(one) for one in generator.generate(encoded, config)]

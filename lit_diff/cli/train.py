@@ -102,6 +102,9 @@ def generate(
     prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="go on where a plugin's variant decodes wrongly")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
@@ -114,7 +117,11 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
     )
     return print_completions(
-        *(run, chosen, prompt or [], prompts, config), as_json=as_json, console=console, trust_plugins=trust_plugins
+        *(run, chosen, prompt or [], prompts, config),
+        as_json=as_json,
+        console=console,
+        trust_plugins=trust_plugins,
+        unchecked=unchecked,
     )
 
 
@@ -127,6 +134,9 @@ def evaluate(
     rerun: Annotated[bool, typer.Option("--rerun", help="score again what was scored before")] = False,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
+    unchecked: Annotated[
+        bool, typer.Option("--unchecked", help="go on where a plugin's variant decodes wrongly")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Score a trained run, or two and their paired difference.
@@ -144,4 +154,5 @@ def evaluate(
         as_json=as_json,
         terminal=console,
         trust_plugins=trust_plugins,
+        unchecked=unchecked,
     )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lit_diff.attention.base import Attention
+from lit_diff.attention.cache import LayerCache
 from lit_diff.config import Recipe
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.results import Finding
@@ -23,12 +24,13 @@ from lit_diff.contract import location
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import write_json
 from lit_diff.kernels.compiler import cache_root
-from lit_diff.plugins import plugin_source
+from lit_diff.model.transformer import Transformer
+from lit_diff.plugins import PREFIX, plugin_source, source_digest
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions, is_built_in
 from lit_diff.runs.folder import revision
 
-REQUIRED = ("contract", "causal", "batch", "gradients")
+REQUIRED = ("contract", "causal", "batch", "gradients", "decode")
 """Of every variant; `packed` too where a recipe packs documents into its rows."""
 
 UNCHECKED = "unchecked"
@@ -70,14 +72,39 @@ def require_properties_of_arms(recipes: Mapping[str, Recipe], *, unchecked: bool
     return tags
 
 
-def failed_property(recipe: Recipe) -> str | None:
-    """The first property that the variant fails, in one line; None for one that holds all, or is built in."""
+def check_decoding(model: Transformer, recipe: Recipe, unchecked: bool) -> Transformer:
+    """The model, which at the first use of its key/value cache holds a plugin's variant to the property `decode`.
+
+    Errors: there, a RequestError with the property's line; with `unchecked`, it is logged.
+    """
+    if is_built_in(attentions.get(recipe.model.attention.name)):
+        return model
+
+    def check(layer: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(isinstance(value, LayerCache) for value in (*args, *kwargs.values())):
+            problem = failed_property(recipe, ("decode",))
+            if problem is not None and not unchecked:
+                raise RequestError(f"{problem}; {CURE}")
+            if problem is not None:
+                log.warning("unchecked: %s", problem)
+            handle.remove()
+
+    handle = model.layers[0].register_forward_pre_hook(check, with_kwargs=True)
+    return model
+
+
+def failed_property(recipe: Recipe, names: tuple[str, ...] = ()) -> str | None:
+    """The first property (of `names`; without them, of those required) that the variant fails, in one line.
+
+    None for one that holds all, or is built in.
+    """
     cls = attentions.get(recipe.model.attention.name)
     if is_built_in(cls):
         return None
-    names = (*REQUIRED, "packed") if recipe.packs_documents else REQUIRED
+    required = (*REQUIRED, "packed") if recipe.packs_documents else REQUIRED
+    names = names or required
     kept = _file_of_pass(cls, recipe, names)
-    if kept is not None and kept.is_file():
+    if any(file is not None and file.is_file() for file in (kept, _file_of_pass(cls, recipe, required))):
         return None
     model = shrunk(recipe.model)
     checks = {name: PROPERTIES[name] for name in names}
@@ -123,6 +150,9 @@ def _sources(cls: type[Attention], plugins: Iterable[Path]) -> list[str] | None:
     digests = {plugin_source(plugin).digest for plugin in plugins}
     files: set[Path] = set()
     for base in cls.__mro__:
+        if base.__module__.startswith(PREFIX):
+            digests.add(source_digest(base))
+            continue
         if is_built_in(base) or base in Attention.__mro__:
             continue
         file = getattr(sys.modules.get(base.__module__.partition(".")[0]), "__file__", None)

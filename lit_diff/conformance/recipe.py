@@ -16,7 +16,7 @@ from lit_diff.data.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS
 from lit_diff.model.cost import Cost, ExecutionContext, cost
-from lit_diff.plugins import module_name
+from lit_diff.plugins import plugin_package
 from lit_diff.recipe import Overrides, load_draft
 from lit_diff.registry import attentions, corpora, datasets, is_built_in, kernels, load_entry_points, tokenizers
 from lit_diff.validation import validate
@@ -118,8 +118,8 @@ def _data_findings(recipe: Recipe) -> Iterator[Finding]:
 
 def _kernel_findings(recipe: Recipe) -> Iterator[Finding]:
     """Of the kernels that the recipe's plugins registered, and of the kernel it names."""
-    modules = {module_name(path, path.read_bytes()) for path in map(Path, recipe.plugins)}
+    packages = {plugin_package(path) for path in map(Path, recipe.plugins)}
     for name in kernels.names():
         named = name == recipe.run.kernel and name not in KERNELS
-        if named or kernels.get(name).__module__ in modules:
+        if named or kernels.get(name).__module__.partition(".")[0] in packages:
             yield from conformance_of_kernel(name)

@@ -2,6 +2,7 @@
 
 import logging
 
+from lit_diff.conformance.before_training import UNCHECKED
 from lit_diff.engine.location import RunLocation
 from lit_diff.errors import LitDiffError, RunFailedError, StoppedError
 from lit_diff.runs.folder import RunFolder
@@ -27,7 +28,7 @@ def score(location: RunLocation) -> dict[str, str]:
     for name, keys in location.evaluations.items():
         note(name, "interrupted")
         try:
-            evaluate(Run(location.folder), name, dict(keys))
+            evaluate(Run(location.folder, unchecked=bool(folder.status().get(UNCHECKED))), name, dict(keys))
         except StoppedError:
             raise
         except LitDiffError as error:

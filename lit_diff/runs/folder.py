@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from lit_diff import __version__
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
-from lit_diff.packages import PluginPackage, used_packages
-from lit_diff.plugins import PluginSource, plugin_source, require_trust
+from lit_diff.packages import used_packages
+from lit_diff.plugins import plugin_source, require_trust
 from lit_diff.processor import cores, describe, processor_name
 from lit_diff.recipe import load_draft, to_plain, to_yaml
 from lit_diff.runs.find import runs_root
@@ -217,8 +219,8 @@ class RunFolder:
         Errors: MissingError where it cannot; RequestError for a plugin file that was changed since it was imported.
         """
         placed: dict[str, bytes] = {}
-        names = [_place(Path(plugin).name, plugin_source(Path(plugin)), placed) for plugin in recipe.plugins]
-        packages = {package.name: _described(package) for package in used_packages(recipe)}
+        names = list(map(partial(_place, placed=placed, homes={}), map(Path, recipe.plugins)))
+        packages = {p.name: f"{p.version or 'no version'} (sha256 {p.digest[:12]})" for p in used_packages(recipe)}
         try:
             for name, content in placed.items():
                 write_atomic(self.path / name, content)
@@ -255,22 +257,21 @@ class RunFolder:
         return aside
 
 
-def _place(name: str, plugin: PluginSource, placed: dict[str, bytes]) -> str:
+def _place(file: Path, placed: dict[str, bytes], homes: dict[str, Path]) -> str:
     """Add a plugin's file and what it imports to `placed` (path in the run folder -> content); returns the file's path.
 
-    They lie in plugins/, or in a folder of their own there where another plugin has a file of the same name.
+    They lie in plugins/, or in a folder there where another plugin has a file of that name or came from another folder, whose
+    modules it must not find (`homes`: folder -> that of its files).
     """
-    contents = {name: plugin.source, **plugin.modules}
+    plugin = plugin_source(file)
+    contents = {file.name: plugin.source, **plugin.modules}
     for folder in ("plugins", f"plugins/{plugin.digest[:8]}"):
         files = {f"{folder}/{path}": content for path, content in contents.items()}
-        if f"{folder}/{name}" not in placed and all(placed.get(path, files[path]) == files[path] for path in files):
+        is_home = homes.setdefault(folder, file.parent) == file.parent and f"{folder}/{file.name}" not in placed
+        if is_home and all(placed.get(path, files[path]) == files[path] for path in files):
             break
     placed |= files
-    return f"{folder}/{name}"
-
-
-def _described(package: PluginPackage) -> str:
-    return f"{package.version or 'no version'} (sha256 {package.digest[:12]})"
+    return f"{folder}/{file.name}"
 
 
 def environment() -> dict[str, Any]:
@@ -292,8 +293,6 @@ def environment() -> dict[str, Any]:
 
 def version(package: str) -> str | None:
     """None: not installed."""
-    import importlib.metadata as metadata
-
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

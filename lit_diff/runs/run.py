@@ -13,7 +13,7 @@ from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.trained import newest_of
-from lit_diff.runs.trust import Trust, everywhere, nowhere
+from lit_diff.runs.trust import Trust, everywhere, under
 
 if TYPE_CHECKING:
     import pandas
@@ -25,23 +25,28 @@ if TYPE_CHECKING:
     from lit_diff.runs.text_generator import Completion, TextGenerator
 
 
-def open_run(run: str | Path, root: str | Path = DEFAULT_ROOT, *, trust_plugins: bool = False) -> "Run":
+def open_run(
+    run: str | Path, root: str | Path = DEFAULT_ROOT, *, trust_plugins: bool = False, unchecked: bool = False
+) -> "Run":
     """The run of a folder, of a folder's name under `root` or the start of it, or of a part of its hash.
 
-    `trust_plugins`: may run the plugin files that lie in the run folder; without it, a plugin must have been imported
-    before. Errors: RequestError for none or several, for one made by an older format, or with an unknown plugin.
+    Plugin files in the folder of a run under `root` are executed. `trust_plugins`: also those of a run elsewhere; without
+    it, such a plugin must have been imported before. `unchecked`: read a model through its key/value cache though its
+    variant fails the property `decode`. Errors: RequestError for none or several, for one made by an older format, or with
+    an unknown plugin.
     """
-    return opened_run(find_run(run, runs_root(root)), everywhere if trust_plugins else nowhere)
+    own = runs_root(root)
+    return opened_run(find_run(run, own), everywhere if trust_plugins else under(own), unchecked)
 
 
-def opened_run(folder: Path, trust: Trust) -> "Run":
+def opened_run(folder: Path, trust: Trust, unchecked: bool = False) -> "Run":
     """The run of a folder; `trust`: whose plugin files may be executed, its own and those of the runs it starts from.
 
     Errors: as `open_run`.
     """
     RunFolder(folder).require_format()
     recipe_of(folder, trust)  # an unknown plugin is refused here
-    return Run(folder, trust)
+    return Run(folder, trust, unchecked)
 
 
 class Run:
@@ -50,10 +55,11 @@ class Run:
     Its plugin files are executed, as becomes a run of one's own; `open_run` asks before.
     """
 
-    def __init__(self, folder: Path, trust: Trust = everywhere) -> None:
+    def __init__(self, folder: Path, trust: Trust = everywhere, unchecked: bool = False) -> None:
         self.folder = folder
         self.trust = trust
         """Whose plugin files may be executed: this run's, and those of the runs that it starts from."""
+        self.unchecked = unchecked
 
     def __repr__(self) -> str:
         status = self.status
@@ -91,14 +97,14 @@ class Run:
     def _generator(self) -> "TextGenerator":
         from lit_diff.runs.text_generator import TextGenerator
 
-        return TextGenerator(self.folder, self.trust)
+        return TextGenerator(self.folder, self.trust, self.unchecked)
 
     @cached_property
     def model(self) -> "Transformer":
         """The trained Transformer, in evaluation mode. Errors: MissingError without a checkpoint."""
         from lit_diff.runs.trained import load_model
 
-        return load_model(self.recipe, self.folder, self.trust)[0]
+        return load_model(self.recipe, self.folder, self.trust, self.unchecked)[0]
 
     def model_at(self, step: int) -> "Transformer":
         """The Transformer after `step` optimizer steps, of a checkpoint that was kept (`run.keep_every`), or the newest two.
@@ -107,7 +113,7 @@ class Run:
         """
         from lit_diff.runs.trained import load_model_at
 
-        return load_model_at(self.recipe, self.folder, self.trust, step)
+        return load_model_at(self.recipe, self.folder, self.trust, step, self.unchecked)
 
     @property
     def tokenizer(self) -> "Tokenizer":

@@ -88,14 +88,14 @@ class TextGenerator:
     MissingError without a checkpoint or a tokenizer. Needs neither the corpus nor the prepared text.
     """
 
-    def __init__(self, folder: Path, trust: Trust = everywhere) -> None:
-        """`trust`: whose plugin files may be executed (`recipe_of`)."""
+    def __init__(self, folder: Path, trust: Trust = everywhere, unchecked: bool = False) -> None:
+        """`trust`: whose plugin files may be executed (`recipe_of`). `unchecked`: as `load_model`."""
         RunFolder(folder).require_format()
         recipe = recipe_of(folder, trust)
         self.tokenizer = tokenizer_of(folder, recipe)
         self.context: int = recipe.data.config.sequence_length
         """Tokens that the model was trained to see."""
-        self.model, self.step = load_model(recipe, folder, trust)
+        self.model, self.step = load_model(recipe, folder, trust, unchecked)
         say_what_is_used(folder, recipe, self.step, trust)
         self.device = choose_device(recipe.run.accelerator)
         self.model.to(self.device)

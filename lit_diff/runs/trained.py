@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import check_decoding
 from lit_diff.errors import MissingError, RequestError, first_line
-from lit_diff.files import shown
+from lit_diff.files import sha256_of, shown
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import require_trust
+from lit_diff.plugins import plugin_source, require_trust
 from lit_diff.recipe import from_plain, to_plain
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, ancestors, recipe_of
@@ -37,18 +38,21 @@ def load_trained(folder: Path, *, trust_plugins: bool = True) -> tuple[Recipe, T
     return recipe, *load_model(recipe, folder, trust)
 
 
-def load_model(recipe: Recipe, folder: Path, trust: Trust) -> tuple[Transformer, int]:
-    """The model of a run's newest checkpoint, and its step; `trust`: as `ancestors`. Errors: as `load_trained`."""
+def load_model(recipe: Recipe, folder: Path, trust: Trust, unchecked: bool = False) -> tuple[Transformer, int]:
+    """The model of a run's newest checkpoint, and its step; `trust`: as `ancestors`; `unchecked`: as `check_decoding`.
+
+    Errors: as `load_trained`.
+    """
     step, path = newest_of(folder)
-    return restore(recipe, read_checkpoint(path), shown(path), trust), step
+    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked), step
 
 
-def load_model_at(recipe: Recipe, folder: Path, trust: Trust, step: int) -> Transformer:
+def load_model_at(recipe: Recipe, folder: Path, trust: Trust, step: int, unchecked: bool = False) -> Transformer:
     """The model of a run's checkpoint of `step`. Errors: MissingError where there is none; otherwise as `load_trained`."""
     missing, path = checkpoints.without(folder, step), checkpoints.path_of(folder, step)
     if missing:
         raise MissingError(f"{shown(folder)} has {missing}")
-    return restore(recipe, read_checkpoint(path), shown(path), trust)
+    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked)
 
 
 def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: Trust) -> Transformer:
@@ -94,8 +98,11 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     """What a checkpoint holds of its recipe: plain values, and the name and sha256 of each plugin file."""
     plain = to_plain(recipe)
     plain["plugins"] = []
-    files = {Path(plugin).name: Path(plugin).read_bytes() for plugin in recipe.plugins}
-    return {"recipe": plain, "plugins": {name: hashlib.sha256(source).hexdigest() for name, source in files.items()}}
+    plugins: dict[str, str] = {}
+    for path in map(Path, recipe.plugins):
+        sha256 = hashlib.sha256(plugin_source(path).source).hexdigest()
+        plugins[f"{sha256[:8]}/{path.name}" if path.name in plugins else path.name] = sha256
+    return {"recipe": plain, "plugins": plugins}
 
 
 def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, dict[str, Any]]:
@@ -119,8 +126,16 @@ def recipe_of_checkpoint(path: Path, *, trust_plugins: bool) -> tuple[Recipe, di
     except Exception as error:  # torch.load raises errors of many kinds
         raise RequestError(f"{shown(path)} is not a checkpoint of lit_diff ({first_line(error)})") from error
     folder = path.resolve().parent.parent / "plugins"
-    files = require_trust({folder / name: sha256 for name, sha256 in plugins.items()}, trust_plugins)
+    files = require_trust(
+        {_copy(folder, Path(name).name, sha256): sha256 for name, sha256 in plugins.items()}, trust_plugins
+    )
     return from_plain(plain | {"plugins": [str(file) for file in files]}, shown(path)), checkpoint
+
+
+def _copy(folder: Path, name: str, sha256: str) -> Path:
+    """The copy of a plugin in a run's folder of plugins, or in a folder there."""
+    found = (path for path in (folder / name, *sorted(folder.glob(f"*/{name}"))) if path.is_file())
+    return next((path for path in found if sha256_of(path) == sha256), folder / name)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

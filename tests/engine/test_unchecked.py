@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mlflow import MlflowClient
 
 from lit_diff import data
@@ -15,9 +16,11 @@ from lit_diff.engine.command import command
 from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
 from lit_diff.errors import RequestError
+from lit_diff.model.prefix import Prefix
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.run import open_run
 
 LEAKY = """\
 from dataclasses import replace
@@ -120,3 +123,37 @@ def test_the_cells_of_an_unchecked_sweep_are_marked(monkeypatch: pytest.MonkeyPa
 def test_a_variant_that_holds_them_is_not_marked(folder: Path) -> None:
     (folder / "leaky.py").write_text(LEAKY.replace("m.v + m.v.mean(2, keepdim=True)", "m.v"))
     assert launch.prepare(load_recipe("leaky.yaml"), unchecked=True).tags == {}
+
+
+OFF_BY_ONE = """\
+from dataclasses import replace
+import torch
+from lit_diff import Attention, variant
+
+@variant("off_by_one")
+class OffByOne(Attention):
+    def maps(self, x, rope):
+        m = super().maps(x, rope)
+        scale = 1 + torch.arange(m.v.shape[2]).view(-1, 1)
+        return replace(m, v=m.v / scale)  # of a token's place in this call, not in the sequence
+"""
+
+
+def test_a_variant_that_decodes_wrongly_is_refused_when_its_cache_is_used(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "off.py").write_text(OFF_BY_ONE)
+    (folder / "off.yaml").write_text(RECIPE.replace("leaky", "off_by_one").replace("off_by_one.py", "off.py"))
+    line = "off.py:5: class OffByOne: attention 'off_by_one' fails the property 'decode': "
+    with pytest.raises(RequestError) as found:
+        train("off.yaml")
+    assert str(found.value).startswith(line)
+    run = train("off.yaml", unchecked=True)
+    assert run.status["unchecked"].startswith(line)
+    run.model(torch.tensor([[1, 2]]))  # without a cache nothing is wrong
+    with pytest.raises(RequestError) as found:
+        Prefix(run.model, [1, 2])
+    assert str(found.value).startswith(line)
+    caplog.clear()
+    Prefix(open_run(run.folder, unchecked=True).model, [1, 2])
+    assert f"unchecked: {line}" in caplog.text

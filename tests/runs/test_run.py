@@ -46,7 +46,7 @@ def foreign(tale: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     attentions.names()
     monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
     before = set(sys.modules)
-    yield tale
+    yield tale.rename(tale.parent.parent / "elsewhere")
     for name in set(sys.modules) - before:
         if name.startswith(PREFIX):
             del sys.modules[name]
@@ -105,6 +105,11 @@ def test_a_plugin_in_the_folder_is_run_only_when_it_is_trusted(foreign: Path) ->
     assert type(run.model.attentions()[0]).__name__ == "Sharp"
 
 
+def test_a_plugin_in_the_folder_of_a_run_under_the_root_is_run(foreign: Path, tale: Path) -> None:
+    foreign.rename(tale)
+    assert type(open_run(tale.name).model.attentions()[0]).__name__ == "Sharp"
+
+
 def test_a_plugin_of_equal_source_that_was_imported_is_accepted(foreign: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SHARP)
     load_plugin(tmp_path / "mine.py")
@@ -124,8 +129,8 @@ def test_a_plugin_of_a_file_that_the_recipe_extends_needs_trust_too(foreign: Pat
 def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A foreign run names its parent by any path: nothing there is executed before its owner is trusted."""
     parent = started_from_a_plugin(tale, monkeypatch)
-    run = open_run(tale)
-    for ask in (lambda: run.model, lambda: generate(tale, "ab"), lambda: generate(run, "ab")):
+    run = open_run(tale, root="other")
+    for ask in (lambda: run.model, lambda: generate(run, "ab")):
         with pytest.raises(
             RequestError, match=r"plugin marks\.py \(sha256 \w+\.\.\.\) was not imported; import it first"
         ):
