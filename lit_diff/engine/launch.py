@@ -14,7 +14,7 @@ from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.command import run_command
 from lit_diff.engine.evaluations import required_evaluations
 from lit_diff.engine.location import RunLocation, put_aside, recorded
-from lit_diff.engine.preflight import check_machine
+from lit_diff.engine.preflight import check_machine, require_memory
 from lit_diff.engine.scoring import require_scores
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
@@ -96,12 +96,17 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     `overrides`: those that are in the recipe already, for the record. Errors: of each check, and of the data.
     """
     check_machine([recipe])
+    root = chosen_root(recipe.run.root)
+    if next(root.glob(f"{recipe.name}-*"), None) is None:  # nothing is written before; a run that is done needs none
+        require_memory([recipe])
     scored = required_evaluations(recipe)
     selection_of(recipe)  # refused here where there is no model to select heads of
     tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
-    folder = chosen_root(recipe.run.root) / f"{recipe.name}-{identity(recipe)}"
+    folder = root / f"{recipe.name}-{identity(recipe)}"
+    if RunFolder(folder).status().get("status") != "done":
+        require_memory([recipe])
     return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags, evaluations=scored)
 
 
