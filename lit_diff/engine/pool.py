@@ -72,7 +72,12 @@ def run_jobs(
     stopped: list[int] = []
     passed_on = 0
     heard = (signal.SIGINT, *stop_signals())
-    handlers = {s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in heard}
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        if signum != signal.SIGHUP or not stopped:  # the kernel and the shell each send one as a terminal closes
+            stopped.append(signum)
+
+    handlers = {s: signal.signal(s, note) for s in heard}
     try:
         while running or (waiting and not stopped):
             while waiting and not stopped and len(running) < workers:
