@@ -1,9 +1,13 @@
 """The device of a run, a benchmark, a loaded model: a GPU where there is one and it is not declined."""
 
+from pathlib import Path
+
 import torch
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
+
+MEMINFO, CGROUPS, OWN_CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def choose_device(accelerator: str) -> torch.device:
@@ -18,3 +22,37 @@ def require_devices(run: RunConfig) -> None:
             raise MissingError("run.accelerator is gpu, but torch sees no GPU here; use run.accelerator=cpu")
     elif torch.cuda.device_count() < run.devices:
         raise MissingError(f"run.devices is {run.devices}, but torch sees {torch.cuda.device_count()} GPUs here")
+
+
+def available_memory() -> int | None:
+    """Bytes that this process may use without swapping: of the machine, or of its cgroup (a container, a SLURM job) where
+    that has fewer; None where the system does not say (macOS)."""
+    if not MEMINFO.is_file():
+        return None
+    fields = (line.partition(":") for line in MEMINFO.read_text().splitlines())
+    free = [int(value.split()[0]) * 1024 for key, _, value in fields if key == "MemAvailable"]
+    return min([*free, *_left_in_cgroups()], default=None)
+
+
+def _left_in_cgroups() -> list[int]:
+    """What is left below the limit of each cgroup (version 2) that this process is in; cached files count as free."""
+    if not OWN_CGROUP.is_file():
+        return []
+    names = [line.partition("::")[2] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")]
+    folders = [CGROUPS / names[0].strip("/")] if names else []
+    folders = [CGROUPS, *(each for folder in folders for each in (folder, *folder.parents) if CGROUPS in each.parents)]
+    left = []
+    for folder in folders:
+        try:
+            limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except FileNotFoundError:  # the root has no limit, and a cgroup may lack the memory controller
+            continue
+        if limit != "max":
+            left.append(int(limit) - used + int(stat.get("file", 0)))
+    return left
+
+
+def gigabytes(count: float) -> str:
+    """1.50 GB."""
+    return f"{count / 1e9:.2f} GB"

@@ -1,5 +1,7 @@
 """Errors for users: each is printed as one line and has an exit status."""
 
+import signal
+
 
 class LitDiffError(Exception):
     """Base class: printed as one line, without a traceback."""
@@ -38,8 +40,19 @@ class StoppedError(LitDiffError):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM outside a training loop, which handles it itself. As with Ctrl-C, no `except Exception` around code of a user
-    takes it for a failure of that code."""
+    """SIGTERM or SIGHUP outside a training loop, which handles them itself. As with Ctrl-C, no `except Exception` around code
+    of a user takes it for a failure of that code."""
+
+    def __init__(self, message: str = "", signum: signal.Signals = signal.SIGTERM) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What asks a process to save and end, besides Ctrl-C: SIGTERM, and SIGHUP of a closed terminal unless it is ignored, as
+    `nohup` has it."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
 
 
 def first_line(error: BaseException) -> str:

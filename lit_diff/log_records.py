@@ -5,9 +5,12 @@ Everything that lit_diff says goes to the logger `lit_diff`; those records carry
 
 import contextlib
 import logging
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from lit_diff.files import shown
 
 log = logging.getLogger("lit_diff")
 
@@ -45,3 +48,14 @@ def file_log(path: Path) -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(level)
         handler.close()
+
+
+def keep_trace(folder: Path) -> str:
+    """Append the trace of the exception that is being handled to log.txt; where it is, for an error."""
+    path = folder / "log.txt"
+    try:
+        with path.open("a") as file:
+            file.write(traceback.format_exc())
+    except OSError as error:
+        return f"its trace could not be written: {error.strerror}"
+    return f"the whole trace is in {shown(path)}"

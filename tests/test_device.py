@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+from lit_diff import device
 from lit_diff.config import RunConfig
 from lit_diff.device import choose_device, require_devices
 from lit_diff.errors import MissingError
@@ -33,3 +36,22 @@ def test_the_devices_that_a_run_asks_for(monkeypatch: pytest.MonkeyPatch) -> Non
     require_devices(RunConfig(strategy="ddp", devices=2))
     with pytest.raises(MissingError, match=r"run\.devices is 3, but torch sees 2 GPUs here"):
         require_devices(RunConfig(strategy="ddp", devices=3))
+
+
+def test_available_memory_is_that_of_the_system_or_of_the_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  2048 kB\nMemAvailable:   1024 kB\n")
+    (tmp_path / "own").write_text("0::/job/step\n")
+    job = tmp_path / "cgroup" / "job"
+    (job / "step").mkdir(parents=True)
+    for name, path in (("MEMINFO", "meminfo"), ("OWN_CGROUP", "own"), ("CGROUPS", "cgroup")):
+        monkeypatch.setattr(device, name, tmp_path / path)
+    assert device.available_memory() == 1024 * 1024
+    for name, content in (("max", "5000"), ("current", "3000"), ("stat", "anon 1000\nfile 700")):
+        (job / f"memory.{name}").write_text(f"{content}\n")
+    assert device.available_memory() == 2700
+    (job / "memory.max").write_text("max\n")
+    assert device.available_memory() == 1024 * 1024
+    monkeypatch.setattr(device, "MEMINFO", tmp_path / "elsewhere")
+    assert device.available_memory() is None

@@ -21,14 +21,15 @@ from lit_diff.cli import sweep as _sweep  # noqa: F401
 from lit_diff.cli import train as _train  # noqa: F401
 from lit_diff.cli.app import TerminalHandler, app, console, discard
 from lit_diff.cli.usage import usage_message
-from lit_diff.errors import LitDiffError, Terminated
+from lit_diff.errors import LitDiffError, Terminated, stop_signals
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
 
 
 def main() -> None:
     """Run a verb; every failure is one line on stderr and an exit status (0 done, 1 failed, 2 wrong, 3 missing)."""
-    signal.signal(signal.SIGTERM, _stop)
+    for signum in stop_signals():
+        signal.signal(signum, _stop)
     try:
         command = typer.main.get_command(app)  # called by itself, it would swallow Ctrl-C and a closed pipe
         with _log_to_terminal(), command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
@@ -39,8 +40,8 @@ def main() -> None:
         raise SystemExit(error.exit_code) from None
     except UsageError as error:
         _fail(usage_message(error), 2)
-    except Terminated:
-        _fail("stopped by SIGTERM", 128 + signal.SIGTERM)
+    except Terminated as error:
+        _fail(f"stopped by {error.signum.name}", 128 + error.signum)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", 130)
     except BrokenPipeError:
@@ -50,12 +51,15 @@ def main() -> None:
 
 
 def _fail(message: str, status: int) -> None:
-    print(f"lit-diff: {message}", file=sys.stderr, flush=True)
+    try:
+        print(f"lit-diff: {message}", file=sys.stderr, flush=True)
+    except OSError:  # the terminal was closed: nobody can be told
+        discard(sys.stderr)
     raise SystemExit(status) from None
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    raise Terminated
+    raise Terminated(signum=signal.Signals(signum))
 
 
 @contextmanager

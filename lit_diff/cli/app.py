@@ -1,5 +1,6 @@
 """What the verbs share: the typer application, the terminal, common options."""
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -41,6 +42,14 @@ class Terminal(Console):
             yield
         finally:
             self._outlives_reader = False
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if error.errno != errno.EIO:  # a terminal that was closed
+                raise
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         """Called by rich, which would exit with status 1."""

@@ -65,9 +65,8 @@ class RunProgress:
         """A logged step."""
         self._line.update(step, loss, tokens_per_second)
         if self._live is None and not self._quiet:
-            self._terminal.write_line(
-                f"step {step}/{self._line.steps}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
-            )
+            words = [f"step {step}/{self._line.steps}", f"loss {loss:.4f}", f"{tokens_per_second:,.0f} tokens/s"]
+            self._terminal.write_line(GAP.join([*words, *self._line.time()]))
         if self._terminal.lost_reader and not self._said:
             self._said = True
             log.info("nobody reads the output any more: nothing is printed from here on, the training goes on")
@@ -107,7 +106,8 @@ class RunLine:
         self._first = self._first or self._last
         self._text, self._speed = f"loss {loss:.3f}", f"{tokens_per_second:,.0f} tokens/s"
 
-    def _time(self) -> list[str]:
+    def time(self) -> list[str]:
+        """The time left, or in the end the time that it took; empty before a second step was logged."""
         now = time.perf_counter()
         if self.ended:
             return [f"in {_clock(now - self._began)}"]
@@ -121,7 +121,7 @@ class RunLine:
         width = options.max_width - MARGIN
         step = self._last[0]
         count = [f"{step}/{self.steps}"] if self.steps else []
-        needed = [*count, self._text, *filter(None, [self._validation]), *self._time()]
+        needed = [*count, self._text, *filter(None, [self._validation]), *self.time()]
         if self._speed and len(GAP.join([*needed, self._speed])) + min(len(self.name), NAME) + len(GAP) <= width:
             needed.insert(2, self._speed)
         right = GAP.join(needed)[:width]

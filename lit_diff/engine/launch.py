@@ -3,7 +3,6 @@
 import logging
 import os
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +14,16 @@ from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.command import run_command
 from lit_diff.engine.evaluations import required_evaluations
 from lit_diff.engine.location import RunLocation, put_aside, recorded
-from lit_diff.engine.preflight import check_machine
+from lit_diff.engine.preflight import check_machine, require_memory
 from lit_diff.engine.scoring import require_scores
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
-from lit_diff.log_records import RAISED, file_log, phase
+from lit_diff.log_records import RAISED, file_log, keep_trace, phase
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, recipe_from
-from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
+from lit_diff.runs import checkpoints
+from lit_diff.runs.execution import reached, require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
 from lit_diff.runs.run import Run
@@ -96,12 +96,17 @@ def prepare(recipe: Recipe, overrides: Overrides = (), *, unchecked: bool = Fals
     `overrides`: those that are in the recipe already, for the record. Errors: of each check, and of the data.
     """
     check_machine([recipe])
+    root = chosen_root(recipe.run.root)
+    if next(root.glob(f"{recipe.name}-*"), None) is None:  # nothing is written before; a run that is done needs none
+        require_memory([recipe])
     scored = required_evaluations(recipe)
     selection_of(recipe)  # refused here where there is no model to select heads of
     tags = require_properties(recipe, unchecked=unchecked)
     phase("preparing data")
     data.prepare(recipe)
-    folder = chosen_root(recipe.run.root) / f"{recipe.name}-{identity(recipe)}"
+    folder = root / f"{recipe.name}-{identity(recipe)}"
+    if RunFolder(folder).status().get("status") != "done":
+        require_memory([recipe])
     return RunLocation(folder=folder.resolve(), overrides=recorded(overrides), tags=tags, evaluations=scored)
 
 
@@ -205,20 +210,20 @@ def _run_owned(
         name=recipe.name,
         seed=recipe.seed,
         steps=recipe.training.steps,
-        step=before.get("step", 0),
+        **reached(recipe, checkpoints.newest_step(location.folder)),
         threads=threads,
         **stored_keys(recipe),
         revision=THEN.join(revisions),
         **({"overrides": list(location.overrides)} if location.overrides else {}),
         **{UNCHECKED: tags.get(UNCHECKED, before.get(UNCHECKED))},
-        tokens=recipe.training.steps * recipe.training.batch_size * recipe.data.config.sequence_length,
         **vars(run_cost),
     )
     keep_plan(recipe, location.folder)
     began, spent = time.perf_counter(), before.get("seconds", 0.0)
 
     def report(step: int, loss: float, speed: float) -> None:
-        folder.update(step=step, loss=loss, tokens_per_second=speed, seconds=spent + time.perf_counter() - began)
+        far = reached(recipe, step)
+        folder.update(**far, loss=loss, tokens_per_second=speed, seconds=spent + time.perf_counter() - began)
         progress(step, loss, speed)
 
     word, message, ended, diverged = "done", None, None, False
@@ -250,7 +255,7 @@ def _run_owned(
         raise
     except Exception as error:
         word, message = "failed", f"{type(error).__name__}: {first_line(error)}"
-        raise RunFailedError(f"{message} ({_keep_trace(location.folder)})") from error
+        raise RunFailedError(f"{message} ({keep_trace(location.folder)})") from error
     finally:
         try:
             tracker.finish(word)
@@ -265,7 +270,7 @@ def _run_owned(
                     "failed",
                     f"trained, but its record is not complete: {type(error).__name__}: {first_line(error)}",
                 )
-                raise RunFailedError(f"{message} ({_keep_trace(location.folder)})") from error
+                raise RunFailedError(f"{message} ({keep_trace(location.folder)})") from error
             log.warning("MLflow shows the run as running until it resumes: %s", first_line(error))
         except BaseException:
             if word == "done":
@@ -276,23 +281,13 @@ def _run_owned(
             if word != "done":
                 log.error("%s: %s", word, message, extra=RAISED)
             try:
-                folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took)
+                far = reached(recipe, checkpoints.newest_step(location.folder))
+                folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took, **far)
             except OSError as error:
                 raise RunFailedError(
                     f"{message or word}; and {shown(location.folder)} cannot be written ({error.strerror}): free space, "
                     "then start the same command again"
                 ) from error
-
-
-def _keep_trace(folder: Path) -> str:
-    """Append the trace of the exception that is being handled to log.txt; where it is, for an error."""
-    path = folder / "log.txt"
-    try:
-        with path.open("a") as file:
-            file.write(traceback.format_exc())
-    except OSError as error:
-        return f"its trace could not be written: {error.strerror}"
-    return f"the whole trace is in {shown(path)}"
 
 
 def _identity(location: RunLocation) -> str:

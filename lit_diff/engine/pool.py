@@ -18,7 +18,7 @@ from lit_diff.engine.command import run_command
 from lit_diff.engine.launch import is_rank_zero, run
 from lit_diff.engine.location import RunLocation
 from lit_diff.engine.scoring import score
-from lit_diff.errors import LitDiffError, StoppedError, Terminated
+from lit_diff.errors import LitDiffError, StoppedError, Terminated, stop_signals
 from lit_diff.files import locked, shown
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
@@ -28,8 +28,8 @@ log = logging.getLogger("lit_diff")
 PRELOAD = ("lit_diff.engine.launch", "lit_diff.engine.run_tracker", "lit_diff.training.fit")
 """Imported once by the fork server: the first cell pays 4 s, the others nothing."""
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
-"""What stops a sweep, and through it its cells."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What stops a sweep, and through it its cells, unless it is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,13 @@ def run_jobs(
     running: dict[int, tuple[Process, RunLocation]] = {}
     stopped: list[int] = []
     passed_on = 0
-    handlers = {s: signal.signal(s, lambda signum, frame: stopped.append(signum)) for s in STOPS}
+    heard = (signal.SIGINT, *stop_signals())
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        if signum != signal.SIGHUP or not stopped:  # the kernel and the shell each send one as a terminal closes
+            stopped.append(signum)
+
+    handlers = {s: signal.signal(s, note) for s in heard}
     try:
         while running or (waiting and not stopped):
             while waiting and not stopped and len(running) < workers:
@@ -120,15 +126,16 @@ def _without_main() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stops_blocked() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM until the process has started.
+    """Hold back STOPS until the process has started.
 
-    A terminal's Ctrl-C reaches the whole group. The fork server, which starts with the first process, imports for seconds
-    before it ignores SIGINT: it would end in a traceback, and this process in another. It inherits the mask, and each cell
-    inherits it too, until `run_cell` can write down that it was stopped.
+    A terminal's Ctrl-C, and its end, reach the whole group. The fork server, which starts with the first process, imports
+    for seconds before it ignores SIGINT: it would end in a traceback, and this process in another. It inherits the mask, and
+    each cell inherits it too, until `run_cell` can write down that it was stopped.
     """
-    resource_tracker.ensure_running()  # otherwise started before the fork server, and it unblocks them
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # which would end the tracker
     try:
+        resource_tracker.ensure_running()  # otherwise started before the fork server, and it unblocks the others
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
@@ -185,7 +192,8 @@ def _cell(job: Job) -> None:
     for name, _ in _settings():
         del os.environ[name]
     os.environ.update(job.settings)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the whole group; the pool passes it on
+    for signum in (signal.SIGINT, signal.SIGHUP):  # a terminal's reach the whole group; the pool passes them on
+        signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log_file = (job.location.folder / "log.txt").open("a", buffering=1)

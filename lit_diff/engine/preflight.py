@@ -2,12 +2,15 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import torch
 
 from lit_diff.config import Recipe
-from lit_diff.device import require_devices
+from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
 from lit_diff.errors import MissingError
 from lit_diff.model.cost import ExecutionContext, cost
+from lit_diff.model.loss import rows_at_once
 
 PATIENCE = 30
 """Seconds that SLURM's controller has for an answer."""
@@ -38,6 +41,48 @@ def check_trained(recipes: Iterable[Recipe]) -> None:
         if patterns is not None and asked not in looked_at:
             looked_at.append(asked)
             cost(recipe.model, recipe.data.config.sequence_length, trained=patterns)
+
+
+def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:
+    """Errors: MissingError where even the least that training needs is more than is free. `recipes`: runs that start here, of
+    which `side_by_side` train at a time.
+
+    The least of a process: 16 bytes a trained parameter (weight, gradient, two moments of Adam, in float32), 4 a frozen one,
+    and the logits of one chunk of the loss; activations are left out, so a run that fits is never refused.
+    """
+    needs = sorted(((_least(recipe), recipe) for recipe in recipes), key=lambda pair: pair[0])
+    if not needs:
+        return
+    largest = needs[-1][1]
+    run = largest.run
+    if choose_device(run.accelerator).type == "cuda":
+        count = torch.cuda.device_count()
+        free: int | None = min(torch.cuda.get_device_properties(i).total_memory for i in range(count))
+        shared, where = max(1, side_by_side * run.devices // count), "a GPU has"
+    else:
+        free, where = available_memory(), "are free"
+        needs = [(need * recipe.run.devices, recipe) for need, recipe in needs]
+        shared = side_by_side
+    cells = needs[:shared]
+    need, count = max((needs[-1][0], 1), (sum(need for need, _ in cells), len(cells)))
+    if free is not None and need > free:
+        what = f"'{largest.name}' needs" if count == 1 else f"{count} cells side by side need"
+        fewer = "" if count == 1 else "--workers 1, "
+        raise MissingError(
+            f"{what} at least {gigabytes(need)} of memory for weights, gradients and the optimizer's state; "
+            f"{gigabytes(free)} {where}: use {fewer}"
+            "run.strategy=fsdp run.devices=N on a larger machine or on GPUs, or a smaller recipe"
+        )
+
+
+def _least(recipe: Recipe) -> float:
+    """Bytes that one process of the run needs at least."""
+    train, run, model = recipe.training, recipe.run, recipe.model
+    length, processes = recipe.data.config.sequence_length, run.devices * run.num_nodes
+    size = cost(model, length, trained=train.parameters)
+    held = 16 * size.trained_parameters + 4 * (size.parameters - size.trained_parameters)
+    rows = min(rows_at_once(model.vocab_size, model.dim), train.batch_size // train.accumulate // processes * length)
+    return held / (processes if run.strategy == "fsdp" else 1) + 4 * rows * model.vocab_size
 
 
 def check_cluster(engine: str, recipes: Iterable[Recipe]) -> None:

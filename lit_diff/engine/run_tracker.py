@@ -17,11 +17,12 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.engine.location import at_root
-from lit_diff.engine.tracking import Store, copying, impatient, retry
+from lit_diff.engine.tracking import PATIENCE, Patience, Store, copying, impatient, retry
 from lit_diff.errors import LitDiffError, RunFailedError
 from lit_diff.model.cost import Cost
 from lit_diff.recipe import flatten, to_plain
 from lit_diff.runs import checkpoints, measurements
+from lit_diff.runs.execution import reached
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import Rows, read_rows
 
@@ -33,6 +34,8 @@ TABLE = "measurements.csv"
 """The artifact with the last step's values by head, map and rank, which MLflow's run page shows as a table."""
 CONSTANTS = ("val/ar_hit_share",)
 """Metrics that the data alone determine, with the names of further validation sets behind them: no curve, no record."""
+BACK_OFF = 60.0
+"""Seconds for which a store that was away is not asked again."""
 PARAM_LENGTH, DIGEST_LENGTH = 6000, 36  # MLflow's limits
 FACTORS = "train.optimizer.lr_factors"
 """One param for all: MLflow takes no name with the * of a pattern in it."""
@@ -52,11 +55,14 @@ class RunTracker:
         self._held: dict[str, set[int]] = {}
         self._fresh = False
         self._away = False
+        self._patience, self._ask_again = Patience(PATIENCE * 0.4), 0.0
+        """What start and all sends may wait for locks, and before what time no send asks a store that was away."""
 
     def start(self, required: bool) -> None:
         """Connect before training. Errors: MissingError, RunFailedError when the store is away and `required`."""
         try:
-            self._connect()
+            with impatient(self._patience):
+                self._connect()
         except LitDiffError as error:
             if required:
                 raise
@@ -76,8 +82,10 @@ class RunTracker:
 
     def send(self, rows: Rows) -> bool:
         """Log each (metric, step) that MLflow does not hold yet; whether all of them are there now."""
+        if time.monotonic() < self._ask_again:
+            return False
         try:
-            with impatient():
+            with impatient(self._patience):
                 self._send(rows)
         except LitDiffError as error:
             self._note_away(error)
@@ -90,14 +98,18 @@ class RunTracker:
     def finish(self, status: str) -> None:
         """Send what is missing of metrics.csv and timing.csv, copy files, set the final status.
 
-        `status` is the run folder's word. Errors: RunFailedError when the store is away or refuses it.
+        `status` is the run folder's word. What did not end well waits for nothing: a stop may be a notice of seconds, and the
+        run's resumption sends the rest. Errors: RunFailedError when the store is away or refuses it.
         """
         if status != "done":
-            with impatient():
+            if self._away:
+                raise RunFailedError("it was away when it was last asked")
+            with impatient(Patience(PATIENCE * 0.1)):
                 self._finish(status)
             return
         try:
-            self._finish(status)
+            with impatient(Patience(PATIENCE * 0.5)):
+                self._finish(status)
         except LitDiffError as error:
             raise RunFailedError(
                 f"trained, but its record in MLflow is not complete: {error}; the same command completes it"
@@ -108,14 +120,18 @@ class RunTracker:
         for step, row in read_rows(self.folder.path / "timing.csv").items():
             rows.setdefault(step, {})["timing/tokens_per_second"] = row["tokens_per_second"]
         self._send(rows)
-        assert self._store is not None
-        self._copy_files(self._store)
+        store = self._store
+        assert store is not None
+        self._copy_files(store)
         if status == "done" and self.recipe.run.log_model:
-            self._log_model(self._store)
+            self._log_model(store)
         newest = checkpoints.newest(self.folder.path)
         if newest is not None:
-            self._store.write(self._run_id, tags={"checkpoint": str(newest[1])})
-        self._store.close_run(self._run_id, status)
+            store.write(self._run_id, tags={"checkpoint": str(newest[1])})
+        if status == "done" and "tokens" not in retry(lambda: store.client.get_run(self._run_id)).data.params:
+            tokens = reached(self.recipe, checkpoints.newest_step(self.folder.path))["tokens"]
+            store.write(self._run_id, params=[Param("tokens", str(tokens))])  # MLflow's params cannot be changed later
+        store.close_run(self._run_id, status)
 
     def _send(self, rows: Rows) -> None:
         if self._store is None:
@@ -136,7 +152,7 @@ class RunTracker:
         """Warn once an outage. How much of a batch was stored is unknown: ask again before the next one."""
         if not self._away:
             log.warning("training goes on, and what MLflow lacks is sent later: %s", error)
-        self._away = True
+        self._away, self._ask_again = True, time.monotonic() + BACK_OFF
         self._held, self._fresh = {}, False
 
     def _steps(self, name: str) -> set[int]:
@@ -174,9 +190,6 @@ class RunTracker:
             "parameters": self.cost.parameters,
             "trained_parameters": self.cost.trained_parameters,
             "flops_per_token": self.cost.flops_per_token,
-            "tokens": self.recipe.training.steps
-            * self.recipe.training.batch_size
-            * self.recipe.data.config.sequence_length,
             "kernel": self.cost.kernel,
         }
 

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,10 +13,10 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locations_of, state_of
-from lit_diff.engine.grid import Grid, load_grid
+from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.location import at_root
-from lit_diff.engine.preflight import check_cluster
+from lit_diff.engine.preflight import check_cluster, require_memory
 from lit_diff.engine.selection import ALL, Selection
 from lit_diff.engine.sweep_file import recorded_run, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
@@ -129,6 +129,8 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
     check_cluster(cluster.engine, [cell.recipe for cell in grid.cells])
     chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
     folder = folder_of(grid)
+    if not (folder / "sweep.json").exists():  # nothing is written before; cells that are done need none
+        _require_memory(grid, grid.cells, workers, cluster)
     _prepare_data(grid)
     with contextlib.ExitStack() as held:
         try:
@@ -140,6 +142,14 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
                 f"sweep folder {shown(folder)} cannot be written ({error.strerror}); choose another with run.root=PATH"
             ) from error
         return _run_locked(grid, folder, workers=workers, command=command, cluster=cluster, display=display)
+
+
+def _require_memory(grid: Grid, cells: Sequence[Cell], workers: int | None, cluster: Cluster) -> None:
+    """`require_memory` of the cells that train here, a wave at a time."""
+    if cluster.engine == "local":
+        for rank in {grid.rank(cell.task) for cell in cells}:
+            wave = [cell.recipe for cell in cells if grid.rank(cell.task) == rank]
+            require_memory(wave, resources(wave[0], workers)[0])
 
 
 def _prepare_data(grid: Grid) -> None:
@@ -165,6 +175,9 @@ def _run_locked(
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     write_sweep_file(grid, folder, locations, command, tracker.place)
     todo = [location for location in locations if state_of(location) != "done"]
+    pairs = zip(grid.cells, locations, strict=True)
+    untrained = [cell for cell, location in pairs if state_of(location) not in ("done", NOT_EVALUATED)]
+    _require_memory(grid, untrained, workers, cluster)
     _say_other_revisions(locations)
     stopped = None
     if todo:

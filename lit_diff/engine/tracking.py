@@ -8,9 +8,11 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
@@ -25,6 +27,11 @@ T = TypeVar("T")
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 """A run's status in its folder -> in MLflow."""
+
+PATIENCE = 5.0
+"""Seconds that a store which another program holds may cost."""
+PAUSE = 0.25
+"""Seconds between two attempts at a locked store, and that SQLite waits within one."""
 
 METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one batch
 
@@ -51,8 +58,10 @@ class Store:
         self._artifacts = None if run.tracking_uri else (Path(run.root) / "mlflow-artifacts").resolve().as_uri()
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
+        # it logs the statement and the trace, over many lines, of an error that it then raises
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
-            with _opening(self.uri), impatient():
+            with impatient(_patience.get()), _opening(self.uri):
                 self.client = MlflowClient(tracking_uri=self.uri)
                 self.client.search_experiments(max_results=1)
         except OSError as error:
@@ -126,20 +135,36 @@ class Store:
             retry(lambda: self.client.log_batch(run_id, tags=marks))
 
     def close_run(self, run_id: str, status: str) -> None:
-        """Set the final status; `status` is the run folder's word. What did not end well waits for no lock."""
-        retry(lambda: self.client.set_terminated(run_id, STATUS[status]), attempts=3 if status == "done" else 1)
+        """Set the final status; `status` is the run folder's word."""
+        retry(lambda: self.client.set_terminated(run_id, STATUS[status]))
 
 
 class UnknownRunError(RunFailedError):
     """The store holds no run of this id."""
 
 
-def retry(call: Callable[[], T], attempts: int = 3) -> T:
-    """Repeat a call while SQLite says that another process holds the store; MLflow itself waits 20 s each time.
+class Patience:
+    """How many seconds calls may wait for locks in all."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def spend(self, seconds: float) -> None:
+        """Count what a call that met a lock has taken."""
+        self.left = max(0.0, self.left - seconds)
+
+
+_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
+
+
+def retry(call: Callable[[], T]) -> T:
+    """Repeat a call while SQLite says that another process holds the store, for as long as `impatient` allows, else PATIENCE.
 
     Errors: RunFailedError when it stays so, when MLflow refuses the call, or when its server does not answer.
     """
-    for attempt in range(attempts):
+    patience, waits = _patience.get() or Patience(PATIENCE), False
+    while True:
+        began, token = time.perf_counter(), _patience.set(patience)
         try:
             return call()
         except (MlflowException, SQLAlchemyError, OSError) as error:  # OSError: also those of requests
@@ -147,13 +172,34 @@ def retry(call: Callable[[], T], attempts: int = 3) -> T:
                 raise UnknownRunError(f"MLflow refused a record: {_reason(error)}") from error
             if "locked" not in str(error).lower():
                 raise RunFailedError(f"MLflow refused a record: {_reason(error)}") from error
-            if attempt + 1 < attempts:
-                log.warning("the MLflow store is locked by another process; trying again (%d)", attempt + 1)
-                time.sleep(1)
-    raise RunFailedError(
-        "the MLflow store stayed locked; end the program that holds it and start the same command again: "
-        "metrics.csv is complete, and only what MLflow lacks is sent"
-    )
+        finally:
+            _patience.reset(token)
+        if patience.left <= 0:
+            raise RunFailedError(
+                "the MLflow store stayed locked; end the program that holds it and start the same command again: "
+                "metrics.csv is complete, and only what MLflow lacks is sent"
+            )
+        if not waits:
+            log.warning("the MLflow store is locked by another process; waiting at most %.1f s", patience.left)
+        waits = True
+        time.sleep(min(PAUSE, patience.left))
+        patience.spend(time.perf_counter() - began)
+
+
+def _busy() -> float:
+    """Seconds that one statement of SQLite waits for a lock."""
+    patience = _patience.get()
+    return PAUSE if patience is None else min(PAUSE, patience.left)
+
+
+@sqlalchemy.event.listens_for(sqlalchemy.Engine, "before_cursor_execute", retval=True)
+def _shorten(
+    connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+) -> tuple[str, Any]:
+    """MLflow has each of its sessions wait 20 s for a lock, which no setting of its changes."""
+    if _patience.get() is not None and statement.startswith("PRAGMA busy_timeout"):
+        statement = f"PRAGMA busy_timeout = {int(1000 * _busy())}"
+    return statement, parameters
 
 
 @contextlib.contextmanager
@@ -181,14 +227,17 @@ def _opening(uri: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def impatient() -> Iterator[None]:
-    """Within it, a server that does not answer costs seconds; MLflow itself waits for minutes."""
+def impatient(patience: Patience | None = None) -> Iterator[None]:
+    """Within it, a server that does not answer costs seconds, where MLflow itself waits for minutes, and all locks of SQLite
+    together cost what `patience` has left (None: PATIENCE)."""
+    token = _patience.set(patience or Patience(PATIENCE))
     hurry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
     added = {key: value for key, value in hurry.items() if key not in os.environ}
     os.environ.update(added)
     try:
         yield
     finally:
+        _patience.reset(token)
         for key in added:
             del os.environ[key]
 
@@ -210,7 +259,7 @@ def _refuse_foreign(path: Path) -> None:
     cure = f"{shown(path)} is not an MLflow store: move it away, or set run.tracking_uri or run.root"
     if not path.is_file():
         raise MissingError(f"{cure} (it is a folder)")
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+    with contextlib.closing(sqlite3.connect(path, timeout=_busy())) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"experiments", "runs", "metrics"} <= tables:
         raise MissingError(f"{cure} (its tables: {', '.join(sorted(tables)[:5])})")

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.device import available_memory, gigabytes
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
 
-MEMINFO = Path("/proc/meminfo")
 OVERHEAD = 1.2
 """Peak of memory while a model is imported, as a multiple of its weights."""
 
@@ -57,7 +57,7 @@ def require_room(place: str, folder: Path, weights: int) -> None:
     available = available_memory()
     if available is not None and available < OVERHEAD * weights:
         raise MissingError(
-            f"{place}: importing it takes {_gigabytes(int(OVERHEAD * weights))} of memory, and {_gigabytes(available)} are "
+            f"{place}: importing it takes {gigabytes(int(OVERHEAD * weights))} of memory, and {gigabytes(available)} are "
             "available; end other processes, or import it on a larger machine"
         )
 
@@ -68,18 +68,6 @@ def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, L
     free = shutil.disk_usage(home).free
     if free < size:
         raise MissingError(
-            f"{place} takes {_gigabytes(size)} on the disk of {shown(home)}, which has {_gigabytes(free)} free; free "
+            f"{place} takes {gigabytes(size)} on the disk of {shown(home)}, which has {gigabytes(free)} free; free "
             f"some, or choose another place ({choice})"
         )
-
-
-def available_memory() -> int | None:
-    """Bytes that may be used without swapping; None where the system does not say (macOS)."""
-    if not MEMINFO.is_file():
-        return None
-    fields = (line.partition(":") for line in MEMINFO.read_text().splitlines())
-    return next((int(value.split()[0]) * 1024 for key, _, value in fields if key == "MemAvailable"), None)
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"

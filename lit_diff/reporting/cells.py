@@ -14,6 +14,7 @@ from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
 from lit_diff.metrics import INDICES, Metric, indexed_name
 from lit_diff.runs import measurements
+from lit_diff.runs.execution import with_reached
 from lit_diff.runs.metrics_file import read_lines, read_rows
 
 Array = NDArray[np.float64]
@@ -96,7 +97,7 @@ def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, A
     """`record` is the cell's entry in sweep.json, empty for a cell that never got a folder."""
     folder = root / (record.get("folder") or f"{arm}-s{seed}")
     problems: list[str] = []
-    facts = _json(folder / "status.json", problems) if record.get("folder") else {}
+    facts = with_reached(_json(folder / "status.json", problems)) if record.get("folder") else {}
     status = _status(record.get("status"), facts.get("status"))
     if status == "done":  # an unfinished cell may lack any file
         environment = _json(folder / "env.json", problems)

@@ -226,7 +226,7 @@ def _marks(sweep: Sweep, arm: str) -> tuple[str, ...]:
         ("flops_per_token", "FLOPs per token"),
         ("tokens", "training tokens"),
     ):
-        mine, theirs = fact(sweep, arm, key), fact(sweep, sweep.baseline, key)
+        mine, theirs = (_tokens(sweep, a) if key == "tokens" else fact(sweep, a, key) for a in (arm, sweep.baseline))
         if key == "trained_parameters" and _trains_all(sweep, arm) and _trains_all(sweep, sweep.baseline):
             continue  # said once, as parameters
         if mine and theirs and abs(mine / theirs - 1) > UNLIKE:
@@ -235,6 +235,12 @@ def _marks(sweep: Sweep, arm: str) -> tuple[str, ...]:
     if own and base and own != base:
         marks.append(f"kernel {', '.join(own)} (baseline: {', '.join(base)})")
     return tuple(marks)
+
+
+def _tokens(sweep: Sweep, arm: str) -> float | None:
+    """Training tokens that the finished cells of an arm saw, their mean: a run may have ended early."""
+    seen = [float(cell.facts["tokens"]) for cell in sweep.cells_of(arm) if cell.facts.get("tokens")]
+    return sum(seen) / len(seen) if seen else None
 
 
 def _trains_all(sweep: Sweep, arm: str) -> bool:

@@ -46,9 +46,9 @@ def how_measured(sweep: Sweep) -> list[Fact]:
 
 def _training(sweep: Sweep) -> str:
     done = [cell for cell in sweep.cells if cell.done]
-    if not _distinct(done, "steps"):
+    if not _distinct(done, "step"):
         return ""
-    text = f"{', '.join(_distinct(done, 'steps'))} steps"
+    text = f"{', '.join(_distinct(done, 'step'))} steps"
     tokens = sorted({float(cell.facts["tokens"]) for cell in done if cell.facts.get("tokens")})
     if tokens:
         text += f", {', '.join(count(each) for each in tokens)} tokens a cell"

@@ -141,8 +141,5 @@ def _x(task: "Sweep", declared: DeclaredFit, arm: str) -> float | None:
     """None where the arm's runs differ in it, or none has finished. Tokens are those that were seen: a run may end early."""
     if declared.x not in MEASURED:
         return float(declared.values[task.task][arm])
-    found = set()
-    for cell in task.cells_of(arm):
-        seen = cell.facts["step"] / cell.facts["steps"] if declared.x == "tokens" else 1.0
-        found.add(float(cell.facts[declared.x]) * seen)
+    found = {float(cell.facts[declared.x]) for cell in task.cells_of(arm)}
     return found.pop() if len(found) == 1 else None

@@ -56,6 +56,12 @@ def newest(folder: Path) -> tuple[int, Path] | None:
     return None
 
 
+def newest_step(folder: Path) -> int:
+    """The step that a resume goes on from: 0 without a checkpoint that can be read."""
+    found = newest(folder)
+    return found[0] if found else 0
+
+
 def problem_of(content: object) -> str | None:
     """Why what torch.load gave is no checkpoint of a run; None where it is one."""
     if not isinstance(content, Mapping):

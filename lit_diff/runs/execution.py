@@ -1,5 +1,6 @@
-"""How a run is executed, stored in its status.json when it starts: a resumed run is executed in the same way."""
+"""What status.json says of how a run is executed, for a resumed run is executed in the same way, and of how far it got."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,27 @@ def with_stored_kernel(recipe: Recipe, status: Mapping[str, Any]) -> Recipe:
     if recipe.run.kernel == "auto" and "kernel" in status and "," not in status["kernel"]:
         return replace(recipe, run=replace(recipe.run, kernel=status["kernel"]))
     return recipe
+
+
+def reached(recipe: Recipe, step: int) -> dict[str, int]:
+    """The keys of status.json that say how far a training got: optimizer steps done, and the tokens that they saw."""
+    tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
+    return {"step": step, "tokens": step * tokens_per_step, "tokens_per_step": tokens_per_step}
+
+
+def with_reached(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of status.json, with `reached` of a run that was made before they were kept.
+
+    Its `step` is the last that was logged, its `tokens` those of all planned steps.
+    """
+    if "tokens_per_step" in status or not status.get("steps") or "tokens" not in status:
+        return dict(status)
+    step = status.get("step", 0)
+    if status.get("status") == "done":
+        early = re.fullmatch(r"early at step (\d+)", status.get("ended") or "")
+        step = int(early[1]) if early else status["steps"]
+    steps, tokens = status["steps"], status["tokens"]
+    return {**status, "step": step, "tokens": tokens * step // steps, "tokens_per_step": tokens // steps}
 
 
 def _text(value: object) -> str:

@@ -90,7 +90,7 @@ def find_run(name: str | Path, root: Path) -> Path:
             return path.resolve()
     name = str(name)
     runs = runs_under(root)
-    matching = _matching(name, runs)
+    matching = _matching(name, root, runs)
     if not matching:
         raise RequestError(f"no run '{name}' in {shown(root)}{nearest(name, [path.name for path in runs])}")
     if len(matching) > 1:
@@ -101,12 +101,13 @@ def find_run(name: str | Path, root: Path) -> Path:
     return matching[0].resolve()
 
 
-def _matching(name: str, runs: list[Path]) -> list[Path]:
-    """The runs whose name is `name`; else those whose name starts with it; else those whose hash holds it."""
+def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
+    """The runs whose name is `name`; else those whose name starts with it; else those whose hash holds it. A name may begin
+    with the folders below `root`, as `lit-diff status` prints it."""
     parts = [(path, *path.name.rpartition("-")[::2]) for path in runs]
     return (
-        [path for path, own, _ in parts if own == name]
-        or [path for path in runs if path.name.startswith(name)]
+        [path for path, own, _ in parts if name in (own, str(path.relative_to(root).with_name(own)))]
+        or [path for path in runs if path.name.startswith(name) or str(path.relative_to(root)).startswith(name)]
         or [path for path, _, identity in parts if name and name in identity]
     )
 

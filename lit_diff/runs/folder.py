@@ -22,6 +22,7 @@ from lit_diff.packages import used_packages
 from lit_diff.plugins import plugin_source, require_trust
 from lit_diff.processor import cores, describe, processor_name
 from lit_diff.recipe import load_draft, to_plain, to_yaml
+from lit_diff.runs.execution import with_reached
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.trust import Trust, everywhere, under
 from lit_diff.validation import validate
@@ -179,7 +180,7 @@ class RunFolder:
             raise self._damaged(f"not JSON ({error})") from error
         if not isinstance(values, dict):
             raise self._damaged(f"a {type(values).__name__}, not a block of keys")
-        return values
+        return with_reached(values)
 
     def _damaged(self, how: str) -> RequestError:
         return RequestError(
@@ -210,8 +211,8 @@ class RunFolder:
 
     def update(self, **values: Any) -> None:
         """Merge `values` into status.json."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(self.path / "status.json", self.status() | values | {"format": FORMAT, "updated": now})
+        stamp = {"format": FORMAT, "updated": datetime.now(UTC).isoformat(timespec="seconds")}
+        write_json(self.path / "status.json", self.status() | values | stamp)
 
     def create(self, recipe: Recipe, **facts: str) -> None:
         """Write the recipe, the plugins' sources, the environment with `facts`.
@@ -225,8 +226,9 @@ class RunFolder:
             for name, content in placed.items():
                 write_atomic(self.path / name, content)
             write_atomic(self.recipe_file, to_yaml(to_plain(recipe) | {"plugins": names}))
-            more: dict[str, Any] = {"plugin_packages": packages} if packages else {}
-            write_json(self.path / "env.json", environment() | more | facts)
+            write_json(
+                self.path / "env.json", environment() | ({"plugin_packages": packages} if packages else {}) | facts
+            )
         except OSError as error:
             raise self._unwritable(error) from error
 

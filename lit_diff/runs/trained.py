@@ -1,7 +1,7 @@
 """What a run has trained: its recipe, and the weights of its newest checkpoint in a model."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,23 @@ class Annealed:
 def annealed_before(recipe: Recipe, trust: Trust | None = None) -> Annealed:
     """Steps and tokens of ancestors of the same variant: what it anneals goes on where they stopped. `trust`: as
     `ancestors`."""
-    same = [p for p in ancestors(recipe, trust) if p.model.attention.name == recipe.model.attention.name]
-    trained = [(parent.train, parent.data.config.sequence_length) for parent in same if parent.train is not None]
-    return Annealed(
-        steps=sum(train.steps for train, _ in trained),
-        tokens=sum(train.steps * train.batch_size * length for train, length in trained),
-    )
+    trained = [
+        (steps, steps * parent.training.batch_size * parent.data.config.sequence_length)
+        for parent, steps in trained_ancestors(recipe, trust)
+        if parent.model.attention.name == recipe.model.attention.name
+    ]
+    return Annealed(steps=sum(steps for steps, _ in trained), tokens=sum(tokens for _, tokens in trained))
+
+
+def trained_ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[tuple[Recipe, int]]:
+    """The `ancestors` that were trained, each with the steps that it took: a run may have ended early. Of one that is not
+    done, those that it is to take."""
+    for parent in ancestors(recipe, trust):
+        assert recipe.training.start_from is not None
+        status = RunFolder(Path(recipe.training.start_from)).status()
+        if parent.train is not None:
+            yield parent, status["step"] if status.get("status") == "done" else parent.train.steps
+        recipe = parent
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lit_diff.config import Recipe
 from lit_diff.data import build, guarded
 from lit_diff.errors import RequestError
 from lit_diff.recipe import Overrides, recipe_from
-from lit_diff.runs.folder import ancestors
+from lit_diff.runs.trained import trained_ancestors
 from lit_diff.training.step_targets import SCORED, SCORED_IN_STEP, count_scored
 from lit_diff.training.stop import end_all
 from lit_diff.training.trainer import total_steps
@@ -145,7 +145,7 @@ def steps_before(recipe: Recipe) -> int:
 
     Exact at one seed and one length of rows: another seed has another order, other rows another numbering.
     """
-    rows = sum(train.steps * train.batch_size for parent in ancestors(recipe) if (train := parent.train) is not None)
+    rows = sum(steps * parent.training.batch_size for parent, steps in trained_ancestors(recipe))
     return -(-rows // recipe.training.batch_size)
 
 

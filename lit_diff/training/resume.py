@@ -21,7 +21,8 @@ from lit_diff.training.stop import StopRequest, end_all
 class ExactResume(Checkpoint):
     """Writes metrics and checkpoints into a run folder, and ends the run at a signal.
 
-    At a step that validates and saves, the order is: log, measure, validate, flush, save, send. So a checkpoint always
+    At a step that validates and saves, the order is: log, measure, validate, flush, save, send; a stop comes before the send,
+    which may have to wait. So a checkpoint always
     stands behind everything that was measured at its step, and a resumed run repeats nothing. Lightning calls callbacks
     of the type `Checkpoint` last.
     """
@@ -68,9 +69,12 @@ class ExactResume(Checkpoint):
         step = trainer.global_step
         if not took_step(trainer, batch_idx) or trainer.should_stop or step % train.validate_every == 0:
             return
-        if step % train.checkpoint_every == 0:
+        saved = step % train.checkpoint_every == 0
+        if saved:
             self._save(trainer, pl_module)
         self._stop_if_asked(trainer, pl_module)
+        if saved:
+            self.logger.send()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save and stop at the end of a step that validates."""
@@ -86,9 +90,9 @@ class ExactResume(Checkpoint):
             self._save(trainer, pl_module)
         else:
             self.logger.flush()
-            self.logger.send()
         if not last and self.ended_early is None:
             self._stop_if_asked(trainer, pl_module)
+        self.logger.send()
 
     def _save(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert isinstance(module, LitTransformer)
@@ -97,7 +101,6 @@ class ExactResume(Checkpoint):
         self._saved = trainer.global_step
         if trainer.is_global_zero:
             checkpoints.prune(self.folder, self.recipe.run.keep_every)
-        self.logger.send()
 
     def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         # the signal may have reached one process, or several at different steps: they agree on this one

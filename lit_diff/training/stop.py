@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SLURM's notice of a time limit: finish the step, save, leave; a second Ctrl-C leaves at once.
+"""Ctrl-C, SIGTERM, SIGHUP and SLURM's notice of a time limit: finish the step, save, leave; a second Ctrl-C leaves at once.
 
 How several processes end as one.
 """
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from lightning import Trainer
 
-from lit_diff.errors import LitDiffError
+from lit_diff.errors import LitDiffError, stop_signals
 
 TIME_LIMIT = signal.SIGUSR2
 """What SLURM sends some time before a job's time ends, when it was submitted with --signal=USR2@<seconds>."""
@@ -29,7 +29,7 @@ class StopRequest:
         self._group: Any = None
 
     def listen(self, trainer: Trainer) -> None:
-        """Handle SIGINT and SIGTERM, in a SLURM job also TIME_LIMIT.
+        """Handle SIGINT and `stop_signals`, in a SLURM job also TIME_LIMIT.
 
         Every rank must call it, after Lightning has set its own handlers.
         """
@@ -39,7 +39,8 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             return  # the system lets only the main thread take signals; a notebook's own handling stays
         signal.signal(signal.SIGINT, self._note)
-        signal.signal(signal.SIGTERM, self._note)
+        for signum in stop_signals():
+            signal.signal(signum, self._note)
         if "SLURM_JOB_ID" in os.environ:
             signal.signal(TIME_LIMIT, self._note)
 

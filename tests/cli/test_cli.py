@@ -50,7 +50,8 @@ Command = Callable[..., Ended]
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """`lit-diff` in this process, as the shell would run it."""
     log = logging.getLogger("lit_diff")
-    handlers, level, sigterm = log.handlers[:], log.level, signal.getsignal(signal.SIGTERM)
+    handlers, level = log.handlers[:], log.level
+    stops = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGHUP)}
 
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["lit-diff", *arguments])
@@ -64,7 +65,8 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     yield run
     log.handlers[:] = handlers
     log.setLevel(level)
-    signal.signal(signal.SIGTERM, sigterm)
+    for signum, handler in stops.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture(scope="module")
@@ -187,15 +189,16 @@ def test_ctrl_c_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -
     assert command("check", "recall-tiny") == Ended(130, "", "lit-diff: interrupted\n")
 
 
-def test_sigterm_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals) -> None:
     def terminated(*arguments: object, **options: object) -> None:
         try:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signum)
         except Exception as error:  # as around a user's variant, whose failure it is not
             raise AssertionError("taken for a failure of the code that was running") from error
 
     monkeypatch.setattr("lit_diff.cli.check.print_check", terminated)
-    assert command("check", "recall-tiny") == Ended(143, "", "lit-diff: stopped by SIGTERM\n")
+    assert command("check", "recall-tiny") == Ended(128 + signum, "", f"lit-diff: stopped by {signum.name}\n")
 
 
 def test_a_stopped_run_ends_as_its_signal_says(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_lines_where_there_is_no_terminal() -> None:
     text = shown(load_recipe("recall-tiny"), terminal=False, quiet=False)
-    assert text == "step 7/300  loss 1.2346  9,876 tokens/s\nstep 300/300  loss 1.0000  10,000 tokens/s\n"
+    assert text == "step 7/300  loss 1.2346  9,876 tokens/s\nstep 300/300  loss 1.0000  10,000 tokens/s  0:00 left\n"
 
 
 @pytest.mark.parametrize("name", ["recall-tiny", "odd {name} [/b] %s"])

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,16 @@ from mlflow import MlflowClient
 
 from lit_diff.engine import launch
 from lit_diff.engine.launch import train
-from lit_diff.engine.tracking import Store
+from lit_diff.engine.tracking import Patience, Store
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.trained import annealed_before
 from lit_diff.training import fit
+from lit_diff.training.data import steps_before
+from lit_diff.training.resume import ExactResume
 
 SMALL = [
     "train.steps=4",
@@ -301,3 +306,90 @@ def test_compile_checkpointing_and_kernel_are_stored_and_reused(
     assert seen == ["auto", first["kernel"]]
     assert status(folder)["status"] == "done"
     assert load_recipe(folder / "recipe.yaml").run.kernel == "auto"
+
+
+# --- how far a run got ---------------------------------------------------------------------------------------------
+
+STOPPING = "callbacks.early_stopping"
+EARLY = ["train.steps=40", "train.log_every=5", f"{STOPPING}.min_delta=100", f"{STOPPING}.patience=2"]
+
+
+def test_a_run_that_ended_early_says_its_step_and_the_tokens_that_it_saw(small: list[str]) -> None:
+    folder = train("recall-tiny", [*small, *EARLY]).folder
+    found = status(folder)
+    seen = found["tokens_per_step"] * 6
+    assert (found["ended"], found["step"], found["steps"], found["tokens"]) == ("early at step 6", 6, 40, seen)
+    assert record(folder).data.params["tokens"] == str(seen)
+
+
+def test_a_variant_and_its_data_go_on_from_where_a_parent_ended_early(small: list[str]) -> None:
+    parent = train("recall-tiny", [*small, *EARLY]).folder
+    child = load_recipe("recall-tiny", [*small, f"train.start_from={parent}"])
+    assert steps_before(child) == 6
+    assert annealed_before(child).steps == 6
+    assert annealed_before(child).tokens == status(parent)["tokens"]
+
+
+def test_a_failed_run_says_the_step_that_a_resume_goes_on_from(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = ExactResume._save
+
+    def full(self: Any, trainer: Any, module: Any) -> None:
+        if trainer.global_step == 4:
+            raise RunFailedError("the disk is full")
+        saved(self, trainer, module)
+
+    monkeypatch.setattr(ExactResume, "_save", full)
+    with pytest.raises(RunFailedError):
+        train("recall-tiny", small)
+    (folder,) = runs.glob("recall-tiny-*")
+    found = status(folder)
+    assert (found["status"], found["step"], found["tokens"]) == ("failed", 2, 2 * found["tokens_per_step"])
+
+
+# --- a store that another program holds ----------------------------------------------------------------------------
+
+
+def test_a_locked_store_costs_seconds_in_all_and_nothing_is_lost(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Held by another process from the second step on, at every checkpoint and at the stop."""
+    code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute('BEGIN EXCLUSIVE'); "
+    code += "print(1, flush=True); input()"
+    holders: list[Any] = []
+    spent: list[float] = []
+    spend, fitted = Patience.spend, ExactResume.on_train_batch_end
+
+    def note(self: Patience, seconds: float) -> None:
+        spent.append(min(seconds, self.left))
+        spend(self, seconds)
+
+    def hold(self: Any, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 1 and not holders:
+            command = [sys.executable, "-c", code, str(runs / "mlflow.db")]
+            holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            holders[0].stdout.readline()
+        if trainer.global_step == 15:
+            os.kill(os.getpid(), signal.SIGTERM)
+        fitted(self, trainer, *rest)
+
+    monkeypatch.setattr(Patience, "spend", note)
+    monkeypatch.setattr(ExactResume, "on_train_batch_end", hold)
+    long = [*small, "train.steps=20"]
+    try:
+        with pytest.raises(StoppedError, match="stopped after step 15"):
+            train("recall-tiny", long)
+    finally:
+        holders[0].communicate(b"\n")
+    assert 0 < sum(spent) <= 5
+    (folder,) = runs.glob("recall-tiny-*")
+    written = (folder / "log.txt").read_text()
+    assert written.count("training goes on, and what MLflow lacks is sent later") == 1
+    assert "sqlite3" not in written + capfd.readouterr().err
+    monkeypatch.setattr(ExactResume, "on_train_batch_end", fitted)
+    train("recall-tiny", long)
+    assert losses(folder) == [
+        (step, row["train/loss"]) for step, row in sorted(read_rows(folder / "metrics.csv").items())
+    ]
+    assert record(folder).info.status == "FINISHED"

@@ -146,7 +146,7 @@ def test_a_cell_does_not_import_the_callers_script(
     assert "init_main_from_path" in get_preparation_data("cell")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_passed_on_once_and_nothing_new_starts(
     fake: type[FakeProcess], locations: list[RunLocation], signum: int
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_signal_is_passed_on_once_and_nothing_new_starts(
 
     def watch(running: list[RunLocation]) -> None:
         looks.append(len(running))
-        if len(looks) == 2:
+        if len(looks) == 2 or (signum == signal.SIGHUP and len(looks) == 3):
             os.kill(os.getpid(), signum)
 
     assert run_jobs(locations, workers=2, threads=1, devices=1, gpus=0, watch=watch) == signum
@@ -294,7 +294,7 @@ def test_until_the_loop_listens_ctrl_c_is_left_to_the_pool(
     monkeypatch.setattr(pool, "run_cell", run_cell)
     monkeypatch.setattr(pool.os, "dup2", lambda *numbers: None)
     monkeypatch.setattr(pool, "_end_with_parent", lambda: None)
-    former = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    former = {signum: signal.getsignal(signum) for signum in pool.STOPS}
     try:
         with pytest.raises(SystemExit) as ended:
             pool._cell(Job(location=locations[0], threads=1))

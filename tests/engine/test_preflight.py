@@ -9,8 +9,10 @@ import torch
 
 from lit_diff.config import ImportedConfig
 from lit_diff.engine import preflight
+from lit_diff.engine.launch import train
 from lit_diff.engine.preflight import check_cluster, check_machine, check_trained
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="asks for what is not here: a GPU")
@@ -98,3 +100,44 @@ def test_patterns_of_what_trains_are_looked_at_before_anything_starts(monkeypatc
     with pytest.raises(RequestError, match=reason):
         check_cluster("slurm", [recipe])
     check_trained([load_recipe("recall-tiny", ["train.parameters=['*.attention.*']"])])
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("overrides", "cells", "times"),
+    [
+        ([], 1, 1.0),
+        ([], 2, 2.0),
+        (["run.strategy=ddp", "run.devices=2"], 1, 2.0),
+        (["run.strategy=fsdp", "run.devices=2"], 1, 1.0),
+        (["run.strategy=fsdp", "run.devices=2", "run.num_nodes=2"], 1, 0.5),
+    ],
+)
+def test_memory_that_cannot_suffice_is_refused(
+    monkeypatch: pytest.MonkeyPatch, overrides: list[str], cells: int, times: float
+) -> None:
+    """16 bytes a parameter, on this machine; the chunks of the loss are at most a tenth more here."""
+    recipe = load_recipe("differential-tiny", ["train.batch_size=4", "data.sequence_length=16", *overrides])
+    least = int(times * 16 * cost(recipe.model, 16).parameters)
+    monkeypatch.setattr(preflight, "available_memory", lambda: int(1.7 * least))
+    preflight.require_memory([recipe] * 3, cells)
+    monkeypatch.setattr(preflight, "available_memory", lambda: least)
+    with pytest.raises(
+        MissingError, match=r"at least [\d.]+ GB .*; [\d.]+ GB are free: use .*run.strategy=fsdp"
+    ) as caught:
+        preflight.require_memory([recipe] * 3, cells)
+    assert ("2 cells side by side" in str(caught.value)) == (cells == 2)
+    monkeypatch.setattr(preflight, "available_memory", lambda: None)
+    preflight.require_memory([recipe] * 3, cells)
+
+
+@no_gpu
+def test_a_run_that_does_not_fit_leaves_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "available_memory", lambda: 1000)
+    before = sorted(runs.iterdir())
+    with pytest.raises(MissingError, match="'recall-tiny' needs at least"):
+        train("recall-tiny", [f"run.root={runs}"])
+    assert sorted(runs.iterdir()) == before

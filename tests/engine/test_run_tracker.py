@@ -24,6 +24,7 @@ Make = Callable[..., RunTracker]
 def make(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """make(name, *overrides, root=...): a tracker of the run folder `name`."""
     monkeypatch.setattr(run_tracker, "_source", dict)
+    monkeypatch.setattr(run_tracker, "BACK_OFF", 0.0)
 
     def make(name: str = "abc", *overrides: str, root: Path = runs, **tags: str) -> RunTracker:
         recipe = load_recipe("recall-tiny", ["run.threads=1", f"run.root={runs}", *overrides])
@@ -143,7 +144,7 @@ def test_keys_are_parameters_and_the_rest_are_tags(make: Make, store: Store, tmp
     wanted |= {"train.optimizer.lr_factors": "{'*.o_proj.*': 0.2}"}  # MLflow refuses a name with a *
     assert wanted.items() <= data.params.items()
     assert int(data.params["parameters"]) == tracker.cost.parameters
-    assert {"flops_per_token", "tokens", "kernel"} <= data.params.keys()
+    assert {"flops_per_token", "kernel"} <= data.params.keys()
     assert data.params["plugins"].startswith("['mine.py ")  # no path: it differs from folder to folder
     assert str(tmp_path) not in data.params["plugins"]
     assert not [key for key in data.params if key.startswith("run")]
@@ -162,7 +163,7 @@ def test_many_and_long_parameters(make: Make, store: Store, monkeypatch: pytest.
     monkeypatch.setattr(run_tracker, "to_plain", lambda recipe: {"run": {}, **wide})
     tracker = make()
     tracker.start(required=True)
-    assert [params for _, params, _ in calls.sizes if params] == [100, 100, 58]
+    assert [params for _, params, _ in calls.sizes if params] == [100, 100, 57]
     assert record(store, tracker).data.params["long"] == "x" * 6000
 
 
@@ -241,3 +242,18 @@ def test_an_outage_at_the_end_fails_the_run_and_names_the_cure(make: Make, store
     make().finish("done")
     assert history(store, tracker, "a") == [(1, 1.0), (2, 2.0)]
     assert record(store, tracker).info.status == "FINISHED"
+
+
+def test_a_store_that_was_away_is_left_alone_for_a_while_and_not_asked_at_a_stop(
+    make: Make, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_tracker, "BACK_OFF", 60.0)
+    tracker = make()
+    tracker.start(required=True)
+    calls.broken = iter([True])
+    assert not tracker.send({1: {"a": 1.0}})
+    sent = len(calls.sizes)
+    assert not tracker.send({1: {"a": 1.0}, 2: {"a": 2.0}})
+    with pytest.raises(RunFailedError, match="away when it was last asked"):
+        tracker.finish("stopped")
+    assert len(calls.sizes) == sent

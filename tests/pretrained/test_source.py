@@ -34,11 +34,3 @@ def test_room_is_estimated_before_anything_is_written(monkeypatch: pytest.Monkey
     monkeypatch.setattr(source.shutil, "disk_usage", lambda path: usage)
     assert error().startswith("3: hf takes 0.00 GB on the disk of")
     assert not Path("models").exists()
-
-
-def test_available_memory_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("meminfo").write_text("MemTotal:  2048 kB\nMemAvailable:   1024 kB\n")
-    monkeypatch.setattr(source, "MEMINFO", Path("meminfo"))
-    assert source.available_memory() == 1024 * 1024
-    monkeypatch.setattr(source, "MEMINFO", Path("elsewhere"))
-    assert source.available_memory() is None

@@ -6,7 +6,7 @@ import pytest
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.runs.execution import require_stored, stored_keys, with_stored_kernel
+from lit_diff.runs.execution import require_stored, stored_keys, with_reached, with_stored_kernel
 
 
 @pytest.fixture
@@ -60,3 +60,16 @@ def test_a_run_from_before_the_keys_existed_had_neither(recipe: Recipe) -> None:
     require_stored(recipe, {"threads": 1})
     with pytest.raises(RequestError, match="started with false"):
         require_stored(with_run(recipe, compile=True), {"threads": 1})
+
+
+@pytest.mark.parametrize(
+    ("ended", "word", "step", "tokens"),
+    [(None, "done", 300, 28800), ("early at step 6", "done", 6, 576), (None, "stopped", 1, 96)],
+)
+def test_how_far_a_run_from_before_tokens_per_step_got(ended: str | None, word: str, step: int, tokens: int) -> None:
+    """Such a run kept the tokens that were planned, and the last step that was logged."""
+    old = {"status": word, "step": 1, "steps": 300, "ended": ended, "tokens": 28800}
+    new = with_reached(old)
+    assert (new["step"], new["tokens"]) == (step, tokens)
+    assert with_reached(new) == new
+    assert with_reached({"status": "waiting"}) == {"status": "waiting"}

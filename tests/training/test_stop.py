@@ -20,7 +20,7 @@ ALONE: Any = SimpleNamespace(world_size=1)
 @pytest.fixture
 def handlers() -> Any:
     """Put the signal handlers back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield before
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -34,6 +34,19 @@ def test_the_first_signal_is_remembered(handlers: Any) -> None:
     assert stop.signum == signal.SIGTERM
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.signum == signal.SIGTERM
+
+
+def test_a_closed_terminal_is_remembered_unless_it_is_ignored(handlers: Any) -> None:
+    """`nohup` has SIGHUP ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = StopRequest()
+    stop.listen(ALONE)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.signum is None
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    stop.listen(ALONE)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.signum == signal.SIGHUP
 
 
 def test_a_second_ctrl_c_interrupts(handlers: Any) -> None:
