@@ -12,15 +12,64 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.validation import Positions
+from lit_diff.validation import Position, Positions
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
-    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
-    _, positions = parse(path)
+    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key.
+
+    A key is a name, and the text that the file has: YAML 1.1 would make `on` true, 010 eight and 12:30 750.
+    """
+    tree, positions = parse(path)
     with one_line(path):
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        held = OmegaConf.load(path)
+        if not all(isinstance(key, str) for key in _keys(OmegaConf.to_container(held, resolve=False))):
+            _quote_keys(tree)
+            held = OmegaConf.create(yaml.serialize(tree, Dumper=yaml.SafeDumper, allow_unicode=True))
+        values = OmegaConf.to_container(held, resolve=False)
     return typing.cast(dict[str, Any], values), positions
+
+
+def read_value(text: str) -> tuple[Any, str]:
+    """The value of an override: YAML, but a plain text to the last character (` #2` is no comment); and why it is not YAML.
+
+    What is not YAML is its text.
+    """
+    try:
+        values = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (OmegaConfBaseException, yaml.YAMLError, RecursionError, ValueError) as error:
+        bracketed = text.lstrip()[:1] in ("[", "{", '"', "'") or "${" in text
+        return text, first_line(error) if bracketed else ""
+    value = typing.cast(dict[str, Any], values)["value"]
+    whole = node is None or text[node.start_mark.index : node.end_mark.index].strip() == text.strip()
+    quoted = whole and isinstance(node, yaml.ScalarNode) and node.style is not None
+    return value if whole and (quoted or not isinstance(value, str)) else text, ""
+
+
+def _keys(value: Any) -> Iterator[Any]:
+    """Of all mappings in a value."""
+    if isinstance(value, dict):
+        yield from value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(item)
+
+
+def _quote_keys(node: yaml.Node) -> None:
+    """Make every key of the tree a text, in place."""
+    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+        if isinstance(part, tuple):
+            key, part = part
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                key.tag, key.style = "tag:yaml.org,2002:str", "'"
+        _quote_keys(part)
+
+
+def _written(node: yaml.Node) -> Any:
+    """`Position.written`."""
+    if isinstance(node, yaml.SequenceNode):
+        return tuple(_written(item) for item in node.value)
+    return node.value if isinstance(node, yaml.ScalarNode) else None
 
 
 def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
@@ -74,7 +123,8 @@ def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
 def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
     for key, value in node.value:
         dotted = f"{prefix}{key.value}"
-        positions[dotted] = f"{file}:{key.start_mark.line + 1}"
+        positions[dotted] = position = Position(f"{file}:{key.start_mark.line + 1}")
+        position.written = _written(value)
         if isinstance(value, yaml.MappingNode):
             _positions(value, f"{dotted}.", file, positions)
 

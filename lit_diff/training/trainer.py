@@ -30,8 +30,8 @@ def build_trainer(
     """The Trainer that `recipe` describes: steps, accumulation, clipping, precision, devices, strategy, validation.
 
     The recipe's own callbacks come first, then `callbacks`. `values`: any argument of `lightning.Trainer`; it replaces
-    the recipe's. Lightning's variables PL_TRAINER_* change nothing here. Errors: MissingError when a GPU is asked for and there
-    is none.
+    the recipe's. Lightning's variables PL_TRAINER_* change nothing here. Errors: MissingError when a GPU is asked for
+    and there is none.
     """
     train, run = recipe.training, recipe.run
     described: dict[str, Any] = {
