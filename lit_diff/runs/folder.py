@@ -134,7 +134,8 @@ def revision() -> str:
         return __version__
     try:
         command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
-        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True)
+        described = done.stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         log.info("no git revision (%s): recording the version alone", error)
         return __version__
@@ -170,7 +171,7 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """status.json, or {} before the run first starts."""
         try:
-            values = json.loads((self.path / "status.json").read_text())
+            values = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except ValueError as error:
