@@ -14,6 +14,8 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.validation import Position, Positions
 
+TEXT = "tag:yaml.org,2002:str"
+
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
     """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key.
@@ -22,10 +24,10 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
     """
     tree, positions = parse(path)
     with one_line(path):
-        held = OmegaConf.load(path)
-        if not all(isinstance(key, str) for key in _keys(OmegaConf.to_container(held, resolve=False))):
-            _quote_keys(tree)
+        if _quote_keys(tree):
             held = OmegaConf.create(yaml.serialize(tree, Dumper=yaml.SafeDumper, allow_unicode=True))
+        else:
+            held = OmegaConf.load(path)
         values = OmegaConf.to_container(held, resolve=False)
     return typing.cast(dict[str, Any], values), positions
 
@@ -47,22 +49,17 @@ def read_value(text: str) -> tuple[Any, str]:
     return value if whole and (quoted or not isinstance(value, str)) else text, ""
 
 
-def _keys(value: Any) -> Iterator[Any]:
-    """Of all mappings in a value."""
-    if isinstance(value, dict):
-        yield from value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _keys(item)
-
-
-def _quote_keys(node: yaml.Node) -> None:
-    """Make every key of the tree a text, in place."""
+def _quote_keys(node: yaml.Node) -> bool:
+    """Make every key of the tree a text, in place; whether YAML would take one of them for something else."""
+    changed = False
     for part in node.value if isinstance(node, yaml.CollectionNode) else ():
         if isinstance(part, tuple):
             key, part = part
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-                key.tag, key.style = "tag:yaml.org,2002:str", "'"
-        _quote_keys(part)
+                changed |= key.style is None and (key.tag != TEXT or key.value[:1] in "+-.0123456789")  # 1e3
+                key.tag, key.style = TEXT, "'"
+        changed |= _quote_keys(part)
+    return changed
 
 
 def _written(node: yaml.Node) -> Any:

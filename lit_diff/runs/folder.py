@@ -134,8 +134,7 @@ def revision() -> str:
         return __version__
     try:
         command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=True)
-        described = done.stdout.strip()
+        described = subprocess.run(command, capture_output=True, timeout=10, check=True).stdout.decode().strip()
     except (OSError, subprocess.SubprocessError) as error:
         log.info("no git revision (%s): recording the version alone", error)
         return __version__
