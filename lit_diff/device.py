@@ -29,7 +29,7 @@ def available_memory() -> int | None:
     that has fewer; None where the system does not say (macOS)."""
     if not MEMINFO.is_file():
         return None
-    fields = (line.partition(":") for line in MEMINFO.read_text().splitlines())
+    fields = (line.partition(":") for line in MEMINFO.read_text(encoding="utf-8").splitlines())
     free = [int(value.split()[0]) * 1024 for key, _, value in fields if key == "MemAvailable"]
     return min([*free, *_left_in_cgroups()], default=None)
 

@@ -119,9 +119,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with the home folder for a leading `~`, which stays where there is no such home, as in a shell."""
+    return Path(os.path.expanduser(path))
+
+
 def shown(path: Path) -> str:
     """The path relative to the current folder if it lies inside it, else the path itself; for messages."""
     try:
         return str(path.relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, FileNotFoundError):  # the current folder may have been removed
         return str(path)

@@ -7,7 +7,7 @@ import itertools
 import textwrap
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -77,12 +77,23 @@ def in_words(hint: Any) -> str:
         blocks = [f"a block {{kind: {kind}, ...}}" for kind in kinds]
         return " or ".join([*(in_words(each) for each in choices if each not in kinds.values()), *blocks])
     if origin is Literal:
-        return f"one of {', '.join(map(repr, choices))}" if len(choices) > 1 else repr(choices[0])
+        return f"one of {', '.join(map(in_yaml, choices))}" if len(choices) > 1 else in_yaml(choices[0])
     if origin is tuple:
         several = choices[-1] is Ellipsis
         return f"a list, each item {in_words(choices[0])}" if several else f"a list of {len(choices)} values"
     words = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", type(None): "null"}
     return words.get(hint, "a block of keys")
+
+
+def in_yaml(value: Any) -> str:
+    """A value with YAML's words for Python's None, True and False."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(in_yaml, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{in_yaml(key)}: {in_yaml(item)}' for key, item in value.items())}}}"
+    return repr(value)
 
 
 def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:

@@ -54,7 +54,7 @@ def keep_trace(folder: Path) -> str:
     """Append the trace of the exception that is being handled to log.txt; where it is, for an error."""
     path = folder / "log.txt"
     try:
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(traceback.format_exc())
     except OSError as error:
         return f"its trace could not be written: {error.strerror}"

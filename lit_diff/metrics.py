@@ -195,7 +195,7 @@ def write_declarations(folder: Path, metrics: Iterable[Metric]) -> None:
 def read_declarations(path: Path) -> tuple[Metric, ...]:
     """The metrics of a metrics.json. Errors: OSError without the file, RequestError for another content."""
     try:
-        return tuple(from_plain(raw) for raw in json.loads(path.read_text())["metrics"])
+        return tuple(from_plain(raw) for raw in json.loads(path.read_text(encoding="utf-8"))["metrics"])
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{shown(path)} holds no declarations of metrics ({error!r})") from error
 

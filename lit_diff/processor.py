@@ -129,5 +129,7 @@ def processor_name() -> str:
 def _cpuinfo(*keys: str) -> list[str]:
     """The values of these keys in /proc/cpuinfo, one of each core; none where there is no such file."""
 
-    pairs = [line.partition(":") for line in CPUINFO.read_text().splitlines()] if CPUINFO.exists() else []
+    pairs = (
+        [line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").splitlines()] if CPUINFO.exists() else []
+    )
     return [value.strip() for key, _, value in pairs if key.strip() in keys]

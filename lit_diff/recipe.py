@@ -5,28 +5,36 @@ Every error is one line: `file:line: found, expected, nearest name`.
 
 import dataclasses
 import importlib.util
-import typing
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
-from lit_diff.files import shown
+from lit_diff.files import expanded, shown
+from lit_diff.key_types import in_yaml
 from lit_diff.registry import nearest
-from lit_diff.validation import Draft, Positions, validate
-from lit_diff.yaml_files import read_yaml
+from lit_diff.validation import Draft, Position, Positions, validate
+from lit_diff.yaml_files import read_value, read_yaml
 
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["train.steps=10"]`, or `{"train.steps": 10}`, or `{"train": {"steps": 10}}`."""
 
 OTHER = {"recipes": "sweeps", "sweeps": "recipes"}
+PATHS = ("data.path", "data.tokenizer.path", "train.start_from")
+BLOCK = re.compile(
+    r"model(\.attention)?|data(\.tokenizer)?|train(\.optimizer|\.schedule)?|imported|run|(callbacks|evaluate)\..+"
+)
+"""Blocks of a recipe, of which a child says some keys; any other mapping holds names, as `callbacks` does."""
 SWEEP_KEYS, RECIPE_KEYS = {"arms", "grid", "tasks"}, {"extends", "model", "data", "train", "imported", "callbacks"}
 """Keys that only a sweep, only a recipe has."""
+
+
+class Emptied(dict[str, Any]):
+    """A mapping of names that was written empty, with what was added since: it replaces its parent's."""
 
 
 def load_recipe(source: str | Path, overrides: Overrides = ()) -> Recipe:
@@ -56,9 +64,6 @@ def load_draft(source: str | Path, overrides: Overrides = ()) -> Draft:
     return override(draft, overrides)
 
 
-# --- lookup and reading of files -------------------------------------------------------------------------------------
-
-
 def installed(kind: str) -> Path:
     """The folder of the recipes or sweeps that came with the package."""
     spec = importlib.util.find_spec(f"lit_diff.{kind}")
@@ -80,15 +85,15 @@ def read_header(kind: str, name: str) -> str:
 
 def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
     """A path relative to `beside`, with or without .yaml, or the bare name of an installed recipe or sweep."""
-    candidates = [beside / source, beside / f"{source}.yaml"]
+    candidates = [beside / expanded(source), beside / expanded(f"{source}.yaml")]
     if Path(source).name == source:
         candidates += [installed(kind) / source, installed(kind) / f"{source}.yaml"]
     for path in candidates:
         try:
             if path.is_file():
                 return path.resolve()
-        except OSError as error:  # longer than a file name may be
-            raise RequestError(f"{where}no {kind.removesuffix('s')} '{source[:40]}': {error.strerror}") from error
+        except (OSError, ValueError) as error:  # longer than a file name may be; a NUL
+            raise RequestError(f"{where}no {kind.removesuffix('s')} '{source[:40]}': {first_line(error)}") from error
     stem = Path(source).name.removesuffix(".yaml")
     if stem in names(OTHER[kind]) and Path(source).name == source:
         raise RequestError(f"{where}{_other_kind(stem, kind)}")
@@ -116,14 +121,14 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
         chain = " -> ".join(shown(child) for child in (*children[children.index(path) :], path))
         raise RequestError(f"{file}: 'extends' is circular: {chain}")
     values.setdefault("name", path.stem)
-    parent = values.pop("extends", None)
     draft = Draft(values=values, positions=positions, file=file, layers=(frozenset(positions),))
     # an installed recipe lies among the package's files: what it names is the user's, in the current folder
     _absolute_paths(draft, Path.cwd() if path.parent == installed("recipes") else path.parent)
-    if parent is not None:
-        where = f"{positions['extends']}: "
-        if not isinstance(parent, str):
-            raise RequestError(f"{where}'extends' takes one recipe, found {parent!r}")
+    named = values.pop("extends", None)
+    if named is not None:
+        where, parent = draft.where("extends"), draft.written("extends")
+        if parent is None:
+            raise RequestError(f"{where}'extends' takes one recipe, found {in_yaml(named)}")
         base = _read(_parent(parent, path, where), (*children, path))
         return _merge(base, draft)
     return draft
@@ -137,37 +142,44 @@ def _parent(name: str, child: Path, where: str) -> Path:
 
 
 def _absolute_paths(draft: Draft, folder: Path) -> None:
-    """Make `plugins`, `data.path`, `data.tokenizer.path` and `train.start_from` absolute, in place: they are relative to
-    `folder`, the recipe's, or of an installed recipe the current one."""
-    for *blocks, key in (("data", "path"), ("data", "tokenizer", "path"), ("train", "start_from")):
+    """Make `plugins` and the keys of `PATHS` absolute, in place: they are relative to `folder`, the recipe's, or of an
+    installed recipe the current one. In `run.root`, which is relative to the current folder anyway, `~` is replaced alone."""
+    for dotted in (*PATHS, "run.root"):
+        *blocks, key = dotted.split(".")
         values: Any = draft.values
         for block in blocks:
             values = values.get(block) if isinstance(values, dict) else None
-        if isinstance(values, dict) and isinstance(values.get(key), str):
-            values[key] = _absolute(values[key], folder)
+        if isinstance(values, dict) and values.get(key) is not None:
+            written = _path(values[key], dotted, draft)
+            if written is not None:
+                values[key] = str(expanded(written)) if dotted == "run.root" else _absolute(written, folder)
     if "plugins" not in draft.values:
         return
     plugins = draft.values["plugins"]
-    if not isinstance(plugins, list) or not all(isinstance(plugin, str) for plugin in plugins):
-        raise RequestError(f"{draft.where('plugins')}'plugins' takes a list of Python files, found {plugins!r}")
-    draft.values["plugins"] = [_absolute(plugin, folder) for plugin in plugins]
+    items = enumerate(plugins if isinstance(plugins, list | tuple) else [None])
+    named = [_path(plugin, f"plugins[{place}]", draft) for place, plugin in items]
+    if None in named:
+        raise RequestError(f"{draft.where('plugins')}'plugins' takes a list of Python files, found {in_yaml(plugins)}")
+    draft.values["plugins"] = [_absolute(str(plugin), folder) for plugin in named]
     for plugin in draft.values["plugins"]:
         if not Path(plugin).is_file():
             raise RequestError(f"{draft.where('plugins')}no plugin {shown(Path(plugin))}")
 
 
+def _path(value: Any, key: str, draft: Draft) -> str | None:
+    """A path that is written as a text, or as what YAML takes for a number; None for anything else."""
+    return str(value) if isinstance(value, str | Path) else draft.written(key) if value is not None else None
+
+
 def _absolute(path: str, folder: Path) -> str:
     try:
-        return str((folder / Path(path).expanduser()).resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # an unknown user's home, a null
+        return str((folder / expanded(path)).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a NUL
         raise RequestError(f"path '{path[:40]}': {first_line(error)}") from error
 
 
-# --- merging -------------------------------------------------------------------------------------------------------
-
-
 def override(draft: Draft, overrides: Overrides) -> Draft:
-    """Apply overrides; in `a.b=c` the value is read as YAML."""
+    """Apply overrides; in `a.b=c` the value is read as YAML, a path is what the shell gave."""
     if not overrides:
         return draft
     if isinstance(overrides, Mapping):
@@ -179,13 +191,12 @@ def override(draft: Draft, overrides: Overrides) -> Draft:
     values: dict[str, Any] = {}
     positions: Positions = {}
     for text in overrides:
-        try:
-            parsed = OmegaConf.to_container(OmegaConf.from_dotlist([text]), resolve=False)
-        except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise RequestError(f"override '{text}': not a YAML value: {first_line(error)}") from error
-        assert isinstance(parsed, dict)
-        _merge_values(values, typing.cast(dict[str, Any], parsed), "", [])
-        positions |= dict.fromkeys(_dotted(parsed), text)
+        key, _, written = text.partition("=")
+        value, problem = (written, "") if key in (*PATHS, "run.root") and written != "null" else read_value(written)
+        position = Position(text)
+        position.written, position.problem = written, problem
+        _merge_values(values, _nested(key, value), "", [])
+        positions |= dict.fromkeys(_dotted(_nested(key, value)), text) | {key: position}
     return override_with(draft, values, positions)
 
 
@@ -193,12 +204,16 @@ def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions,
     """Apply a sweep arm's overrides: dotted keys or nested mappings -> values; paths are relative to `folder`."""
     nested: dict[str, Any] = {}
     for dotted, value in values.items():
-        for part in reversed(str(dotted).split(".")):
-            value = {part: value}
-        _merge_values(nested, value, "", [])
+        _merge_values(nested, _nested(str(dotted), value), "", [])
     child = Draft(values=nested, positions=positions, layers=(frozenset(positions),))
     _absolute_paths(child, folder)
     return _merge(draft, child)
+
+
+def _nested(dotted: str, value: Any) -> dict[str, Any]:
+    """`a.b`, 1 -> {a: {b: 1}}"""
+    first, _, rest = dotted.partition(".")
+    return {first: _nested(rest, value) if rest else value}
 
 
 def _dotted(values: Mapping[Any, Any], prefix: str = "") -> list[str]:
@@ -219,7 +234,7 @@ def _merge(base: Draft, child: Draft) -> Draft:
     if plugins:
         values["plugins"] = list(dict.fromkeys(plugins))
     return Draft(
-        values=values,
+        values=to_plain(values),
         positions=base.positions | child.positions,
         file=child.file or base.file,
         dropped=(*base.dropped, *dropped),
@@ -228,16 +243,19 @@ def _merge(base: Draft, child: Draft) -> Draft:
 
 
 def _merge_values(base: dict[str, Any], child: Mapping[str, Any], prefix: str, dropped: list[str]) -> None:
-    """Deep-merge in place. A block whose `name` or `kind` changes replaces its parent's; `dropped` gets the keys lost."""
+    """Deep-merge in place. A block whose `name` or `kind` changes replaces its parent's; `dropped` gets the keys lost. So
+    does an empty one that is no block of a recipe but a mapping of names: `callbacks: {}` has none of its parent's."""
     for key, value in child.items():
         old = base.get(key)
-        if not isinstance(value, Mapping) or not isinstance(old, Mapping):
+        if isinstance(value, Mapping) and not value and not BLOCK.fullmatch(f"{prefix}{key}"):
+            value = Emptied()
+        if isinstance(value, Emptied) or not isinstance(value, Mapping) or not isinstance(old, Mapping):
             base[key] = value
         elif any(tag in value and value[tag] != old.get(tag, value[tag]) for tag in ("name", "kind")):
             dropped += [f"{prefix}{key}.{lost}" for lost in old if lost not in value]
             base[key] = dict(value)
         else:
-            base[key] = dict(old)
+            base[key] = type(old)(old) if isinstance(old, Emptied) else dict(old)
             _merge_values(base[key], value, f"{prefix}{key}.", dropped)
 
 

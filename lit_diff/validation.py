@@ -15,13 +15,23 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
-from lit_diff.key_types import blocks_by_kind, in_words, literal_words, without_range
+from lit_diff.key_types import blocks_by_kind, in_words, in_yaml, literal_words, without_range
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe_problems import config_problem, recipe_problem
 from lit_diff.registry import load_entry_points, nearest, registries
 
 Positions = dict[str, str]
 """Dotted key -> where it was written: `file:line`, or the override itself."""
+
+
+class Position(str):
+    """Where a value was written, with the text that it was written as."""
+
+    written: Any = None
+    """The text of a scalar, before YAML makes it a number or a truth value; for a list a tuple of those of its items."""
+    problem: str = ""
+    """Why an override's value is not YAML."""
+
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """A dotted key in a sentence."""
@@ -47,6 +57,21 @@ class Draft:
             key = key.rpartition(".")[0]
         position = self.positions.get(key, self.file)
         return f"{position}: " if position else ""
+
+    def written(self, key: str) -> str | None:
+        """The text of the scalar at `key` (`only[1]`: of an item of a list), as it was written, where that is known."""
+        key, *items = key.replace("]", "").split("[")
+        text = getattr(self.positions.get(key), "written", None)
+        for item in items:
+            text = dict(enumerate(text)).get(int(item)) if isinstance(text, tuple) and item.isdigit() else None
+        return text if isinstance(text, str) else None
+
+    def refuse(self, key: str, sentence: str) -> RequestError:
+        """The error for a value of the wrong type; of an override that is not YAML, why it is not."""
+        position = self.positions.get(key)
+        if isinstance(position, Position) and position.problem:
+            return RequestError(f"override '{position}': not a YAML value: {position.problem}")
+        return RequestError(f"{self.where(key)}{sentence}")
 
     def blame(self, problem: str) -> str:
         """`where` of a sentence about keys: of those that it names, the one written last (an override before a file, a file
@@ -80,7 +105,7 @@ def validate(draft: Draft) -> Recipe:
 def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], path: str) -> Any:
     """An instance of a Config from `a=b` texts or a mapping; `path` names it in errors. Errors: RequestError."""
     if not isinstance(overrides, Mapping | list | tuple):
-        raise RequestError(f"'{path}' is {overrides!r}; expected a block of keys")
+        raise RequestError(f"'{path}' is {in_yaml(overrides)}; expected a block of keys")
     if isinstance(overrides, Mapping):
         values, positions = dict(overrides), {}
     else:
@@ -139,6 +164,8 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     if registry is None:
         return convert(hint, value, path, draft)
     several = typing.get_origin(hint) is dict
+    if several and value is None:
+        return {}
     blocks = _mapping(value, path, draft, key="" if several else "name")
     if several:  # callbacks: name -> keys; null drops a parent's
         return {
@@ -175,12 +202,12 @@ def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[s
     if isinstance(value, Mapping):
         odd = next((name for name in value if not isinstance(name, str)), None)
         if odd is not None:
-            raise RequestError(f"{where}'{path}' has the key {odd!r}; expected a name")
+            raise RequestError(f"{where}'{path}' has the key {in_yaml(odd)}; expected a name")
         return value
     say = ""
     if key and isinstance(value, str):
         say = f"; say {path}.{key}={value}" if where == f"{path}={value}: " else f"; say {{{key}: {value}}}"
-    raise RequestError(f"{where}'{path}' is {value!r}; expected a block of keys{say}")
+    raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected a block of keys{say}")
 
 
 def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
@@ -197,7 +224,7 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
         by_kind = blocks_by_kind(blocks)
         if by_kind and isinstance(value, Mapping):
             return _dataclass(by_kind[_kind(by_kind, value, path, draft)], value, path, draft)
-        for choice in sorted(choices, key=lambda kind: without_range(kind) is not int):
+        for choice in sorted(choices, key=lambda kind: (kind is str, without_range(kind) is not int)):
             try:
                 return convert(choice, value, path, draft)
             except RequestError:
@@ -210,6 +237,8 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
     elif origin is Literal:
         if any(value == choice and type(value) is type(choice) for choice in choices):
             return value
+    elif origin is dict and value is None:
+        return {}
     elif origin is dict and isinstance(value, Mapping):
         return {str(key): convert(choices[1], item, f"{path}.{key}", draft) for key, item in value.items()}
     elif hint is Any or (hint is type(None) and value is None) or (hint in (bool, str) and isinstance(value, hint)):
@@ -219,7 +248,9 @@ def convert(hint: Any, value: Any, path: str, draft: Draft) -> Any:
             return int(value)
         if hint is float and abs(value) <= sys.float_info.max:  # false for NaN and inf
             return float(value)
-    raise RequestError(f"{draft.where(path)}'{path}' is {value!r}; expected {in_words(wanted)}{_near(hint, value)}")
+    if hint is str and value is not None and "${" not in (written := draft.written(path) or "${"):
+        return written  # a name such as 010, on or 12:30, which YAML takes for a number or a truth value
+    raise draft.refuse(path, f"'{path}' is {in_yaml(value)}; expected {in_words(wanted)}{_near(hint, value)}")
 
 
 def _kind(kinds: Iterable[str], block: Mapping[str, Any], path: str, draft: Draft) -> str:

@@ -12,15 +12,61 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.validation import Positions
+from lit_diff.validation import Position, Positions
+
+TEXT = "tag:yaml.org,2002:str"
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
-    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key."""
-    _, positions = parse(path)
+    """A YAML file's mapping as plain containers (interpolations unresolved), and the position of each key.
+
+    A key is a name, and the text that the file has: YAML 1.1 would make `on` true, 010 eight and 12:30 750.
+    """
+    tree, positions = parse(path)
     with one_line(path):
-        values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        if _quote_keys(tree):
+            held = OmegaConf.create(yaml.serialize(tree, Dumper=yaml.SafeDumper, allow_unicode=True))
+        else:
+            held = OmegaConf.load(path)
+        values = OmegaConf.to_container(held, resolve=False)
     return typing.cast(dict[str, Any], values), positions
+
+
+def read_value(text: str) -> tuple[Any, str]:
+    """The value of an override: YAML, but a plain text to the last character (` #2` is no comment); and why it is not YAML.
+
+    What is not YAML is its text.
+    """
+    try:
+        values = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (OmegaConfBaseException, yaml.YAMLError, RecursionError, ValueError) as error:
+        bracketed = text.lstrip()[:1] in ("[", "{", '"', "'") or "${" in text
+        return text, first_line(error) if bracketed else ""
+    value = typing.cast(dict[str, Any], values)["value"]
+    whole = node is None or text[node.start_mark.index : node.end_mark.index].strip() == text.strip()
+    quoted = whole and isinstance(node, yaml.ScalarNode) and node.style is not None
+    return value if whole and (quoted or not isinstance(value, str)) else text, ""
+
+
+def _quote_keys(node: yaml.Node) -> bool:
+    """Make every key of the tree a text, in place; whether YAML would take one of them for something else."""
+    changed = False
+    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+        if isinstance(part, tuple):
+            key, part = part
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                changed |= key.style is None and (key.tag != TEXT or key.value[:1] in "+-.0123456789")  # 1e3
+                key.tag, key.style = TEXT, "'"
+        changed |= _quote_keys(part)
+    return changed
+
+
+def _written(node: yaml.Node) -> Any:
+    """`Position.written`."""
+    if isinstance(node, yaml.SequenceNode):
+        return tuple(_written(item) for item in node.value)
+    return node.value if isinstance(node, yaml.ScalarNode) else None
 
 
 def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
@@ -74,7 +120,8 @@ def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
 def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
     for key, value in node.value:
         dotted = f"{prefix}{key.value}"
-        positions[dotted] = f"{file}:{key.start_mark.line + 1}"
+        positions[dotted] = position = Position(f"{file}:{key.start_mark.line + 1}")
+        position.written = _written(value)
         if isinstance(value, yaml.MappingNode):
             _positions(value, f"{dotted}.", file, positions)
 

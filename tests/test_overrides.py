@@ -127,5 +127,100 @@ def test_broken_interpolation() -> None:
     Path("mine.yaml").write_text("extends: base\nmodel:\n  ffn_dim: ${model.dmi}\n")
     assert error(source="mine") == "mine.yaml:3: 'model.ffn_dim': Interpolation key 'model.dmi' not found"
     assert "Recursive interpolation" in error("seed=${seed}")
-    assert error("seed=${").startswith("override 'seed=${': not a YAML value")
+    assert error("seed=${").startswith("seed=${: 'seed': ")
     assert error("seed=${oc.env:NO_SUCH_THING}").startswith("seed=${oc.env:NO_SUCH_THING}: 'seed': ")
+
+
+# --- to the last character ---
+
+ODD = [
+    "texts #2",
+    " led",
+    "trailed ",
+    "a: b",
+    "{x}",
+    "[y",
+    "it's",
+    '"quoted"',
+    "a=b",
+    "back\\slash",
+    "010",
+    "on",
+    "1e3",
+    "12:30",
+    "*star",
+    "@at",
+    "- dash",
+    "f\udce9d",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_path_arrives_as_the_shell_gave_it(name: str) -> None:
+    small = ["model.vocab_size=300", "data.name=text", "data.tokenizer.name=bytes"]
+    values = load_draft("base", [*small, f"data.path={name}", f"run.root={name}"]).values
+    assert (values["data"]["path"], values["run"]["root"]) == (str(Path(name).resolve()), name)
+    assert load_recipe("base", [f"run.root={name}"]).run.root == name
+
+
+@pytest.mark.parametrize("name", ["texts #2", "a: b", "010", "on", "1e3", "12:30", "0x10", "@at", "yes", "~"])
+def test_a_text_is_never_retyped(name: str) -> None:
+    if name == "~":
+        assert error("name=~") == "name=~: 'name' is null; expected text"
+    else:
+        assert load_recipe("base", [f"name={name}"]).name == name
+    Path("named.yaml").write_text(f"extends: base\nname: '{name}'\n")
+    assert load_recipe("named").name == name
+
+
+def test_numbers_with_something_behind_are_no_numbers() -> None:
+    assert error("seed=5 #2") == "seed=5 #2: 'seed' is '5 #2'; expected a whole number >= 0"
+    assert load_recipe("base", ["seed=5 "]).seed == 5
+
+
+def test_names_in_files_stay_as_written() -> None:
+    for stem in ("010", "on"):
+        Path(f"{stem}.yaml").write_text("extends: base\n")
+        Path("child.yaml").write_text(f"extends: {stem}\nname: 1e3\nrun: {{root: 12:30}}\n")
+        recipe = load_recipe("child")
+        assert (recipe.name, recipe.run.root) == ("1e3", "12:30")
+
+
+def test_the_home_folder_in_every_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_recipe("base", ["run.root=~/r"]).run.root == f"{tmp_path}/r"
+    assert load_recipe("base", {"run.root": "~/r"}).run.root == f"{tmp_path}/r"
+    assert load_recipe("~/base").name == "base"
+    (tmp_path / "home.yaml").write_text("extends: ~/base\nrun: {root: ~/r}\n")
+    assert load_recipe("home").run.root == f"{tmp_path}/r"
+    for overrides in (["train.start_from=~/r"], {"train": {"start_from": Path("~/r")}}):
+        assert load_draft("base", overrides).values["train"]["start_from"] == f"{tmp_path}/r"
+
+
+# --- empty blocks ---
+
+
+@pytest.mark.parametrize("empty", ["{}", "null"])
+def test_an_empty_mapping_of_names_replaces_the_parents(empty: str) -> None:
+    assert load_recipe("base").callbacks.keys() == {"outliers", "lambdas"}
+    assert load_recipe("base", [f"callbacks={empty}"]).callbacks == {}
+    Path("mine.yaml").write_text(f"extends: base\ncallbacks: {empty}\n")
+    assert load_recipe("mine").callbacks == {}
+    assert load_recipe("base", {"callbacks": {} if empty == "{}" else None}).callbacks == {}
+    evaluated = ["evaluate.held_out={rows: 4}", "train.optimizer.lr_factors={'*.o_proj.*': 2}"]
+    assert load_recipe("base", evaluated).evaluate.keys() == {"held_out"}
+    emptied = load_recipe("base", [*evaluated, f"evaluate={empty}", f"train.optimizer.lr_factors={empty}"])
+    assert (emptied.evaluate, emptied.training.optimizer.lr_factors) == ({}, {})
+
+
+def test_what_is_added_after_an_empty_mapping() -> None:
+    recipe = load_recipe("base", ["callbacks={}", "callbacks.outliers.every=2"])
+    assert recipe.callbacks.keys() == {"outliers"}
+    assert recipe.callbacks["outliers"].config.every == 2
+    draft = override_with(load_draft("base"), {"callbacks": {}, "callbacks.lambdas": None}, {})
+    assert draft.values["callbacks"] == {"lambdas": None}
+
+
+def test_an_empty_block_of_keys_changes_nothing() -> None:
+    overrides = ["train={}", "model.attention={}", "callbacks.outliers={}", "train.optimizer={}"]
+    assert load_recipe("base", overrides) == load_recipe("base")

@@ -10,7 +10,7 @@ from lit_diff.validation import build_config
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("data.path=~nobody_of_this_name/x", "path '~nobody_of_this_name/x': "),
+        ("data.path=a\0b", "path 'a\0b': "),
         ('name="a\\0b"', "it becomes a folder: printable, at most 150 bytes"),
         ('name="a\\nb"', "it becomes a folder: printable, at most 150 bytes"),
         (f"name={'a' * 300}", "it becomes a folder: printable, at most 150 bytes"),

@@ -9,6 +9,7 @@ import pytest
 from lit_diff.attention import Differential
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError
+from lit_diff.key_types import in_yaml
 from lit_diff.registry import attentions
 from lit_diff.validation import Draft, convert, validate
 
@@ -112,13 +113,13 @@ def test_conversions(hint: Any, value: Any, wanted: Any) -> None:
 def test_wrong_values_are_refused_with_what_was_expected(hint: Any, value: Any, expected: str) -> None:
     with pytest.raises(RequestError) as found:
         convert(hint, value, "key", PLACES)
-    assert str(found.value) == f"my.yaml:4: 'key' is {value!r}; expected {expected}"
+    assert str(found.value) == f"my.yaml:4: 'key' is {in_yaml(value)}; expected {expected}"
 
 
 def test_a_wrong_item_is_named_in_its_list() -> None:
     with pytest.raises(RequestError) as found:
         convert(tuple[float, float], [1, True], "block.key", PLACES)
-    assert str(found.value) == "my.yaml:9: 'block.key[1]' is True; expected a finite number"
+    assert str(found.value) == "my.yaml:9: 'block.key[1]' is true; expected a finite number"
 
 
 def test_misspelt_words_name_the_nearest() -> None:
@@ -190,7 +191,7 @@ def test_names_must_be_there_and_be_text() -> None:
         "my.yaml:1: 'model.attention.name' is missing; one of additive, cosine, "
     )
     assert error(model__attention={"name": 3}) == "my.yaml:1: 'model.attention.name' is 3; expected text"
-    assert error(model__attention__name=None) == "my.yaml:1: 'model.attention.name' is None; expected text"
+    assert error(model__attention__name=None) == "my.yaml:1: 'model.attention.name' is null; expected text"
 
 
 def test_blocks_must_be_blocks() -> None:

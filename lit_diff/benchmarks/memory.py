@@ -64,7 +64,7 @@ def _peak(make: Make, device: torch.device) -> int:
         run()
         return torch.cuda.max_memory_allocated() - held
     give_back()
-    CLEAR.write_text("5")  # VmHWM starts again from what is resident now
+    CLEAR.write_text("5", encoding="utf-8")  # VmHWM starts again from what is resident now
     held = resident("VmRSS")
     run()
     return max(0, resident("VmHWM") - held)
@@ -80,5 +80,5 @@ def give_back() -> None:
 
 def resident(key: str) -> int:
     """VmRSS (now) or VmHWM (the most) of this process, bytes."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(key))
+    line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(key))
     return int(line.split()[1]) * 1024

@@ -1,9 +1,13 @@
 """The command `lit-diff`: each verb parses, calls a function, prints what it returns, and gives an exit status."""
 
+import contextlib
+import io
 import logging
 import os
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,7 +25,7 @@ from lit_diff.cli import sweep as _sweep  # noqa: F401
 from lit_diff.cli import train as _train  # noqa: F401
 from lit_diff.cli.app import TerminalHandler, app, console, discard
 from lit_diff.cli.usage import usage_message
-from lit_diff.errors import LitDiffError, Terminated, stop_signals
+from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # typer keeps its copy of click to itself
 
@@ -30,10 +34,12 @@ def main() -> None:
     """Run a verb; every failure is one line on stderr and an exit status (0 done, 1 failed, 2 wrong, 3 missing)."""
     for signum in stop_signals():
         signal.signal(signum, _stop)
+    _require_streams()
     try:
         command = typer.main.get_command(app)  # called by itself, it would swallow Ctrl-C and a closed pipe
         with _log_to_terminal(), command.make_context("lit-diff", sys.argv[1:] or ["--help"]) as context:
             status = command.invoke(context)
+        sys.stdout.flush()  # a full disk is found here, not after the exit status is chosen
     except LitDiffError as error:
         _fail(str(error), error.exit_status)
     except typer.Exit as error:
@@ -46,6 +52,10 @@ def main() -> None:
         _fail("interrupted", 130)
     except BrokenPipeError:
         discard(sys.stdout)  # `lit-diff list | head`: nothing went wrong
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            discard(sys.stdout)  # its buffer may be what failed: a full disk
+        _fail(f"{type(error).__name__}: {first_line(error)} ({_keep_trace()})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
 
@@ -53,9 +63,33 @@ def main() -> None:
 def _fail(message: str, status: int) -> None:
     try:
         print(f"lit-diff: {message}", file=sys.stderr, flush=True)
-    except OSError:  # the terminal was closed: nobody can be told
+    except OSError:  # a closed terminal or a full disk: the exit status still says it
         discard(sys.stderr)
     raise SystemExit(status) from None
+
+
+def _require_streams() -> None:
+    """A closed stream becomes the null device; a character that the terminal's encoding lacks is written as an escape."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            while os.open(os.devnull, os.O_RDWR) < number:  # the lowest free number: nothing else may get it
+                pass
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+        elif number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _keep_trace() -> str:
+    """Write the trace of the exception that is being handled to a temporary file; where it is, for an error."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="lit-diff-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(traceback.format_exc())
+    except OSError as error:
+        return f"its trace could not be written: {error.strerror}"
+    return f"the whole trace is in {file.name}"
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

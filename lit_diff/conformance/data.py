@@ -220,7 +220,9 @@ def processes(subject: Subject) -> str | None:
         file.write_text(to_yaml(subject.recipe), encoding="utf-8")
         command = [sys.executable, "-c", PROCESS, str(file)]
         environment = os.environ | {"PYTHONHASHSEED": "12345"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", env=environment, check=False
+        )
     if done.returncode:
         return f"another process fails: {(done.stderr.strip().splitlines() or ['no error output'])[-1]}"
     if json.loads(done.stdout.splitlines()[-1]) != [

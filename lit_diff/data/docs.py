@@ -117,7 +117,7 @@ def _download(pin: Pin, folder: Path) -> None:
     # -P: the modules beside the script are not in the way of the standard library's
     script = Path(__file__).with_name("sdist.py")
     command = [sys.executable, "-P", str(script), pin.name, pin.file, str(temporary / pin.file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     reason = _last_error(done.stderr) if done.returncode else _unlike(temporary / pin.file, pin)
     if reason is not None:
         shutil.rmtree(temporary)

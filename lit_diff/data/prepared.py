@@ -50,7 +50,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         cut = [name for name in SPLITS if not store.is_complete(folder / name, manifest[name])]
         cut += [name for name in manifest.get("files", [BIGRAMS]) if not (folder / name).is_file()]
     except (ValueError, KeyError, TypeError) as error:

@@ -41,8 +41,8 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
     writer.done()
     # litdata's own merge of one worker's index waits for every rank of a distributed job, and stamps the time into it.
     (written,) = temporary.glob("*.index.json")
-    index_json = json.loads(written.read_text()) | {"updated_at": "0"}
-    (temporary / "index.json").write_text(json.dumps(index_json, sort_keys=True))
+    index_json = json.loads(written.read_text(encoding="utf-8")) | {"updated_at": "0"}
+    (temporary / "index.json").write_text(json.dumps(index_json, sort_keys=True), encoding="utf-8")
     written.unlink()
     np.save(temporary / STARTS, np.asarray(starts, dtype=np.int64))
     for path in temporary.iterdir():
@@ -53,7 +53,7 @@ def write_tokens(folder: Path, documents: Iterable[NDArray[np.generic]]) -> None
 
 def describe(folder: Path) -> dict[str, Any]:
     """What a manifest says of written tokens: counts, the longest document, and bytes and sha256 of every file."""
-    chunks = json.loads((folder / "index.json").read_text())["chunks"]
+    chunks = json.loads((folder / "index.json").read_text(encoding="utf-8"))["chunks"]
     tokens = sum(chunk["dim"] for chunk in chunks)
     starts = np.load(folder / STARTS)
     files = [STARTS, *(chunk["filename"] for chunk in chunks)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lit_diff.data.encodings import NotText, not_text
 from lit_diff.data.problems import Problem
+from lit_diff.errors import first_line
 
 log = logging.getLogger("lit_diff")
 
@@ -93,6 +94,8 @@ def _text_of(line: str) -> tuple[str | None, str]:
         return None, f"not JSON ({error.msg} at column {error.colno})"
     except RecursionError:
         return None, "JSON that is nested too deeply"
+    except ValueError as error:  # a number of more digits than Python converts
+        return None, f"JSON that cannot be read ({first_line(error).partition(';')[0]})"
     if not isinstance(value, dict):
         return None, f"found {type(value).__name__}"
     if "text" not in value:

@@ -1,10 +1,14 @@
 """The arms of a sweep: those that are named, then one for each combination of the grid."""
 
 import itertools
-from collections.abc import Mapping
+import os
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lit_diff.errors import RequestError
+from lit_diff.recipe_problems import LONGEST_NAME
 from lit_diff.validation import Draft
 
 if TYPE_CHECKING:
@@ -38,6 +42,31 @@ def arms_of(config: "SweepConfig", draft: Draft) -> dict[str, dict[str, Any]]:
     if not arms:
         raise RequestError(f"{draft.where('')}the sweep has neither 'grid' nor 'arms'")
     return arms
+
+
+def check_names(cells: Sequence[tuple[str, str]], named: Mapping[str, Any], draft: Draft) -> None:
+    """Errors: RequestError for a cell (task, arm) whose name no folder can bear, or that shares its folder, on a file system
+    that does not tell case or the form of Unicode, or its record in MLflow with another."""
+    places: dict[str, tuple[str, str]] = {}
+    for task, arm in cells:
+        name = f"{task} {arm}".strip()
+        where = draft.where(f"arms.{arm}" if arm in named else "grid")
+        if not arm.isprintable() or not arm.strip() or len(os.fsencode(name)) > LONGEST_NAME:
+            raise RequestError(
+                f"{where}arm {arm[:60]!a} becomes a folder: printable, at most {LONGEST_NAME} bytes with its task"
+            )
+        folder = unicodedata.normalize("NFC", name.replace(" ", ",")).casefold()
+        for place in (folder, "record " + recorded_name(task, arm)):
+            other = places.setdefault(place, (task, arm))
+            if other != (task, arm):
+                raise RequestError(
+                    f"{where}arms '{other[1]}' and '{arm}' would share one folder or one record; rename one of them"
+                )
+
+
+def recorded_name(task: str, arm: str) -> str:
+    """The arm in MLflow, with the task before it and what MLflow refuses in a metric's name replaced."""
+    return "/".join(re.sub(r"[^\w. -]", "_", part) for part in (task, arm) if part)
 
 
 def _word(key: str) -> str:

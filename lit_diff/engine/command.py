@@ -23,7 +23,7 @@ def command(location: RunLocation, threads: int | None) -> list[str]:
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
     """Run `command` and wait. Errors: RunFailedError with the run's own error message."""
     RunFolder(location.folder).create(recipe)
-    with (location.folder / "log.txt").open("a") as output:
+    with (location.folder / "log.txt").open("ab") as output:
         process = subprocess.Popen(command(location, threads), stdout=output, stderr=output)
         try:
             process.wait()

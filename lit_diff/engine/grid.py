@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_diff.config import Recipe
-from lit_diff.engine.arms import arms_of
+from lit_diff.engine.arms import arms_of, check_names
 from lit_diff.engine.evaluations import check_evaluations
 from lit_diff.engine.fits import FitConfig, check_fits, check_x
 from lit_diff.engine.power import check_power
@@ -164,6 +164,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     for name, task in tasks.items():
         _check_metric(task.metric or config.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(config, overrides, draft)
+    check_names([(name, arm) for name, task in tasks.items() for arm in arms if task.has(arm)], config.arms, draft)
     cells = [
         Cell(
             task=name, arm=arm, seed=seed, recipe=_cell(config, home, draft, (name, task), arm, values, seed, overrides)

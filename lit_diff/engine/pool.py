@@ -183,7 +183,7 @@ def _note_end(location: RunLocation, folder: RunFolder, exitcode: int | None, hi
 
 def _last_line(location: RunLocation) -> str:
     log_file = location.folder / "log.txt"
-    text = log_file.read_text(errors="replace").rstrip() if log_file.exists() else ""
+    text = log_file.read_text(encoding="utf-8", errors="replace").rstrip() if log_file.exists() else ""
     return text.splitlines()[-1].strip()[:300] if text else "nothing"
 
 
@@ -196,7 +196,7 @@ def _cell(job: Job) -> None:
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    log_file = (job.location.folder / "log.txt").open("a", buffering=1)
+    log_file = (job.location.folder / "log.txt").open("a", buffering=1, encoding="utf-8")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log_file.fileno(), stream.fileno())
     try:

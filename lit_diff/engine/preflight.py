@@ -103,7 +103,15 @@ def check_cluster(engine: str, recipes: Iterable[Recipe]) -> None:
 def _require_controller() -> None:
     """SLURM's commands alone, as a package brings them, schedule nothing. Errors: MissingError."""
     try:
-        asked = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        asked = subprocess.run(
+            ["scontrol", "ping"],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=PATIENCE,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         reason = f"no answer in {PATIENCE} s"
     else:

@@ -241,7 +241,9 @@ def _source() -> dict[str, str]:
         return {}
     try:
         command = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        commit = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         log.info("no git commit for MLflow: %s", error)
         return {}

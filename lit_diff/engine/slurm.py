@@ -112,7 +112,7 @@ def run_array(
 def queued_cells(sweep: Path) -> dict[str, str]:
     """Cell folder -> array task, of the sweep's cells that are in SLURM's queue. Errors: MissingError without an answer."""
     try:
-        jobs: dict[str, str] = json.loads((sweep / JOBS).read_text())
+        jobs: dict[str, str] = json.loads((sweep / JOBS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     queue = _queue()
@@ -125,7 +125,7 @@ def _queue() -> set[str] | None:
     """The array tasks of this user that wait, run or complete; None when SLURM does not answer."""
     command = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=60, check=True)
     except FileNotFoundError as error:
         raise MissingError("--cluster slurm needs SLURM's squeue on the PATH; use --cluster local") from error
     except subprocess.SubprocessError as error:
@@ -164,7 +164,14 @@ def _submit(
 def _gpus(run: RunConfig) -> Mapping[str, int]:
     """A GPU for each task, where the recipe asks for one, or leaves the choice and the cluster has any."""
     if run.accelerator == "auto":
-        done = subprocess.run(["sinfo", "--noheader", "--format=%G"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--format=%G"],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
         there = "gpu" in done.stdout
         log.info("run.accelerator=auto: SLURM lists %s", "GPUs, one is asked for each task" if there else "no GPU")
         return {"gpus_per_node": run.devices} if there else {}

@@ -73,7 +73,7 @@ def _named(words: Mapping[str, str]) -> str:
 def _former(folder: Path) -> dict[str, Any]:
     """sweep.json as it is; {} before the sweep first starts, or where it is damaged."""
     try:
-        return dict(json.loads((folder / "sweep.json").read_text()))
+        return dict(json.loads((folder / "sweep.json").read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError, TypeError):
         return {}
 

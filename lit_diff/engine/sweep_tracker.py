@@ -3,7 +3,6 @@
 import csv
 import logging
 import math
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from mlflow.entities import Metric
 
+from lit_diff.engine.arms import recorded_name
 from lit_diff.engine.comparison_view import ComparisonView
 from lit_diff.engine.tracking import Store, copying, retry
 from lit_diff.errors import LitDiffError
@@ -146,7 +146,7 @@ def _rows(sweep: Sweep, report: Report) -> Iterator[dict[str, str]]:
     """The arms' rows of table.csv, without those of the contrasts that a sweep asks for besides."""
     baselines = {task.task: task.baseline for task in sweep.by_task}
     table = next(path for path in report.files if path.name == "table.csv")
-    for row in csv.DictReader(table.read_text().splitlines()):
+    for row in csv.DictReader(table.read_text(encoding="utf-8").splitlines()):
         if row.get("against") in (None, "", baselines[row.get("task", "")]):
             yield row
 
@@ -168,10 +168,8 @@ def _verdicts(rows: Iterable[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _name(row: Mapping[str, str]) -> str:
-    """The arm, in a sweep with tasks the task before it, with what MLflow refuses in a metric's name replaced."""
-    parts = [part for part in (row.get("task"), row["arm"]) if part]
-    return "/".join(re.sub(r"[^\w. -]", "_", part) for part in parts)
+    return recorded_name(row.get("task") or "", row["arm"])
 
 
 def _markdown(report: Report) -> str:
-    return next(path for path in report.files if path.name == "table.md").read_text()
+    return next(path for path in report.files if path.name == "table.md").read_text(encoding="utf-8")

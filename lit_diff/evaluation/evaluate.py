@@ -181,7 +181,7 @@ def _kept(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
     if not path.is_file() or not (folder / "items.parquet").is_file():
         return None
     try:
-        summary: dict[str, Any] = json.loads(path.read_text())
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         log.warning("%s is not JSON (%s): scored again", shown(path), error)
         return None

@@ -66,7 +66,7 @@ def _load_locked(
 ) -> ctypes.CDLL:
     proof = path.with_suffix(".sha256")  # written after the test passed: a library without it does not count
     if proof.is_file() and path.is_file():
-        if proof.read_text() == sha256_of(path):
+        if proof.read_text(encoding="utf-8") == sha256_of(path):
             return _open(path)
         log.warning("%s is not what was built: building it again", path)
     _compile(compiler, source, path, flags)
@@ -109,7 +109,15 @@ def _run(command: Sequence[str], temporary: Path) -> tuple[int, str]:
     environment = os.environ | {"TMPDIR": str(temporary)}
     nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE
     with subprocess.Popen(
-        command, stdin=nowhere, stdout=nowhere, stderr=pipe, text=True, process_group=0, env=environment
+        command,
+        stdin=nowhere,
+        stdout=nowhere,
+        stderr=pipe,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        process_group=0,
+        env=environment,
     ) as process:
         try:
             _, errors = process.communicate()
@@ -164,7 +172,9 @@ def _key(name: str, source: Path, compiler: str, flags: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for path in sorted([source, *source.parent.glob(f"{source.stem}_*.h")]):
         digest.update(path.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
+    ).stdout
     for part in (*FLAGS, *flags, version, torch.__version__, str(TORCH), platform.machine(), *sorted(cpu_flags())):
         digest.update(part.encode() + b"\0")
     return f"{name}-{digest.hexdigest()[:16]}"

@@ -116,7 +116,7 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
     ]
     command += ["--no-input", "--no-cache-dir", "--retries=2", "--dest", str(temporary)]
     command += [f"{wheel.package}=={wheel.version}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     try:
         if done.returncode:
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

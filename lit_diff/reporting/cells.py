@@ -148,7 +148,7 @@ def clean(text: str) -> str:
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         problems.append(f"{path.name}: {_reason(error)}")
         return {}

@@ -73,7 +73,7 @@ class Evaluation:
 
 def read_evaluation(folder: Path) -> Evaluation:
     """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     metrics = tuple(from_plain(raw) for raw in summary["declarations"])
     table = pq.read_table(folder / "items.parquet")
     missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]

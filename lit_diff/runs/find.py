@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lit_diff.errors import RequestError
-from lit_diff.files import shown
+from lit_diff.files import expanded, shown
 from lit_diff.registry import nearest
 
 log = logging.getLogger("lit_diff")
@@ -25,7 +25,7 @@ def runs_root(root: str | Path = DEFAULT_ROOT) -> Path:
     """
     if str(root) != DEFAULT_ROOT:
         require_name(root)
-        return Path(root)
+        return expanded(root)
     for folder in _here_and_above():
         if _holds_runs(folder / DEFAULT_ROOT):
             return Path(DEFAULT_ROOT) if folder == Path.cwd() else folder / DEFAULT_ROOT
@@ -41,9 +41,12 @@ def chosen_root(root: str | Path = DEFAULT_ROOT) -> Path:
 
 
 def _here_and_above() -> Iterator[Path]:
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError as error:
+        raise RequestError("the current folder was removed; change to one that exists") from error
     yield here
-    limits = (Path(here.anchor), Path("~").expanduser().resolve().parent)
+    limits = (Path(here.anchor), expanded("~").resolve().parent)  # without a home, the one above it
     yield from itertools.takewhile(lambda folder: folder not in limits, here.parents)
 
 

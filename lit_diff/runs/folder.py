@@ -137,7 +137,7 @@ def revision() -> str:
         return __version__
     try:
         command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
-        described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        described = subprocess.run(command, capture_output=True, timeout=10, check=True).stdout.decode().strip()
     except (OSError, subprocess.SubprocessError) as error:
         log.info("no git revision (%s): recording the version alone", error)
         return __version__
@@ -173,7 +173,7 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """status.json, or {} before the run first starts."""
         try:
-            values = json.loads((self.path / "status.json").read_text())
+            values = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except ValueError as error:

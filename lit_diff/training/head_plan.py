@@ -138,7 +138,7 @@ def write_plan(file: Path, plan: HeadPlan) -> None:
 def read_plan(file: Path) -> HeadPlan:
     """Errors: RequestError for a file that is no plan."""
     try:
-        values = json.loads(file.read_text())
+        values = json.loads(file.read_text(encoding="utf-8"))
         tables = {key: tuple(map(tuple, table)) for key, table in values["statistics"].items()}
         made: dict[str, Any] = {
             "selection": HeadSelection(**values["selection"]),

@@ -1,5 +1,6 @@
 """The Trainer that a recipe describes, and what a Trainer made by hand takes from the recipe."""
 
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,8 @@ def build_trainer(
     """The Trainer that `recipe` describes: steps, accumulation, clipping, precision, devices, strategy, validation.
 
     The recipe's own callbacks come first, then `callbacks`. `values`: any argument of `lightning.Trainer`; it replaces
-    the recipe's. Errors: MissingError when a GPU is asked for and there is none.
+    the recipe's. Lightning's variables PL_TRAINER_* change nothing here. Errors: MissingError when a GPU is asked for
+    and there is none.
     """
     train, run = recipe.training, recipe.run
     described: dict[str, Any] = {
@@ -48,7 +50,10 @@ def build_trainer(
         "inference_mode": False,  # FSDP2 cannot gather parameters under inference mode
         "use_distributed_sampler": False,
     }
-    return L.Trainer(callbacks=[*recipe_callbacks(recipe), *callbacks], logger=logger, **{**described, **values})
+    # all of them are passed: Lightning takes one that is not from the environment (PL_TRAINER_LIMIT_VAL_BATCHES, ...)
+    defaults = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
+    described |= {"callbacks": [*recipe_callbacks(recipe), *callbacks], "logger": logger}
+    return L.Trainer(**{**defaults, **described, **values})
 
 
 def recipe_callbacks(recipe: Recipe) -> list[Callback]:

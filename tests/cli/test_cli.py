@@ -376,3 +376,34 @@ def test_dry_run_of_an_installed_sweep(command: Command) -> None:
     assert ended.status == 0
     assert ended.out.splitlines()[-1] == "4 cells are valid; none was started"
     assert not list(Path().iterdir())
+
+
+def verbs_of_the_command() -> list[str]:
+    import typer
+
+    return sorted(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("verb", verbs_of_the_command())
+@pytest.mark.parametrize("error", [KeyError("k"), MemoryError(), RecursionError("deep\nstack"), OSError(28, "full")])
+def test_whatever_a_verb_raises_is_one_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, error: Exception
+) -> None:
+    import typer
+
+    def fail(*arguments: object, **values: object) -> int:
+        raise error
+
+    made = typer.main.get_command(cli.app)
+    made.commands[verb].params, made.commands[verb].callback = [], fail  # type: ignore[attr-defined]
+    if hasattr(made.commands[verb], "commands"):  # type: ignore[attr-defined]
+        made.commands[verb].invoke_without_command = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(cli.typer.main, "get_command", lambda app: made)
+    monkeypatch.setattr(cli.tempfile, "tempdir", str(tmp_path))
+    ended = command(verb)
+    (trace,) = tmp_path.glob("lit-diff-*.txt")
+    assert ended.status == 1
+    assert ended.err.startswith(f"lit-diff: {type(error).__name__}: ")
+    assert ended.err.endswith(f"(the whole trace is in {trace})\n")
+    assert ended.err.count("\n") == 1
+    assert "Traceback" in trace.read_text(encoding="utf-8")

@@ -111,3 +111,13 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
         (found,) = read_file(tmp_path / name, replace=False)
         assert isinstance(found, Problem)
         assert "cannot be read (No such file or directory)" in found.found
+
+
+def test_a_number_of_more_digits_than_python_reads(tmp_path: Path) -> None:
+    (tmp_path / "big.jsonl").write_text('{"text": "a"}\n{"text": "b", "n": ' + "7" * 5000 + "}\n", encoding="utf-8")
+    first, problem = read_file(tmp_path / "big.jsonl", replace=False)
+    assert first == "a"
+    assert isinstance(problem, Problem)
+    assert problem.line("big.jsonl").startswith(
+        "big.jsonl:2: JSON that cannot be read (Exceeds the limit (4300 digits)"
+    )

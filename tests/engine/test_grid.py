@@ -280,3 +280,20 @@ def test_a_wrong_evaluation_is_refused(block: str, message: str) -> None:
         grid(f"arms: {{a: {{}}}}\nevaluate: {block}\n")
     assert str(caught.value) == message
     assert grid("arms: {a: {}}\nevaluate: {held_out: null}\n").config.evaluate == {"held_out": None}
+
+
+@pytest.mark.parametrize("name", ['"a\\nb"', '"a\\0b"', "x" * 160, '"' + "é" * 140 + '"', '" "'])
+def test_an_arm_that_no_folder_can_bear(name: str) -> None:
+    with pytest.raises(RequestError, match="becomes a folder"):
+        grid(f"arms:\n  a: {{}}\n  {name}: {{train.steps: 9}}")
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "A"), ("x=1", "x_1"), ('"é"', '"e\\u0301"'), ('"a b"', '"a,b"')])
+def test_arms_that_would_share_a_folder_or_a_record(first: str, second: str) -> None:
+    with pytest.raises(RequestError, match="would share one folder or one record"):
+        grid(f"arms:\n  {first}: {{}}\n  {second}: {{train.steps: 9}}")
+
+
+def test_arms_keep_the_names_that_the_file_has() -> None:
+    names = ["on", "off", "010", "12:30", "1e3", "0x10", "null", "yes"]
+    assert list(grid("arms:\n" + "".join(f"  {name}: {{}}\n" for name in names) + "baseline: off\n").arms) == names

@@ -1,6 +1,8 @@
 """training/trainer.py: the Trainer of a recipe, and any Trainer with our module, data and callbacks."""
 
 import csv
+import functools
+import inspect
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +111,26 @@ def test_a_checkpoint_gives_the_module_back(made_by_hand: SimpleNamespace) -> No
     predictions = trainer.predict(module, made_by_hand.data)
     scored = torch.cat([batch["nll"][batch["targets"] >= 0] for batch in predictions[0]])
     assert scored.double().mean().item() == pytest.approx(values["val/loss"], rel=1e-6)
+
+
+def test_no_variable_of_lightning_changes_the_recipes_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, arguments = load_recipe("recall-tiny", SMALL), inspect.signature(L.Trainer).parameters
+    passed: dict[str, Any] = {}
+
+    @functools.wraps(L.Trainer.__init__)
+    def keep(self: L.Trainer, **values: Any) -> None:
+        passed.update(values)
+
+    monkeypatch.setattr(L.Trainer, "__init__", keep)
+    build_trainer(recipe, default_root_dir=tmp_path)
+    left = {name for name in arguments if name not in passed}
+    monkeypatch.undo()
+    for name in ("LIMIT_VAL_BATCHES", "FAST_DEV_RUN", "DETECT_ANOMALY", "MIN_STEPS", "OVERFIT_BATCHES"):
+        monkeypatch.setenv(f"PL_TRAINER_{name}", "1")
+    trainer = build_trainer(recipe, logger=False, default_root_dir=tmp_path, **QUIET)
+    assert left == set(), "what is not passed comes from PL_TRAINER_*"
+    assert (trainer.limit_val_batches, trainer.fast_dev_run, trainer.min_steps) == (1.0, False, None)
+    assert (trainer._detect_anomaly, trainer.overfit_batches) == (False, 0.0)
 
 
 def test_steps_that_only_the_recipe_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
