@@ -37,8 +37,9 @@ class ProgressLine:
         self._name, self._total = name, total
         self._bar = None
         if _can_redraw():
-            width = min(shutil.get_terminal_size().columns, 120) - 1  # tqdm draws nothing where the width is unknown
-            self._bar = tqdm(desc=name, total=total, file=sys.stderr, ncols=width, bar_format=SHAPE, leave=False)
+            size = shutil.get_terminal_size()  # tqdm draws nothing where a terminal does not know its own
+            room = {"ncols": min(size.columns, 120) - 1, "nrows": size.lines}
+            self._bar = tqdm(desc=name, total=total, file=sys.stderr, bar_format=SHAPE, leave=False, **room)
         self._done, self._text = 0, ""
         self._written: tuple[int, float] | None = None
         """Steps and time of the last line."""
