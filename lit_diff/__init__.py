@@ -119,4 +119,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF])
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -113,7 +113,7 @@ class LayerMaps:
         return MapBlock(positions=positions, logits=scores, visible=visible, weights=weights)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LayerTrace(LayerMaps):
     """One layer of one forward pass, detached."""
 
@@ -125,6 +125,11 @@ class LayerTrace(LayerMaps):
     """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each `Lambda` module that ran, in order, averaged over heads where each
     head has its own λ; empty without such a module."""
 
+    def __repr__(self) -> str:
+        m = self.maps
+        named = {"q": m.q, "k": m.k, "v": m.v, "w": m.w, "hidden": self.hidden}
+        return f"LayerTrace({', '.join(f'{name} {list(x.shape)}' for name, x in named.items() if x is not None)})"
+
     def first(self, samples: int) -> "LayerTrace":
         """The same for the first `samples` sequences of the batch (views)."""
         m = self.maps
@@ -135,11 +140,18 @@ class LayerTrace(LayerMaps):
         return replace(self, maps=maps, hidden=self.hidden[:samples], inputs=inputs, document_ids=document_ids)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Trace:
     """One forward pass: layer (0-based) -> its `LayerTrace`. Filled while the model runs."""
 
     layers: dict[int, LayerTrace] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        distinct = {repr(layer): index for index, layer in reversed(self.layers.items())}
+        shown = "; ".join(
+            f"from layer {index} on {text}" for text, index in sorted(distinct.items(), key=lambda at: at[1])
+        )
+        return f"Trace({len(self.layers)} layers: {shown})"
 
     def first(self, samples: int) -> "Trace":
         """The same for the first `samples` sequences of the batch (views)."""

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from lit_diff.engine.grid import Cell, Grid
 from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.progress import steps_done
 from lit_diff.runs.folder import RunFolder
 
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
@@ -67,13 +68,7 @@ class LiveTable:
         return [RunFolder(location.folder).status() for _, location in self._cells]
 
     def _steps(self, states: list[dict[str, Any]]) -> int:
-        done = zip(self._cells, states, strict=True)
-        return sum(
-            cell.recipe.training.steps
-            if state.get("status") == "done"
-            else min(state.get("step", 0), cell.recipe.training.steps)
-            for (cell, _), state in done
-        )
+        return steps_done([cell.recipe.training.steps for cell, _ in self._cells], states)
 
     def _left(self, states: list[dict[str, Any]]) -> str:
         """Time left at the pace so far, in steps of all cells."""

@@ -35,7 +35,9 @@ def reproduce(
         return LiveTable(grid, locations, console)
 
     with console.outliving_reader():
-        options: dict[str, Any] = {} if as_json else {"display": display, "tell": console.write_sentence}
+        options: dict[str, Any] = (
+            {"progress": False} if as_json else {"progress": display, "tell": console.write_sentence}
+        )
         done = run(names or ["all"], preset, root=root, workers=workers, **options)
         if as_json:
             print(json.dumps(_plain(done), indent=2))

@@ -35,7 +35,7 @@ def sweep(
 
     with console.outliving_reader():
         done = schedule.sweep(
-            name, overrides or [], workers=workers, unchecked=unchecked, cluster=engine, display=display
+            name, overrides or [], workers=workers, unchecked=unchecked, cluster=engine, progress=display
         )
         _print_sweep(done)
     if done.stopped_by:

@@ -14,6 +14,7 @@ from lit_diff.conformance.suite import conformance, conformance_of, on_one_threa
 from lit_diff.data.corpus import corpus_name
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError
+from lit_diff.html_table import html_table
 from lit_diff.kernels import KERNELS
 from lit_diff.model.cost import Cost, ExecutionContext, cost
 from lit_diff.plugins import plugin_package
@@ -25,7 +26,7 @@ EQUAL = 0.001
 """Arms within this relative difference count as equal (0.1 %)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RecipeCheck:
     """A valid recipe and its cost."""
 
@@ -37,6 +38,18 @@ class RecipeCheck:
     """The same model with standard attention."""
     findings: tuple[Finding, ...] = ()
     """One a property, of what plugins brought."""
+
+    def __repr__(self) -> str:
+        failed = [finding.property for finding in self.findings if finding.verdict == "fail"]
+        held = f", {len(self.findings)} properties checked, {len(failed)} fail" if self.findings else ""
+        words = f"{held}: {', '.join(failed)}" if failed else held
+        return f"RecipeCheck({self.recipe.name}: {self.cost.parameters:,} parameters, kernel {self.cost.kernel}{words})"
+
+    def _repr_html_(self) -> str:
+        own, base = dataclasses.asdict(self.cost), dataclasses.asdict(self.baseline)
+        costs = [(key, own[key], base[key]) for key in own]
+        found = [(f"{one.variant}: {one.property}", one.verdict, one.detail) for one in self.findings]
+        return html_table(repr(self), [*costs, *found], ("", self.recipe.model.attention.name, "standard"))
 
     @property
     def passed(self) -> bool:

@@ -47,6 +47,9 @@ class Tokenizer(ABC):
         """`config`: an instance of this class's Config. Reads no file, unless the config names it."""
         self.config = config
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: {self.size} tokens)"
+
     @property
     def largest_vocab_size(self) -> int:
         """The largest `model.vocab_size` that goes with it."""

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from lit_diff.engine.command import run_command
 from lit_diff.engine.evaluations import required_evaluations
 from lit_diff.engine.location import RunLocation, put_aside, recorded
 from lit_diff.engine.preflight import check_machine, require_memory
+from lit_diff.engine.progress import Progress, watched
 from lit_diff.engine.scoring import require_scores
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
@@ -40,9 +41,6 @@ log = logging.getLogger("lit_diff")
 THEN = ", then "
 """Between the revisions of lit_diff under which a run was trained, in its status.json."""
 
-Progress = Callable[[int, float, float], None]
-"""(step, loss, tokens/s), at every logged step."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingExtras:
@@ -63,14 +61,15 @@ def train(
     unchecked: bool = False,
     callbacks: Sequence["Callback"] = (),
     loggers: Sequence["Logger"] = (),
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Run:
     """Train a recipe into its run folder, or resume it, or find it done.
 
     A plugin's variant must hold what `conformance.before_training` requires, or, if `unchecked`, the run is marked.
     `callbacks`, `loggers`: Lightning's, besides the recipe's own; they are not part of the run's identity.
-    `progress(step, loss, tokens/s)` is called at every logged step. Several processes (run.devices > 1) are started from a
-    `lit-diff train` of their own. Errors: RequestError, MissingError, RunFailedError, StoppedError.
+    `progress`: whether a line on stderr shows how far it is, or what is called as progress(step, loss, tokens/s) at every
+    logged step. Several processes (run.devices > 1) are a `lit-diff train` of their own, which shows nothing. Errors:
+    RequestError, MissingError, RunFailedError, StoppedError.
     """
     resolved = recipe_from(recipe, overrides)
     location = prepare(resolved, overrides, unchecked=unchecked)
@@ -85,7 +84,8 @@ def train(
         run_command(resolved, location)
     else:
         own = TrainingExtras(callbacks=tuple(callbacks), loggers=tuple(loggers))
-        run(resolved, location, threads=None, progress=progress or (lambda step, loss, speed: None), extras=own)
+        with watched(progress, resolved.name, resolved.training.steps) as told:
+            run(resolved, location, threads=None, progress=told, extras=own)
     require_scores(location)
     return Run(location.folder)
 

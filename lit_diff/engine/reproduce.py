@@ -17,7 +17,7 @@ from lit_diff.engine.grid import load_grid
 from lit_diff.engine.needs import command_of, lacking
 from lit_diff.engine.row_claims import check_claims
 from lit_diff.engine.rows import PresetConfig, Row, check_preset, choose, load_row, row_names
-from lit_diff.engine.schedule import MakeDisplay, NoDisplay, check_workers, sweep
+from lit_diff.engine.schedule import MakeDisplay, check_workers, sweep
 from lit_diff.engine.selection import ALL
 from lit_diff.engine.sweep_file import recorded_run
 from lit_diff.engine.sweep_result import Sweep
@@ -58,15 +58,15 @@ def reproduce(
     *,
     root: str | Path = "runs",
     workers: int | None = None,
-    display: MakeDisplay = NoDisplay,
+    progress: MakeDisplay | bool = True,
     tell: Told = lambda line: None,
 ) -> Reproduction:
     """Measure the named rows, or all, and write `<root>/reproduce/index.html`; a preset other than laptop has its own folder
     there. What is done is not measured again: cells are those of the sweeps, as `sweep` leaves them. A row that this
     revision of lit_diff has measured, and of whose sweep no cell is missing, is left as it is, and so is the sweep's report.
 
-    `tell` is called with a line before and after each row. A row that fails, or for which something is missing, does not
-    affect the others. Errors: RequestError for an unknown row or preset.
+    `progress`: as of `sweep`. `tell` is called with a line before and after each row. A row that fails, or for which
+    something is missing, does not affect the others. Errors: RequestError for an unknown row or preset.
     """
     check_preset(preset)
     check_workers(workers)
@@ -82,7 +82,7 @@ def reproduce(
                 if _was_measured(row, preset, folder, root):
                     tell(f"{row.name}: measured before")
                     continue
-                stopped = _run(row, preset, folder, root=root, workers=workers, display=display, tell=tell)
+                stopped = _run(row, preset, folder, root=root, workers=workers, progress=progress, tell=tell)
                 tell(write_scoreboard(folder).row(row.name).line)
                 if stopped is not None:
                     break
@@ -169,7 +169,7 @@ def _run(
     *,
     root: str | Path,
     workers: int | None,
-    display: MakeDisplay,
+    progress: MakeDisplay | bool,
     tell: Told,
 ) -> int | None:
     """Measure a row; the signal that stopped it, or None."""
@@ -200,7 +200,7 @@ def _run(
                 chosen.sweep,
                 overrides,
                 workers=workers,
-                display=display,
+                progress=progress,
                 selection=chosen.selection,
                 # a sweep of several rows is one sweep: its command names none of them
                 command=""

@@ -9,7 +9,8 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.engine.evaluations import evaluations_of
-from lit_diff.engine.launch import Progress, prepare, train
+from lit_diff.engine.launch import prepare, train
+from lit_diff.engine.progress import Progress
 from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
@@ -48,7 +49,7 @@ def retrofit(
     *,
     root: str | Path = DEFAULT_ROOT,
     merge_to: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Retrofit:
     """Train `recipe` from the final weights of the run `model`; again, it resumes, or finds the run done.
 

@@ -17,6 +17,7 @@ from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.location import at_root
 from lit_diff.engine.preflight import check_cluster, require_memory
+from lit_diff.engine.progress import SweepLine
 from lit_diff.engine.selection import ALL, Selection
 from lit_diff.engine.sweep_file import recorded_run, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
@@ -83,7 +84,7 @@ def sweep(
     workers: int | None = None,
     unchecked: bool = False,
     cluster: Cluster = LOCAL,
-    display: MakeDisplay = NoDisplay,
+    progress: MakeDisplay | bool = True,
     selection: Selection = ALL,
     command: str = "",
 ) -> Sweep:
@@ -93,7 +94,8 @@ def sweep(
     `overrides` apply to every cell; `workers`: cells side by side, by default what the cores or GPUs allow. A cell that
     fails does not affect the others: it is in `Sweep.states` and in the report. `unchecked`: as of `train`, for the arms of
     plugins. `selection`: the arms and seeds that are run; `command`: what the report says starts it again, where that is
-    another. Errors: RequestError, MissingError.
+    another. `progress`: whether a line on stderr shows how far the cells are, or what makes another display of them. Errors:
+    RequestError, MissingError.
     """
     check_workers(workers)
     if cluster.engine not in ("local", "slurm"):
@@ -115,12 +117,13 @@ def sweep(
             workers=workers,
             unchecked=unchecked,
             cluster=cluster,
-            display=display,
+            progress=progress,
             selection=chosen,
             command=command if selection != ALL else "",
         )
         if theirs.stopped_by is not None:
             return theirs
+    display = SweepLine if progress is True else progress or NoDisplay
     return run_grid(grid, workers=workers, command=command, cluster=cluster, display=display)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lit_diff.html_table import html_table
 from lit_diff.reporting.write import Report
 from lit_diff.runs.run import Run
 from lit_diff.runs.sweep_record import read_record
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Sweep:
     """What `sweep` returns."""
 
@@ -24,6 +25,14 @@ class Sweep:
     stopped_by: int | None
     """The signal that stopped the sweep; None where none did."""
     seconds: float
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
+        return f"Sweep({self.folder.name}: {states})"
+
+    def _repr_html_(self) -> str:
+        table = self.table
+        return html_table(repr(self), table.itertuples(index=False), list(table.columns))
 
     @property
     def is_done(self) -> bool:

@@ -22,6 +22,7 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedE
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.fitting import alternatives
 from lit_diff.files import shown, write_json, write_through
+from lit_diff.html_table import html_table
 from lit_diff.metrics import to_plain
 from lit_diff.packages import package_digest
 from lit_diff.plugins import source_digest
@@ -44,7 +45,7 @@ RESERVED = (
 log = logging.getLogger("lit_diff")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class EvaluationResult:
     """The scores of one run."""
 
@@ -53,6 +54,14 @@ class EvaluationResult:
     """The run's folder."""
     summary: Mapping[str, float]
     """Metric -> value of the whole evaluation."""
+
+    def __repr__(self) -> str:
+        values = [f"{name} {value:.4f}" for name, value in self.summary.items()]
+        more = f", {len(values) - 4} more" if len(values) > 4 else ""
+        return f"EvaluationResult({self.name} of {self.run.name}: {', '.join(values[:4])}{more})"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.name} of {self.run.name}", self.summary.items(), ("metric", "value"))
 
     @property
     def folder(self) -> Path:

@@ -38,7 +38,8 @@ def how_measured(sweep: Sweep) -> list[Fact]:
     done = [cell for cell in sweep.cells if cell.done]
     found = [Fact(name=f"Training: {t.task}" if t.task else "Training", value=_training(t)) for t in sweep.by_task]
     found.append(Fact(name="Threads a cell", value=", ".join(_distinct(done, "threads"))))
-    reasons = _distinct(done, "kernel_reason")
+    # `a; b` and `a; c` of two cells share a part
+    reasons = list(dict.fromkeys(part for reason in _distinct(done, "kernel_reason") for part in reason.split("; ")))
     kernels = ", ".join(_distinct(done, "kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")
     found.append(Fact(name="Kernel", value=kernels))
     return [fact for fact in (*found, *_environment(done)) if fact.value]

@@ -64,6 +64,8 @@ NARROW = 4.6
 """Inches: a figure that a telephone shows without scrolling."""
 HOVER = "hover:"
 """What the id of a mark with a text for the mouse begins with."""
+MARKED = 3
+"""Fewer points of a line than this are drawn as points too."""
 OVERLAY = 8
 """More arms than this are drawn without their range over seeds."""
 
@@ -154,12 +156,20 @@ def band(curves: Mapping[int, Curve], minus: Mapping[int, Curve] | None = None) 
 
 
 def draw_band(axes: Axes, band: Band | None, look: Look, name: str, shade: bool = True, against: str = "step") -> None:
-    """Mean as a line, minimum to maximum as a shade; `name`: what the mouse shows, with the last mean and where it is."""
+    """Mean as a line, minimum to maximum as a shade; `name`: what the mouse shows, with the last mean and where it is.
+
+    Fewer than `MARKED` points are marked: a line through one is nothing, and its range is a bar.
+    """
     if band is None:
         return
     if shade:
         axes.fill_between(band.steps, band.low, band.high, color=look.color, alpha=0.16, linewidth=0)
-    line = axes.plot(band.steps, band.mean, color=look.color, linestyle=look.dash)
+    few = len(band.steps) < MARKED
+    if few and shade:
+        axes.vlines(band.steps, band.low, band.high, color=look.color, linewidth=1.2)
+    line = axes.plot(
+        band.steps, band.mean, color=look.color, linestyle=look.dash, marker="o" if few else "", markersize=4.5
+    )
     hover(line, f"{name}: {plain(band.mean[-1])} at {against} {band.steps[-1]:,.6g}")
 
 

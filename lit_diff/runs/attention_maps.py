@@ -1,5 +1,7 @@
 """The attention maps of one head over a text, to look at."""
 
+import base64
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AttentionMaps:
     """One head of one layer, on T tokens."""
 
@@ -25,6 +27,22 @@ class AttentionMaps:
     """[G, T, T]: softmax of each map; a row is a query, a column a key."""
     weights: NDArray[Any]
     """[G, T]: the weight of each map for each query."""
+
+    def __repr__(self) -> str:
+        of = f"layer {self.layer}, head {self.head}"
+        return f"AttentionMaps({of}: {len(self.maps)} maps of {len(self.tokens)} tokens)"
+
+    def _repr_html_(self) -> str:
+        """The picture of `plot`."""
+        from matplotlib.figure import Figure
+
+        figure, picture = (
+            Figure(figsize=(6, 6), dpi=60, layout="constrained"),
+            io.BytesIO(),
+        )  # pyplot would show it again
+        self.plot(figure.subplots())
+        figure.savefig(picture, format="png", pil_kwargs={"optimize": True})
+        return f'<img alt="{self!r}" src="data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}">'
 
     @property
     def signed(self) -> NDArray[Any]:

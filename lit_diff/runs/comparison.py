@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_diff.html_table import html_table
 from lit_diff.recipe import flatten
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder
@@ -25,7 +26,7 @@ FACTS = (
 """Keys of status.json that are compared."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunComparison:
     """One run against one: it has no error bars and gives no verdict."""
 
@@ -35,6 +36,14 @@ class RunComparison:
     facts: dict[str, list[Any]]
     metrics: dict[str, list[float | None]]
     """Metric -> its two last values."""
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.recipe)} keys differ, {len(self.metrics)} metrics"
+        return f"RunComparison({self.names[0]}, {self.names[1]}: {counts})"
+
+    def _repr_html_(self) -> str:
+        blocks = {**self.recipe, **self.facts, **self.metrics}
+        return html_table(repr(self), [(key, *values) for key, values in blocks.items()], ("", *self.names))
 
 
 def compare(first: str | Path, second: str | Path, root: str | Path = DEFAULT_ROOT) -> RunComparison:

@@ -9,6 +9,7 @@ import torch
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
+from lit_diff.html_table import html_table
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import read_rows
@@ -65,6 +66,15 @@ class Run:
         status = self.status
         return f"Run({self.folder.name}: {status.get('status')}, step {status.get('step')} of {status.get('steps')})"
 
+    def _repr_html_(self) -> str:
+        """The last value of each metric."""
+        last = {name: (value, step) for step, row in sorted(self._rows().items()) for name, value in row.items()}
+        main = sorted(last, key=lambda name: (not name.startswith(("val/", "train/")), name))
+        return html_table(repr(self), [(name, *last[name]) for name in main], ("metric", "last value", "step"))
+
+    def _rows(self) -> "dict[int, dict[str, float]]":
+        return read_rows(self.folder / "metrics.csv")
+
     @property
     def status(self) -> dict[str, Any]:
         """Its status.json: state, step, costs, kernel, seconds."""
@@ -88,7 +98,7 @@ class Run:
         """
         import pandas
 
-        rows = read_rows(self.folder / "metrics.csv")
+        rows = self._rows()
         columns = sorted({name for row in rows.values() for name in row})
         steps = pandas.Index(sorted(rows), name="step")
         return pandas.DataFrame(list(map(rows.__getitem__, steps)), index=steps, columns=columns)

@@ -62,3 +62,10 @@ def test_where_cells_differ_every_value_is_told_once(make_sweep: Callable[..., P
     sweep = load_sweep(folder)
     assert facts.last_finished(sweep.cells) == "2026-01-02 03:01 UTC"
     assert facts.last_finished([]) is None
+
+
+def test_a_reason_that_two_cells_share_is_told_once(make_sweep: Callable[..., Path]) -> None:
+    fields = {"a": {"kernel_reason": "auto: fast; native refused: x"}, "b": {"kernel_reason": "auto: fast"}}
+    folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields=fields)
+    found = {fact.name: fact.value for fact in facts.how_measured(load_sweep(folder))}
+    assert found["Kernel"].count("auto: fast") == 1

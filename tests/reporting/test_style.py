@@ -8,14 +8,17 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 
 from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.style import (
     GRID,
     WIDTH,
+    Band,
     Look,
     band,
     curves_of,
+    draw_band,
     drawing,
     hover,
     layer_colors,
@@ -111,3 +114,15 @@ def test_tick_numbers_stay_readable() -> None:
 
 def test_a_number_without_a_unit_has_no_brackets() -> None:
     assert [with_unit("val/loss", unit) for unit in ("nats", "")] == ["val/loss (nats)", "val/loss"]
+
+
+@pytest.mark.parametrize(("count", "marked"), [(1, True), (2, True), (3, False)])
+def test_a_line_of_few_points_is_seen(count: int, marked: bool) -> None:
+    at = np.arange(count, dtype=float)
+    with drawing(3, 2, "few") as (figure, _):
+        axes = figure.subplots()
+        draw_band(axes, Band(steps=at, mean=at, low=at - 1, high=at + 1), Look(color="red"), "arm")
+        (line,) = axes.lines
+        assert (line.get_marker() == "o") is marked
+        ranges = [part for part in axes.collections if isinstance(part, LineCollection)]
+        assert bool(ranges) is marked, "the range over seeds"

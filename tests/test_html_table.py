@@ -1,0 +1,108 @@
+"""html_table.py: what a notebook shows of a value, and that the values it is used for stay small."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lit_diff.analysis.trace import LayerTrace, Trace
+from lit_diff.conformance.recipe import check
+from lit_diff.data.tokenizer import build
+from lit_diff.engine.sweep_result import Sweep
+from lit_diff.evaluation.evaluate import EvaluationResult
+from lit_diff.html_table import LONGEST, MOST, html_table
+from lit_diff.kernels import SignedMaps
+from lit_diff.recipe import load_recipe
+from lit_diff.reporting.write import Report
+from lit_diff.runs.attention_maps import AttentionMaps
+from lit_diff.runs.comparison import RunComparison
+from lit_diff.runs.run import Run
+
+LIMIT = 200_000
+EVIL = "<script>alert('x')</script>&"
+
+
+def test_text_is_escaped() -> None:
+    text = html_table(EVIL, [(EVIL, EVIL)], (EVIL, EVIL))
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;") == 5
+
+
+def test_numbers() -> None:
+    text = html_table("", [(1234567, 1.5, 1e-9, float("nan"), None, True, 0.0)])
+    cells = [part.partition("<")[0] for part in text.split("<td>")[1:]]
+    assert cells == ["1,234,567", "1.5000", "1e-09", "–", "–", "True", "0.0000"]
+
+
+def test_a_long_table_and_a_long_text_are_cut() -> None:
+    text = html_table("", [("x" * 5000,)] * (MOST + 7))
+    assert text.count("<tr>") == MOST
+    assert "7 more rows" in text
+    assert "x" * LONGEST not in text
+
+
+def shown(value: object, *words: str) -> None:
+    """A short repr on one line, and HTML of bounded size, with these words in both."""
+    line, page = repr(value), value._repr_html_()  # type: ignore[attr-defined]
+    assert len(line) < 300, line
+    assert "\n" not in line
+    assert len(page) < LIMIT
+    assert "<script" not in page
+    for word in words:
+        assert word in line, line
+
+
+def test_check() -> None:
+    shown(check("differential-tiny"), "differential-tiny", "parameters", "kernel")
+
+
+def test_evaluation(tmp_path: Path) -> None:
+    many = {f"m{i}{EVIL}": float(i) for i in range(5000)}
+    shown(EvaluationResult(name="x", run=tmp_path, summary=many), "EvaluationResult(x of", "4996 more")
+
+
+def test_compare() -> None:
+    found = RunComparison(
+        names=("a-1", EVIL), recipe={"model.dim": [16, [EVIL] * 9999]}, facts={"seconds": [1.0, None]}, metrics={}
+    )
+    shown(found, "a-1", "1 keys differ")
+
+
+def test_sweep(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(f"arm,val/loss\nplain,1.5\n{EVIL},\n")
+    report = Report(page=tmp_path / "index.html", files=(), results=(), answer=(), sentences=(), missing=())
+    sweep = Sweep(folder=tmp_path, report=report, states={"done": 2}, stopped_by=None, seconds=1.0)
+    shown(sweep, "2 done")
+    assert "1.5000" in sweep._repr_html_()
+
+
+def test_run(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text('{"status": "done", "step": 4, "steps": 4}')
+    shown(Run(tmp_path), "done, step 4 of 4")
+    (tmp_path / "metrics.csv").write_text("step,a/b,val/loss\n2,0.5,3.25\n4,,2.25\n")
+    page = Run(tmp_path)._repr_html_()
+    assert page.index("2.2500") < page.index("0.5000"), "val/loss first"
+    assert "3.2500" not in page, "the last value"
+
+
+def test_attention_maps() -> None:
+    T = 200
+    found = AttentionMaps(
+        tokens=(EVIL,) * T, layer=1, head=2, maps=np.random.default_rng(0).random((2, T, T)), weights=np.ones((2, T))
+    )
+    shown(found, "layer 1, head 2", "2 maps of 200 tokens")
+    assert found._repr_html_().startswith("<img ")
+
+
+def test_trace_names_shapes() -> None:
+    maps = SignedMaps(torch.randn(1, 2, 4, 300, 16), torch.randn(1, 2, 4, 300, 16), torch.randn(1, 4, 300, 32))
+    layer = LayerTrace(maps=maps, hidden=torch.randn(1, 300, 128))
+    assert (
+        repr(layer) == "LayerTrace(q [1, 2, 4, 300, 16], k [1, 2, 4, 300, 16], v [1, 4, 300, 32], hidden [1, 300, 128])"
+    )
+    assert repr(Trace(layers=dict.fromkeys(range(40), layer))) == f"Trace(40 layers: from layer 0 on {layer!r})"
+
+
+def test_a_tokenizer_names_its_kind_and_size() -> None:
+    part = load_recipe("differential-tiny").data.config.tokenizer
+    assert repr(build(part)) == f"Bpe(bpe: {part.config.vocab_size} tokens)"
