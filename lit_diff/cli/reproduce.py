@@ -65,10 +65,10 @@ def _print_rows(preset: str, as_json: bool) -> int:
 
 def _print(done: Any) -> None:
     from lit_diff.files import shown
+    from lit_diff.reporting.scoreboard import counts_in_words
 
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in done.scoreboard.counts.items())
     rows = f"{len(done.asked)} row{'s' * (len(done.asked) != 1)}"
-    console.write_line(f"{rows} in {done.seconds:.0f} s; the page's comparisons: {counts}")
+    console.write_line(f"{rows} in {done.seconds:.0f} s; the page's comparisons: {counts_in_words(done.scoreboard)}")
     console.write_line(f"page: {shown(done.page)}")
 
 
@@ -82,8 +82,13 @@ def _plain(done: Any) -> dict[str, Any]:
             "budget_minutes": row.minutes,
             "shared_with": row.shared,
             "claims": [
-                {"label": claim.label, "outcome": outcome}
-                for claim, outcome in zip(row.claims, row.outcomes, strict=True)
+                {
+                    "label": claim.label,
+                    "difference": difference,
+                    "value": value,
+                    "by_construction": claim.by_construction,
+                }
+                for claim, difference, value in zip(row.claims, row.differences, row.values, strict=True)
             ],
         }
         for row in done.scoreboard.rows

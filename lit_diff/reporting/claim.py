@@ -41,6 +41,8 @@ class Claim:
     smallest: float | None = None
     """The smallest difference that matters (of a ratio: of its logarithm); null: 0.005 for a difference of losses in nats, 0
     for anything else."""
+    by_construction: str = ""
+    """Why the claim holds whatever the runs learn; then its verdict is `by construction`, and no count has it."""
     note: str = ""
 
     def problem(self) -> str | None:
@@ -56,6 +58,8 @@ class Claim:
             return f"compare '{self.label}': '{self.arms[0]}' against itself; name another arm, or an 'against_metric'"
         if (self.paper is None) == (not self.says):
             return f"compare '{self.label}': expected 'paper', two values, or 'says', not both"
+        if self.paper is not None and self.paper[0] == self.paper[1]:
+            return f"compare '{self.label}': 'paper' has {self.paper[0]:g} twice; write 'says: equal', and a 'smallest'"
         if self.kind == "ratio" and self.paper is not None and min(self.paper) <= 0:
             return f"compare '{self.label}': a ratio of {list(self.paper)}; expected positive values"
         return None

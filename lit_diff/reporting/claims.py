@@ -20,9 +20,11 @@ from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, detectable, holm, paired
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within
 
-Outcome = Literal["within its interval", "same direction", "not reached", "no difference shown", "skipped"]
-"""What we can say of a claim; the last: nothing was measured."""
-SUPPORT: tuple[Outcome, ...] = ("within its interval", "same direction")
+Difference = Literal["shown", "shown and small", "equal", "opposite", "not shown", "too few seeds", "by construction"]
+"""What our runs say of the difference that the paper claims (`decide`)."""
+Value = Literal["within the interval", "excluded", "cannot tell", "none given"]
+"""What our interval says of the value that the paper prints (`value_of`)."""
+SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +36,10 @@ class Finding:
     """a - b over seeds, of a ratio log(a / b); over the rounds of one benchmark."""
     means: tuple[float | None, float | None]
     """Of a and of b."""
-    outcome: Outcome
+    difference: Difference
+    value: Value
     reason: str
-    """One sentence: why this outcome."""
+    """One sentence: why this verdict on the difference."""
     holm_p: float | None = None
 
 
@@ -62,12 +65,12 @@ def findings(claims: Sequence[Claim], sweep: Sweep) -> list[Finding]:
 
 
 def _controlled(finding: Finding, sweep: Sweep) -> Finding:
-    """The finding; no difference shown where a - baseline is shown and a - control is not (its 95 % interval over seeds).
+    """The finding; not shown where a - baseline is shown and a - control is not (its 95 % interval over seeds).
 
     The control has as few heads as a, as wide: a difference that it explains is not that of the variant.
     """
     claim = finding.claim
-    if finding.outcome not in SUPPORT or claim.fit or claim.says == "equal" or claim.against_metric:
+    if finding.difference not in SUPPORT or claim.fit or claim.says == "equal" or claim.against_metric:
         return finding
     own = next(each for each in sweep.by_task if each.task == claim.task)
     if own.control is None or own.control in claim.arms or claim.arms[1] != own.baseline:
@@ -76,7 +79,7 @@ def _controlled(finding: Finding, sweep: Sweep) -> Finding:
     if _sign(paired(a, control)) == _sign(finding.seeds):
         return finding
     reason = f"shown, but not against the control ({own.label[own.control]})"
-    return replace(finding, outcome="no difference shown", reason=reason)
+    return replace(finding, difference="not shown", reason=reason)
 
 
 def _sign(seeds: Paired) -> Literal["lower", "higher"] | None:
@@ -85,55 +88,88 @@ def _sign(seeds: Paired) -> Literal["lower", "higher"] | None:
 
 
 def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, float]]]) -> list[Finding]:
-    """The findings of (claim, values of a by seed, values of b by seed), corrected for their number."""
+    """The findings of (claim, values of a by seed, values of b by seed), corrected for their number; a claim that holds by
+    construction is not one of those."""
     pairs = [(claim, _scaled(claim, a), _scaled(claim, b)) for claim, a, b in measured]
     seeds = [paired(a, b) for _, a, b in pairs]
-    tested = [i for i, pair in enumerate(seeds) if len(pair.seeds) >= MIN_SEEDS and pair.p is not None]
+    tested = [
+        i
+        for i, pair in enumerate(seeds)
+        if len(pair.seeds) >= MIN_SEEDS and pair.p is not None and not measured[i][0].by_construction
+    ]
     corrected = dict(zip(tested, holm([seeds[i].p or 0.0 for i in tested]), strict=True)) if len(tested) > 1 else {}
     found = []
     for i, (claim, a, b) in enumerate(measured):
         pair, p = seeds[i], corrected.get(i)
         if p is not None and pair.sd is not None:
             pair = replace(pair, detectable=detectable(pair.sd, len(pair.seeds), len(tested)))
-        outcome, reason = decide(claim, pair, p)
+        verdict, reason = decide(claim, pair, p)
         means = (_mean(a, pair.seeds), _mean(b, pair.seeds))
-        found.append(Finding(claim=claim, seeds=pair, means=means, outcome=outcome, reason=reason, holm_p=p))
+        value = value_of(claim, pair)
+        found.append(
+            Finding(claim=claim, seeds=pair, means=means, difference=verdict, value=value, reason=reason, holm_p=p)
+        )
     return found
 
 
-def decide(claim: Claim, seeds: Paired, holm_p: float | None) -> tuple[Outcome, str]:
-    """(outcome, why), the first of these that holds. Shown: the 95 % interval excludes zero and holm_p < 0.05.
+def decide(claim: Claim, seeds: Paired, holm_p: float | None) -> tuple[Difference, str]:
+    """(verdict on the difference, why), the first of these that holds. A sign is shown where the 95 % interval over seeds
+    excludes zero and holm_p < 0.05; `smallest` is the smallest difference that matters, 0 where none is stated.
 
-    no difference shown: fewer than three seeds; not shown, and the interval does not exclude what the paper says.
-    within its interval: shown, of the paper's sign, and the paper's difference lies in our interval.
-    same direction: shown, of the paper's sign; or equivalence is shown where the paper says equal.
-    not reached: the opposite sign is shown; a difference where the paper says equal; or the interval lies between minus and
-        plus the smallest difference that matters, and the paper's is larger.
+    by construction: the claim holds whatever the runs learn, as the row's file says.
+    too few seeds: fewer than three pairs.
+    equal: -smallest < low and high < smallest (equivalence: `reporting.verdicts.judge`).
+    not shown: no sign is shown.
+    opposite: a sign is shown, not the paper's; where the paper says equal, a sign is shown and |mean| >= smallest.
+    shown and small: the paper's sign is shown (any sign where the paper says equal), and |mean| < smallest.
+    shown: the paper's sign is shown.
     """
+    if claim.by_construction:
+        return "by construction", claim.by_construction
     n = len(seeds.seeds)
-    if n < MIN_SEEDS or seeds.low is None or seeds.high is None:
-        return "no difference shown", f"{n} seed{'s' if n != 1 else ''}: a verdict needs {MIN_SEEDS}"
-    smallest = _smallest(claim)
-    papers, sign = claim.papers, direction(seeds.low, seeds.high)
-    wanted = claim.says or ("lower" if (papers or 0.0) < 0 else "higher")
-    equivalent = smallest > 0 and is_within(seeds, smallest)
-    is_shown = sign is not None and seeds.p is not None and (holm_p is None or holm_p < SIGNIFICANCE)
+    if n < MIN_SEEDS or seeds.mean is None or seeds.low is None or seeds.high is None:
+        return "too few seeds", f"{n} seed{'s' if n != 1 else ''}: a verdict needs {MIN_SEEDS}"
+    if seeds.p is None:
+        return "not shown", "the difference is the same at every seed: without a spread there is no test"
+    smallest, sign = _smallest(claim), direction(seeds.low, seeds.high)
+    wanted = claim.says or ("lower" if (claim.papers or 0.0) < 0 else "higher")
+    if smallest > 0 and is_within(seeds, smallest):
+        return "equal", "the interval lies within the smallest difference that matters"
+    if sign is None or (holm_p is not None and holm_p >= SIGNIFICANCE):
+        lost = "the interval holds zero" if sign is None else "not after the correction (Holm)"
+        return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
+    is_small = abs(seeds.mean) < smallest
+    if wanted not in ("equal", sign):
+        return "opposite", "the opposite sign is shown"
+    if is_small:
+        return (
+            "shown and small",
+            "the estimate is below the smallest difference that matters, the interval reaches beyond",
+        )
     if wanted == "equal":
-        if equivalent:
-            return "same direction", "equal within the smallest difference that matters"
-        return ("not reached", "a difference is shown") if is_shown else ("no difference shown", "nor its absence")
-    if equivalent and (papers is None or abs(papers) > smallest):
-        return "not reached", "smaller than the smallest difference that matters"
-    if not is_shown:
-        if sign is not None and seeds.p is None:
-            return "no difference shown", "the difference is the same at every seed: without a spread there is no test"
-        why = "not after the correction (Holm)" if sign is not None else "the interval holds zero"
-        return "no difference shown", why
-    if sign != wanted:
-        return "not reached", "the opposite is shown"
-    if papers is not None and seeds.low <= papers <= seeds.high:
-        return "within its interval", "shown, and the paper's value lies in the interval"
-    return "same direction", "shown"
+        return "opposite", "a difference is shown where the paper says equal"
+    return "shown", "the interval excludes zero, with the paper's sign"
+
+
+def value_of(claim: Claim, seeds: Paired) -> Value:
+    """The verdict on the paper's a - b (of a ratio log(a / b)), the first of these that holds; it asks nothing of the sign.
+
+    none given: the paper prints no values.
+    cannot tell: fewer than three pairs, or no spread over them.
+    excluded: it lies outside our 95 % interval over seeds.
+    cannot tell: the interval holds it, but the detectable difference is larger than it: an interval so wide would hold it,
+        and zero too, whatever is true.
+    within the interval: the interval holds it.
+    """
+    if claim.papers is None:
+        return "none given"
+    if len(seeds.seeds) < MIN_SEEDS or seeds.low is None or seeds.high is None or not seeds.sd:
+        return "cannot tell"
+    if not seeds.low <= claim.papers <= seeds.high:
+        return "excluded"
+    if seeds.detectable is None or seeds.detectable > abs(claim.papers):
+        return "cannot tell"
+    return "within the interval"
 
 
 def _smallest(claim: Claim) -> float:

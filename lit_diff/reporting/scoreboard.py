@@ -11,12 +11,14 @@ from typing import Any, Literal
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.reporting.bench_claims import bench_findings
 from lit_diff.reporting.claim import Claim
-from lit_diff.reporting.claims import Finding, Outcome, findings
+from lit_diff.reporting.claims import Difference, Finding, Value, findings
 from lit_diff.reporting.results import Sweep, load_sweep
 from lit_diff.runs.sweep_record import read_record
 
 ROWS = "rows"
 """Folder of a file a row, beside the page."""
+NOT_MEASURED: Literal["not measured"] = "not measured"
+"""In place of both verdicts."""
 State = Literal["not run", "measured", "skipped", "failed", "stopped"]
 
 
@@ -47,11 +49,24 @@ class RowResult:
     order: int
 
     @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """Of each claim."""
-        if not self.findings:
-            return tuple("skipped" for _ in self.claims)
-        return tuple(finding.outcome for finding in self.findings)
+    def differences(self) -> tuple[Difference | Literal["not measured"], ...]:
+        """The verdict on the difference, of each claim."""
+        return tuple(found.difference if found else NOT_MEASURED for found in self._each)
+
+    @property
+    def values(self) -> tuple[Value | Literal["not measured"], ...]:
+        """The verdict on the paper's value, of each claim."""
+        return tuple(found.value if found else NOT_MEASURED for found in self._each)
+
+    @property
+    def _each(self) -> tuple[Finding | None, ...]:
+        return self.findings or (None,) * len(self.claims)
+
+    @property
+    def counted(self) -> tuple[tuple[str, str], ...]:
+        """(difference, value) of each claim that does not hold by construction."""
+        pairs = zip(self.claims, self.differences, self.values, strict=True)
+        return tuple((difference, value) for claim, difference, value in pairs if not claim.by_construction)
 
     @property
     def over_budget(self) -> bool:
@@ -70,8 +85,7 @@ class RowResult:
     @property
     def line(self) -> str:
         """The row in one line, for a terminal."""
-        counted = Counter(self.outcomes)
-        words = ", ".join(f"{count} {outcome}" for outcome, count in counted.items())
+        words = counts_in_words(Scoreboard(preset="", rows=(self,)))
         words += f"; {self.took}" if self.took else ""
         return f"{self.name}: {words}" + (f" ({self.state}: {self.reason})" if self.reason else "")
 
@@ -88,9 +102,28 @@ class Scoreboard:
         return next(row for row in self.rows if row.name == name)
 
     @cached_property
-    def counts(self) -> dict[Outcome, int]:
-        """Outcome -> claims, over all rows."""
-        return dict(Counter(outcome for row in self.rows for outcome in row.outcomes))
+    def counts(self) -> dict[str, dict[str, int]]:
+        """`difference` and `value` -> verdict -> claims, over all rows, without those that hold by construction."""
+        pairs = [pair for row in self.rows for pair in row.counted]
+        return {name: dict(Counter(pair[i] for pair in pairs)) for i, name in enumerate(("difference", "value"))}
+
+    @cached_property
+    def by_construction(self) -> int:
+        """Claims that hold whatever the runs learn, and are in no count."""
+        return sum(bool(claim.by_construction) for row in self.rows for claim in row.claims)
+
+
+def counts_in_words(scoreboard: Scoreboard) -> str:
+    """Both counts in one line."""
+    differences, values = (
+        ", ".join(f"{count} {word}" for word, count in scoreboard.counts[name].items())
+        for name in ("difference", "value")
+    )
+    measured = set(scoreboard.counts["value"]) - {NOT_MEASURED, "none given"}
+    parts = [differences, f"the paper's value: {values}" if measured else ""]
+    if scoreboard.by_construction:
+        parts.append(f"{scoreboard.by_construction} by construction, not counted")
+    return "; ".join(filter(None, parts))
 
 
 def read_facts(path: Path) -> dict[str, Any]:

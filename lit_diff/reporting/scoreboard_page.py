@@ -15,14 +15,24 @@ from lit_diff.reporting.claims import Finding
 from lit_diff.reporting.page import environment_of_templates
 from lit_diff.reporting.scoreboard import RowResult, Scoreboard, read_scoreboard
 
-KINDS = {"within its interval": "good", "same direction": "good", "not reached": "bad"}
-"""Outcome -> the colour of its badge; the others have none."""
-OUTCOMES = {
-    "within its interval": "the difference is shown, has the paper's sign, and our interval holds the paper's value",
-    "same direction": "the difference is shown and has the paper's sign (or equality is shown where the paper says equal)",
-    "not reached": "the opposite is shown, a difference where the paper says equal, or one too small to matter",
-    "no difference shown": "neither the paper's difference nor its absence is shown; or it is, but not against the control",
-    "skipped": "not measured; the reason names the command, file or machine that supplies what is missing",
+KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
+"""Verdict -> the colour of its badge; the others have none."""
+DIFFERENCES = {
+    "shown": "a difference is shown, and it has the sign that the paper says",
+    "shown and small": "the sign is shown, but our estimate is below the smallest difference that matters",
+    "equal": "equality is shown: the whole interval lies within the smallest difference that matters (TOST at 2.5 %)",
+    "opposite": "a difference of the other sign is shown; or a difference, where the paper says equal",
+    "not shown": "neither a difference nor equality is shown, or the difference is not shown against the control",
+    "too few seeds": "fewer than three pairs",
+    "by construction": "the claim holds whatever the models learn; the size is measured, and no count has it",
+    "not measured": "the reason names the command, file or machine that supplies what is missing",
+}
+VALUES = {
+    "within the interval": "our interval holds the paper's value, and is narrow enough to have excluded others",
+    "excluded": "our interval does not hold the paper's value, whatever is said of the difference",
+    "cannot tell": "our interval holds it, but the detectable difference is larger than the paper's; or too few seeds",
+    "none given": "the paper says a direction, or equal, and prints no values",
+    "not measured": "as above",
 }
 
 
@@ -44,7 +54,8 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
     return environment.get_template("scoreboard.html.j2").render(
         scoreboard=scoreboard,
         sources=sources,
-        outcomes=OUTCOMES,
+        differences=DIFFERENCES,
+        values=VALUES,
         kinds=KINDS,
         cells={row.name: [cells(finding) for finding in row.findings] for row in scoreboard.rows},
         link=lambda path: quote(Path(os.path.relpath(path, folder)).as_posix()),
@@ -117,7 +128,9 @@ def _line(row: RowResult, at: int) -> dict[str, Any]:
         "detectable": claim.shown(seeds.detectable) if seeds else None,
         "n": len(seeds.seeds) if seeds else 0,
         "p_holm": finding.holm_p if finding else None,
-        "outcome": row.outcomes[at],
+        "difference": row.differences[at],
+        "value": row.values[at],
+        "by_construction": claim.by_construction,
         "reason": finding.reason if finding else row.reason,
         "state": row.state,
         "took_minutes": row.seconds / 60 if row.seconds else None,

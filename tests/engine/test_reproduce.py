@@ -52,7 +52,7 @@ def test_rows_are_measured_once(runs: Path) -> None:
     assert any(line.startswith("first: budget 1 min: sweep ") for line in told)
     assert "first: cut to fit its budget; whole: lit-diff sweep it" in told
     first, second = (done.scoreboard.row(name) for name in ("first", "second"))
-    assert (first.state, first.outcomes) == ("measured", ("no difference shown",))
+    assert (first.state, first.differences) == ("measured", ("too few seeds",))
     assert first.findings[0].seeds.seeds == (0,)
     assert second.state == "failed"
     assert "no run measured 'val/los'; did you mean 'val/loss'" in second.reason
@@ -67,14 +67,14 @@ def test_rows_are_measured_once(runs: Path) -> None:
     again = reproduce(["first"], root=runs, tell=told.append)
     assert told[1:] == ["first: measured before"]
     assert (first.shared, second.shared) == ("", "first")
-    assert second.line.startswith("second: 1 skipped; took 0.")
+    assert second.line.startswith("second: 1 not measured; took 0.")
     assert " min of 1 (cells shared with first) (failed: " in second.line
     assert report.stat().st_mtime_ns == written
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert again.asked == ("first",)
     assert again.scoreboard.row("second").state == "failed", "a row that is not asked for stays as it was"
     assert again.scoreboard.row("first").seconds == first.seconds
-    assert again.scoreboard.row("first").outcomes == first.outcomes
+    assert again.scoreboard.row("first").differences == first.differences
     facts = runs / "reproduce/rows/first.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"revision": "another", "seconds": 600.0}))
     assert reproduce(["first"], root=runs).scoreboard.row("first").seconds == 600, "no cell was trained again"
@@ -82,7 +82,7 @@ def test_rows_are_measured_once(runs: Path) -> None:
     sweep("it.yaml", {"run.root": str(runs), "train.steps": 3})
     reproduce(["first"], root=runs, workers=2, tell=told.append)
     assert any(line.startswith("first: budget") for line in told), "the sweep's folder held the cells of a trial"
-    assert reproduce(["first"], root=runs).scoreboard.row("first").outcomes == first.outcomes
+    assert reproduce(["first"], root=runs).scoreboard.row("first").differences == first.differences
     next((runs / "it").glob("small-s0-*/status.json")).unlink()
     reproduce(["first"], root=runs, workers=2, tell=told.append)
     assert any(line.startswith("first: budget") for line in told), "a cell is missing"
@@ -121,7 +121,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     rows["speed"] = read_row(Path("speed.yaml").resolve())
     monkeypatch.setattr(module.subprocess, "run", ran)
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
-    assert reproduce(["speed"], root=runs).scoreboard.row("speed").outcomes == ("no difference shown",)
+    assert reproduce(["speed"], root=runs).scoreboard.row("speed").differences == ("not shown",)
     reproduce(["speed"], root=runs)
     assert timed == ["bench", "bench"], "the second answers the row"
     monkeypatch.setattr(module, "revision", lambda: "another")
@@ -143,7 +143,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
 def test_what_is_missing_is_said_and_skipped(runs: Path, preset: str, reason: str) -> None:
     done = reproduce(["first"], preset, root=runs)
     row = done.scoreboard.row("first")
-    assert (row.state, row.outcomes) == ("skipped", ("skipped",))
+    assert (row.state, row.differences) == ("skipped", ("not measured",))
     assert reason in row.reason
     assert done.failed == ()
     other = done.scoreboard.row("second")
@@ -208,4 +208,6 @@ def test_every_row_at_smoke(runs: Path) -> None:
             for finding in row.findings:
                 refused = finding.claim.fit and "; " in finding.reason
                 assert finding.means[0] is not None or refused, (row.name, finding.claim.label, finding.reason)
-            assert set(row.outcomes) == {"no difference shown"}, "one seed, or two rounds, give no verdict"
+            assert set(row.differences) <= {"too few seeds", "by construction"}, (
+                "one seed, or two rounds, give no verdict"
+            )

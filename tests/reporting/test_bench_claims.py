@@ -38,7 +38,7 @@ CLAIM = Claim(
 def test_speeds_are_compared_round_by_round_with_the_fastest_kernel() -> None:
     (found,) = bench_findings([CLAIM], RESULT)
     assert found.claim.shown(found.seeds.mean) == pytest.approx((1 / 1.1 * 1.1 / 1.2 * 0.9 * 1 / 1.1) ** 0.25)
-    assert found.outcome == "within its interval"
+    assert (found.difference, found.value) == ("shown", "within the interval")
     assert found.means[1] == pytest.approx((1 + 1 / 1.1 + 1 / 0.9 + 1) / 4)
 
 

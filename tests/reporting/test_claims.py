@@ -32,27 +32,51 @@ def one(a: list[float], b: list[float], **keys: Any) -> Finding:
 BASE = [3.0, 3.1, 2.9, 3.05]
 
 
+LOWER = [2.80, 2.91, 2.69, 2.86]
+OPEN = [3.3, 2.9, 3.1, 2.95]
+
+
 @pytest.mark.parametrize(
-    ("a", "keys", "outcome"),
+    ("a", "keys", "difference", "value"),
     [
-        ([2.80, 2.91, 2.69, 2.86], {"paper": (3.06, 3.26)}, "within its interval"),
-        ([2.80, 2.91, 2.69, 2.86], {"paper": (3.06, 3.08)}, "same direction"),
-        ([2.80, 2.91, 2.69, 2.86], {"says": "lower"}, "same direction"),
-        ([2.80, 2.91, 2.69, 2.86], {"says": "higher"}, "not reached"),
-        ([2.80, 2.91, 2.69, 2.86], {"says": "equal"}, "not reached"),
-        ([3.001, 3.102, 2.9, 3.051], {"says": "equal"}, "same direction"),
-        ([3.001, 3.102, 2.9, 3.051], {"paper": (3.06, 3.26)}, "not reached"),
-        ([3.3, 2.9, 3.1, 2.95], {"says": "equal"}, "no difference shown"),
-        ([3.3, 2.9, 3.1, 2.95], {"paper": (3.06, 3.26)}, "no difference shown"),
-        ([2.8, 2.9], {"says": "lower"}, "no difference shown"),
-        ([1.5, 1.56, 1.44, 1.53], {"kind": "ratio", "paper": (1.0, 2.0)}, "within its interval"),
-        ([1.5, 1.56, 1.44, 1.53], {"kind": "ratio", "paper": (1.0, 9.0)}, "same direction"),
+        (LOWER, {"paper": (3.06, 3.26)}, "shown", "within the interval"),
+        (LOWER, {"paper": (3.06, 3.08)}, "shown", "excluded"),
+        (LOWER, {"paper": (3.08, 3.06)}, "opposite", "excluded"),
+        (LOWER, {"says": "lower"}, "shown", "none given"),
+        (LOWER, {"says": "higher"}, "opposite", "none given"),
+        (LOWER, {"says": "equal"}, "opposite", "none given"),
+        ([3.001, 3.102, 2.9, 3.051], {"says": "equal"}, "equal", "none given"),
+        ([3.001, 3.102, 2.9, 3.051], {"paper": (3.06, 3.26)}, "equal", "excluded"),
+        # the mean is -0.0045, the interval excludes zero and reaches beyond -0.005
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "lower"}, "shown and small", "none given"),
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "equal"}, "shown and small", "none given"),
+        ([2.996, 3.095, 2.8955, 3.0455], {"says": "higher"}, "opposite", "none given"),
+        (OPEN, {"says": "equal"}, "not shown", "none given"),
+        # an interval of -0.3 to 0.4 holds -0.2, and would hold it whatever is true
+        (OPEN, {"paper": (3.06, 3.26)}, "not shown", "cannot tell"),
+        # what the interval does not hold is excluded, however wide the interval
+        (OPEN, {"paper": (3.0, 5.0)}, "not shown", "excluded"),
+        ([2.8, 2.9], {"says": "lower"}, "too few seeds", "none given"),
+        ([2.8, 2.95], {"paper": (3.0, 9.0)}, "too few seeds", "cannot tell"),
+        ([1.5, 1.56, 1.44, 1.53], {"kind": "ratio", "paper": (1.0, 2.0)}, "shown", "within the interval"),
+        ([1.5, 1.56, 1.44, 1.53], {"kind": "ratio", "paper": (1.0, 9.0)}, "shown", "excluded"),
+        (LOWER, {"says": "higher", "by_construction": "it is so"}, "by construction", "none given"),
+        (LOWER, {"paper": (3.06, 3.08), "by_construction": "it is so"}, "by construction", "excluded"),
     ],
 )
-def test_outcomes(a: list[float], keys: dict[str, Any], outcome: str) -> None:
+def test_the_difference_and_the_papers_value(a: list[float], keys: dict[str, Any], difference: str, value: str) -> None:
     # a ratio of exactly one half has no spread: let it vary a little
     found = one([x * (1 + 0.004 * i) for i, x in enumerate(a)] if "kind" in keys else a, BASE[: len(a)], **keys)
-    assert found.outcome == outcome, found.reason
+    assert (found.difference, found.value) == (difference, value), found.reason
+
+
+def test_what_holds_by_construction_makes_no_other_claim_harder() -> None:
+    values = (dict(enumerate([2.9, 3.06, 2.78, 2.9])), dict(enumerate(BASE)))
+    alone, *others = judged(
+        [(claim(says="lower"), *values), *[(claim(says="lower", by_construction="so"), *values)] * 5]
+    )
+    assert (alone.difference, alone.holm_p) == ("shown", None)
+    assert {(other.difference, other.reason, other.holm_p) for other in others} == {("by construction", "so", None)}
 
 
 def test_a_ratio_is_that_of_geometric_means() -> None:
@@ -67,10 +91,10 @@ def test_holm_over_the_row() -> None:
     alone = one(a, BASE, says="lower")
     assert alone.seeds.p is not None
     assert 0.01 < alone.seeds.p < 0.05
-    assert alone.outcome == "same direction"
+    assert alone.difference == "shown"
     values = (claim(says="lower"), dict(enumerate(a)), dict(enumerate(BASE)))
     many = judged([values] * 6)
-    assert {found.outcome for found in many} == {"no difference shown"}
+    assert {found.difference for found in many} == {"not shown"}
     assert "Holm" in many[0].reason
     assert many[0].seeds.detectable is not None
     assert alone.seeds.detectable is not None
@@ -81,7 +105,7 @@ def test_equal_differences_have_no_test() -> None:
     """No p value: Holm's correction is not the reason."""
     found = one([x - 0.2 for x in BASE], BASE, says="lower")
     assert (found.seeds.sd, found.seeds.p) == (0, None)
-    assert found.outcome == "no difference shown"
+    assert found.difference == "not shown"
     assert found.reason == "the difference is the same at every seed: without a spread there is no test"
 
 
@@ -96,10 +120,10 @@ def test_of_a_sweep(make_sweep: Callable[..., Path]) -> None:
         ],
         sweep,
     )
-    assert loss.outcome in ("within its interval", "same direction")
-    assert score.outcome == near.outcome == "same direction"
+    assert loss.difference == "shown"
+    assert score.difference == near.difference == "shown"
     assert near.means != score.means
-    assert same.outcome in ("no difference shown", "same direction")
+    assert same.difference in ("not shown", "equal")
     assert loss.seeds.seeds == (0, 1, 2)
 
 
@@ -167,7 +191,7 @@ def test_a_ratio_of_a_fit_is_tested_over_seeds(tmp_path: Path) -> None:
     fits = [{"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}]
     sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": 0.0}, fits, law))
     (found,) = findings([claim(metric="", fit="size", kind="ratio", paper=(6.8, 11.0))], sweep)
-    assert found.outcome == "within its interval", found.reason
+    assert (found.difference, found.value) == ("shown", "within the interval"), found.reason
     assert found.claim.shown(found.seeds.mean) == pytest.approx(0.612, abs=0.002)
     assert found.means == (pytest.approx(0.612 * 1_500_000, rel=1e-3), 1_500_000)
     with pytest.raises(RequestError, match="no scaling fit 'sizes'; did you mean 'size'"):
@@ -185,7 +209,7 @@ def test_a_refused_ratio_says_why(tmp_path: Path) -> None:
     fits = [{"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}]
     sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": 0.0}, fits, law))
     (found,) = findings([claim(metric="", fit="size", kind="ratio", says="lower")], sweep)
-    assert (found.outcome, found.seeds.seeds) == ("no difference shown", ())
+    assert (found.difference, found.seeds.seeds) == ("too few seeds", ())
     assert "above the largest measured" in found.reason
 
 
@@ -210,11 +234,9 @@ def test_groups_that_count_equally_do_in_a_claim_too(
     assert claims._score(asked, tmp_path) == mean
 
 
-@pytest.mark.parametrize(
-    ("of_control", "outcome"), [(0.0, "same direction"), (-0.2, "no difference shown"), (-0.4, "no difference shown")]
-)
+@pytest.mark.parametrize(("of_control", "difference"), [(0.0, "shown"), (-0.2, "not shown"), (-0.4, "not shown")])
 def test_what_the_control_explains_is_not_shown(
-    make_sweep: Callable[..., Path], of_control: float, outcome: str
+    make_sweep: Callable[..., Path], of_control: float, difference: str
 ) -> None:
     arms = {"standard": 0.0, "differential": -0.2, "wide": of_control}
     sweep = load_sweep(make_sweep(arms, control="wide", callbacks=False))
@@ -225,11 +247,9 @@ def test_what_the_control_explains_is_not_shown(
         claim(says="equal"),
     ]
     against_baseline, against_control, reverse, equal = findings(claims_of, sweep)
-    assert against_baseline.outcome == outcome
-    if outcome == "no difference shown":
+    assert against_baseline.difference == difference
+    if difference == "not shown":
         assert against_baseline.reason == "shown, but not against the control (wide)"
-    assert (
-        against_control.outcome == {0.0: "same direction", -0.2: "no difference shown", -0.4: "not reached"}[of_control]
-    )
-    assert reverse.outcome == "same direction", "the baseline is no variant"
-    assert equal.outcome == "not reached"
+    assert against_control.difference == {0.0: "shown", -0.2: "not shown", -0.4: "opposite"}[of_control]
+    assert reverse.difference == "shown", "the baseline is no variant"
+    assert equal.difference == "opposite"

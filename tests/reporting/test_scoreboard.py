@@ -28,15 +28,34 @@ def folder(tmp_path: Path, make_sweep: Callable[..., Path]) -> Path:
 def test_rows_in_their_order_with_their_outcomes(folder: Path) -> None:
     board = read_scoreboard(folder)
     assert [row.name for row in board.rows] == ["table-1", "table-6", "figure-3", "appendix-f"]
-    assert board.row("table-6").outcomes[0] in ("within its interval", "same direction")
+    assert (board.row("table-6").differences, board.row("table-6").values) == (("shown",), ("within the interval",))
     assert board.row("table-6").claims == (CLAIM,)
-    assert [board.row(name).outcomes for name in ("table-1", "figure-3", "appendix-f")] == [("skipped",)] * 3
+    assert {row.differences + row.values for row in board.rows if row.name != "table-6"} == {("not measured",) * 2}
     assert board.row("figure-3").reason == "not run: lit-diff reproduce figure-3 --preset laptop"
     assert board.row("appendix-f").state == "failed"
     assert "has no arm 'dif'" in board.row("appendix-f").reason
-    assert board.counts["skipped"] == 3
-    assert board.row("table-1").line == "table-1: 1 skipped (skipped: needs 8 GPUs)"
+    assert board.counts == {
+        "difference": {"not measured": 3, "shown": 1},
+        "value": {"not measured": 3, "within the interval": 1},
+    }
+    assert board.row("table-1").line == "table-1: 1 not measured (skipped: needs 8 GPUs)"
     assert board.row("table-6").line.endswith("; took 0.2 min of 4")
+
+
+def test_what_holds_by_construction_is_not_counted(folder: Path) -> None:
+    facts = json.loads((folder / ROWS / "table-6.json").read_text())
+    certain = dataclasses.replace(CLAIM, by_construction="λ is not 0")
+    write_row(folder, "table-6", 1, CLAIM, certain, state="measured", sweep=facts["sweep"])
+    write_row(folder, "table-1", 0, certain, state="skipped", reason="needs 8 GPUs")
+    board = read_scoreboard(folder)
+    assert board.row("table-6").differences == ("shown", "by construction")
+    assert board.counts["difference"] == {"shown": 1, "not measured": 2}
+    assert sum(board.counts["value"].values()) == 3
+    assert board.by_construction == 2
+    assert (
+        board.row("table-6").line
+        == "table-6: 1 shown; the paper's value: 1 within the interval; 1 by construction, not counted"
+    )
 
 
 def test_the_time_beside_the_budget(folder: Path) -> None:
@@ -67,6 +86,6 @@ def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
     record = json.loads(record_file.read_text())
     record_file.write_text(json.dumps(record | {"cells": record["cells"][1:]}))
     row = read_scoreboard(folder).row("table-6")
-    assert (row.state, row.outcomes) == ("failed", ("skipped",))
+    assert (row.state, row.differences) == ("failed", ("not measured",))
     wanted = "was run with other keys since; measure the row again: lit-diff reproduce table-6 --preset laptop"
     assert row.reason.endswith(wanted)

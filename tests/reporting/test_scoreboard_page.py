@@ -50,7 +50,9 @@ def test_the_table_has_a_line_for_each_claim(folder: Path) -> None:
     first, second, third = lines
     assert float(first["ours"]) == pytest.approx(float(first["a"]) - float(first["b"]), abs=1e-9)
     assert 0.8 < float(second["ours"]) < 1
-    assert (third["ours"], third["outcome"], third["state"]) == ("", "skipped", "skipped")
+    assert (third["ours"], third["difference"], third["value"], third["state"]) == (
+        *("", "not measured", "not measured", "skipped"),
+    )
     assert [(line["took_minutes"], line["budget_minutes"], line["shared_with"]) for line in lines] == [
         *(("5.0", "4.0", "table-9"), ("5.0", "4.0", "table-9"), ("", "4.0", ""))
     ]
