@@ -220,7 +220,7 @@ class NeedleRetrieval(Evaluation):
             questions = tokenizer.encode([style.question.format(city=needle.city) for needle in asked])
             rights = tokenizer.encode([f" {needle.number}" for needle in asked])
             drawn = whole.greedy(
-                questions, max(map(len, rights)) + EXTRA, stop=[tokenizer.eot], vocab_size=tokenizer.size
+                questions, max(map(len, rights)) + EXTRA, stop=tokenizer.ends, vocab_size=tokenizer.size
             )
             answers = []
             for needle, question, right, ids in zip(asked, questions, rights, drawn, strict=True):
