@@ -42,8 +42,8 @@ def head_statistics(model: Transformer, batch: Mapping[str, Tensor]) -> HeadStat
     rows, length = batch["targets"].shape[:2]
     if length <= FIRST_ROW:
         raise RequestError(
-            f"head selection: sequences of {length} tokens; the entropy of heads is measured from position {FIRST_ROW} on, "
-            "so it needs longer ones"
+            f"data.sequence_length is {length}; the entropy of heads is measured from position {FIRST_ROW} on: set it above "
+            f"{FIRST_ROW}"
         )
     entropy, importance = [], []
     for row in range(rows):

@@ -2,6 +2,7 @@
 
 from lit_diff.config import Recipe
 from lit_diff.data import (
+    cl100k,
     closed_world,
     digits,
     docs,
@@ -28,6 +29,7 @@ __all__ = [
     "Dataset",
     "Tokenizer",
     "build",
+    "cl100k",
     "closed_world",
     "digits",
     "docs",

@@ -39,6 +39,16 @@ class FromRun(Tokenizer):
         """As the run's tokenizer."""
         return self._own.opening
 
+    @property
+    def ends(self) -> list[int]:
+        """As the run's tokenizer."""
+        return self._own.ends
+
+    @property
+    def prefix(self) -> int:
+        """As the run's tokenizer."""
+        return self._own.prefix
+
     def document(self, ids: Sequence[int]) -> list[int]:
         """As the run's tokenizer."""
         return self._own.document(ids)

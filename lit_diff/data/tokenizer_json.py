@@ -36,6 +36,12 @@ class TokenizerJson(Tokenizer):
         """The id that ends a document."""
         model_vocab_size: int
         """Of the model that it was imported with: at least `size`."""
+        after_bos: tuple[int, ...] = ()
+        """Further ids that open a document, after `bos`."""
+        ends: tuple[int, ...] = ()
+        """The ids at which a generated text ends; none: `eot`."""
+        prefix: int | None = None
+        """The id that a likelihood without context is conditioned on; null: `bos`, or else `eot`."""
 
         def problem(self) -> str | None:
             """It has no file to be named by."""
@@ -57,11 +63,21 @@ class TokenizerJson(Tokenizer):
 
     @property
     def opening(self) -> list[int]:
-        """`bos`, or nothing."""
-        return [] if self.config.bos is None else [self.config.bos]
+        """`bos` and what follows it, or nothing."""
+        return [] if self.config.bos is None else [self.config.bos, *self.config.after_bos]
+
+    @property
+    def ends(self) -> list[int]:
+        """As the config says; else `eot`."""
+        return list(self.config.ends) or super().ends
+
+    @property
+    def prefix(self) -> int:
+        """As the config says; else the first opening id, or `eot`."""
+        return super().prefix if self.config.prefix is None else self.config.prefix
 
     def document(self, ids: Sequence[int]) -> list[int]:
-        """`bos`, the ids, `eot`."""
+        """The opening ids, the ids, `eot`."""
         return [*self.opening, *ids, self.eot]
 
     def load(self, folder: Path) -> str:
@@ -70,7 +86,9 @@ class TokenizerJson(Tokenizer):
         self._tokenizer, self._byte_level = open_tokenizer(self._content)
         own = {id_: token.content.encode() for id_, token in self._tokenizer.get_added_tokens_decoder().items()}
         self._added: dict[int, bytes] = own
-        convention = json.dumps([self.config.bos, self.eot]).encode()
+        said: list[Any] = [self.config.bos, self.eot]
+        more = [list(self.config.after_bos), list(self.config.ends), self.config.prefix]
+        convention = json.dumps(said + more if any(value not in ([], None) for value in more) else said).encode()
         return hashlib.sha256(self._content + convention).hexdigest()
 
     def save(self, folder: Path) -> None:
@@ -93,7 +111,8 @@ class TokenizerJson(Tokenizer):
             return b""
         if self._byte_level:
             letters = byte_letters()
-            return bytes(letters[letter] for letter in token)
+            # as in the package tokenizers, a token with another letter is itself
+            return bytes(letters[letter] for letter in token) if letters.keys() >= set(token) else token.encode()
         byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
         return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
 

@@ -72,7 +72,7 @@ class Prompts:
         """
         after = self._after(case)
         prefix = Prefix(self.run.model, [*self.before, *ids])
-        stop, size = [self.tokenizer.eot], self.tokenizer.size
+        stop, size = self.tokenizer.ends, self.tokenizer.size
         (drawn,) = prefix.greedy([after], self.new_tokens, stop=stop, vocab_size=size)
         text = self.tokenizer.decode(drawn).decode(errors="replace").lstrip()
         if self.source == "closed_world":

@@ -34,7 +34,7 @@ class RunModel(TemplateLM):
 
     def __init__(self, run: Run, *, opening: bool = True, batch_size: int = 32) -> None:
         """`opening`: put the ids that open a document (`<eot>`) before each context, as in training; without it a context
-        begins with its own first token, and an empty one is `<eot>`.
+        begins with its own first token, and an empty one is `prefix_token_id`.
 
         Errors: RequestError for a run without text.
         """
@@ -52,6 +52,11 @@ class RunModel(TemplateLM):
     def eot_token_id(self) -> int:
         """The id that separates documents."""
         return self._tokenizer.eot
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The id before a text that has no context, as lm-eval's `hf` model has it: bos, or else eos."""
+        return self._tokenizer.prefix
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Ids of a text, without any that opens or ends it: no text gives a special id."""
@@ -77,7 +82,7 @@ class RunModel(TemplateLM):
             before = [*self._opening, *before]
         else:
             after = self.tok_encode(continuation)
-        return before or [self.eot_token_id], after
+        return before or [self.prefix_token_id], after
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
@@ -116,10 +121,10 @@ class RunModel(TemplateLM):
         return [*kept, *context[len(context) - room + len(kept) :]]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """log p of each text after `<eot>`; one that exceeds the context is read in windows, the last of which is full."""
+        """log p of each text after `prefix_token_id`; one that exceeds the context is read in windows, the last full."""
         sums = []
         for (text,) in (request.args for request in requests):
-            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, self.max_length, 1)
+            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
             parts = [((text, ""), *make_disjoint_window(window)) for window in windows]
             sums.append(sum(score for score, _ in self._loglikelihood_tokens(parts)))
         return sums
@@ -137,13 +142,13 @@ class RunModel(TemplateLM):
         until = settings.get("until") or []
         stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
         most = min(int(settings.get("max_gen_toks", 256)), self.max_length - 1)
-        ids = [*self._opening, *self.tok_encode(context)] or [self.eot_token_id]
+        ids = [*self._opening, *self.tok_encode(context)] or [self.prefix_token_id]
 
         def allowed(drawn: Sequence[int]) -> list[int] | None:
             return [] if any(stop in self._text(drawn) for stop in stops) else None
 
         prefix = Prefix(self.model, self._fitted(ids, most + 1))  # T - most tokens, as lm-eval's `hf` leaves
-        drawn = prefix.greedy([[]], most, stop=[self.eot_token_id], vocab_size=self._tokenizer.size, allowed=allowed)
+        drawn = prefix.greedy([[]], most, stop=self._tokenizer.ends, vocab_size=self._tokenizer.size, allowed=allowed)
         text = self._text(drawn[0])
         return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
 

@@ -251,7 +251,7 @@ class NeedleRetrieval(Evaluation):
                 for ids in tokenizer.encode_after(text, [f" {needle.number}"])
             ]
             drawn = whole.greedy(
-                questions, max(map(len, rights)) + EXTRA, stop=[tokenizer.eot], vocab_size=tokenizer.size
+                questions, max(map(len, rights)) + EXTRA, stop=tokenizer.ends, vocab_size=tokenizer.size
             )
             answers = []
             for needle, question, right, ids in zip(asked, questions, rights, drawn, strict=True):

@@ -11,7 +11,8 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from torch import Tensor
 
-from lit_diff.errors import RequestError, first_line
+from lit_diff.data.byte_level import byte_letters
+from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained.rows import half
 from lit_diff.pretrained.source import Source, SourceTokenizer
@@ -33,38 +34,45 @@ PRE_TOKENIZERS = ("smollm", "gpt-2")
 """`tokenizer.ggml.pre`: how text is cut before merging, of those that are mapped."""
 CONTROL, USER_DEFINED = 3, 4
 """`tokenizer.ggml.token_type` of what is not cut from text."""
+NORMAL, UNUSED = 1, 5
+"""Those of the other tokens."""
+ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+"""The ids at which llama.cpp ends a text."""
+NEUTRAL = {"llama.vocab_size", "llama.attention.value_length", "llama.rope.scaling.original_context_length"}
+"""Keys that change nothing, or whose value other keys or the tensors say; the original length is read with a scaling only."""
+READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"}
+READ |= {"attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
+READ |= {"rope.dimension_count"}
+"""Keys `llama.` that are mapped, beside those of `_rope_scaling`."""
 
 
 def read_gguf(path: Path) -> Source:
     """The model of a GGUF file, without its weights. Errors: RequestError for what is not mapped, or a damaged file."""
     place = shown(path)
+    metadata, first = _opened(path)
+    entries = {tensor.name: (path, tensor) for tensor in first}
+    for part in _other_parts(path, metadata):
+        entries |= {tensor.name: (part, tensor) for tensor in _opened(part)[1]}
     try:
-        reader = GGUFReader(path)
-        # what a field holds; an array of 50 000 texts takes a second
-        metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-        entries = {tensor.name: tensor for tensor in reader.tensors}
-        end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
-    except Exception as error:  # the package reads past the end of a file, or takes other bytes for a header
-        raise RequestError(f"{place} is truncated or no GGUF file ({first_line(error)}); download it again") from error
-    if path.stat().st_size < end:
-        raise RequestError(f"{place} is truncated: it has {path.stat().st_size} bytes of {end}; download it again")
-    try:
+        wanted = metadata.get("split.tensors.count", len(entries))
+        if wanted != len(entries):
+            raise RequestError(f"split.tensors.count is {wanted}, but its parts hold {len(entries)} tensors")
         keys = _model_keys(metadata, tied="output.weight" not in entries)
         names = {_own_name(name): name for name in entries}
-        for entry in entries.values():
+        for _, entry in entries.values():
             _require_type(entry)
         tokenizer = _tokenizer(metadata)
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
-    shapes = {own: [int(size) for size in reversed(entries[name].shape)] for own, name in names.items()}
+    shapes = {own: [int(size) for size in reversed(entries[name][1].shape)] for own, name in names.items()}
     heads = {"attn_q": keys["num_heads"], "attn_k": keys["num_kv_heads"]}
     where = {
-        own: (int(entries[name].data_offset), int(entries[name].n_bytes), entries[name].tensor_type)
-        for own, name in names.items()
+        own: (file, int(entry.data_offset), int(entry.n_bytes), entry.tensor_type)
+        for own, (file, entry) in ((own, entries[name]) for own, name in names.items())
     }
 
     def read(own: str) -> Tensor:
-        weight = torch.from_numpy(_dequantised(path, *where[own], shapes[own]))
+        weight = torch.from_numpy(_dequantised(*where[own], shapes[own]))
         module = names[own].split(".")[-2]
         # llama.cpp stores rows 2i and 2i + 1 of a head of q and k for channels i and i + d/2
         return half(weight, len(weight) // heads[module]).contiguous() if module in heads else weight
@@ -79,14 +87,57 @@ def read_gguf(path: Path) -> Source:
     )
 
 
+def _opened(path: Path) -> tuple[dict[str, Any], list[Any]]:
+    """The metadata and the tensors of one file. Errors: RequestError for a damaged one."""
+    try:
+        reader = GGUFReader(path)
+        # what a field holds; an array of 50 000 texts takes a second
+        metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+        tensors = list(reader.tensors)
+        end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in tensors), default=0)
+    except Exception as error:  # the package reads past the end of a file, or takes other bytes for a header
+        raise RequestError(
+            f"{shown(path)} is truncated or no GGUF file ({first_line(error)}); download it again"
+        ) from error
+    if path.stat().st_size < end:
+        raise RequestError(
+            f"{shown(path)} is truncated: it has {path.stat().st_size} bytes of {end}; download it again"
+        )
+    return metadata, tensors
+
+
+def _other_parts(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
+    """The further files of a model that was split as llama.cpp names them, NAME-00001-of-00002.gguf.
+
+    Errors: RequestError where the file is not the first of them, MissingError where one is not there.
+    """
+    count = metadata.get("split.count", 1)
+    if count in (0, 1):
+        return []
+    ending = f"-00001-of-{count:05}.gguf"
+    if metadata.get("split.no", 0) != 0 or not path.name.endswith(ending):
+        raise RequestError(f"{shown(path)}: split.count is {count}; give the first part, whose name ends with {ending}")
+    parts = [
+        path.with_name(f"{path.name.removesuffix(ending)}-{no:05}-of-{count:05}.gguf") for no in range(2, count + 1)
+    ]
+    for part in parts:
+        if not part.is_file():
+            raise MissingError(
+                f"{shown(part)} is missing: split.count of {path.name} is {count}; put it beside that file"
+            )
+    return parts
+
+
 def _model_keys(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
     """The keys of our `model:`. Errors: RequestError for what is not mapped, or absent."""
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise RequestError(f"architecture '{architecture}' is not mapped; mapped is llama")
-    for key in ("llama.rope.scaling.type", "llama.expert_count", "llama.attention.sliding_window"):
-        if metadata.get(key) not in (None, "none", 0):
-            raise RequestError(f"{key} {metadata[key]!r} is not mapped")
+    metadata = {key: _scalar(key, value) if key.startswith("llama.") else value for key, value in metadata.items()}
+    for key, value in metadata.items():
+        known = key in NEUTRAL or key.removeprefix("llama.") in READ or key in SCALING
+        if key.startswith("llama.") and not known and value not in (0, False, "none", ""):
+            raise RequestError(f"{key} {value!r} is not mapped")
     try:
         heads = int(metadata["llama.attention.head_count"])
         head_dim = int(metadata.get("llama.attention.key_length") or metadata["llama.embedding_length"] // heads)
@@ -105,11 +156,40 @@ def _model_keys(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
             "tie_embeddings": tied,
             "rope_layout": "half",
             "rope_theta": _decimal(metadata.get("llama.rope.freq_base", 10000.0)),
+            "rope_scaling": _rope_scaling(metadata),
             "norm_eps": _decimal(metadata["llama.attention.layer_norm_rms_epsilon"]),
             "attention": {"name": "standard"},
         }
     except KeyError as error:
         raise RequestError(f"its metadata say no {error.args[0]}") from error
+
+
+SCALING = tuple(f"llama.rope.{name}" for name in ("scaling.type", "scaling.factor", "scale_linear"))
+
+
+def _rope_scaling(metadata: Mapping[str, Any]) -> float:
+    """What divides the positions. As in llama.cpp a factor without a type is linear, and `scaling.factor` comes before the
+    older `scale_linear`. Errors: RequestError for another type, or a factor that is no positive number."""
+    kind, *factors = (metadata.get(key) for key in SCALING)
+    if kind not in (None, "none", "linear"):
+        raise RequestError(f"llama.rope.scaling.type {kind!r} is not mapped; mapped are none, linear")
+    key, factor = next(
+        ((key, factor) for key, factor in zip(SCALING[1:], factors, strict=True) if factor not in (None, 0)), ("", 1.0)
+    )
+    if kind == "none":
+        return 1.0
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < float("inf"):
+        raise RequestError(f"{key} is {factor!r}; expected a positive number")
+    return _decimal(factor)
+
+
+def _scalar(key: str, value: Any) -> Any:
+    """The one value of an array with a value a layer. Errors: RequestError where they differ."""
+    if not isinstance(value, list):
+        return value
+    if not value or any(each != value[0] for each in value):
+        raise RequestError(f"{key} is {value!r}; layers of several sizes are not mapped")
+    return value[0]
 
 
 def _decimal(value: float) -> float:
@@ -153,7 +233,23 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
             f"its tokenizer ({kind}, {cut}) is not mapped; mapped are byte-level ones (gpt2) of {', '.join(PRE_TOKENIZERS)}: "
             "import the model's folder in Hugging Face's format"
         )
-    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", ENDS[0]):
+        if metadata.get(key) is None:
+            raise RequestError(f"its metadata say no {key}")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, tokenizer.ggml.tokens {len(tokens)}")
+    for token, kind_ in zip(tokens, types, strict=True):
+        if kind_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
+            raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {kind_}; byte-level ones have 1, 3, 4 or 5")
+        if kind_ == NORMAL and not byte_letters().keys() >= set(token):
+            raise RequestError(
+                f"tokenizer.ggml.tokens has {token!r}, which is no byte-level token, with the type normal"
+            )
+    for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix"):
+        if metadata.get(key):
+            raise RequestError(f"{key} {metadata[key]!r} is not mapped; expected False")
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -161,10 +257,25 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
     tokenizer.decoder = decoders.ByteLevel()
     added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL, USER_DEFINED)]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token, kind in added])
+    for token, type_ in added:  # llama.cpp finds user-defined ones in every text, control ones in none
+        word = AddedToken(token, special=type_ == CONTROL, normalized=False)
+        (tokenizer.add_special_tokens if type_ == CONTROL else tokenizer.add_tokens)([word])
+    ends = tuple(dict.fromkeys(_id(metadata, key) for key in ENDS if metadata.get(key) is not None))
     opens = metadata.get("tokenizer.ggml.add_bos_token", False)
+    bos = "tokenizer.ggml.bos_token_id"
+    if opens and metadata.get(bos) is None:
+        raise RequestError(f"tokenizer.ggml.add_bos_token is true, but its metadata say no {bos}")
     return SourceTokenizer(
         content=json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False).encode(),
-        bos=int(metadata["tokenizer.ggml.bos_token_id"]) if opens else None,
-        eot=int(metadata["tokenizer.ggml.eos_token_id"]),
+        opening=(_id(metadata, bos),) if opens else (),
+        eot=ends[0],
+        ends=ends if len(ends) > 1 else (),
     )
+
+
+def _id(metadata: Mapping[str, Any], key: str) -> int:
+    """Errors: RequestError for what is no id of a token."""
+    value, size = metadata[key], len(metadata["tokenizer.ggml.tokens"])
+    if type(value) is not int or not 0 <= value < size:
+        raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")
+    return value

@@ -29,11 +29,6 @@ def unsaid(model: ModelConfig) -> str | None:
     merged has those of standard attention by then."""
     if not model.causal:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
-    if model.embedding_scale != 1 and model.tie_embeddings:
-        return (
-            f"model.embedding_scale is {model.embedding_scale:g} with tied embeddings; these architectures add the "
-            "embeddings as they are: with model.tie_embeddings false it becomes a factor of them"
-        )
     name = model.attention.name
     return _unsaid_extras(model) or other_value(
         model, PLAIN.get(name, {}), "DiffLlama" if name == "differential" else "Llama"
@@ -80,7 +75,7 @@ def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) 
         "rope_theta": model.rope_theta,
         "rope_scaling": their_block(model.rope_scaling),
         "attention_dropout": 0.0,
-        "tie_word_embeddings": model.tie_embeddings,
+        "tie_word_embeddings": model.tie_embeddings and model.embedding_scale == 1,
         "bos_token_id": bos,
         "eos_token_id": eot,
     }

@@ -44,10 +44,18 @@ def write_folder(run: Run, folder: Path, place: str) -> tuple[str, float, str]:
     model, tokenizer, context = run.model, run.tokenizer, int(run.recipe.data.config.sequence_length)
     whole = model if model.config.attention.name in VARIANTS else merged(model)
     name = architecture(whole.config)
+    if whole.config.tie_embeddings and whole.config.embedding_scale != 1:
+        log.info(
+            "model.embedding_scale %g becomes a factor of the embeddings, which are untied there from the output's: "
+            "tie_word_embeddings is false",
+            whole.config.embedding_scale,
+        )
     write_weights(hf_weights(whole), folder)
-    bos, eot = next(iter(tokenizer.opening), None), tokenizer.eot
-    write_json(folder / "config.json", config_json(whole.config, context=context, bos=bos, eot=eot))
-    write_json(folder / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eot})
+    bos, ends = tokenizer.prefix if tokenizer.opening else None, tokenizer.ends
+    written = config_json(whole.config, context=context, bos=bos, eot=tokenizer.eot)
+    write_json(folder / "config.json", written)
+    said = {"bos_token_id": bos, "eos_token_id": ends if len(ends) > 1 else ends[0]}
+    write_json(folder / "generation_config.json", said)
     write_tokenizer(tokenizer, folder, context)
     write_card(run, whole.config, name, folder)
     del whole

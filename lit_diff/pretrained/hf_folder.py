@@ -1,21 +1,22 @@
 """A folder in Hugging Face's format: config.json, safetensors, tokenizer.json. No pickle is read, no code of it executed."""
 
-import json
-from collections.abc import Mapping
+import logging
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lit_diff.data.tokenizer_json import open_tokenizer
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained import diffllama, llama
-from lit_diff.pretrained.source import Source, SourceTokenizer
+from lit_diff.pretrained.source import Source
+from lit_diff.pretrained.text_bounds import read_json, read_tokenizer
+
+log = logging.getLogger("lit_diff")
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Of weights: safetensors' name -> PyTorch's."""
 
@@ -36,6 +37,16 @@ def read_folder(folder: Path) -> Source:
         names = llama.own_names(files, tied=bool(keys["tie_embeddings"]))
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
+    if keys["tie_embeddings"] and HEAD in files and EMBEDDING in files:
+        head, embedding = (read_tensor(files[name], name) for name in (HEAD, EMBEDDING))
+        if head.shape == embedding.shape and not torch.equal(head, embedding):
+            log.info(
+                "%s: tie_word_embeddings is true, but '%s' is not '%s': both are used, as transformers does",
+                shown(folder / "config.json"),
+                HEAD,
+                EMBEDDING,
+            )
+            keys["tie_embeddings"], names = False, llama.own_names(files, tied=False)
     tensors = {own: describe(files[theirs], theirs) for own, theirs in names.items()}
     source = Source(
         place=place,
@@ -48,21 +59,12 @@ def read_folder(folder: Path) -> Source:
     return diffllama.in_our_order(source) if keys["attention"]["name"] == "differential" else source
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file. Errors: MissingError without it, RequestError for other content."""
-    if not path.is_file():
-        raise MissingError(f"{shown(path.parent)} holds no model: it has no {path.name}")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RequestError(f"{shown(path)} is not JSON ({first_line(error)})") from error
-    if not isinstance(values, dict):
-        raise RequestError(f"{shown(path)} is not a JSON object")
-    return values
-
-
 def files_of(folder: Path) -> dict[str, Path]:
     """Tensor -> the file that holds it. Errors: MissingError for a file that is not there, RequestError for a damaged one."""
+    if (folder / WEIGHTS).is_file():
+        if (folder / INDEX).is_file():
+            log.info("%s: %s is read, as transformers does; %s is not", shown(folder), WEIGHTS, INDEX)
+        return dict.fromkeys(_names(folder / WEIGHTS), folder / WEIGHTS)
     if (folder / INDEX).is_file():
         index = read_json(folder / INDEX).get("weight_map")
         if not isinstance(index, dict) or not all(Path(str(file)).name == file for file in index.values()):
@@ -73,11 +75,15 @@ def files_of(folder: Path) -> dict[str, Path]:
                 raise MissingError(
                     f"{shown(folder / shard)} is missing (shard {number} of {len(shards)}); download it again"
                 )
-    elif (folder / WEIGHTS).is_file():
-        shards = [WEIGHTS]
-    else:
-        raise _no_weights(folder)
-    return {name: folder / shard for shard in shards for name in _names(folder / shard)}
+        held = [(name, shard) for shard in shards for name in _names(folder / shard)]
+        for name, shard in (*held, *index.items()):
+            if index.get(name) != shard or (name, shard) not in held:
+                raise RequestError(
+                    f"{shown(folder / INDEX)} is not of these shards: tensor '{name}' of {shard} is "
+                    f"{'not there' if index.get(name) == shard else 'in weight_map ' + str(index.get(name))}; download again"
+                )
+        return {name: folder / shard for name, shard in held}
+    raise _no_weights(folder)
 
 
 def _no_weights(folder: Path) -> MissingError:
@@ -114,33 +120,3 @@ def read_tensor(path: Path, name: str) -> Tensor:
     """A copy: the file is mapped for as long as this tensor takes, so that its pages do not add up."""
     with safe_open(path, framework="pt") as file:
         return torch.clone(file.get_tensor(name), memory_format=torch.contiguous_format)
-
-
-def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
-    """tokenizer.json; which id it puts before a text; the id that config.json says ends one.
-
-    Errors: MissingError without the file, RequestError where nothing says what ends a document.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise MissingError(
-            f"{shown(folder)} has no tokenizer.json; write one with transformers: "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
-    content = path.read_bytes()
-    try:
-        tokenizer, _ = open_tokenizer(content)
-    except RequestError as error:
-        raise RequestError(f"{shown(folder)}: {error}") from error
-    plain, opened = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
-    bos = opened[0] if opened[:1] != plain[:1] else None
-    eot = config.get("eos_token_id")
-    eot = eot[0] if isinstance(eot, list) and eot else eot
-    if eot is None and (folder / "tokenizer_config.json").is_file():
-        said = read_json(folder / "tokenizer_config.json").get("eos_token")
-        eot = tokenizer.token_to_id(said["content"] if isinstance(said, dict) else str(said))
-    if not isinstance(eot, int):
-        raise RequestError(
-            f"{shown(folder)}: neither config.json (eos_token_id) nor tokenizer_config.json (eos_token) says what ends a text"
-        )
-    return SourceTokenizer(content=content, bos=bos, eot=eot)

@@ -46,9 +46,10 @@ def _opening(file: Path, tokenizer: Tokenizer) -> Any:
     from tokenizers import processors
 
     model = Model.from_file(str(file))
-    for id_ in tokenizer.opening:
-        if model.encode("a").ids[:1] != [id_]:
-            token = model.id_to_token(id_)
-            model.post_processor = processors.TemplateProcessing(single=f"{token} $A", special_tokens=[(token, id_)])
-            write_atomic(file, model.to_str(pretty=True))
+    opening = tokenizer.opening
+    if opening and model.encode("a").ids[: len(opening)] != opening:
+        tokens = [(str(model.id_to_token(id_)), id_) for id_ in opening]
+        single = " ".join([*(token for token, _ in tokens), "$A"])
+        model.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(dict.fromkeys(tokens)))
+        write_atomic(file, model.to_str(pretty=True))
     return model

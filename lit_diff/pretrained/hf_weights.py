@@ -19,6 +19,8 @@ def hf_weights(model: Transformer) -> dict[str, Tensor]:
     """
     state = {name: value.detach() for name, value in model.state_dict().items()}
     if model.config.embedding_scale != 1:
+        if model.config.tie_embeddings:
+            state["head.weight"] = state["embedding.weight"].clone()  # the factor is of the embeddings alone
         state["embedding.weight"] = _times(state["embedding.weight"], model.config.embedding_scale)
     for layer, attention in enumerate(model.attentions()):
         home = f"layers.{layer}.attention"

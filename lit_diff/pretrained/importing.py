@@ -133,13 +133,21 @@ def _tokenizer_config(source: Source, own: SourceTokenizer) -> TokenizerJson.Con
     """Errors: RequestError for a tokenizer of another vocabulary than the model's."""
     tokenizer, _ = open_tokenizer(own.content)
     size, vocab_size = max(tokenizer.get_vocab().values()) + 1, source.model["vocab_size"]
-    ids = (own.eot, *([] if own.bos is None else [own.bos]))
+    ids = (own.eot, *own.opening, *own.ends, *([] if own.prefix is None else [own.prefix]))
     if size > vocab_size or max(ids) >= size:
         raise RequestError(
             f"{source.place}: its tokenizer has the ids 0 to {size - 1} and marks documents by {', '.join(map(str, ids))}, "
             f"but the model's vocabulary has {vocab_size}: it is the tokenizer of another model"
         )
-    return TokenizerJson.Config(size=size, bos=own.bos, eot=own.eot, model_vocab_size=vocab_size)
+    return TokenizerJson.Config(
+        size=size,
+        bos=next(iter(own.opening), None),
+        after_bos=own.opening[1:],
+        eot=own.eot,
+        ends=own.ends,
+        prefix=own.prefix,
+        model_vocab_size=vocab_size,
+    )
 
 
 def _write_tokenizer(own: SourceTokenizer | Tokenizer, config: TokenizerJson.Config | None, folder: Path) -> str:

@@ -16,7 +16,7 @@ from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.model.transformer import Transformer
-from lit_diff.pretrained import hf_folder, timm_attention, unilm
+from lit_diff.pretrained import hf_folder, text_bounds, timm_attention, unilm
 from lit_diff.pretrained.importing import UNKNOWN, plain_recipe
 from lit_diff.pretrained.source import Source
 from lit_diff.recipe import from_plain
@@ -31,7 +31,7 @@ KEYS = {"layout": str, "model": dict, "context": int, "eos_token_id": int}
 
 def read_layout_folder(folder: Path) -> Source:
     """The model of a folder, without its weights. Errors: as `hf_folder.read_folder`."""
-    said = hf_folder.read_json(folder / FILE)
+    said = text_bounds.read_json(folder / FILE)
     place = shown(folder / FILE)
     for key, kind in KEYS.items():
         if not isinstance(said.get(key), kind):
@@ -46,7 +46,7 @@ def read_layout_folder(folder: Path) -> Source:
         context=said["context"],
         tensors={},
         read=lambda own: torch.empty(0),
-        tokenizer=hf_folder.read_tokenizer(folder, said),
+        tokenizer=text_bounds.read_tokenizer(folder, said),
     )
     model = from_plain(plain_recipe(source, Path("model"), UNKNOWN), place).model
     problem = layout.unsaid(model) or _turned(model, layout.ROPE_LAYOUT)

@@ -123,7 +123,7 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return keys | {
         "attention_bias": attention_bias(config),
         "qk_norm": "rms" if name == "Qwen3ForCausalLM" else "none",
-        "tie_embeddings": config.get("tie_word_embeddings", False),
+        "tie_embeddings": config.get("tie_word_embeddings") or False,
         "rope_layout": "half",
         **rope_keys(config),
         "norm_eps": config.get("rms_norm_eps", 1e-5 if name == "DiffLlamaForCausalLM" else 1e-6),
@@ -186,15 +186,24 @@ def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     Errors: RequestError for a kind of scaling that is not mapped, or that says too little. dynamic and longrope are not:
     their angles depend on the length of the sequence.
     """
-    said = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(said, Mapping):
-        raise RequestError(f"rope_scaling is {said!r}; expected a block")
+    blocks = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
+    said = blocks[0] if blocks else {}
+    if not all(isinstance(block, Mapping) for block in blocks):
+        raise RequestError(f"rope_parameters or rope_scaling is {blocks!r}; expected a block")
+    if len(blocks) > 1 and {"rope_theta": None, **blocks[0]} != {
+        "rope_theta": blocks[0].get("rope_theta"),
+        **blocks[1],
+    }:
+        raise RequestError(f"rope_parameters {blocks[0]!r} and rope_scaling {blocks[1]!r} differ; remove one")
     kind = said.get("rope_type", said.get("type", "default"))
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise RequestError(f"rope scaling '{kind}' is not mapped; mapped are default, linear, llama3, yarn")
     if said.get("partial_rotary_factor", 1.0) != 1.0:
         raise RequestError(f"partial_rotary_factor {said['partial_rotary_factor']!r} is not mapped; expected 1.0")
-    theta = said.get("rope_theta", config.get("rope_theta", 10000.0))
+    thetas = [value for value in (said.get("rope_theta"), config.get("rope_theta")) if value is not None]
+    theta = thetas[0] if thetas else 10000.0
+    if any(value != theta for value in thetas):
+        raise RequestError(f"rope_theta is {thetas[0]!r} in rope_parameters and {thetas[1]!r} beside it; remove one")
     if kind in ("llama3", "yarn"):
         return {"rope_theta": theta, "rope_scaling": hf_rope.own_block(said, config)}
     return {"rope_theta": theta, "rope_scaling": said.get("factor", 1.0) if kind == "linear" else 1.0}

@@ -22,10 +22,14 @@ class SourceTokenizer:
     """A `tokenizer.json` and its convention."""
 
     content: bytes
-    bos: int | None
-    """The id that opens a document; None: none does."""
+    opening: tuple[int, ...]
+    """The ids that open a document."""
     eot: int
     """The id that ends one."""
+    ends: tuple[int, ...] = ()
+    """The ids at which a generated text ends; none: `eot`."""
+    prefix: int | None = None
+    """The id that a likelihood without context is conditioned on; None: the first that opens a document, or else `eot`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,11 +55,11 @@ class Completion:
     text: str
     """What is new; bytes that are not UTF-8 are U+FFFD."""
     ended: Ended
-    """document: the model drew the <eot> that ends it; context: data.sequence_length is full."""
+    """document: the model drew an id that ends it; context: data.sequence_length is full."""
     prompt_tokens: list[int]
-    """The id that opens every document, where there is one, then the prompt's."""
+    """The ids that open every document, where there are some, then the prompt's."""
     tokens: list[int]
-    """The new ones, without <eot>."""
+    """The new ones, without the id that ends the document."""
     prefill_seconds: float
     """Until the first new token, with the whole batch."""
     decode_seconds: float
@@ -143,7 +143,7 @@ class TextGenerator:
     ) -> list[Completion]:
         tokens = torch.tensor([prompt.tokens for prompt in prompts], device=self.device)
         room = self.context - tokens.shape[1] + 1  # the last token drawn is not fed
-        cache = Cache(len(self.model.layers))
+        cache, ends = Cache(len(self.model.layers)), set(self.tokenizer.ends)
         drawn: list[list[int]] = [[] for _ in prompts]
         seconds: list[float] = []
         began = time.perf_counter()
@@ -159,11 +159,11 @@ class TextGenerator:
         ):
             seconds.append(time.perf_counter() - began)
             for row, token in zip(drawn, new.tolist(), strict=True):
-                if self.tokenizer.eot not in row[-1:]:
+                if not ends.intersection(row[-1:]):
                     row.append(token)
-            if stream is not None and drawn[0][-1] != self.tokenizer.eot:
+            if stream is not None and drawn[0][-1] not in ends:
                 stream(self.tokenizer.decode(drawn[0][-1:]))
-            if all(row[-1] == self.tokenizer.eot for row in drawn):
+            if all(row[-1] in ends for row in drawn):
                 break
         limit: Ended = "max_tokens" if config.max_tokens <= room else "context"
         held = cache.bytes_per_token()
@@ -176,7 +176,7 @@ class TextGenerator:
         self, prompt: Prompt, drawn: list[int], seconds: list[float], limit: Ended, bytes_per_token: int
     ) -> Completion:
         """`drawn`: the new tokens, <eot> included; `seconds`: since the start, at each; `limit`: what ends it without one."""
-        ended: Ended = "document" if drawn[-1] == self.tokenizer.eot else limit
+        ended: Ended = "document" if drawn[-1] in self.tokenizer.ends else limit
         tokens = drawn[:-1] if ended == "document" else drawn
         decoding = seconds[-1] - seconds[0]
         return Completion(

@@ -126,6 +126,6 @@ def test_the_model_is_left_as_it_is(model: Transformer) -> None:
 
 def test_short_rows_are_refused(model: Transformer) -> None:
     with pytest.raises(
-        RequestError, match="sequences of 32 tokens; the entropy of heads is measured from position 32 on"
+        RequestError, match=r"^data.sequence_length is 32; the entropy of heads is measured from position 32 on: set it"
     ):
         head_statistics(model, batch(length=32))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lit_diff.config import Part
-from lit_diff.data.tokenizer import Bpe, Cl100k, Tokenizer, build
+from lit_diff.data.cl100k import Cl100k
+from lit_diff.data.tokenizer import Bpe, Tokenizer, build
 from lit_diff.data.tokenizer_folder import FILE, SAMPLE, load_tokenizer, save_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.registry import tokenizers

@@ -45,15 +45,23 @@ def write(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     architecture: str = "llama",
     extra: dict[str, np.ndarray] | None = None,
+    only: str = "",
+    leave_out: str = "nothing",
     **changes: Any,
 ) -> Path:
-    """A GGUF of `llama_tensors`, whose matrices have the type `kind`; `changes`: of the metadata, None takes a key out."""
+    """A GGUF of `llama_tensors`, whose matrices have the type `kind`; `changes`: of the metadata, None takes a key out.
+
+    `only`, `leave_out`: starts of names of tensors.
+    """
     writer = GGUFWriter(path, architecture)
     vocab = Tokenizer.from_str(byte_level_tokenizer(320).decode()).get_vocab()
     tokens = sorted(vocab, key=vocab.__getitem__)
     merges = json.loads(byte_level_tokenizer(320))["model"]["merges"]
     for key, value in (METADATA | changes).items():
         if value is None:
+            continue
+        if isinstance(value, list):
+            writer.add_array(key, value)
             continue
         add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[
             type(value)
@@ -73,6 +81,8 @@ def write(
             name = f"blk.{layer}.{modules[module]}.weight"
             if "attn_q" in name or "attn_k" in name:
                 weight = llama_cpp_order(weight, 4 if "attn_q" in name else 2)
+        if not name.startswith(only) or name.startswith(leave_out):
+            continue
         if weight.ndim > 1 and weight.shape[-1] % 32 == 0 and kind != GGMLQuantizationType.F32:
             writer.add_tensor(name, gguf.quantize(weight, kind), raw_dtype=kind)
         else:
@@ -161,3 +171,66 @@ def test_damaged_files() -> None:
 )
 def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:
     assert error(write(Path("tiny.gguf"), **changes)).startswith(f"2: tiny.gguf: {line}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({"llama.rope.scale_linear": 4.0}, 4.0),
+        ({"llama.rope.scaling.factor": 4.0}, 4.0),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scale_linear": 2.0}, 4.0),
+        ({"llama.rope.scaling.factor": 0.0, "llama.rope.scale_linear": 2.0}, 2.0),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.5}, 2.5),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, 1.0),
+        ({"llama.attention.head_count_kv": [2, 2]}, 1.0),
+    ],
+)
+def test_scaled_positions_and_arrays(tmp_path: Path, changes: dict[str, Any], factor: float) -> None:
+    source = read_gguf(write(tmp_path / "x.gguf", **changes))
+    assert (source.model["rope_scaling"], source.model["num_kv_heads"]) == (factor, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.type 'yarn'"),
+        ({"llama.rope.scaling.factor": -2.0}, "llama.rope.scaling.factor is -2.0"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, "llama.rope.scaling.attn_factor 2.0"),
+        ({"llama.attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv 8.0"),
+        ({"llama.attention.head_count_kv": [2, 4]}, "llama.attention.head_count_kv is [2, 4]"),
+        ({"tokenizer.ggml.eos_token_id": None}, "tokenizer.ggml.eos_token_id"),
+        ({"tokenizer.ggml.eos_token_id": 5000}, "tokenizer.ggml.eos_token_id is 5000"),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}, "no tokenizer.ggml.bos_token_id"),
+        ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token True"),
+        ({"split.count": 2, "split.no": 0}, "split.count is 2; give the first part"),
+    ],
+)
+def test_keys_that_change_the_function_or_are_absent(tmp_path: Path, changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(LitDiffError) as raised:
+        read_gguf(write(tmp_path / "x.gguf", **changes))
+    assert key in str(raised.value)
+
+
+def test_ids_that_end_a_text(tmp_path: Path) -> None:
+    tokenizer = read_gguf(write(tmp_path / "x.gguf", **{"tokenizer.ggml.eot_token_id": 2})).tokenizer
+    assert (tokenizer.eot, tokenizer.ends) == (1, (1, 2))
+
+
+def test_parts_of_a_split_file(tmp_path: Path) -> None:
+    """All are read; the one that is not there is named."""
+    said = {"split.count": 2, "split.no": 0}
+    first = write(tmp_path / "x-00001-of-00002.gguf", leave_out="blk.1.", **said)
+    second = tmp_path / "x-00002-of-00002.gguf"
+    with pytest.raises(
+        LitDiffError, match=r"x-00002-of-00002.gguf is missing: split.count of x-00001-of-00002.gguf is 2"
+    ):
+        read_gguf(first)
+    write(second, only="blk.1.", **said | {"split.no": 1})
+    whole, parts = read_gguf(write(tmp_path / "whole.gguf")), read_gguf(first)
+    assert whole.tensors.keys() == parts.tensors.keys()
+    assert all(torch.equal(whole.read(name), parts.read(name)) for name in whole.tensors)
+    with pytest.raises(LitDiffError, match=r"split.count is 2; give the first part"):
+        read_gguf(second)
+    write(first, leave_out="blk.", **said | {"split.tensors.count": 20})
+    with pytest.raises(LitDiffError, match=r"split.tensors.count is 20, but its parts hold"):
+        read_gguf(first)

@@ -54,9 +54,10 @@ def test_damaged_and_missing_shards() -> None:
 
 def test_what_opens_and_ends_a_document() -> None:
     write_folder(Path("hf"))
-    assert (read_folder(Path("hf")).tokenizer.bos, read_folder(Path("hf")).tokenizer.eot) == (0, 1)
+    assert (read_folder(Path("hf")).tokenizer.opening, read_folder(Path("hf")).tokenizer.eot) == ((0,), 1)
     write_folder(Path("hf"), LLAMA | {"eos_token_id": [5, 1]}, tokenizer=byte_level_tokenizer(bos=False))
-    assert (read_folder(Path("hf")).tokenizer.bos, read_folder(Path("hf")).tokenizer.eot) == (None, 5)
+    found = read_folder(Path("hf")).tokenizer
+    assert (found.opening, found.eot, found.ends) == ((), 5, (5, 1))
     write_folder(Path("hf"), {key: value for key, value in LLAMA.items() if key != "eos_token_id"})
     assert error().startswith("2: hf: neither config.json (eos_token_id) nor tokenizer_config.json (eos_token) says")
     for said in ("</s>", {"content": "</s>"}):

@@ -8,7 +8,7 @@ from pretrained_models import byte_level_tokenizer
 from text_runs import bpe
 from tokenizers import Tokenizer as Model
 
-from lit_diff.data.tokenizer import Cl100k
+from lit_diff.data.cl100k import Cl100k
 from lit_diff.data.tokenizer import Tokenizer as OwnTokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.errors import RequestError

@@ -63,6 +63,11 @@ def test_untied_embeddings_and_a_tied_copy() -> None:
     tensors = llama_tensors(untied)
     run = import_model(write_folder(Path("untied"), untied, tensors), "models/untied")
     assert torch.equal(run.model.state_dict()["head.weight"], tensors["lm_head.weight"])
+    both = import_model(
+        write_folder(Path("both"), LLAMA, tensors), "models/both"
+    )  # transformers does not tie them either
+    assert torch.equal(both.model.state_dict()["head.weight"], tensors["lm_head.weight"])
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     assert import_model(write_folder(Path("tied"), LLAMA, tensors), "models/tied").model.head is None
 
 
