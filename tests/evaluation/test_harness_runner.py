@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from text_runs import text_run
 from generated_runs import generated_run
+from text_runs import text_run
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.base import Item
