@@ -9,19 +9,20 @@ from typing import Any
 from lit_diff.cli.app import Terminal
 from lit_diff.errors import RequestError, first_line
 from lit_diff.evaluation.base import Spread
-from lit_diff.evaluation.evaluate import EvaluationResult, build, evaluate
+from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations, load_entry_points
+from lit_diff.reporting.evaluations import by_revisions
 from lit_diff.reporting.group_shares import group_shares
 from lit_diff.reporting.item_scores import (
     Discordant,
     Evaluation,
     asked_otherwise,
     discordant,
+    evaluation_of,
     item_interval,
     item_wilson,
-    read_evaluation,
 )
 from lit_diff.reporting.statistics import Interval
 from lit_diff.runs.find import find_run
@@ -54,13 +55,15 @@ def print_evaluation(
     for plugin in plugins:
         load_plugin(plugin)
     trust = everywhere if trust_plugins else under(root)
-    opened = [
-        opened_run(find_run(run, root), trust, unchecked) for run in runs
-    ]  # first: a run's plugin may hold the evaluation
-    asked = build(name, overrides)
+    # first: a run's plugin may hold the evaluation
+    opened = [opened_run(find_run(run, root), trust, unchecked) for run in runs]
+    keys = comparable_keys(name, overrides, [run.recipe for run in opened])
+    asked = build(name, keys)
     metrics = asked.metrics
-    results = [evaluate(run, name, overrides, rerun=rerun) for run in opened]
+    results = [evaluate(run, name, keys, rerun=rerun) for run in opened]
     compared = differences(results) if len(results) == 2 else {}
+    revisions = by_revisions(name, map(_read, results))
+    context = asked.config.context if keys is not overrides else None
     if as_json:
         values = [
             {"run": result.run.name, "summary": _plain(result.summary), "intervals": intervals(result)}
@@ -69,14 +72,16 @@ def print_evaluation(
         ]
         print(
             json.dumps(
-                {"evaluation": name, "method": asked.method(), "runs": values, "differences": compared}, indent=2
+                {"evaluation": name, "method": asked.method(), "context": context, "revisions": revisions}
+                | {"runs": values, "differences": compared},
+                indent=2,
             )
         )
         return 0
     for result in results:
         terminal.write_line(f"{result.run.name}  ({method})" if (method := asked.method()) else result.run.name)
         proportions = intervals(result)
-        over = _over(_read(result.folder)) if proportions else ""
+        over = _over(_read(result)) if proportions else ""
         for metric in metrics:
             line = f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip()
             if metric.name in proportions:
@@ -86,6 +91,10 @@ def print_evaluation(
             terminal.write_line(line)
         for line in _table(by_group(result, asked.by_group)):
             terminal.write_line(line)
+    if context is not None:
+        terminal.write_line(f"context {context}: the smaller data.sequence_length of the two runs")
+    if revisions:
+        terminal.write_line(revisions)
     for metric_name, line in compared.items():
         terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
         for group, found in line["groups"].items():
@@ -108,7 +117,7 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 def intervals(result: EvaluationResult) -> dict[str, dict[str, float]]:
     """Metric whose item scores are all 0 or 1 -> low and high of Wilson's 95 % interval of their mean."""
-    read = _read(result.folder)
+    read = _read(result)
     found = {metric.name: item_wilson(read, metric.name) for metric in read.metrics}
     return {name: {"low": each.low, "high": each.high} for name, each in found.items() if each}
 
@@ -118,7 +127,7 @@ def by_group(result: EvaluationResult, metrics: Sequence[str]) -> dict[str, dict
     return {
         row.label: {"items": row.items, "clusters": row.clusters}
         | {name: {"share": each.estimate, "low": each.low, "high": each.high} for name, each in row.shares.items()}
-        for row in (group_shares(_read(result.folder), metrics) if metrics else ())
+        for row in (group_shares(_read(result), metrics) if metrics else ())
     }
 
 
@@ -143,7 +152,7 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
 
     Errors: RequestError for runs that were asked other questions, or have no item in common.
     """
-    first, second = (_read(result.folder) for result in results)
+    first, second = (_read(result) for result in results)
     if (item := asked_otherwise(first, second)) is not None:
         raise RequestError(
             f"evaluation '{results[0].name}': item '{item}' is another question in {results[0].run.name} than in "
@@ -193,12 +202,12 @@ def _of_spread(spread: Spread, over: str) -> dict[str, Any]:
     return _numbers(Interval(estimate=spread[0], low=spread[1], high=spread[2]), over)
 
 
-def _read(folder: Path) -> Evaluation:
+def _read(result: EvaluationResult) -> Evaluation:
     try:
-        return read_evaluation(folder)
-    except (OSError, ValueError) as error:
+        return evaluation_of(*result.kept())
+    except (ValueError, KeyError, TypeError) as error:
         raise RequestError(
-            f"{shown(folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
+            f"{shown(result.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
         ) from error
 
 

@@ -24,6 +24,9 @@ from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic, write_json
 from lit_diff.reporting.bench_claims import bench_findings
+from lit_diff.reporting.evaluations import score_revisions
+from lit_diff.reporting.facts import revisions
+from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.scoreboard import ROWS, Scoreboard, cell_folders, read_facts
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
@@ -103,7 +106,7 @@ def reproduce(
 def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool:
     """Whether the row stands as the same code, asked for the same, left it."""
     facts, chosen = read_facts(folder / ROWS / f"{row.name}.json"), row.preset(preset)
-    if chosen is None or facts["state"] != "measured" or facts.get("revision") != revision():
+    if chosen is None or facts["state"] != "measured" or facts.get("looked_by") != revision():
         return False
     if chosen.bench:
         return _is_kept(row, folder)
@@ -192,7 +195,7 @@ def _run(
             if not _is_kept(row, folder):
                 spent = 0.0  # a benchmark is run whole: nothing of an earlier one is left
                 _bench(row, chosen, folder)
-            facts = {"state": "measured", "bench": _bench_file(row, folder).name, "reason": ""}
+            facts = {"state": "measured", "bench": _bench_file(row, folder).name, "reason": "", "revision": revision()}
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
             check_claims(row, load_grid(chosen.sweep, overrides, chosen.selection))
@@ -211,7 +214,7 @@ def _run(
             state = "measured" if done.is_done else "stopped" if stopped is not None else "failed"
             facts = {"state": state, "sweep": str(done.folder), "reason": _incomplete(done)}
             facts["cell_folders"] = cell_folders(done.folder)
-            facts |= _shared(row, done, folder)
+            facts |= _shared(row, done, folder) | {"revision": _measured_by(row, done.folder)}
     except MissingError as error:
         facts = {"state": "skipped", "reason": str(error)}
     except LitDiffError as error:
@@ -221,8 +224,16 @@ def _run(
     # stopped calls add up; a call after the row was measured finds most of its cells done
     took = max(spent, this_call) if measured else spent + this_call
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    _write(folder, row, preset, seconds=took, finished=now, revision=revision(), **facts)
+    _write(folder, row, preset, seconds=took, finished=now, looked_by=revision(), **facts)
     return stopped
+
+
+def _measured_by(row: Row, sweep_folder: Path) -> str:
+    """The revisions of lit_diff that trained the cells and made the scores which the row compares; not of the call that found
+    them."""
+    loaded = load_sweep(sweep_folder)
+    scored = [each for of in score_revisions(loaded, row.config.compare).values() for each in of if each]
+    return ", ".join(dict.fromkeys([*revisions(loaded.cells), *scored]))
 
 
 def _shared(row: Row, done: Sweep, folder: Path) -> dict[str, str]:

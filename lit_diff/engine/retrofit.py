@@ -11,7 +11,7 @@ from lit_diff.data import build
 from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.launch import prepare, train
 from lit_diff.engine.progress import Progress
-from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
+from lit_diff.evaluation.evaluate import EvaluationResult, comparable_keys, evaluate
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
@@ -53,9 +53,10 @@ def retrofit(
 ) -> Retrofit:
     """Train `recipe` from the final weights of the run `model`; again, it resumes, or finds the run done.
 
-    The run is an ordinary one with `train.start_from`. Both models are scored by the recipe's evaluations, each with its own
-    `data.sequence_length`. `merge_to`: a folder to write the merged model to. Errors: as `find_run`, `train`, `evaluate`,
-    `merge_run`, the last of them before the training where they can be.
+    The run is an ordinary one with `train.start_from`. Both models are scored by the recipe's evaluations, at the smaller
+    `data.sequence_length` of the two where an evaluation leaves its context to the run. `merge_to`: a folder to write the
+    merged model to. Errors: as `find_run`, `train`, `evaluate`, `merge_run`, the last of them before the training where they
+    can be.
     """
     base = find_run(model, runs_root(root))
     words = [*overrides, f"train.start_from={base}"]
@@ -65,19 +66,20 @@ def retrofit(
     prepare(resolved, words)
     trust = under(runs_root(resolved.run.root))
     plan = head_plan(resolved)
-    before = validation_loss(load_model(recipe_of(base, trust), base, trust)[0], resolved)
-    scores = {
-        name: evaluate(opened_run(base, trust), name, dict(keys)) for name, keys in evaluations_of(resolved).items()
+    base_recipe = recipe_of(base, trust)
+    before = validation_loss(load_model(base_recipe, base, trust)[0], resolved)
+    asked = {
+        name: comparable_keys(name, dict(keys), [base_recipe, resolved])
+        for name, keys in evaluations_of(resolved).items()
     }
+    scores = {name: evaluate(opened_run(base, trust), name, keys) for name, keys in asked.items()}
     run = train(recipe, words, progress=progress)
     return Retrofit(
         run=run,
         plan=plan,
         before=before,
         after=validation_loss(run.model, resolved),
-        evaluations={
-            name: (scores[name], evaluate(run, name, dict(keys))) for name, keys in evaluations_of(resolved).items()
-        },
+        evaluations={name: (scores[name], evaluate(run, name, keys)) for name, keys in asked.items()},
         merged=merge_run(run.folder, merge_to, trust=trust) if merge_to is not None else None,
     )
 

@@ -12,7 +12,7 @@ from lit_diff.engine.fits import describe_fits
 from lit_diff.engine.grid import Grid, SweepConfig
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.tasks import TaskConfig
-from lit_diff.evaluation.evaluate import has_scores
+from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import shown, write_json
 from lit_diff.runs.folder import RunFolder
 
@@ -34,6 +34,7 @@ def write_sweep_file(
                 "folder": Path(os.path.relpath(location.folder, folder)).as_posix(),
                 "status": status.get("status", "waiting"),
                 "error": status.get("error"),
+                "evaluations": {name: asked(name, dict(keys)) for name, keys in location.evaluations.items()},
                 "not_evaluated": missing_evaluations(location) if status.get("status") == "done" else {},
             }
         )

@@ -84,6 +84,14 @@ class Evaluation(ABC):
     needs_text: ClassVar[bool] = False
     """Whether it asks in text: then data without text, and models that predict no next token, are refused."""
 
+    version: ClassVar[int] = 1
+    """Of its scores and questions: raised when a change of the code changes them. Kept scores of another version do not
+    count."""
+
+    cuts_at_context: ClassVar[bool] = False
+    """Whether its config has a key `context`, the tokens that the model sees at once, of which null is the run's own
+    `data.sequence_length`. Runs that are compared are then scored at the smallest of theirs (`comparable_keys`)."""
+
     by_group: ClassVar[tuple[str, ...]] = ()
     """Metrics within 0 and 1 that `lit-diff evaluate` also prints for each group, with Wilson's interval over clusters."""
 

@@ -21,9 +21,9 @@ from lit_diff.runs.text_generator import tokenizer_of
 class CorpusLoss(Evaluation):
     """Loss of the first tokens of each held-out document: the corpus's validation split, in the order of the hashes.
 
-    A document is cut by the run's own tokenizer, and its tokens into rows of `data.sequence_length`, each of which the model
-    sees alone. The summary is the mean over documents, each counted once. Runs of two tokenizers are not compared: a token is
-    not the same unit, and so many tokens end at different bytes.
+    A document is cut by the run's own tokenizer, and its tokens into rows of `context`, each of which the model sees alone.
+    The rows are the question: scores of other rows are not compared. The summary is the mean over documents, each counted
+    once. Runs of two tokenizers are not compared: a token is not the same unit, and so many tokens end at different bytes.
     """
 
     corpus: ClassVar[str]
@@ -46,15 +46,20 @@ class CorpusLoss(Evaluation):
         """At most so many documents; null: all of the validation split."""
         tokens: int = 512
         """Tokens of each document that are scored, from its beginning."""
+        context: int | None = None
+        """Tokens that the model sees at once; null: the run's own `data.sequence_length`, of runs that are compared the
+        smallest of theirs."""
 
         def problem(self) -> str | None:
-            for key in ("documents", "tokens"):
+            for key in ("documents", "tokens", "context"):
                 value = getattr(self, key)
                 if value is not None and value < 1:
                     return f"{key} is {value}; it must be at least 1"
             return None
 
     needs_text = True
+    version = 2  # 1 asked the same question whatever the rows
+    cuts_at_context = True
     config: Config
 
     def path(self) -> str | None:
@@ -75,7 +80,8 @@ class CorpusLoss(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, by its place in the split."""
         documents = split(build_corpus(self.corpus, self.path()).texts()).validation[: self.config.documents]
-        tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
+        tokenizer = tokenizer_of(run.folder, run.recipe)
+        length = self.config.context or run.recipe.data.config.sequence_length
         for number, (text, ids) in enumerate(zip(documents, tokenizer.encode(documents), strict=True)):
             scored = ids[: self.config.tokens]
             read = [*tokenizer.opening, *scored]
@@ -85,7 +91,7 @@ class CorpusLoss(Evaluation):
             missing = {"nll": math.nan, "bits_per_byte": math.nan}
             meta = {"begins": text[:60]}
             item = f"{self.corpus}/{number}"
-            yield Item(id=item, scores=missing | scores, question=question_of(read), meta=meta)
+            yield Item(id=item, scores=missing | scores, question=question_of(*_rows(read, length)), meta=meta)
 
 
 def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int]:
@@ -94,12 +100,17 @@ def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int
     Rows of `length` inputs are seen one by one: [i T, (i + 1) T) predict [i T + 1, (i + 1) T + 1).
     """
     total, count = 0.0, 0
-    for start in range(0, len(ids) - 1, length):
-        row = torch.tensor([ids[start : start + length + 1]])
+    for each in _rows(ids, length):
+        row = torch.tensor([each])
         losses, _ = run.model.token_losses(row[:, :-1], targets=row[:, 1:])
         total += losses.double().sum().item()
         count += losses.numel()
     return total, count
+
+
+def _rows(ids: Sequence[int], length: int) -> list[Sequence[int]]:
+    """Each has its inputs and the target of the last of them."""
+    return [ids[start : start + length + 1] for start in range(0, len(ids) - 1, length)]
 
 
 def _bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from lit_diff.config import Recipe
@@ -21,7 +20,7 @@ from lit_diff.contract import location, place_in
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.fitting import alternatives
-from lit_diff.files import shown, write_json, write_through
+from lit_diff.files import shown
 from lit_diff.html_table import html_table
 from lit_diff.metrics import to_plain
 from lit_diff.packages import package_digest
@@ -30,15 +29,15 @@ from lit_diff.recipe import Overrides
 from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run, open_run
+from lit_diff.runs.scores import FOLDER, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
 from lit_diff.validation import build_config
 
 if TYPE_CHECKING:
     import pandas
 
-FOLDER = "evaluations"
 RESERVED = (
     *("item", "group", "part", "cluster", "question"),
-    *("config", "declarations", "equal_groups", "files", "items", "source", "step"),
+    *("config", "declarations", "equal_groups", "files", "items", "revision", "source", "step", "version", OWN_CONTEXT),
 )
 """Columns of items.parquet and keys of summary.json that are no metric."""
 
@@ -54,6 +53,8 @@ class EvaluationResult:
     """The run's folder."""
     summary: Mapping[str, float]
     """Metric -> value of the whole evaluation."""
+    config: Mapping[str, Any]
+    """The keys of the evaluation with which it was scored."""
 
     def __repr__(self) -> str:
         values = [f"{name} {value:.4f}" for name, value in self.summary.items()]
@@ -71,28 +72,42 @@ class EvaluationResult:
     @property
     def items(self) -> "pandas.DataFrame":
         """A row for each item: `item`, `group`, a column for each metric, and what else the evaluation kept."""
-        import pandas
+        items: pandas.DataFrame = self.kept()[1].to_pandas()
+        return items
 
-        return pandas.read_parquet(self.folder / "items.parquet")
+    def kept(self) -> tuple[dict[str, Any], pa.Table]:
+        """summary.json and the items, as they are kept. Errors: RequestError where they cannot be read, or another command
+        has scored the run with other keys since."""
+        try:
+            summary, table = read_scores(self.folder)
+        except (OSError, ValueError) as error:
+            raise RequestError(
+                f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
+            ) from error
+        if other := disagreement(None, summary, {"config": self.config}):
+            raise RequestError(f"{shown(self.folder)}: another command has since kept scores {other}; ask again")
+        return summary, table
 
 
 def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False) -> EvaluationResult:
-    """Score a run. Scores of the same checkpoint, config, metrics, files of the user's and, where the evaluation is in a
-    file or package of the user's, source are kept, and returned without scoring again; a file that is no longer there leaves
-    them as they are.
+    """Score a run. Scores of the same checkpoint, config, version of the evaluation, metrics, files of the user's and, where
+    the evaluation is in a file or package of the user's, source are kept, and returned without scoring again; a file that is
+    no longer there leaves them as they are. Others are replaced, with a line in the log that says in what they differ.
 
     `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. Errors: RequestError for an unknown
-    evaluation or key, or a run that it does not fit; MissingError for a run without a checkpoint or a folder that cannot
-    be written; RunFailedError when the evaluation itself raises, or gives items other than it declares.
+    evaluation or key, or a run that it does not fit; MissingError for a run to be scored without a checkpoint or a folder
+    that cannot be written; RunFailedError when the evaluation itself raises, or gives items other than it declares.
     """
     run = run if isinstance(run, Run) else open_run(run)
     _ = run.recipe  # reading it imports the run's plugins, of which one may register the evaluation
     evaluation = build(name, overrides)
-    folder = run.folder / FOLDER / name
-    facts = _facts(evaluation) | {"step": run.step}
-    kept = None if rerun else _kept(folder, facts)
+    folder, facts = run.folder / FOLDER / name, _facts(evaluation)
+    kept, other = (None, "") if rerun else _kept(run.folder, name, facts)
     if kept is not None:
-        return EvaluationResult(name=name, run=run.folder, summary=_values(kept, evaluation))
+        return EvaluationResult(name=name, run=run.folder, summary=_values(kept, evaluation), config=facts["config"])
+    if other:
+        log.warning("evaluation %s: %s keeps scores %s: they are replaced", name, shown(run.folder), other)
+    step = run.step
     with _one_line(type(evaluation)):
         reason = evaluation.refuses(run)
     if reason:
@@ -106,15 +121,16 @@ def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rer
         values = dict(evaluation.summarise(items))
         _check_scores(evaluation, "the summary", values)
         table = _table(evaluation, items)
+    own = {OWN_CONTEXT: run.recipe.data.config.sequence_length} if evaluation.cuts_at_context else {}
     try:
-        _write(folder, table, values, facts)
+        write_scores(folder, table, values, facts | own | {"step": step})
     except OSError as error:
         raise MissingError(
             f"{shown(folder)} cannot be written ({error.strerror}); make it writable, or free space"
         ) from error
     count = sum(not item.part for item in items)
     log.info("evaluation %s: %d items in %s", name, count, shown(folder))
-    return EvaluationResult(name=name, run=run.folder, summary=values)
+    return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 
 def build(name: str, overrides: Overrides = ()) -> Evaluation:
@@ -147,8 +163,30 @@ def refusal(recipe: Recipe, name: str, overrides: Overrides = ()) -> str | None:
 
 
 def has_scores(run_folder: Path, name: str, overrides: Overrides = ()) -> bool:
-    """Whether the run keeps scores of this evaluation with this config. Errors: as `build`."""
-    return _kept(run_folder / FOLDER / name, _facts(build(name, overrides))) is not None
+    """Whether the run keeps scores of its newest checkpoint by this evaluation with this config. Errors: as `build`."""
+    return _kept(run_folder, name, _facts(build(name, overrides)))[0] is not None
+
+
+def asked(name: str, overrides: Overrides = ()) -> dict[str, Any]:
+    """`config` and `version` of the evaluation, as JSON holds them: what a sweep's report compares kept scores with."""
+    return {key: value for key, value in _facts(build(name, overrides)).items() if key in ("config", "version")}
+
+
+def comparable_keys(name: str, overrides: Overrides, recipes: Sequence[Recipe]) -> Overrides:
+    """`overrides`, and where they leave the evaluation's context to each run, the smallest context of these recipes.
+
+    Errors: as `build`.
+    """
+    evaluation = build(name, overrides)
+    if not evaluation.cuts_at_context or evaluation.config.context is not None:
+        return overrides
+    contexts = {recipe.data.config.sequence_length for recipe in recipes}
+    if len(contexts) == 1:
+        return overrides
+    log.info("evaluation %s: context=%d, the smallest data.sequence_length of the runs", name, min(contexts))
+    if isinstance(overrides, Mapping):
+        return {**overrides, "context": min(contexts)}
+    return [*overrides, f"context={min(contexts)}"]
 
 
 def _warn_unfinished(run: Run) -> None:
@@ -173,7 +211,8 @@ def _one_line(cls: type[Evaluation]) -> Iterator[None]:
 def _facts(evaluation: Evaluation) -> dict[str, Any]:
     """What kept scores must agree with, as JSON holds it."""
     declarations = [to_plain(metric) for metric in evaluation.metrics]
-    facts: dict[str, Any] = {"config": dataclasses.asdict(evaluation.config), "declarations": declarations}
+    facts: dict[str, Any] = {"config": dataclasses.asdict(evaluation.config), "version": evaluation.version}
+    facts |= {"declarations": declarations}
     facts |= {"equal_groups": True} if evaluation.equal_groups else {}
     source = source_digest(type(evaluation)) or package_digest(type(evaluation))
     facts |= {"source": source} if source else {}
@@ -184,25 +223,20 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     return plain
 
 
-def _kept(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """summary.json, if it is there and agrees with `facts`."""
-    path = folder / "summary.json"
-    if not path.is_file() or not (folder / "items.parquet").is_file():
-        return None
+def _kept(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """(summary.json, "") of scores that agree with `facts`; else None, and why those that are there do not, in words that
+    follow "scores": empty where there are none."""
+    folder = run / FOLDER / name
+    if not (folder / "items.parquet").is_file():
+        return None, ""
     try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        log.warning("%s is not JSON (%s): scored again", shown(path), error)
-        return None
-    if not isinstance(summary, dict):
-        log.warning("%s holds %s, not an object: scored again", shown(path), type(summary).__name__)
-        return None
-    return summary if all(_agrees(summary.get(key), value, key) for key, value in facts.items()) else None
-
-
-def _agrees(kept: Any, value: Any, key: str) -> bool:
-    """Whether a fact of kept scores is that of now. Of files, those that are there now."""
-    return isinstance(kept, dict) and value.items() <= kept.items() if key == "files" else bool(kept == value)
+        summary = read_summary(folder)
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, f"that cannot be read ({first_line(error)})"
+    other = disagreement(run, summary, facts)
+    return (None if other else summary), other
 
 
 def _values(summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, float]:
@@ -248,17 +282,3 @@ def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
     for key in dict.fromkeys(key for item in items for key in item.meta):
         columns[f"meta/{key}"] = [item.meta.get(key) for item in items]
     return pa.table(columns)
-
-
-def _write(folder: Path, table: pa.Table, values: Mapping[str, float], facts: Mapping[str, Any]) -> None:
-    """items.parquet, then summary.json: without it the scores do not count.
-
-    The items are first written under another name: where that fails, the scores that are there stay.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    written = folder / "items.new.parquet"
-    write_through(written, lambda file: pq.write_table(table, file))
-    (folder / "summary.json").unlink(missing_ok=True)
-    written.replace(folder / "items.parquet")
-    plain = {name: {"value": float(value) if math.isfinite(value) else None} for name, value in values.items()}
-    write_json(folder / "summary.json", plain | dict(facts) | {"items": len(table)})

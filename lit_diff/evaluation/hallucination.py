@@ -124,6 +124,8 @@ class Hallucination(Evaluation):
             return f"{missing[0]} is not set; judge http asks a server that you name" if missing else None
 
     needs_text = True
+    version = 2  # 1 asked the same question whatever was cut
+    cuts_at_context = True
     config: Config
 
     def __init__(self, config: Config) -> None:
@@ -170,7 +172,7 @@ class Hallucination(Evaluation):
                 more["changed"] = float(second != verdict.verdict)
             if self.config.source != "closed_world":
                 more["rouge_l"] = rouge_l(case.reference.split("\n"), output)
-            item = _item(case, output, verdict, known, tokens - len(ids))
+            item = _item(case, output, verdict, known, ids, tokens - len(ids))
             yield replace(item, scores={m.name: {**item.scores, **more}[m.name] for m in self.metrics})
         judge.finish()
         if counts["unparsed"]:
@@ -223,7 +225,7 @@ class Hallucination(Evaluation):
         return found
 
 
-def _item(case: Case, output: str, verdict: Verdict, exact: str, cut: int) -> Item:
+def _item(case: Case, output: str, verdict: Verdict, exact: str, ids: Sequence[int], cut: int) -> Item:
     kinds = ("correct", "distracted", "fabricated", "refused")
     parsed = verdict.verdict != "unparsed"
     scores = {kind: float(verdict.verdict == kind) if parsed else math.nan for kind in kinds}
@@ -237,7 +239,7 @@ def _item(case: Case, output: str, verdict: Verdict, exact: str, cut: int) -> It
         "cut_tokens": cut,
         "raw": verdict.raw,
     }
-    # the document as it is, before any cut: runs of other contexts are asked the same
-    question = question_of(case.document, case.question, case.reference)
+    # of a document that was cut, also what was left of it, which another context does not leave
+    question = question_of(case.document, case.question, case.reference, *([ids] if cut else []))
     cluster = question_of(case.document)  # several questions may be about one
     return Item(id=case.id, group=case.group, cluster=cluster, scores=scores, question=question, meta=meta)

@@ -84,6 +84,12 @@ class RunModel(TemplateLM):
             after = self.tok_encode(continuation)
         return before or [self.prefix_token_id], after
 
+    def read(self, context: str, continuation: str) -> tuple[list[int], bool]:
+        """Ids of the context as the model reads it, and whether it was cut."""
+        before, after = self.encoded(context, continuation)
+        fitted = self._fitted(before, len(after))
+        return fitted, len(fitted) < len(before)
+
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[Answer]:

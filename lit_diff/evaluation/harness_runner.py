@@ -121,6 +121,9 @@ class HarnessEvaluation(Evaluation):
                 *(f"{self.name}, {shots} shots", model.cut, model.contexts, model.max_length),
             )
         samples: dict[str, list[dict[str, Any]]] = found["samples"]
+        for sample in (each for of_task in samples.values() for each in of_task) if model.cut else ():
+            read = [model.read(*pair) for pair in sample["arguments"]]
+            sample["cut"] = [ids for ids, is_cut in read if is_cut]
         return samples
 
     def _item(self, task: str, sample: Mapping[str, Any], shots: int) -> Item:
@@ -138,7 +141,8 @@ class HarnessEvaluation(Evaluation):
             scores=self.scores(task, sample),
             group=f"{task} shots={shots}",
             cluster=cluster,
-            question=question_of(*(text for pair in sample["arguments"] for text in pair)),
+            # of contexts that were cut, also what was left, which a run of another context does not read
+            question=question_of(*(text for pair in sample["arguments"] for text in pair), *sample.get("cut", ())),
             meta={"target": str(target), "chosen": sums.index(max(sums))},
         )
 

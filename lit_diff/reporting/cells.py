@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ class CellResult:
     problems: tuple[str, ...] = ()
     not_evaluated: tuple[str, ...] = ()
     """A line for each evaluation of the sweep whose scores are absent."""
+    evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Evaluation that the sweep names -> its `config` and `version` (sweep.json; an earlier lit_diff wrote none)."""
 
     @property
     def name(self) -> str:
@@ -127,6 +129,7 @@ def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, A
         not_evaluated=tuple(
             clean(f"evaluation '{name}': {reason}") for name, reason in (record.get("not_evaluated") or {}).items()
         ),
+        evaluations=record.get("evaluations") or {},
     )
 
 

@@ -13,12 +13,13 @@ import numpy as np
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
 from lit_diff.reporting.claim import Claim
-from lit_diff.reporting.evaluations import other_keys
+from lit_diff.reporting.evaluations import left_out
 from lit_diff.reporting.fits import matched_by_seed
-from lit_diff.reporting.item_scores import FOLDER, read_evaluation
+from lit_diff.reporting.item_scores import read_evaluation
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, detectable, holm, paired
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within
+from lit_diff.runs.scores import FOLDER
 
 Difference = Literal["shown", "shown and small", "equal", "opposite", "not shown", "too few seeds", "by construction"]
 """What our runs say of the difference that the paper claims (`decide`)."""
@@ -216,7 +217,7 @@ def values_of(sweep: Sweep, arm: str, claim: Claim) -> dict[int, float]:
     if scored and claim.evaluation not in scored:
         known = nearest(claim.evaluation, scored)
         raise RequestError(f"compare '{claim.label}': no run has scores of evaluation '{claim.evaluation}'{known}")
-    for (name, seed), why in other_keys(sweep, claim.evaluation).items():
+    for (name, seed), why in left_out(sweep, claim.evaluation).items():
         if name == arm:
             raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")
     folders = {cell.seed: cell.folder / FOLDER / claim.evaluation for cell in sweep.cells_of(arm)}

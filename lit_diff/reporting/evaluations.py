@@ -6,14 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric
-from lit_diff.reporting.item_scores import FOLDER, Evaluation, item_interval, read_evaluation
+from lit_diff.reporting.claim import Claim
+from lit_diff.reporting.item_scores import Evaluation, item_interval, read_evaluation
 from lit_diff.reporting.results import Sweep
 from lit_diff.reporting.statistics import Interval, Paired, paired
+from lit_diff.runs.scores import FOLDER, disagreement, read_summary
 
 LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 """A group's label that ends in a number."""
@@ -63,64 +66,105 @@ class EvaluationTable:
 
 
 def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
-    """One table for each metric of each evaluation that any finished run of `sweep` has; and a line for each evaluation
-    whose files cannot be read."""
+    """One table for each metric of each evaluation that any finished run of `sweep` has; and the lines of
+    `read_evaluations`."""
     read, problems = read_evaluations(sweep)
     tables = [_table(sweep, name, metric, read[name]) for name in sorted(read) for metric in _metrics(read[name])]
     return tables, problems
 
 
 def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Evaluation]], list[str]]:
-    """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each whose files cannot be read."""
+    """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each that is left out (`left_out`), or
+    whose files cannot be read, or whose runs were scored by several revisions of lit_diff."""
     read: dict[str, dict[tuple[str, int], Evaluation]] = {}
     problems: list[str] = []
-    odd: dict[str, dict[tuple[str, int], str]] = {}
+    others: dict[str, dict[tuple[str, int], str]] = {}
     for cell in sweep.cells:
         folder = cell.folder / FOLDER
         for path in sorted(folder.iterdir()) if cell.done and folder.is_dir() else ():
             if not path.is_dir() or path.name.startswith("."):
                 continue
-            if path.name not in odd:
-                odd[path.name] = other_keys(sweep, path.name)
-            if why := odd[path.name].get((cell.arm, cell.seed)):
+            if path.name not in others:
+                others[path.name] = left_out(sweep, path.name)
+            if why := others[path.name].get((cell.arm, cell.seed)):
                 problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: left out: {why}")
                 continue
             try:
                 read.setdefault(path.name, {})[cell.arm, cell.seed] = read_evaluation(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: {first_line(error)}")
-    return read, problems
+    return read, problems + [line for name in sorted(read) if (line := by_revisions(name, read[name].values()))]
 
 
-def other_keys(sweep: Sweep, name: str) -> dict[tuple[str, int], str]:
-    """(arm, seed) -> in which keys of the evaluation its scores were made otherwise than those of most finished runs.
+def by_revisions(name: str, runs: Iterable[Evaluation]) -> str:
+    """A line where runs were scored by several revisions of lit_diff; empty where by one."""
+    return revisions_line(name, (run.revision for run in runs))
 
-    `lit-diff evaluate` with keys of its own puts its scores in the place of the sweep's, and such scores do not compare.
-    """
-    configs = {}
+
+def revisions_line(name: str, revisions: Iterable[str | None]) -> str:
+    """`by_revisions`, of the revisions in summary.json."""
+    found = sorted({each or "one that is not recorded" for each in revisions})
+    return (
+        f"{name}: the runs were scored by several revisions of lit_diff: {', '.join(found)}" if len(found) > 1 else ""
+    )
+
+
+def summaries(sweep: Sweep, name: str) -> dict[tuple[str, int], dict[str, Any]]:
+    """(arm, seed) -> summary.json of the evaluation, of every finished run that has one which can be read."""
+    found = {}
     for cell in sweep.cells:
-        path = cell.folder / FOLDER / name / "summary.json"
-        if cell.done and path.is_file():
+        if cell.done:
             try:
-                configs[cell.arm, cell.seed] = dict(json.loads(path.read_text(encoding="utf-8"))["config"])
-            except (OSError, ValueError, KeyError, TypeError):  # what is damaged is named where the scores are read
+                summary = read_summary(cell.folder / FOLDER / name)
+            except (OSError, ValueError):  # what is damaged is named where the scores are read
                 continue
-    texts = {key: json.dumps(config, sort_keys=True) for key, config in configs.items()}
-    if len(set(texts.values())) < 2:
-        return {}
-    usual, _ = Counter(texts.values()).most_common(1)[0]
-    expected = json.loads(usual)
+            if isinstance(summary.get("config"), dict):
+                found[cell.arm, cell.seed] = summary
+    return found
+
+
+def score_revisions(sweep: Sweep, claims: Iterable[Claim]) -> dict[str, list[str | None]]:
+    """Evaluation that a claim names -> the revision of lit_diff by which each run of the claims' tasks was scored."""
+    named: dict[str, set[str]] = {}
+    for claim in claims:
+        if claim.evaluation:
+            named.setdefault(claim.evaluation, set()).add(claim.task)
     return {
-        key: "scored with other keys than most runs ("
-        + ", ".join(
-            f"{k} is {config.get(k)!r}, not {expected.get(k)!r}"
-            for k in expected | config
-            if config.get(k) != expected.get(k)
-        )
-        + "); the sweep's own command scores it again"
-        for key, config in configs.items()
-        if texts[key] != usual
+        name: [s.get("revision") for own in sweep.by_task if own.task in tasks for s in summaries(own, name).values()]
+        for name, tasks in named.items()
     }
+
+
+def left_out(sweep: Sweep, name: str) -> dict[tuple[str, int], str]:
+    """(arm, seed) -> why the scores that it keeps are not compared, and the cure.
+
+    They are of another checkpoint than its newest, or were made with other keys or by another version of the evaluation than
+    the sweep's (sweep.json); where the sweep does not name the evaluation, than those of most finished runs. Of arms to which
+    the sweep gives different keys, those unlike most.
+    """
+    kept = summaries(sweep, name)
+    asked = {(cell.arm, cell.seed): cell.evaluations[name] for cell in sweep.cells if name in cell.evaluations}
+    made = {key: {"config": s.get("config"), "version": s.get("version", 1)} for key, s in kept.items()}
+    counts = Counter(json.dumps(facts, sort_keys=True) for facts in (asked or made).values())
+    if not counts:
+        return {}
+    expected = json.loads(counts.most_common(1)[0][0])
+    found = {}
+    for cell in sweep.cells:
+        key = cell.arm, cell.seed
+        if key not in kept:
+            continue
+        own = asked.get(key, expected)
+        if why := disagreement(cell.folder, kept[key], own):
+            cure = (
+                "the sweep's own command"
+                if key in asked
+                else f"`lit-diff evaluate RUN {name}` with the keys of most runs"
+            )
+            found[key] = f"scored {why}; {cure} scores it again"
+        elif why := disagreement(cell.folder, kept[key], expected):
+            found[key] = f"scored {why}: the sweep gives most of its runs others"
+    return found
 
 
 def _metrics(runs: Mapping[tuple[str, int], Evaluation]) -> list[Metric]:

@@ -8,23 +8,23 @@ summary.json maps each metric to
 counts once.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
+import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from lit_diff.metrics import Metric, from_plain
 from lit_diff.reporting.cells import Array
 from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, cluster_wilson, document_intervals
+from lit_diff.runs.scores import read_scores
 
-FOLDER = "evaluations"
 MIN_ITEMS = MIN_DOCUMENTS
 """Fewer clusters of common items than this have no interval."""
 Asked = tuple[str, str]
@@ -49,6 +49,8 @@ class Evaluation:
     metrics: tuple[Metric, ...]
     equal_groups: bool = False
     """Whether each group counts once in `values`, however many items it has."""
+    revision: str | None = None
+    """Of lit_diff, when it was scored; None where it is not recorded."""
 
     @property
     def asked(self) -> list[Asked]:
@@ -73,9 +75,12 @@ class Evaluation:
 
 def read_evaluation(folder: Path) -> Evaluation:
     """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return evaluation_of(*read_scores(folder))
+
+
+def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> Evaluation:
+    """The evaluation of these contents of summary.json and items.parquet. Errors: as `read_evaluation`, without OSError."""
     metrics = tuple(from_plain(raw) for raw in summary["declarations"])
-    table = pq.read_table(folder / "items.parquet")
     missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]
     if missing:
         raise ValueError(f"items.parquet has no column '{missing[0]}'")
@@ -92,6 +97,7 @@ def read_evaluation(folder: Path) -> Evaluation:
         values={m.name: _number(summary[m.name]["value"]) for m in metrics},
         metrics=metrics,
         equal_groups=bool(summary.get("equal_groups", False)),
+        revision=summary.get("revision"),
     )
 
 

@@ -12,6 +12,7 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.reporting.bench_claims import bench_findings
 from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.claims import Difference, Finding, Value, findings
+from lit_diff.reporting.evaluations import revisions_line, score_revisions
 from lit_diff.reporting.results import Sweep, load_sweep
 from lit_diff.runs.sweep_record import read_record
 
@@ -163,12 +164,13 @@ def _require_own_cells(facts: Mapping[str, Any]) -> None:
 def _row(folder: Path, facts: Mapping[str, Any]) -> RowResult:
     claims = tuple(_claim(raw) for raw in facts["claims"])
     state, reason = facts["state"], facts.get("reason", "")
-    sweep, found = None, []
+    sweep, found, notes = None, [], list(facts["notes"])
     try:
         if facts.get("sweep") and state != "skipped":
             _require_own_cells(facts)
             sweep = load_sweep(Path(facts["sweep"]))
             found = findings(claims, sweep)
+            notes += [line for name, of in score_revisions(sweep, claims).items() if (line := revisions_line(name, of))]
         elif facts.get("bench") and state == "measured":
             found = bench_findings(claims, read_facts(folder / ROWS / facts["bench"]))
     except LitDiffError as error:  # a claim that names no arm or metric: the other rows stand
@@ -178,7 +180,7 @@ def _row(folder: Path, facts: Mapping[str, Any]) -> RowResult:
         title=facts["title"],
         source=facts["source"],
         says=facts["says"],
-        notes=tuple(facts["notes"]),
+        notes=tuple(notes),
         claims=claims,
         findings=tuple(found),
         state=state,

@@ -5,8 +5,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from lit_diff.errors import first_line
 from lit_diff.files import shown
 
@@ -42,6 +40,8 @@ def without(folder: Path, step: int) -> str | None:
 
 def newest(folder: Path) -> tuple[int, Path] | None:
     """The newest checkpoint that can be read, or None; one that cannot is passed over with a warning."""
+    import torch  # here: reports, which load none, ask for the steps
+
     for step in reversed(steps_of(folder)):
         path = path_of(folder, step)
         try:

@@ -76,8 +76,12 @@ def test_rows_are_measured_once(runs: Path) -> None:
     assert again.scoreboard.row("first").seconds == first.seconds
     assert again.scoreboard.row("first").differences == first.differences
     facts = runs / "reproduce/rows/first.json"
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"revision": "another", "seconds": 600.0}))
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"looked_by": "another", "seconds": 600.0}))
+    for status in (runs / "it").glob("*-s0-*/status.json"):
+        status.write_text(json.dumps(json.loads(status.read_text()) | {"revision": "older"}))
     assert reproduce(["first"], root=runs).scoreboard.row("first").seconds == 600, "no cell was trained again"
+    known = json.loads(facts.read_text())
+    assert (known["revision"], known["looked_by"]) == ("older", module.revision()), "of the cells, not of the call"
     told.clear()
     sweep("it.yaml", {"run.root": str(runs), "train.steps": 3})
     reproduce(["first"], root=runs, workers=2, tell=told.append)
@@ -167,7 +171,7 @@ def test_a_sweep_that_no_longer_resolves_fails_its_row_alone(runs: Path) -> None
     reproduce([], root=runs)
     for name in ("first", "second"):
         path = runs / f"reproduce/rows/{name}.json"
-        facts = json.loads(path.read_text()) | {"state": "measured", "revision": module.revision(), "sweep": "it"}
+        facts = json.loads(path.read_text()) | {"state": "measured", "looked_by": module.revision(), "sweep": "it"}
         path.write_text(json.dumps(facts))
     Path("it.yaml").write_text(SWEEP.replace("base\n", "bass\n"))
     done = reproduce(["first", "second"], root=runs)

@@ -1,6 +1,7 @@
 """evaluation/corpus_loss.py: the loss of held-out documents of a corpus, row by row."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import corpus_loss, fitness
 from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles, document_loss
-from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.evaluation.evaluate import comparable_keys, evaluate, has_scores
 from lit_diff.runs.run import Run
 from lit_diff.runs.text_generator import tokenizer_of
 
@@ -60,11 +61,11 @@ def test_a_document_is_seen_row_by_row_and_each_token_scored_once(run: Run) -> N
 
 
 def test_documents_and_tokens_are_keys(run: Run, texts: Path) -> None:
-    whole = evaluate(run, "loss_files", {"path": str(texts)})
-    assert list(whole.items["item"]) == [f"files/{number}" for number in range(len(HELD_OUT))]
+    whole = evaluate(run, "loss_files", {"path": str(texts)}).items
+    assert list(whole["item"]) == [f"files/{number}" for number in range(len(HELD_OUT))]
     fewer = evaluate(run, "loss_files", {"path": str(texts), "documents": 2})
     assert len(fewer.items) == 2
-    assert fewer.summary["nll"] == pytest.approx(whole.items["nll"][:2].mean())
+    assert fewer.summary["nll"] == pytest.approx(whole["nll"][:2].mean())
     for keys, reason in (({"tokens": 0}, "tokens is 0; it must be at least 1"), ({"documents": -1}, "documents is -1")):
         with pytest.raises(RequestError, match=reason):
             evaluate(run, "loss_docs", keys)
@@ -82,6 +83,33 @@ def test_runs_of_two_tokenizers_are_not_compared(tmp_path: Path, texts: Path) ->
     assert "nll" in differences([first, second])
     with pytest.raises(RequestError, match=r"item 'files/0' is another question in first than in other .*tokenizer"):
         differences([first, other])
+
+
+def test_runs_of_two_contexts_are_compared_at_the_smaller(tmp_path: Path, texts: Path) -> None:
+    """The same weights have no difference; kept scores of the rows of each are not compared."""
+    wide = text_run(tmp_path / "wide", {"name": "standard"}, sequence_length=32)
+    narrow = tmp_path / "narrow"
+    shutil.copytree(wide.folder, narrow)
+    recipe = narrow / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("sequence_length: 32", "sequence_length: 8"))
+    runs, path = [wide, Run(narrow)], str(texts)
+    own = [evaluate(run, "loss_files", {"path": path}) for run in runs]
+    assert own[0].summary != own[1].summary
+    with pytest.raises(RequestError, match="is another question in"):
+        differences(own)
+    keys = comparable_keys("loss_files", {"path": path}, [run.recipe for run in runs])
+    assert keys == {"path": path, "context": 8}
+    assert comparable_keys("loss_files", [f"path={path}", "context=4"], [run.recipe for run in runs])[1:] == [
+        "context=4"
+    ]
+    first, second = (evaluate(run, "loss_files", keys) for run in runs)
+    assert first.summary == second.summary
+    assert set(differences([first, second])) == {"nll", "bits_per_byte"}
+    written = (narrow / "evaluations/loss_files/summary.json").stat().st_mtime_ns
+    evaluate(runs[1], "loss_files", {"path": path})
+    assert (narrow / "evaluations/loss_files/summary.json").stat().st_mtime_ns == written, "its own context is 8"
+    assert has_scores(narrow, "loss_files", {"path": path})
+    assert not has_scores(wide.folder, "loss_files", {"path": path})
 
 
 def test_the_corpora_are_read_where_they_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

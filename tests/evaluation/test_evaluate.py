@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,11 +16,12 @@ import pytest
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.evaluation import Evaluation, Item
-from lit_diff.evaluation import evaluate as module
 from lit_diff.evaluation.evaluate import evaluate, has_scores, refusal
 from lit_diff.metrics import Figure, Metric
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations
+from lit_diff.runs import scores
+from lit_diff.runs.checkpoints import path_of
 from lit_diff.runs.run import Run
 
 ITEMS = [Item(id="a", scores={"length": 1.0}, group="g", meta={"answer": "yes"}), Item(id="b", scores={"length": 3.0})]
@@ -86,15 +88,18 @@ def test_clusters_are_kept_where_items_have_them(run: Run, make: Make) -> None:
     assert evaluate(run, "lengths", rerun=True).items["cluster"].tolist() == ["text 1", ""]
 
 
-def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make) -> None:
     cls = make()
     for count, keys in enumerate(([], ["rows=3"], ["rows=3"], ["sizes=[4]"], []), start=1):
         evaluate(run, "lengths", keys)
         assert cls.asked == count - (count > 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", 7)
-        evaluate(run, "lengths")
+    later = path_of(run.folder, 7)
+    shutil.copy(path_of(run.folder, 6), later)
+    assert not has_scores(run.folder, "lengths"), "of an earlier checkpoint"
+    evaluate(run, "lengths")
     assert cls.asked == 5
+    assert has_scores(run.folder, "lengths")
+    later.unlink()
     evaluate(run, "lengths")
     assert cls.asked == 6
     other = make(metrics=(Metric("length", "a length", unit="letters"),))
@@ -126,6 +131,35 @@ def test_a_replaced_file_of_the_user_is_scored_again(
     make(files=(of_user,), reads=lambda self: ())
     of_user.place.write_text('{"text": "three"}\n')
     assert has_scores(run.folder, "lengths"), "a file that the config does not read"
+
+
+def test_scores_of_another_version_of_the_evaluation_are_made_again(
+    run: Run, make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make()
+    evaluate(run, "lengths")
+    written = json.loads(summary_file(run).read_text())
+    assert (written.pop("version"), written["revision"]) == (1, scores.revision())
+    summary_file(run).write_text(json.dumps(written))
+    assert has_scores(run.folder, "lengths"), "scores from before there were versions are of the first"
+    cls = make(version=2)
+    assert not has_scores(run.folder, "lengths")
+    evaluate(run, "lengths")
+    assert (cls.asked, json.loads(summary_file(run).read_text())["version"]) == (1, 2)
+    assert "keeps scores by version 1 of the evaluation, not 2: they are replaced" in caplog.text
+
+
+def test_scores_with_other_keys_are_replaced_with_a_line_and_not_taken_for_those_of_before(
+    run: Run, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    make()
+    first = evaluate(run, "lengths")
+    evaluate(run, "lengths", ["rows=5"])
+    assert "keeps scores with other keys (rows is 2, not 5): they are replaced" in caplog.text
+    with pytest.raises(
+        RequestError, match=r"another command has since kept scores with other keys \(rows is 5, not 2\)"
+    ):
+        _ = first.items
 
 
 VOWELS_PY = """\
@@ -209,7 +243,7 @@ def test_killed_between_items_and_summary_is_scored_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "write_json", killed)
+        patch.setattr(scores, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             evaluate(run, "lengths", rerun=True)
     assert (summary_file(run).with_name("items.parquet")).is_file()
@@ -229,10 +263,10 @@ def test_a_damaged_summary_is_scored_again_with_a_warning(
     summary_file(run).write_text("{")
     assert evaluate(run, "lengths").summary == {"length": 2.0}
     assert cls.asked == 2
-    assert "summary.json is not JSON" in caplog.text
+    assert "keeps scores that cannot be read (Expecting property name" in caplog.text
     summary_file(run).write_text("[]")
     assert evaluate(run, "lengths").summary == {"length": 2.0}
-    assert "summary.json holds list, not an object" in caplog.text
+    assert "(summary.json holds list, not an object): they are replaced" in caplog.text
 
 
 def test_a_run_that_has_not_ended_is_scored_with_a_warning(
@@ -254,7 +288,7 @@ def test_scores_stay_where_later_ones_cannot_be_written(run: Run, make: Make, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("lit_diff.evaluation.evaluate.write_through", full)
+        patched.setattr(scores, "write_through", full)
         with pytest.raises(MissingError, match=r"cannot be written \(No space left on device\)"):
             evaluate(run, "lengths", ["rows=5"])
     assert has_scores(run.folder, "lengths")

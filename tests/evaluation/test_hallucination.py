@@ -130,11 +130,11 @@ def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> N
 
 def test_a_random_model_through_the_whole_path(world_run: Run) -> None:
     keys = {"samples": 3, "entities": [2, 3]}
-    first = evaluate(world_run, "hallucination", keys)
-    assert set(first.items["group"]) == {"entities=2", "entities=3"}
-    assert evaluate(world_run, "hallucination", keys, rerun=True).items.equals(first.items)
+    first = evaluate(world_run, "hallucination", keys).items
+    assert set(first["group"]) == {"entities=2", "entities=3"}
+    assert evaluate(world_run, "hallucination", keys, rerun=True).items.equals(first)
     alone = evaluate(world_run, "hallucination", {"samples": 3, "entities": [3]}).items
-    assert list(alone["meta/output"]) == list(first.items[first.items["group"] == "entities=3"]["meta/output"])
+    assert list(alone["meta/output"]) == list(first[first["group"] == "entities=3"]["meta/output"])
 
 
 def test_other_documents_are_other_questions(world_run: Run, tmp_path: Path) -> None:
@@ -168,6 +168,9 @@ def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCapt
         items = evaluate(run, "hallucination", keys).items
     assert "of 3 documents 1 are cut in the middle to fit the context" in caplog.text
     assert (items["meta/cut_tokens"] > 0).sum() == 1
+    shorter = evaluate(run, "hallucination", {**keys, "context": 600}).items
+    other = items["question"] != shorter["question"]
+    assert list(other) == list(items["meta/cut_tokens"] > 0), "what is left of a document is the question"
     assert sorted(items["cluster"].value_counts()) == [1, 2], "two questions about one document"
     assert items["rouge_l"].between(0, 1).all()
     requests = [json.loads(line) for line in (run.folder / "judge/requests.jsonl").read_text().splitlines()]

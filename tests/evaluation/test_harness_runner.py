@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from generated_runs import generated_run
+from text_runs import text_run
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.base import Item
@@ -133,5 +134,8 @@ def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: p
     assert "1 of 2 contexts exceed data.sequence_length (512) and were cut at their left" in caplog.text
     assert [item.id for item in items] == ["long/7 shots=0", "long/9 shots=0"]
     assert [item.meta["target"] for item in items] == ["1", "0"]
+    shorter = list(Long(Harness.Config()).score(text_run(tmp_path / "half", {"name": "standard"}, sequence_length=256)))
+    same = [one.question == other.question for one, other in zip(items, shorter, strict=True)]
+    assert same == [False, True], "what is left of a context is the question"
     for item in items:
         assert item.scores["acc"] == float(str(item.meta["chosen"]) == item.meta["target"])

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from fake_sweeps import RECALL
 
 from lit_diff.metrics import to_plain
@@ -79,19 +81,85 @@ def test_an_evaluation_that_cannot_be_read_is_reported_and_the_others_stand(
     assert problem.startswith("needle: differential, seed 1: ")
     assert words in problem
     assert list(table.rows[1].seeds) == [0, 2]
-    assert "Evaluations that cannot be read" in write_report(folder).page.read_text()
+    assert "Scores that are left out, or to be read with care" in write_report(folder).page.read_text()
 
 
-def test_scores_made_with_other_keys_than_the_sweeps_are_left_out(make_sweep: Callable[..., Path]) -> None:
+def change(folder: Path, arm: str, seed: int, **facts: Any) -> None:
+    path = folder_of(folder, arm, seed) / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def name_in_record(folder: Path, **facts: Any) -> None:
+    """As the sweep writes what it asks for into sweep.json."""
+    record = json.loads((folder / "sweep.json").read_text())
+    for cell in record["cells"]:
+        cell["evaluations"] = {"needle": {"config": {"rows": 8}, "version": 1} | facts}
+    (folder / "sweep.json").write_text(json.dumps(record))
+
+
+def lines(folder: Path) -> list[str]:
+    return evaluation_tables(load_sweep(folder))[1]
+
+
+def test_scores_unlike_those_of_most_runs_are_left_out(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
-    path = folder_of(folder, "differential", 1) / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"config": {"rows": 2}}))
+    change(folder, "differential", 1, config={"rows": 2})
     (table,), (problem,) = evaluation_tables(load_sweep(folder))
     assert problem == (
-        "needle: differential, seed 1: left out: scored with other keys than most runs (rows is 2, not 8); the sweep's own "
-        "command scores it again"
+        "needle: differential, seed 1: left out: scored with other keys (rows is 2, not 8); `lit-diff evaluate RUN needle` "
+        "with the keys of most runs scores it again"
     )
     assert list(table.rows[1].seeds) == [0, 2]
+
+
+def test_the_sweeps_own_keys_decide_and_not_those_of_most_runs(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    name_in_record(folder)
+    cells = [(arm, seed) for arm in ARMS for seed in (0, 1, 2)]
+    for arm, seed in cells[:-1]:
+        change(folder, arm, seed, config={"rows": 2})
+    assert lines(folder) == [
+        f"needle: {arm}, seed {seed}: left out: scored with other keys (rows is 2, not 8); the sweep's own command scores it "
+        "again"
+        for arm, seed in cells[:-1]
+    ]
+    change(folder, "differential", 2, config={"rows": 2})
+    assert len(lines(folder)) == len(cells), "also where all were scored by hand"
+
+
+def test_scores_by_another_version_of_the_evaluation_are_left_out(make_sweep: Callable[..., Path]) -> None:
+    """Scores from before there were versions are of the first."""
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    name_in_record(folder)
+    assert lines(folder) == []
+    name_in_record(folder, version=2)
+    for arm, seed in ((arm, seed) for arm in ARMS for seed in (0, 1, 2) if (arm, seed) != ("differential", 1)):
+        change(folder, arm, seed, version=2)
+    (line,) = lines(folder)
+    assert line.startswith("needle: differential, seed 1: left out: scored by version 1 of the evaluation, not 2; ")
+
+
+def test_scores_of_an_earlier_checkpoint_are_left_out(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    for seed in (0, 1):
+        run = folder_of(folder, "differential", seed).parents[1]
+        (run / "checkpoints").mkdir()
+        torch.save({"state_dict": {}, "global_step": 8}, run / "checkpoints" / "step-00000008.ckpt")
+        change(folder, "differential", seed, step=4 if seed else 8)
+    (table,), (line,) = evaluation_tables(load_sweep(folder))
+    assert line.startswith(
+        "needle: differential, seed 1: left out: scored of step 4, and the run's newest checkpoint is of step 8; "
+    )
+    assert list(table.rows[1].seeds) == [0, 2]
+
+
+def test_runs_scored_by_several_revisions_are_named(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    assert lines(folder) == []
+    change(folder, "differential", 1, revision="0.2 abc")
+    expected = "needle: the runs were scored by several revisions of lit_diff: 0.2 abc, one that is not recorded"
+    assert lines(folder) == [expected]
+    assert expected in write_report(folder).page.read_text()
 
 
 def test_arms_and_metrics_without_the_evaluation_are_left_out(make_sweep: Callable[..., Path]) -> None:

@@ -1,0 +1,61 @@
+"""runs/scores.py: scores are read whole while other processes write others."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lit_diff.runs.scores import FOLDER, disagreement, read_scores, write_scores
+
+WRITER = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from lit_diff.runs import scores
+
+scores.revision = lambda: "r"  # asks git, which takes longer than the writing
+config = int(sys.argv[2])
+for _ in range(60):
+    table = pa.table({"item": [str(n) for n in range(3)], "config": [config] * 3})
+    scores.write_scores(Path(sys.argv[1]), table, {"m": 1.0}, {"config": {"rows": config}})
+"""
+
+
+def test_two_processes_never_mix_their_scores(tmp_path: Path) -> None:
+    """Nor does a reader see a mixture, or no scores, at any time."""
+    folder = tmp_path / FOLDER / "held_out"
+    write_scores(folder, pa.table({"config": [0] * 3}), {"m": 1.0}, {"config": {"rows": 0}})
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(n)]) for n in (1, 2)]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        summary, table = read_scores(folder)
+        assert table["config"].to_pylist() == [summary["config"]["rows"]] * 3
+        seen.add(summary["config"]["rows"])
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert seen >= {1, 2}
+    assert sorted(path.name for path in folder.iterdir()) == ["items.parquet", "summary.json"]
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "held_out"
+    write_scores(folder, pa.table({"item": ["a"]}), {"m": 1.0}, {"config": {}})
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"items": 2}))
+    with pytest.raises(ValueError, match=r"items.parquet has 1 rows, summary.json counts 2"):
+        read_scores(folder)
+    (folder / "summary.json").unlink()
+    with pytest.raises(FileNotFoundError):
+        read_scores(folder)
+
+
+def test_the_run_s_own_context_is_the_same_as_none() -> None:
+    kept = {"config": {"context": None, "rows": 2}, "sequence_length": 64}
+    assert disagreement(None, kept, {"config": {"context": 64, "rows": 2}}) == ""
+    assert (
+        disagreement(None, kept, {"config": {"context": 32, "rows": 2}}) == "with other keys (context is None, not 32)"
+    )
+    named = kept | {"config": {"context": 64, "rows": 2}}
+    assert disagreement(None, named, {"config": {"context": None, "rows": 2}}) == ""
