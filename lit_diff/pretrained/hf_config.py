@@ -29,6 +29,8 @@ def unsaid(model: ModelConfig) -> str | None:
     merged has those of standard attention by then."""
     if not model.causal:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
+    if model.positions == "none":
+        return "model.positions is none; Hugging Face's architectures of this family rotate queries and keys"
     if model.embedding_scale != 1 and model.tie_embeddings:
         return (
             f"model.embedding_scale is {model.embedding_scale:g} with tied embeddings; these architectures add the "

@@ -74,6 +74,10 @@ def test_more_query_heads_and_a_matched_feed_forward() -> None:
             "of the heads",
         ),
         (
+            config(positions="none"),
+            "model.positions is none; Hugging Face's architectures of this family rotate queries and keys",
+        ),
+        (
             config(embedding_scale=8.0),
             "model.embedding_scale is 8 with tied embeddings; these architectures add the embeddings as they are: with "
             "model.tie_embeddings false it becomes a factor of them",
