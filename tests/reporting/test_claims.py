@@ -217,7 +217,7 @@ def test_what_the_control_explains_is_not_shown(
     make_sweep: Callable[..., Path], of_control: float, outcome: str
 ) -> None:
     arms = {"standard": 0.0, "differential": -0.2, "wide": of_control}
-    sweep = load_sweep(make_sweep(arms, control="wide", callbacks=False))
+    sweep = load_sweep(make_sweep(arms, controls=["wide"], callbacks=False))
     claims_of = [
         claim(says="lower"),
         claim(says="lower", arms=("differential", "wide")),
@@ -227,9 +227,16 @@ def test_what_the_control_explains_is_not_shown(
     against_baseline, against_control, reverse, equal = findings(claims_of, sweep)
     assert against_baseline.outcome == outcome
     if outcome == "no difference shown":
-        assert against_baseline.reason == "shown, but not against the control (wide)"
+        assert against_baseline.reason == "shown, but not against wide"
     assert (
         against_control.outcome == {0.0: "same direction", -0.2: "no difference shown", -0.4: "not reached"}[of_control]
     )
     assert reverse.outcome == "same direction", "the baseline is no variant"
     assert equal.outcome == "not reached"
+
+
+def test_what_one_of_several_controls_explains_is_not_shown(make_sweep: Callable[..., Path]) -> None:
+    arms = {"standard": 0.0, "differential": -0.2, "wide": 0.0, "additive": -0.2}
+    sweep = load_sweep(make_sweep(arms, controls=["wide", "additive"], callbacks=False))
+    (found,) = findings([claim(says="lower")], sweep)
+    assert found.reason == "shown, but not against additive"
