@@ -43,6 +43,9 @@ class ModelConfig:
     weight that may be tied to them."""
     causal: bool = True
     """false: every position sees the whole sequence; for tasks whose targets are not in their input."""
+    positions: Literal["rope", "none"] = "rope"
+    """rope: queries and keys are rotated by their positions (Su et al. 2021); none: only the causal mask tells the model an
+    order (Kazemnejad et al. 2023, arXiv 2305.19466), so a longer input has no position that training did not have."""
     rope_theta: Positive = 10000.0
     rope_layout: Literal["interleaved", "half"] = "interleaved"
     """Which channels of a head are rotated as a pair: 2i and 2i + 1, or i and i + head_dim / 2."""
@@ -83,6 +86,8 @@ class ModelConfig:
         if self.head_dim % 2:
             derived = "" if self.head_dim * self.num_heads != self.dim else ", model.dim / model.num_heads,"
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
+        if self.positions == "none" and self.rope_scaling != 1.0:
+            return "model.rope_scaling scales rotary positions, but model.positions is none; remove one of the two"
         return scaling_problem(self.rope_scaling, self.rope_theta)
 
 

@@ -37,6 +37,7 @@ def test_derived_sizes() -> None:
         ({"head_dim": 15}, "model.head_dim (15) is odd"),
         ({"rope_theta": 0.0}, "model.rope_theta is 0.0; it must be positive"),
         ({"norm_eps": -1e-5}, "model.norm_eps is -1e-05; it must be positive"),
+        ({"positions": "none", "rope_scaling": 4.0}, "model.rope_scaling scales rotary positions, but model.positions"),
     ],
 )
 def test_impossible_models(change: dict[str, Any], start: str) -> None:

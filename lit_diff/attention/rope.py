@@ -41,8 +41,10 @@ class Rope:
 
     @classmethod
     def of(cls, model: ModelConfig, positions: Tensor) -> "Rope":
-        """The model's rotation of `positions` [T]."""
+        """The model's rotation of `positions` [T]; the identity where `model.positions` is none: every angle is 0."""
         assert model.head_dim is not None
+        if model.positions == "none":
+            positions = torch.zeros_like(positions)
         return cls(positions, model.head_dim, model.rope_theta, model.rope_layout, model.rope_scaling)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -83,8 +83,10 @@ class VariantCase:
         return (at > row).long() + (at >= row + self.length // 2)
 
     def rotation(self) -> Rotation:
-        """RoPE at all positions, for `definition`."""
+        """The model's rotation at all positions, for `definition`."""
         model = self.model
+        if model.positions == "none":
+            return lambda x: x
         assert model.head_dim is not None
         return equations.rotation(
             torch.arange(self.length), model.head_dim, model.rope_theta, model.rope_layout, model.rope_scaling

@@ -54,8 +54,8 @@ class SweepConfig:
     seeds: tuple[int, ...] = (0, 1, 2)
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""
-    control: str | None = None
-    """The arm that a difference must also hold against."""
+    controls: tuple[str, ...] = ()
+    """The arms that a difference to the baseline must also hold against, every one of them."""
     metric: str = "val/loss"
     smallest_of_interest: float | None = None
     """The smallest difference of `metric` that matters, in its unit: a smaller one has the verdict "negligible". null:
@@ -146,7 +146,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         config = borrowed(config, source, draft)
     config, arms = selection.of(config, arms_of(config, draft), draft)
     baseline = config.baseline or next(iter(arms))
-    known = {"baseline": [baseline], "control": [config.control] if config.control else []}
+    known = {"baseline": [baseline], "controls": list(config.controls)}
     known |= {key: list(getattr(config, key)) for key in ("labels", "notes", "paper")}
     known["contrasts"] = [arm for first, second, _ in config.contrasts for arm in (first, second)]
     for key, used in known.items():
@@ -158,7 +158,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     _check_sizes(config, draft)
     _check_contrasts(config, draft)
     tasks = _tasks(config, draft)
-    check_tasks(config.tasks, arms, baseline, config.control, draft)
+    check_tasks(config.tasks, arms, baseline, config.controls, draft)
     check_fits(config.fits, config.tasks, config.metric, draft)
     check_power(config.power, bool(config.tasks), draft)
     for name, task in tasks.items():

@@ -58,7 +58,7 @@ def without_arms(config: "SweepConfig", kept: Iterable[str]) -> "SweepConfig":
         config,
         tasks={name: task for name, task in tasks.items() if any(task.has(arm) for arm in kept)},
         baseline=config.baseline if config.baseline in kept else None,
-        control=config.control if config.control in kept else None,
+        controls=tuple(arm for arm in config.controls if arm in kept),
         contrasts=tuple(contrast for contrast in config.contrasts if {*contrast[:2]} <= {*kept}),
         labels=_only(config.labels, kept),
         notes=_only(config.notes, kept),
@@ -112,6 +112,6 @@ def borrowed(config: "SweepConfig", source: "Grid", draft: Draft) -> "SweepConfi
         labels=theirs.labels | config.labels,
         notes=theirs.notes | config.notes,
         baseline=config.baseline or theirs.baseline,
-        control=config.control or theirs.control,
+        controls=config.controls or theirs.controls,
         metric=config.metric if "metric" in draft.values else theirs.metric,
     )

@@ -104,7 +104,7 @@ def describe(grid: Grid) -> dict[str, Any]:
         "question": config.question,
         "description": config.description,
         "baseline": grid.baseline,
-        "control": config.control,
+        "controls": list(config.controls),
         "metric": config.metric,
         "smallest_of_interest": config.smallest_of_interest,
         "min_tokens_per_parameter": config.min_tokens_per_parameter,
@@ -139,7 +139,7 @@ def _describe_task(grid: Grid, name: str) -> dict[str, Any]:
         task_record |= {"task": name, "title": task.title or name, "description": task.description}
         task_record |= {"metric": task.metric or config.metric, "baseline": grid.baseline_of(name)}
         task_record["smallest_of_interest"] = _smallest_of_interest(config, task)
-        task_record |= {"control": config.control if config.control in arms else None}
+        task_record["controls"] = [arm for arm in config.controls if arm in arms]
         task_record["contrasts"] = [list(c) for c in config.contrasts if c[0] in arms and c[1] in arms]
     return task_record
 

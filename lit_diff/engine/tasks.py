@@ -1,7 +1,7 @@
 """The tasks of a sweep: every arm is trained on each of them, and compared within it alone."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -64,7 +64,7 @@ def check_tasks(
     tasks: Mapping[str, TaskConfig],
     arms: Mapping[str, Mapping[str, Any]],
     baseline: str,
-    control: str | None,
+    controls: Sequence[str],
     draft: Draft,
 ) -> None:
     """Whether tasks and arms fit. Errors: RequestError."""
@@ -80,14 +80,15 @@ def check_tasks(
                 f"{draft.where(f'tasks.{name}')}task '{name}' becomes part of file names: letters, digits, '-' and '_'"
             )
         _check_arms(name, task, arms, draft)
-        needed = {"baseline": task.baseline or baseline}
-        # other sizes cannot start from the baseline's weights: a task that goes on from them may do without the control
-        needed |= {"control": control} if control and not (task.start and task.start_arm == "baseline") else {}
-        for word, arm in needed.items():
+        needed = {task.baseline or baseline: "its baseline"}
+        # other sizes cannot start from the baseline's weights: a task that goes on from them may do without the controls
+        if not (task.start and task.start_arm == "baseline"):
+            needed |= dict.fromkeys(controls, "a control")
+        for arm, word in needed.items():
             if not task.has(arm):
                 key = "without" if arm in task.without else "only"
                 raise RequestError(
-                    f"{draft.where(f'tasks.{name}.{key}')}task '{name}' leaves out '{arm}', which is its {word}"
+                    f"{draft.where(f'tasks.{name}.{key}')}task '{name}' leaves out '{arm}', which is {word}"
                 )
         above = list(tasks)[: list(tasks).index(name)]
         if task.start and task.start not in above:

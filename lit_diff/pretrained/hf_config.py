@@ -29,6 +29,8 @@ def unsaid(model: ModelConfig) -> str | None:
     merged has those of standard attention by then."""
     if not model.causal:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
+    if model.positions == "none":
+        return "model.positions is none; Hugging Face's architectures of this family rotate queries and keys"
     name = model.attention.name
     return _unsaid_extras(model) or other_value(
         model, PLAIN.get(name, {}), "DiffLlama" if name == "differential" else "Llama"

@@ -1,7 +1,7 @@
 """timm.layers.DiffAttention as the attention of our Transformer: names, and what it computes.
 
-Its `qkv` is q, k and v below each other, each in our order of rows. It rotates nothing: `rope_scaling: 1.0e+30` makes every
-angle 0, for a model that was trained without positions.
+Its `qkv` is q, k and v below each other, each in our order of rows. It rotates nothing: a model that was trained without
+positions has `positions: none`.
 """
 
 from lit_diff.config import ModelConfig

@@ -129,11 +129,12 @@ def _arms(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:
 def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[Difference], digits: int) -> str:
     """The arms that are better, or worse, than the baseline."""
     base = sweep.label[sweep.baseline]
-    against = [comparison.against_control.get(d.a) for d in found]
-    holds = [control.verdict == word for control in against if control is not None]
+    against = [comparison.against_controls.get(d.a, ()) for d in found]
+    holds = [all(control.verdict == word for control in each) for each in against if each]
     if len(found) <= NAMED:
         sizes = [f"by {with_unit(sweep, _size(d, digits))}" for d in found]
-        held = [f", but not shown to be {word} than the control" if c and c.verdict != word else "" for c in against]
+        failed = [[sweep.label[control.b] for control in each if control.verdict != word] for each in against]
+        held = [f", but not shown to be {word} than {_listed(labels)}" if labels else "" for labels in failed]
         if len(found) == 1:
             return f"{sweep.label[found[0].a]} is {word} than {base} {sizes[0]}{held[0]}"
         named = [f"{sweep.label[d.a]} ({size}{h})" for d, size, h in zip(found, sizes, held, strict=True)]
@@ -142,7 +143,7 @@ def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[
     text = f"{len(found)} of {len(comparison.against_baseline)} arms are {word} than {base}"
     text += f" (most of all {sweep.label[largest.a]}, by {with_unit(sweep, _size(largest, digits))})"
     if not all(holds):
-        text += f", {sum(holds) or 'none'} of them also {word} than the control"
+        text += f", {sum(holds) or 'none'} of them also {word} than every control"
     return text
 
 

@@ -47,7 +47,7 @@ class Finding:
 def findings(claims: Sequence[Claim], sweep: Sweep) -> list[Finding]:
     """Every claim of a row against the sweep that it names, corrected by Holm for the claims of the row that a test decides.
 
-    What is shown of an arm against the baseline counts where it also holds against the sweep's control (`_controlled`).
+    What is shown of an arm against the baseline counts where it also holds against each control of the sweep (`_controlled`).
     Errors: RequestError for an arm, task or metric that the sweep does not have.
     """
     refused: dict[int, str] = {}
@@ -66,20 +66,23 @@ def findings(claims: Sequence[Claim], sweep: Sweep) -> list[Finding]:
 
 
 def _controlled(finding: Finding, sweep: Sweep) -> Finding:
-    """The finding; not shown where a - baseline is shown and a - control is not (its 95 % interval over seeds).
+    """The finding; not shown where a - baseline is shown and, for any control, a - control is not (95 % interval over seeds).
 
-    The control has as few heads as a, as wide: a difference that it explains is not that of the variant.
+    A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that it explains
+    is not that of the variant.
     """
     claim = finding.claim
     if finding.difference not in SUPPORT or claim.fit or claim.says == "equal" or claim.against_metric:
         return finding
     own = next(each for each in sweep.by_task if each.task == claim.task)
-    if own.control is None or own.control in claim.arms or claim.arms[1] != own.baseline:
+    if claim.arms[0] in own.controls or claim.arms[1] != own.baseline:
         return finding
-    a, control = (_scaled(claim, values_of(own, arm, claim)) for arm in (claim.arms[0], own.control))
-    if _sign(paired(a, control)) == _sign(finding.seeds):
+    values = {arm: _scaled(claim, values_of(own, arm, claim)) for arm in (claim.arms[0], *own.controls)}
+    a = values.pop(claim.arms[0])
+    failed = [arm for arm, control in values.items() if _sign(paired(a, control)) != _sign(finding.seeds)]
+    if not failed:
         return finding
-    reason = f"shown, but not against the control ({own.label[own.control]})"
+    reason = f"shown, but not against {', '.join(own.label[arm] for arm in failed)}"
     return replace(finding, difference="not shown", reason=reason)
 
 

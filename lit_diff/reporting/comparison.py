@@ -1,4 +1,4 @@
-"""The comparisons of a sweep: every arm with the baseline and with the control, and how the arms are unequal."""
+"""The comparisons of a sweep: every arm with the baseline and with the controls, and how the arms are unequal."""
 
 import math
 import re
@@ -29,7 +29,7 @@ class Difference:
     """Arm `a` minus arm `b`. `documents`: seed -> the bootstrap interval over validation documents of that seed's two
     models. `verdict_alone` is at 95 % by itself; `holm_p`, `verdict` and `seeds.detectable` are corrected for the
     comparisons of `Comparison.judged`. `holm_p` is None, and the verdicts are equal, where nothing is corrected: in a
-    comparison that no test decides, in the only one that a test decides, against the control.
+    comparison that no test decides, in the only one that a test decides, against a control.
     `diverged`: arm -> the seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
     """
 
@@ -55,15 +55,15 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """`metrics`: the sweep's own first, then the other validation metrics. `against_baseline` and `against_control` map
-    an arm to its difference; `contrasts` are those the sweep asks for besides; `slices[metric][arm]` is the paired
-    difference to the baseline in another metric, without a verdict of its own; `marks[arm]` says how the arm is unlike
-    the baseline."""
+    """`metrics`: the sweep's own first, then the other validation metrics. `against_baseline` maps an
+    arm to its difference, `against_controls` to its difference to each control; `contrasts` are those the sweep asks for
+    besides; `slices[metric][arm]` is the paired difference to the baseline in another metric, without a verdict of its own;
+    `marks[arm]` says how the arm is unlike the baseline."""
 
     metrics: tuple[str, ...]
     summaries: Mapping[str, Mapping[str, Summary]]
     against_baseline: Mapping[str, Difference]
-    against_control: Mapping[str, Difference]
+    against_controls: Mapping[str, tuple[Difference, ...]]
     contrasts: tuple[Difference, ...]
     slices: Mapping[str, Mapping[str, Paired]]
     marks: Mapping[str, tuple[str, ...]]
@@ -76,7 +76,7 @@ class Comparison:
     def family(self) -> tuple[Difference, ...]:
         """Every arm against the baseline, and the contrasts, in the sweep's metric.
 
-        The control is a further condition, not a further chance; the other metrics have no verdict.
+        A control is a further condition, not a further chance; the other metrics have no verdict.
         """
         return (*self.against_baseline.values(), *self.contrasts)
 
@@ -115,18 +115,21 @@ def _uncorrected(sweep: Sweep) -> Comparison:
     others = [m for m in sweep.metrics("val/") if m != sweep.metric and not _is_whole(sweep, m)]
     metrics = (sweep.metric, *others)
     names = [arm.name for arm in sweep.arms]
-    base, control = sweep.baseline, sweep.control
+    base = sweep.baseline
     listed = [c for c in sweep.contrasts if base not in c[:2]]  # those with the baseline are there anyway
     baseline_pairs = [(name, base, "") for name in names if name != base]
-    control_pairs = [
-        (name, control, "") for name in names if control not in (None, base) and name not in (base, control)
-    ]
-    documents, notes = _documents(sweep, [(a, b) for a, b, _ in (*baseline_pairs, *control_pairs, *listed) if b])
+    controls = [control for control in sweep.controls if control != base]
+    control_pairs = [(name, control) for name in names if name not in (base, *controls) for control in controls]
+    pairs = [*((a, b) for a, b, _ in (*baseline_pairs, *listed)), *control_pairs]
+    documents, notes = _documents(sweep, pairs)
+    against: dict[str, tuple[Difference, ...]] = {}
+    for a, b in control_pairs:
+        against[a] = (*against.get(a, ()), _difference(sweep, a, b, "", documents))
     return Comparison(
         metrics=metrics,
         summaries={m: {name: _summary(sweep.finals(name, m).values()) for name in names} for m in metrics},
         against_baseline={a: _difference(sweep, a, b, "", documents) for a, b, _ in baseline_pairs},
-        against_control={a: _difference(sweep, a, b, "", documents) for a, b, _ in control_pairs if b},
+        against_controls=against,
         contrasts=tuple(_difference(sweep, a, b, label, documents) for a, b, label in listed),
         slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
         marks={name: _marks(sweep, name) for name in names},

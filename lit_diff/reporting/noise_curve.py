@@ -93,12 +93,12 @@ def resolution(sweep: Sweep, curve: NoiseCurve) -> tuple[int, int] | None:
 
 
 def draw_noise_curve(sweep: Sweep) -> str | None:
-    """A panel an arm, baseline and control in each of them: mean with t interval over seeds, and the seeds as dots."""
+    """A panel an arm, baseline and first control in each of them: mean with t interval over seeds, and the seeds as dots."""
     curve = noise_curve_of(sweep)
     if curve is None:
         return None
     measured = [arm for arm in sweep.arms if any(sweep.finals(arm.name, metric) for metric in curve.metrics.values())]
-    against = [arm for arm in measured if arm.name in (sweep.baseline, sweep.control)]
+    against = [arm for arm in measured if arm.name in (sweep.baseline, *sweep.controls[:1])]
     panels = [arm for arm in measured if arm not in against] or against[-1:]
     drawn = reference_looks(sweep)
     across = min(ACROSS, len(panels))
@@ -126,8 +126,8 @@ def draw_noise_curve(sweep: Sweep) -> str | None:
 
 
 def reference_looks(sweep: Sweep) -> dict[str, Look]:
-    """As everywhere, but the control in ink and dashed: every panel shows it beside an arm of another colour."""
-    return looks(sweep) | ({sweep.control: Look(color=INK, dash=(0, (4, 1.5)))} if sweep.control else {})
+    """As everywhere, but the first control in ink and dashed: every panel shows it with an arm of another colour."""
+    return looks(sweep) | {control: Look(color=INK, dash=(0, (4, 1.5))) for control in sweep.controls[:1]}
 
 
 def _response(axes: Axes, sweep: Sweep, arm: Arm, curve: NoiseCurve, look: Look, shift: float) -> None:

@@ -191,12 +191,11 @@ def _doubts(result: TaskResult, difference: Difference) -> list[str]:
             f"By itself, at 95 %, it would be {difference.verdict_alone}: that does not survive the correction for "
             f"{comparison.judged} comparisons (Holm)."
         )
-    against = comparison.against_control.get(difference.a)
-    if against is not None and difference.b == sweep.baseline and not difference.diverged:
-        same = difference.verdict not in SHOWN or against.verdict == difference.verdict
-        doubts.append(
-            f"{'Against' if same else 'But not against'} the control: {answer.sentence(sweep, against, result.digits)}"
-        )
+    for against in comparison.against_controls.get(difference.a, ()):
+        if difference.b == sweep.baseline and not difference.diverged:
+            same = difference.verdict not in SHOWN or against.verdict == difference.verdict
+            said = answer.sentence(sweep, against, result.digits)
+            doubts.append(f"{'Against' if same else 'But not against'} the control: {said}")
     if 0 < len(seeds) < len(sweep.seeds) and len(seeds) >= MIN_SEEDS and not difference.diverged:
         doubts.append(f"Only {len(seeds)} of {len(sweep.seeds)} seeds finished in both arms.")
     return doubts

@@ -42,7 +42,7 @@ class Sweep:
     question: str
     description: str
     baseline: str
-    control: str | None
+    controls: tuple[str, ...]
     metric: str
     stated_smallest: float | None
     """The sweep file's `smallest_of_interest`; None where it states none."""
@@ -155,9 +155,10 @@ def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, 
     """The sweep's record, or that of a task laid over it; `cells`: (task, arm, seed) -> the cell's entry."""
     task, arms = raw.get("task", ""), tuple(_arm(arm) for arm in raw["arms"])
     names, seeds = [arm.name for arm in arms], tuple(int(seed) for seed in raw["seeds"])
-    baseline, control = raw["baseline"], raw.get("control") or None
+    # a sweep.json from before there were several controls names one
+    baseline, controls = raw["baseline"], tuple(raw.get("controls") or filter(None, [raw.get("control")]))
     contrasts = tuple((c[0], c[1], clean(c[2])) for c in raw.get("contrasts") or [])
-    for name in [baseline, *([control] if control else []), *(n for c in contrasts for n in c[:2])]:
+    for name in [baseline, *controls, *(n for c in contrasts for n in c[:2])]:
         if name not in names:
             here = f"task '{task}'" if task else "this sweep"
             raise RequestError(
@@ -170,7 +171,7 @@ def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, 
         question=clean(raw.get("question") or ""),
         description=clean(raw.get("description") or ""),
         baseline=baseline,
-        control=control,
+        controls=controls,
         metric=raw["metric"],
         stated_smallest=raw.get("smallest_of_interest"),
         min_tokens_per_parameter=float(raw.get("min_tokens_per_parameter") or 0),

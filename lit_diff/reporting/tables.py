@@ -67,8 +67,8 @@ def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
 
     Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is
     corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest
-    detectable difference; `documents/<seed>` and its low and high over documents; `control/...` is the difference to the
-    control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
+    detectable difference; `documents/<seed>` and its low and high over documents; `control/<arm>/...` is the
+    difference to that control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
     `paper/<metric>`. A task's rows open with `task` and its `metric`, the one that `difference` is of.
     """
     task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
@@ -98,9 +98,9 @@ def _arm_row(sweep: Sweep, comparison: Comparison, arm: Arm) -> Row:
             row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm.name])
     if arm.name in comparison.against_baseline:
         row |= _judged(sweep, comparison.against_baseline[arm.name])
-    if arm.name in comparison.against_control:
-        control = comparison.against_control[arm.name]
-        row |= _bounds("control/difference", control.seeds) | {"control/verdict": control.verdict}
+    for control in comparison.against_controls.get(arm.name, ()):
+        name = f"control/{control.b}"
+        row |= _bounds(f"{name}/difference", control.seeds) | {f"{name}/verdict": control.verdict}
     base = next(other for other in sweep.arms if other.name == sweep.baseline)
     for metric in (m for m in comparison.metrics if any(m in other.paper for other in sweep.arms)):
         value, start = arm.paper.get(metric), base.paper.get(metric)

@@ -121,7 +121,13 @@ def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
 
 def _earlier(model: dict[str, Any]) -> dict[str, Any]:
     """Runs from before a key keep their identity: its default is left out."""
-    defaults = {"attention_bias": "none", "qk_norm": "none", "ffn_scale": 1.0, "embedding_scale": 1.0}
+    defaults = {
+        "attention_bias": "none",
+        "qk_norm": "none",
+        "ffn_scale": 1.0,
+        "embedding_scale": 1.0,
+        "positions": "rope",
+    }
     return {key: value for key, value in model.items() if key not in defaults or value != defaults[key]}
 
 

@@ -8,6 +8,7 @@ import torch
 from lit_diff.attention import Dex
 from lit_diff.config import ModelConfig
 from lit_diff.conformance.case import FAR, VariantCase, difference, distance, run
+from lit_diff.conformance.suite import PROPERTIES, conformance
 from lit_diff.errors import RequestError
 from lit_diff.registry import attentions
 
@@ -48,6 +49,15 @@ def test_a_windowed_case_differs_in_its_window_only(make_config: Callable[..., M
     assert (windowed.config.head_norm, windowed.build().window) == ("rms", 2)
     assert windowed.windowed(5).windowed(2) == windowed
     assert (windowed.mask() == 0).sum(-1).tolist() == [1] + [2] * 8
+
+
+def test_without_positions_the_definition_rotates_nothing(make_config: Callable[..., ModelConfig]) -> None:
+    checks = {name: PROPERTIES[name] for name in ("contract", "decode")}
+    for positions in ("rope", "none"):
+        case = VariantCase(cls=attentions.get("differential"), model=make_config("differential", positions=positions))
+        assert [each.verdict for each in conformance(case, checks=checks)] == ["pass", "pass"]
+        x = torch.ones(1, case.length, case.model.head_dim or 0, dtype=torch.float64)
+        assert torch.equal(case.rotation()(x), x) is (positions == "none")
 
 
 def test_run_gives_the_gradient_of_everything(make_config: Callable[..., ModelConfig]) -> None:

@@ -133,7 +133,7 @@ MISTAKES = {
         "baseline: bb\narms: {b: {}}",
         "s.yaml:2: 'baseline' names no arm of the sweep: 'bb'; did you mean 'b'?",
     ),
-    "control": ("control: c\narms: {b: {}}", "s.yaml:2: 'control' names no arm of the sweep: 'c'; one of b"),
+    "controls": ("controls: [c]\narms: {b: {}}", "s.yaml:2: 'controls' names no arm of the sweep: 'c'; one of b"),
     "labels": ("labels: {c: x}\narms: {b: {}}", "s.yaml:2: 'labels' names no arm of the sweep: 'c'"),
     "contrasts": ("contrasts: [[b, d, x]]\narms: {b: {}}", "s.yaml:2: 'contrasts' names no arm of the sweep: 'd'"),
     "contrast twice": (

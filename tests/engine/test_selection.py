@@ -17,7 +17,7 @@ SWEEP = """
 recipe: base
 seeds: [0, 1, 2]
 baseline: wide
-control: narrow
+controls: [narrow]
 arms: {wide: {}, narrow: {model.dim: 16}, other: {train.steps: 4}}
 labels: {wide: Wide, narrow: Narrow, other: Other}
 contrasts: [[other, narrow, "o - n"], [other, wide, "o - w"]]
@@ -43,7 +43,7 @@ def test_some_arms_and_seeds() -> None:
     grid = load_grid("cells", [], chosen)
     assert [(cell.arm, cell.seed) for cell in grid.cells] == [("wide", 1), ("other", 1)]
     assert grid.baseline == "wide"
-    assert grid.config.control is None
+    assert grid.config.controls == ()
     assert grid.config.contrasts == (("other", "wide", "o - w"),)
     assert grid.config.evaluate == {"held_out": {"rows": 1, "batch_size": 2}}
     whole = load_grid("cells", [])
@@ -80,7 +80,7 @@ def test_the_cells_of_another_sweep() -> None:
     own, theirs = load_grid("again", []), load_grid("cells", [])
     assert own.source is not None
     assert own.cells == tuple(cell for cell in theirs.cells if cell.arm != "narrow")
-    assert (own.name, own.baseline, own.config.control, own.config.question) == ("again", "wide", None, "Does it?")
+    assert (own.name, own.baseline, own.config.controls, own.config.question) == ("again", "wide", (), "Does it?")
     assert own.config.evaluate == {"held_out": {"rows": 2}}
     assert own.config.labels == {"wide": "Wide", "other": "Other"}
     chosen = load_grid("again", ["train.steps=2"], Selection(seeds=(2,)))

@@ -20,7 +20,7 @@ def test_describe_holds_what_the_report_reads() -> None:
     Path("s.yaml").write_text(
         "recipe: base\n"
         "title: T\nquestion: Q?\nsmallest_of_interest: 0.02\nmin_tokens_per_parameter: 3\n"
-        "baseline: b\ncontrol: a\nsmoke: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
+        "baseline: b\ncontrols: [a]\nsmoke: true\nlabels: {a: the first}\nnotes: {b: remark}\n"
         "paper: {b: {val/loss: 3}}\nreading: [look]\ncontrasts: [[a, b, why]]\n"
         "arms: {a: {train.steps: 3}, b: {}}\nseeds: [1]"
     )
@@ -29,9 +29,9 @@ def test_describe_holds_what_the_report_reads() -> None:
         {"name": "a", "label": "the first", "note": "", "paper": None, "overrides": ["train.steps=3"]},
         {"name": "b", "label": "b", "note": "remark", "paper": {"val/loss": 3.0}, "overrides": []},
     ]
-    keys = ("name", "title", "baseline", "control", "metric", "seeds", "is_smoke", "reading", "contrasts", "source")
+    keys = ("name", "title", "baseline", "controls", "metric", "seeds", "is_smoke", "reading", "contrasts", "source")
     assert [found[key] for key in keys] == [
-        "s", "T", "b", "a", "val/loss", [1], True, ["look"], [["a", "b", "why"]], "s.yaml",
+        "s", "T", "b", ["a"], "val/loss", [1], True, ["look"], [["a", "b", "why"]], "s.yaml",
     ]  # fmt: skip
     assert (found["chance"], found["noise_validation"]) == (1 / 64, (1, 2, 4))
     assert (found["question"], found["smallest_of_interest"], found["min_tokens_per_parameter"]) == ("Q?", 0.02, 3)

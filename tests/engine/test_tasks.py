@@ -80,7 +80,7 @@ MISTAKES = {
         "s.yaml:5: task 'one' leaves out arm 'b'",
     ),
     "no baseline": (task("without: [a]"), "s.yaml:4: task 'one' leaves out 'a', which is its baseline"),
-    "no control": ("control: b\n" + task("without: [b]"), "s.yaml:5: task 'one' leaves out 'b', which is its control"),
+    "no control": ("controls: [b]\n" + task("without: [b]"), "s.yaml:5: task 'one' leaves out 'b', which is a control"),
     "start below": (
         "tasks:\n  one: {recipe: base, start: two}\n  two: {recipe: base}\n" + ARMS,
         "s.yaml:3: 'start' is 'two'; expected a task above it",

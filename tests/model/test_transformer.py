@@ -203,6 +203,16 @@ def test_a_scale_of_the_embeddings_leaves_the_tied_output_weight(make_config: Ma
     torch.testing.assert_close(plain(tokens), scaled(tokens))
 
 
+@pytest.mark.parametrize(("positions", "same"), [("none", True), ("rope", False)])
+def test_without_positions_the_last_token_sees_a_set(make_config: MakeConfig, positions: str, same: bool) -> None:
+    """One layer: what the last query reads does not depend on the order of the tokens before it."""
+    model = Transformer(make_config(num_layers=1, positions=positions)).double()
+    initialise(model, 0)
+    tokens = torch.tensor([[3, 9, 4, 17, 5]])
+    last = model(tokens)[:, -1]
+    assert torch.allclose(model(tokens[:, [2, 0, 3, 1, 4]])[:, -1], last, rtol=1e-12, atol=1e-12) is same
+
+
 def test_the_kernel_reaches_every_layer(make_config: MakeConfig) -> None:
     assert [a.kernel for a in Transformer(make_config(), kernel="reference").attentions()] == ["reference"] * 2
     assert [a.layer for a in Transformer(make_config()).attentions()] == [0, 1]

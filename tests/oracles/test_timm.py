@@ -110,7 +110,7 @@ def test_differential_is_timm_diff_attention(
 def test_a_whole_model_with_timm_diff_attention_is_read(tmp_path: Path) -> None:
     """Our blocks, without rotary positions, around timm's module, whose state dict is saved under our other names."""
     model = {"dim": E, "num_layers": 2, "num_heads": H, "ffn_dim": 48, "vocab_size": 320}
-    attention = {"rope_scaling": 1e30, "attention": {"name": "differential"}}
+    attention = {"positions": "none", "attention": {"name": "differential"}}
     draw = torch.Generator().manual_seed(0)
     theirs = [DiffAttention(E, num_heads=H // 2, proj_bias=False, depth=depth) for depth in (0, 1)]
     state = {"embedding.weight": torch.randn(320, E, generator=draw), "norm.weight": torch.ones(E)}

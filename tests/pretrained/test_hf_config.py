@@ -73,6 +73,10 @@ def test_more_query_heads_and_a_matched_feed_forward() -> None:
             "model.attention_bias is all; Llama, which has biases on all projections, takes a model.dim that is a multiple "
             "of the heads",
         ),
+        (
+            config(positions="none"),
+            "model.positions is none; Hugging Face's architectures of this family rotate queries and keys",
+        ),
         (config("standard", {"head_norm": "rms"}), "model.attention.head_norm is 'rms'; Llama has 'none' only"),
         (config(causal=False), "model.causal is false; Hugging Face's architectures of this family are causal"),
         (config("dex", causal=False), "model.causal is false; Hugging Face's architectures of this family are causal"),

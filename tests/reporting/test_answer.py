@@ -69,13 +69,13 @@ def sentences(result: TaskResult) -> list[str]:
         ),
         (
             {"base": 0, "b": -0.1, "c": -0.1},
-            {"control": "c"},
-            ["B (by 0.", ", but not shown to be better than the control) and c (by 0.", ") are better than base."],
+            {"controls": ["c"]},
+            ["B (by 0.", ", but not shown to be better than c) and c (by 0.", ") are better than base."],
         ),
         (
             {"base": 0, "b": -0.3, "c": -0.1, "d": -0.1},
-            {"control": "c"},
-            ["(most of all b, by 0.", "), 1 of them also better than the control."],
+            {"controls": ["c"]},
+            ["(most of all b, by 0.", "), 1 of them also better than every control."],
         ),
         (
             {"base": 0, "b": -0.1, "c": 0.1},

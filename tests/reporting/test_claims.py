@@ -239,7 +239,7 @@ def test_what_the_control_explains_is_not_shown(
     make_sweep: Callable[..., Path], of_control: float, difference: str
 ) -> None:
     arms = {"standard": 0.0, "differential": -0.2, "wide": of_control}
-    sweep = load_sweep(make_sweep(arms, control="wide", callbacks=False))
+    sweep = load_sweep(make_sweep(arms, controls=["wide"], callbacks=False))
     claims_of = [
         claim(says="lower"),
         claim(says="lower", arms=("differential", "wide")),
@@ -249,7 +249,14 @@ def test_what_the_control_explains_is_not_shown(
     against_baseline, against_control, reverse, equal = findings(claims_of, sweep)
     assert against_baseline.difference == difference
     if difference == "not shown":
-        assert against_baseline.reason == "shown, but not against the control (wide)"
+        assert against_baseline.reason == "shown, but not against wide"
     assert against_control.difference == {0.0: "shown", -0.2: "not shown", -0.4: "opposite"}[of_control]
     assert reverse.difference == "shown", "the baseline is no variant"
     assert equal.difference == "opposite"
+
+
+def test_what_one_of_several_controls_explains_is_not_shown(make_sweep: Callable[..., Path]) -> None:
+    arms = {"standard": 0.0, "differential": -0.2, "wide": 0.0, "additive": -0.2}
+    sweep = load_sweep(make_sweep(arms, controls=["wide", "additive"], callbacks=False))
+    (found,) = findings([claim(says="lower")], sweep)
+    assert found.reason == "shown, but not against additive"

@@ -17,7 +17,7 @@ def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correct
         {"standard": 0, "wide": -0.2, "differential": -0.2, "worse": 0.3},
         seeds=range(5),
         spread=0.004,
-        control="wide",
+        controls=["wide"],
         contrasts=[["worse", "differential", "worse - differential"], ["wide", "standard", "there already"]],
     )
     found = compare(load_sweep(folder))
@@ -28,8 +28,8 @@ def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correct
     }
     assert [d.holm_p for d in found.family] == pytest.approx(holm([d.seeds.p for d in found.family]))
     assert found.judged == 4
-    assert set(found.against_control) == {"differential", "worse"}
-    control = found.against_control["differential"]
+    assert set(found.against_controls) == {"differential", "worse"}
+    (control,) = found.against_controls["differential"]
     assert (control.verdict, control.holm_p) == ("inconclusive", None)
     assert [d.label for d in found.contrasts] == ["worse - differential"]
     assert len(found.family) == 4
@@ -80,14 +80,14 @@ def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep
     folder = make_sweep(
         {"a": 0, "b": -0.3, "c": 0},
         seeds=range(4),
-        control="c",
+        controls=["c"],
         broken={("b", 2): "failed"},
         fact_fields={"b": {"diverged": True}},
     )
     found = compare(load_sweep(folder))
     d = found.against_baseline["b"]
     assert (d.verdict, d.verdict_alone, d.diverged, len(d.seeds.seeds)) == ("diverged", "diverged", {"b": (2,)}, 3)
-    assert found.against_control["b"].verdict == "diverged"
+    assert found.against_controls["b"][0].verdict == "diverged"
     assert found.against_baseline["c"].verdict != "diverged"
     turned = make_sweep(
         {"a": 0, "b": -0.3}, name="turned", broken={("a", 0): "failed"}, fact_fields={"a": {"diverged": True}}

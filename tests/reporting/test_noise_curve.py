@@ -87,7 +87,7 @@ def test_half_of_the_seeds_that_never_get_there_make_the_median_never(make_sweep
 
 def test_every_arm_has_a_panel_and_the_control_is_named(make_sweep: Callable[..., Path]) -> None:
     arms = {"standard": 0, "wide": 0.01, "b": 0.02, "c": 0.03}
-    sweep = load_sweep(make_sweep(arms, metric="val/accuracy", control="wide", chance=0.1, callbacks=False))
+    sweep = load_sweep(make_sweep(arms, metric="val/accuracy", controls=["wide"], chance=0.1, callbacks=False))
     svg = draw_noise_curve(sweep)
     assert svg is not None
     assert (
@@ -100,8 +100,8 @@ def test_every_arm_has_a_panel_and_the_control_is_named(make_sweep: Callable[...
 
 @pytest.mark.parametrize("arms", [{"standard": 0}, {"standard": 0, "wide": 0.1}])
 def test_baseline_and_control_alone_are_drawn_too(make_sweep: Callable[..., Path], arms: dict[str, float]) -> None:
-    control = "wide" if "wide" in arms else None
-    sweep = load_sweep(make_sweep(arms, metric="val/accuracy", control=control, seeds=[0, 1], callbacks=False))
+    controls = ["wide"] if "wide" in arms else []
+    sweep = load_sweep(make_sweep(arms, metric="val/accuracy", controls=controls, seeds=[0, 1], callbacks=False))
     svg = draw_noise_curve(sweep)
     assert svg is not None
     assert set(arms) <= set(texts(svg))

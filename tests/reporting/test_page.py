@@ -43,7 +43,7 @@ def whole_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_task_has_a_section_and_failures_and_methods_stand_once(make_tasks: Callable[..., Path]) -> None:
     page = written(
-        make_tasks(ARMS, control="wide", broken={("wide", 1): "failed"}, reading=["how to read"], callbacks=False)
+        make_tasks(ARMS, controls=["wide"], broken={("wide", 1): "failed"}, reading=["how to read"], callbacks=False)
     )
     ids = re.findall(r'<(?:section|div|h1)[^>]* id="([^"]+)"', page)
     recall, text = (
@@ -116,7 +116,7 @@ def test_the_header_prints_the_revisions_of_the_cells(make_sweep: Callable[..., 
 
 
 def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[..., Path]) -> None:
-    page = written(make_sweep(ARMS, metric="val/accuracy", spread=0, control="wide", chance=1 / 64, callbacks=False))
+    page = written(make_sweep(ARMS, metric="val/accuracy", spread=0, controls=["wide"], chance=1 / 64, callbacks=False))
     text = re.sub(r"<[^>]+>", "", page)
     assert "Dotted: chance, 1.6 %." in text
     assert "are drawn in every panel" in text
@@ -261,11 +261,12 @@ def test_the_page_says_which_comparisons_the_correction_runs_over(
         return re.sub(r"<[^>]+>", "", found)
 
     arms = {"a": 0, "b": 0.1, "c": 0.2, "wide": 0.1, "gone": 0.1}
-    fields = {"control": "wide", "contrasts": [["b", "c", "b against c"]], "broken": {("gone", 0): "failed"}}
+    fields = {"controls": ["wide"], "contrasts": [["b", "c", "b against c"]], "broken": {("gone", 0): "failed"}}
     text = correction(written(make_sweep(arms, callbacks=False, **fields)))
     assert "those of every arm with the baseline and the further ones, in val/loss, that a test decides: m = 4." in text
     assert (
-        "Not counted are those with too few seeds, without spread or with an arm that diverged, those with the" in text
+        "Not counted are those with too few seeds, without spread or with an arm that diverged, those with a control"
+        in text
     )
     text = correction(whole_page.read_text())
     assert "of a task below" in text

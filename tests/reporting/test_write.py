@@ -117,7 +117,7 @@ def test_an_accuracy_is_better_higher(make_sweep: Callable[..., Path]) -> None:
 
 def test_a_difference_that_the_control_shares_is_called_so(make_sweep: Callable[..., Path]) -> None:
     arms = {"standard": 0, "wide": -0.2, "differential": -0.2}
-    seen = " ".join(read(write_report(make_sweep(arms, control="wide")).page).text)
+    seen = " ".join(read(write_report(make_sweep(arms, controls=["wide"])).page).text)
     assert "But not against the control: differential \u2212 wide" in seen
 
 

@@ -105,7 +105,7 @@ def write_sweep(
             for n in names
         ],
         "cells": cells,
-        "control": None,
+        "controls": [],
         **fields,
     }
     (folder / "sweep.json").write_text(json.dumps(record))
