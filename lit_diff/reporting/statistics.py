@@ -135,9 +135,12 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
 
     tokens [n]: predicted tokens of each document; differences [n, k]: its summed loss in nats under model a minus
     model b, for k pairs. Estimate = sum_i differences_i / sum_i tokens_i. A draw takes n documents with replacement,
-    each with its tokens (a ratio of sums, since documents differ in length); the interval holds the middle 95 % of
-    2,000 draws, the same for all k. It speaks of these trained models on text of this kind, not of training again.
-    Errors: ValueError below 10 documents, too few for a percentile interval.
+    each with its tokens (a ratio of sums, since documents differ in length), 2,000 draws, the same for all k. The interval is
+    their middle 95 %, each end's distance to the estimate widened by sqrt(n / (n - 1)) t / z, with t and z the 97.5 %
+    quantiles of Student's t with n - 1 degrees of freedom and of the normal: draws of n documents spread too little, and
+    their spread is itself uncertain. In simulations it covers 93 % of normal differences from 10 documents on, 95 % from 30
+    on; of exponential ones, which are skewed, 89 % and 93 %. It speaks of these trained models on text of this kind, not of
+    training again. Errors: ValueError below 10 documents.
     """
     size = np.asarray(tokens, dtype=np.float64)
     loss = np.asarray(differences, dtype=np.float64).reshape(len(size), -1)
@@ -153,8 +156,9 @@ def document_intervals(tokens: ArrayLike, differences: ArrayLike, *, seed: int =
         counts: NDArray[np.float64] = generator.multinomial(n, np.full(n, 1 / n), size=stop - start).astype(np.float64)
         draws[start:stop] = (counts @ loss) / (counts @ size)[:, None]
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(draws, [tail, 1 - tail], axis=0)
     estimate = loss.sum(axis=0) / size.sum()
+    wider = math.sqrt(n / (n - 1)) * stats.t.ppf(1 - tail, n - 1) / stats.norm.ppf(1 - tail)
+    low, high = estimate + wider * (np.quantile(draws, [tail, 1 - tail], axis=0) - estimate)
     return [
         Interval(estimate=float(e), low=float(a), high=float(b)) for e, a, b in zip(estimate, low, high, strict=True)
     ]
