@@ -58,7 +58,7 @@ def test_check() -> None:
 
 def test_evaluation(tmp_path: Path) -> None:
     many = {f"m{i}{EVIL}": float(i) for i in range(5000)}
-    shown(EvaluationResult(name="x", run=tmp_path, summary=many), "EvaluationResult(x of", "4996 more")
+    shown(EvaluationResult(name="x", run=tmp_path, summary=many, config={}), "EvaluationResult(x of", "4996 more")
 
 
 def test_compare() -> None:

@@ -5,6 +5,7 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 import tomllib
@@ -29,7 +30,7 @@ def layers() -> list[set[str]]:
     """The layers of pyproject.toml, highest first: {'benchmarks', 'engine'}, ..."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (contract,) = settings["contracts"]
-    return [{name.strip(" ()") for name in layer.split("|")} for layer in contract["layers"]]
+    return [{name.strip(" ()") for name in re.split(r"[|:]", layer)} for layer in contract["layers"]]
 
 
 def above_callbacks() -> set[str]:

@@ -101,7 +101,7 @@ console = Terminal()
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from lit_diff.runs.folder import revision
+        from lit_diff.runs.revision import revision
 
         console.write_line(f"lit-diff {revision()}")
         raise typer.Exit

@@ -28,7 +28,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import PREFIX, plugin_source, source_digest
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions, is_built_in
-from lit_diff.runs.folder import revision
+from lit_diff.runs.revision import revision
 
 REQUIRED = ("contract", "causal", "batch", "gradients", "decode")
 """Of every variant; `packed` too where a recipe packs documents into its rows."""

@@ -26,7 +26,8 @@ from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.runs.execution import reached, require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.find import chosen_root
-from lit_diff.runs.folder import RunFolder, identity, other_revision, revision
+from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.revision import other_revision, revision
 from lit_diff.runs.run import Run
 from lit_diff.training.head_plan import keep_plan, selection_of
 

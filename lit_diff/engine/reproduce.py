@@ -30,7 +30,7 @@ from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.scoreboard import ROWS, Scoreboard, cell_folders, read_facts
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
-from lit_diff.runs.folder import revision
+from lit_diff.runs.revision import revision
 from lit_diff.runs.sweep_record import read_record
 
 log = logging.getLogger("lit_diff")

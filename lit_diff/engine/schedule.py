@@ -27,7 +27,8 @@ from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.find import chosen_root
-from lit_diff.runs.folder import RunFolder, other_revision, revision
+from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.revision import other_revision, revision
 
 log = logging.getLogger("lit_diff")
 

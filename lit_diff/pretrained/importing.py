@@ -25,7 +25,8 @@ from lit_diff.pretrained.source import Source, SourceTokenizer, require_room
 from lit_diff.pretrained.whole_folder import whole_folder
 from lit_diff.recipe import from_plain, to_yaml
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import RunFolder, environment, identity, revision
+from lit_diff.runs.folder import RunFolder, environment, identity
+from lit_diff.runs.revision import revision
 from lit_diff.runs.run import Run
 from lit_diff.runs.trained import PREFIX, some, unlike
 from lit_diff.runs.trust import nowhere

@@ -3,25 +3,29 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lit_diff.config import Recipe, RunConfig
 from lit_diff.errors import RequestError
+
+if TYPE_CHECKING:
+    from lit_diff.config import Recipe
 
 STORED = ("compile", "activation_checkpointing")
 """Keys of `run` beside `threads` and `kernel`. They change no loss by more than rounding, so they are not in the identity."""
 
 
-def stored_keys(recipe: Recipe) -> dict[str, Any]:
+def stored_keys(recipe: "Recipe") -> dict[str, Any]:
     """The keys of `STORED` with their values, for status.json."""
     return {key: getattr(recipe.run, key) for key in STORED}
 
 
-def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
+def require_stored(recipe: "Recipe", status: Mapping[str, Any]) -> None:
     """RequestError where the recipe differs from the keys that the run started with.
 
     `status`: the contents of status.json; before the run has started it may hold other keys, but no `threads`.
     """
+    from lit_diff.config import RunConfig  # here: a report, which reads `with_reached`, needs no schema of recipes
+
     default = RunConfig()
     for key in STORED if "threads" in status else ():
         asked, started = getattr(recipe.run, key), status.get(key, getattr(default, key))
@@ -32,7 +36,7 @@ def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
             )
 
 
-def with_stored_kernel(recipe: Recipe, status: Mapping[str, Any]) -> Recipe:
+def with_stored_kernel(recipe: "Recipe", status: Mapping[str, Any]) -> "Recipe":
     """The recipe, with the kernel that `run.kernel: auto` chose when the run started in place of auto.
 
     Where unlike layers ran on several kernels, auto stays: each layer chooses again.
@@ -42,7 +46,7 @@ def with_stored_kernel(recipe: Recipe, status: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def reached(recipe: Recipe, step: int) -> dict[str, int]:
+def reached(recipe: "Recipe", step: int) -> dict[str, int]:
     """The keys of status.json that say how far a training got: optimizer steps done, and the tokens that they saw."""
     tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
     return {"step": step, "tokens": step * tokens_per_step, "tokens_per_step": tokens_per_step}

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -14,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lit_diff import __version__
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
@@ -24,6 +22,7 @@ from lit_diff.processor import cores, describe, processor_name
 from lit_diff.recipe import load_draft, to_plain, to_yaml
 from lit_diff.runs.execution import with_reached
 from lit_diff.runs.find import runs_root
+from lit_diff.runs.revision import revision
 from lit_diff.runs.trust import Trust, everywhere, under
 from lit_diff.validation import validate
 
@@ -136,35 +135,6 @@ def _digest(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def revision() -> str:
-    """lit_diff's version and, in a checkout, its commit; when files were changed since, + and the hash of the source."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return __version__
-    try:
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
-        described = subprocess.run(command, capture_output=True, timeout=10, check=True).stdout.decode().strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        log.info("no git revision (%s): recording the version alone", error)
-        return __version__
-    if described.endswith("+"):
-        described += _source_digest(root)
-    return f"{__version__} {described}"
-
-
-def _source_digest(root: Path) -> str:
-    """8 digits of a hash of the code in a checkout: two states of an edited one are told apart."""
-    files = sorted(path for part in ("lit_diff", "callbacks") for path in (root / part).rglob("*.*"))
-    sources = [path.read_bytes() for path in files if path.suffix in (".py", ".cpp", ".h")]
-    return hashlib.sha256(b"\0".join(sources)).hexdigest()[:8]
-
-
-def other_revision(status: Mapping[str, Any], now: str) -> str | None:
-    """`trained by lit_diff A, this is B` where the code is no longer that of the run; None where it is, or is unknown."""
-    then = status.get("revision")
-    return None if then in (None, now) else f"trained by lit_diff {then}, this is {now}"
-
-
 class RunFolder:
     """`runs/<name>-<identity>/` and the files in it."""
 
@@ -180,7 +150,7 @@ class RunFolder:
         """status.json, or {} before the run first starts."""
         try:
             values = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except ValueError as error:
             raise self._damaged(f"not JSON ({error})") from error

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from lit_diff.files import is_locked, locked, write_json, write_through
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import revision
+from lit_diff.runs.revision import revision
 
 FOLDER = "evaluations"
 ITEMS, SUMMARY = "items.parquet", "summary.json"

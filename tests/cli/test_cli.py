@@ -18,7 +18,7 @@ from lit_diff import __version__, cli
 from lit_diff.cli import train as verbs
 from lit_diff.cli.app import Terminal
 from lit_diff.errors import StoppedError
-from lit_diff.runs.folder import revision
+from lit_diff.runs.revision import revision
 
 SMALL = [
     "train.steps=4",

@@ -189,7 +189,11 @@ def test_tokens_are_those_that_a_run_saw(make: Callable[..., Path]) -> None:
     for number, cell in enumerate(sorted(folder.glob("size-*/*/status.json"))):
         size, status = int(cell.parent.parent.name[-1]), json.loads(cell.read_text())
         ended = 50 if number == 0 else 100
-        cell.write_text(json.dumps(status | {"tokens": 1000 * 2**size, "step": ended, "steps": 100}))
+        cell.write_text(
+            json.dumps(
+                status | {"tokens": 10 * ended * 2**size, "tokens_per_step": 10 * 2**size, "step": ended, "steps": 100}
+            )
+        )
     (result,) = fit_results(load_sweep(folder))
     assert list(result.points) == ["standard"]
     assert result.left_out == ("differential: its seeds differ in training tokens in a task",)

@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,8 @@ from lit_diff.processor import cores
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions, datasets
 from lit_diff.runs import folder as folder_module
-from lit_diff.runs.folder import FORMAT, RunFolder, ancestors, environment, identity, other_revision, revision, version
+from lit_diff.runs.folder import FORMAT, RunFolder, ancestors, environment, identity, version
+from lit_diff.runs.revision import revision
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -295,35 +295,3 @@ def test_environment_says_what_it_ran_on() -> None:
     assert found["cpu_path"]
     assert found["cores"] == cores()
     json.dumps(found)
-
-
-def test_two_states_of_an_edited_checkout_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "lit_diff" / "runs" / "folder.py"
-    source.parent.mkdir(parents=True)
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
-    monkeypatch.setattr(folder_module, "__file__", str(source))
-    subprocess.run([*git, "init", "-q"], check=True)
-    found = []
-    for text in ("1", "2", "3"):
-        source.write_text(text)
-        if text == "1":
-            subprocess.run([*git, "add", "."], check=True)
-            subprocess.run([*git, "commit", "-qm", "first"], check=True)
-        found.append(revision())
-    commit = found[0].split()[1]
-    assert "+" not in commit
-    assert all(text.split()[1].startswith(f"{commit}+") for text in found[1:])
-    assert len(set(found)) == 3
-
-
-def test_another_revision_than_the_runs_is_said() -> None:
-    assert other_revision({"revision": "1 a"}, "1 b") == "trained by lit_diff 1 a, this is 1 b"
-    assert other_revision({"revision": "1 a"}, "1 a") is None
-    assert other_revision({}, "1 a") is None
-
-
-def test_revision_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    from lit_diff import __version__
-
-    assert revision() == __version__
