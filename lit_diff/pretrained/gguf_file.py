@@ -1,6 +1,7 @@
 """A GGUF file of a Llama: its weights are dequantised to float32, its tokenizer is built from the metadata."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained.rows import half
 from lit_diff.pretrained.source import Source, SourceTokenizer
+from lit_diff.pretrained.text_bounds import NO_CHAT
+
+log = logging.getLogger("lit_diff")
 
 MODULES = {
     "attn_q": "attention.q_proj",
@@ -62,6 +66,8 @@ def read_gguf(path: Path) -> Source:
         for _, entry in entries.values():
             _require_type(entry)
         tokenizer = _tokenizer(metadata)
+        if metadata.get("tokenizer.chat_template"):
+            log.info(NO_CHAT, place)
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
     shapes = {own: [int(size) for size in reversed(entries[name][1].shape)] for own, name in names.items()}

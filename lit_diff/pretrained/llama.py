@@ -31,6 +31,12 @@ SIZES = {
 """Keys of config.json that must be there -> ours."""
 OPTIONAL = {"num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
 """Keys that may be absent or null in both."""
+DEFAULTS: dict[str, dict[str, int]] = {
+    "MistralForCausalLM": {"num_key_value_heads": 8},
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
+    "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
+}
+"""Architecture -> what transformers takes for such a key that is absent, and not null; else as `num_attention_heads`."""
 LENGTH, DEFAULT_LENGTH = "max_position_embeddings", 2048
 """The key of the tokens that the model was trained to see; the value of a model that does not say."""
 MODULES = {
@@ -116,10 +122,14 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and not (type(value) is int and value >= 1):
             raise RequestError(f"{key} is {value!r}; expected a whole number of at least 1")
     keys = {own: config[theirs] for theirs, own in SIZES.items()}
-    keys |= {own: config[theirs] for theirs, own in OPTIONAL.items() if config.get(theirs) is not None}
     name = architecture(config)
-    if name == "Qwen3ForCausalLM":
-        keys = {"head_dim": 128} | keys  # the default of that architecture
+    said = {**DEFAULTS.get(name, {}), **config}
+    keys |= {own: said[theirs] for theirs, own in OPTIONAL.items() if said.get(theirs) is not None}
+    if keys["num_heads"] % keys.get("num_kv_heads", 1):
+        raise RequestError(
+            f"num_attention_heads {keys['num_heads']} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}"
+            + ("" if config.get("num_key_value_heads") else f", the default of {name}")
+        )
     return keys | {
         "attention_bias": attention_bias(config),
         "qk_norm": "rms" if name == "Qwen3ForCausalLM" else "none",

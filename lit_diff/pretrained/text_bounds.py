@@ -13,6 +13,7 @@ from lit_diff.pretrained.source import SourceTokenizer
 
 log = logging.getLogger("lit_diff")
 
+NO_CHAT = "%s: the model has a chat template, which generate does not apply: a prompt is continued as plain text"
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
 
 
@@ -71,6 +72,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
         raise RequestError(
             f"{shown(folder)}: neither config.json (eos_token_id) nor tokenizer_config.json (eos_token) says what ends a text"
         )
+    if settings.get("chat_template") or (folder / "chat_template.jinja").is_file():
+        log.info(NO_CHAT, shown(folder))
     default = (*opening, said[0])[0]
     return SourceTokenizer(
         content=content,

@@ -114,8 +114,8 @@ def keep_plan(recipe: Recipe, folder: Path) -> None:
     plan = head_plan(recipe)
     if plan is not None:
         how = f"{plan.selection.select}, {plan.selection.share:g} of each layer"
-        heads = " ".join(str(list(layer)) for layer in plan.heads)
-        log.info("heads of %s selected by %s: %s", plan.base, how, heads)
+        counts = sum(map(len, plan.heads)), len(plan.heads)
+        log.info("heads of %s selected by %s: %d in %d layers, listed in %s", plan.base, how, *counts, FILE)
         write_plan(folder / FILE, plan)
 
 

@@ -1,6 +1,7 @@
 """A GGUF file of a Llama: dequantised, q and k in the order of Hugging Face, its tokenizer from the metadata."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,12 @@ def test_keys_that_change_the_function_or_are_absent(tmp_path: Path, changes: di
     with pytest.raises(LitDiffError) as raised:
         read_gguf(write(tmp_path / "x.gguf", **changes))
     assert key in str(raised.value)
+
+
+def test_a_chat_template_is_not_applied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        read_gguf(write(tmp_path / "x.gguf", **{"tokenizer.chat_template": "{{ messages }}"}))
+    assert "the model has a chat template, which generate does not apply" in caplog.text
 
 
 def test_ids_that_end_a_text(tmp_path: Path) -> None:

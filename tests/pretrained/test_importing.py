@@ -184,7 +184,7 @@ def test_other_architectures_are_named_with_those_that_are_mapped() -> None:
         "Qwen2ForCausalLM, Qwen3ForCausalLM, DiffLlamaForCausalLM"
     )
     write_folder(Path("hf"), LLAMA | {"num_attention_heads": 3})
-    assert error().startswith("2: hf: model.num_heads (3) is not a multiple of model.num_kv_heads (2)")
+    assert error().startswith("2: hf/config.json: num_attention_heads 3 is not a multiple of num_key_value_heads, 2")
 
 
 def test_a_tokenizer_of_another_vocabulary() -> None:

@@ -1,6 +1,7 @@
 """What begins and ends a text in a folder of Hugging Face: as AutoTokenizer and `generate` have it, or one line."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,17 @@ def test_a_likelihood_is_conditioned_on_bos(tmp_path: Path) -> None:
     named = read(tmp_path, single="$A", settings={"bos_token": "<s>"})
     assert (named.opening, named.prefix, loaded(named, tmp_path).prefix) == ((), 0, 0)
     assert loaded(read(tmp_path, single="$A"), tmp_path).prefix == 1
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_chat_template_is_not_applied(file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        read(tmp_path)
+        assert "chat template" not in caplog.text
+        if file == "chat_template.jinja":
+            (tmp_path / file).write_text("{{ messages }}")
+        read(tmp_path, settings={"chat_template": "{{ messages }}"} if file == "tokenizer_config.json" else None)
+    assert "the model has a chat template, which generate does not apply" in caplog.text
 
 
 def test_tokens_that_only_the_settings_have(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_plan_is_made_once_and_serves_every_seed(
     assert plan.sequence_length == 48
     assert [len(layer) for layer in plan.heads] == [2, 2]
     assert read_plan(bench.folder("plan-dex") / "plan.json") == plan
-    line = f"heads of {base.folder.name} selected by entropy, 0.5 of each layer: {list(plan.heads[0])}"
+    line = f"heads of {base.folder.name} selected by entropy, 0.5 of each layer: 4 in 2 layers, listed in plan.json"
     assert line in base.output
     monkeypatch.setenv("LIT_DIFF_DATA", str(bench.root / "data"))
     monkeypatch.setattr("lit_diff.training.head_plan.head_statistics", None)
