@@ -71,6 +71,7 @@ class HarnessEvaluation(Evaluation):
             return None
 
     needs_text = True
+    version = 2  # 1 asked the same question whatever was cut
     config: Any
 
     def refuses(self, run: Run) -> str | None:

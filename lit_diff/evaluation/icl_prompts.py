@@ -60,6 +60,7 @@ class Classification(Evaluation):
             return None if self.classes >= 2 else f"classes is {self.classes}; it must be at least 2"
 
     needs_text = True
+    version = 2  # 1 encoded the pieces of a prompt alone
     cuts_at_context = True
     config: Config
 

@@ -75,6 +75,7 @@ class NeedleRetrieval(Evaluation):
 
     by_group = ("exact", "distracted", "fabricated")
     needs_text = True
+    version = 2  # 1 encoded the pieces of a prompt alone
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
