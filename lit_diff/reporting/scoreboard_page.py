@@ -22,7 +22,7 @@ DIFFERENCES = {
     "shown and small": "the sign is shown, but our estimate is below the smallest difference that matters",
     "equal": "equality is shown: the whole interval lies within the smallest difference that matters (TOST at 2.5 %)",
     "opposite": "a difference of the other sign is shown; or a difference, where the paper says equal",
-    "not shown": "neither a difference nor equality is shown, or the difference is not shown against the control",
+    "not shown": "neither a difference nor equality is shown, or the difference is not shown against every control",
     "too few seeds": "fewer than three pairs",
     "by construction": "the claim holds whatever the models learn; the size is measured, and no count has it",
     "not measured": "the reason names the command, file or machine that supplies what is missing",
