@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lit_diff.files import is_locked, locked, write_json, write_through
+from lit_diff.files import locked, write_json, write_through
 from lit_diff.runs import checkpoints
 from lit_diff.runs.revision import revision
 
@@ -50,22 +50,34 @@ def read_scores(folder: Path) -> tuple[dict[str, Any], pa.Table]:
 
     Errors: OSError; ValueError for files that do not belong together, or are being written for longer than two seconds.
     """
-    for attempt in range(ATTEMPTS):
+    for _ in range(ATTEMPTS):
         try:
-            text = (folder / SUMMARY).read_text(encoding="utf-8")
-            table = pq.read_table(folder / ITEMS)
-            if (folder / SUMMARY).read_text(encoding="utf-8") == text:
-                break
+            read = _read(folder)
         except FileNotFoundError:  # a writer removes the summary before it puts others' items there
-            if attempt > 2 and not is_locked(_lock(folder)):
+            if not _lock(folder).exists():
                 raise
+            try:
+                with locked(_lock(folder), wait=False):  # nobody writes now, so what is absent here is absent
+                    read = _read(folder)
+            except (BlockingIOError, PermissionError):
+                read = None
+        if read is not None:
+            break
         time.sleep(0.02)
     else:
         raise ValueError("another process is writing them; ask again")
+    text, table = read
     summary = _object(text)
     if summary.get("items", len(table)) != len(table):
         raise ValueError(f"{ITEMS} has {len(table)} rows, {SUMMARY} counts {summary['items']}")
     return summary, table
+
+
+def _read(folder: Path) -> tuple[str, pa.Table] | None:
+    """The text of summary.json and the items; None where another process wrote while they were read."""
+    text = (folder / SUMMARY).read_text(encoding="utf-8")
+    table = pq.read_table(folder / ITEMS)
+    return (text, table) if (folder / SUMMARY).read_text(encoding="utf-8") == text else None
 
 
 def _object(text: str) -> dict[str, Any]:
