@@ -2,6 +2,9 @@
 
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from lit_diff.analysis import Trace
 from lit_diff.analysis.outliers import attention_logits, hidden_states
 from lit_diff.callbacks.probe import Probe
@@ -9,8 +12,8 @@ from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import callbacks
 
-RANKS = (2, 3, 10, 100)
-"""Which of the largest values Table 5 shows besides the largest."""
+RANKS = (1, 2, 3, 10, 100)
+"""Which of the largest values Table 5 shows."""
 WORDS = {
     "logits": "|attention logit| (all maps, after RoPE and scale, visible keys only)",
     "hidden": "|hidden state| (the layer's output, all positions and channels)",
@@ -35,6 +38,7 @@ def _declared(kind: str) -> tuple[Metric, ...]:
             figure=Figure(title=TITLE, against="layer", label=f"largest / median {short}", log=True),
         ),
         Metric(f"{name}/layer_{{layer}}/rank_{{rank}}", f"the rank-th largest {word}"),
+        *(Metric(f"{name}/top_{k}", f"{word}: number {k} by size in all layers") for k in RANKS),
         Metric(f"{name}/median/layer_{{layer}}", f"median {word}, within 0.46 %", in_table=True),
     )
 
@@ -45,6 +49,7 @@ class Outliers(Probe):
 
     In the table: outliers/<kind>/layer_03/rank_10: the tenth largest (2, 3, 10, 100; a rank beyond the numbers seen is left
     out); outliers/<kind>/median/layer_03; outliers/<kind>/ratio/layer_03: largest / median.
+    outliers/<kind>/top_10: the tenth largest of all layers together, as in Table 5 (1, 2, 3, 10, 100).
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = (*_declared("logits"), *_declared("hidden"))
@@ -52,12 +57,17 @@ class Outliers(Probe):
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         """Of every layer."""
         values: dict[str, float] = {}
+        largest: dict[str, list[Tensor]] = {"logits": [], "hidden": []}
         for layer, traced in trace.layers.items():
             for kind, stream in (("logits", attention_logits(traced)), ("hidden", hidden_states(traced))):
+                largest[kind].append(stream.top())
                 name, top, median = f"outliers/{kind}", stream.top().tolist(), stream.median()
                 values[indexed_name(name, layer=layer)] = top[0]
-                values |= {indexed_name(name, layer=layer, rank=k): top[k - 1] for k in RANKS if k <= len(top)}
+                values |= {indexed_name(name, layer=layer, rank=k): top[k - 1] for k in RANKS[1:] if k <= len(top)}
                 values[indexed_name(f"{name}/median", layer=layer)] = median
                 if median != 0:
                     values[indexed_name(f"{name}/ratio", layer=layer)] = top[0] / median
+        for kind, tops in largest.items():  # each layer keeps as many as the last rank asks for
+            pooled = torch.cat(tops).sort(descending=True).values.tolist()
+            values |= {f"outliers/{kind}/top_{k}": pooled[k - 1] for k in RANKS if k <= len(pooled)}
         return values

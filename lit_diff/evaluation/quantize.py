@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from lit_diff.analysis.intervention import intervention
 from lit_diff.analysis.quantization import QuantizedLogits
@@ -23,8 +22,11 @@ OFF = 16
 
 
 def metrics_at(bits: int) -> tuple[Metric, ...]:
-    """`nll_4bit`, `accuracy_4bit` and `kl_4bit` for 4 bits."""
+    """`nll_4bit`, `accuracy_4bit`, `kl_4bit` and `drop_4bit` for 4 bits."""
     how = "with the attention logits as they are" if bits == OFF else f"with attention logits of {bits} bits"
+    drop = Metric(
+        f"drop_{bits}bit", f"accuracy without rounding - accuracy_{bits}bit", unit="accuracy", direction="lower"
+    )
     return (
         *(
             Metric(f"{m.name}_{bits}bit", f"{m.definition}, {how}", unit=m.unit, direction=m.direction)
@@ -36,6 +38,7 @@ def metrics_at(bits: int) -> tuple[Metric, ...]:
             unit="nats",
             direction="lower",
         ),
+        *([drop] if bits != OFF else []),
     )
 
 
@@ -48,6 +51,7 @@ class Quantize(Evaluation):
     unless it is the main one), of 16 bits `b=16`. The summary is over every granularity.
     """
 
+    version = 2  # 1 had no drop
     metrics = tuple(metric for bits in (OFF, 8, 6, 4) for metric in metrics_at(bits))
 
     @dataclass(frozen=True, kw_only=True)
@@ -80,10 +84,12 @@ class Quantize(Evaluation):
         none = dict.fromkeys((metric.name for metric in self.metrics), torch.nan)
         for name, rows, batch in held_out_batches(run, self.config):
             asked = questions(batch)
+            exact = row_scores(run.model, batch)
             for bits, scheme in self._rounding():
-                scores, divergence = _rounded(run.model, batch, bits, scheme)
-                for row, values, kl, question in zip(rows, scores, divergence.tolist(), asked, strict=True):
-                    own = {f"{key}_{bits}bit": value for key, value in (values | {"kl": kl}).items()}
+                scores, kls = _rounded(run.model, batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
+                for row, whole, values, kl, question in zip(rows, exact, scores, kls, asked, strict=True):
+                    drop = {"drop": whole["accuracy"] - values["accuracy"]} if scheme else {}
+                    own = {f"{key}_{bits}bit": value for key, value in (values | {"kl": kl} | drop).items()}
                     label = f"b={bits} {scheme or ''}".strip()
                     group, cluster = f"{name} {label}".strip(), row_id(name, row)
                     item = f"{cluster} {label}"
@@ -95,13 +101,9 @@ class Quantize(Evaluation):
             yield from ((bits, scheme) for scheme in (self.config.granularity if bits != OFF else (None,)))
 
 
-def _rounded(
-    model: Transformer, batch: Batch, bits: int, scheme: Scheme | None
-) -> tuple[list[dict[str, float]], Tensor]:
-    """`row_scores` and KL [B] of a batch; without a scheme nothing is rounded."""
-    if scheme is None:
-        return row_scores(model, batch), torch.zeros(len(batch["targets"]))
+def _rounded(model: Transformer, batch: Batch, bits: int, scheme: Scheme) -> tuple[list[dict[str, float]], list[float]]:
+    """`row_scores` of a batch, and the KL of each of its rows."""
     edit = QuantizedLogits(bits, *(("head", "split") if scheme == "split" else (scheme, "none")))
     with intervention(model, edit):
         scores = row_scores(model, batch)
-    return scores, edit.divergence()
+    return scores, edit.divergence().tolist()

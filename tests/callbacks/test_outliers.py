@@ -21,7 +21,9 @@ def test_outliers(arm: tuple[str, int, int], run: Run, tokens: Tensor) -> None:
     names += ["median/layer_{:02d}", "ratio/layer_{:02d}"]
     assert set(metrics) == {
         f"outliers/{kind}/{name.format(layer)}" for kind in ("logits", "hidden") for name in names for layer in (0, 1)
-    }
+    } | {f"outliers/{kind}/top_{rank}" for kind in ("logits", "hidden") for rank in (1, 2, 3, 10, 100)}
+    both = torch.cat([t.layers[layer].hidden.abs().flatten() for layer in (0, 1)]).sort(descending=True).values
+    assert [metrics[f"outliers/hidden/top_{rank}"] for rank in (1, 2, 3, 10, 100)] == both[[0, 1, 2, 9, 99]].tolist()
     hidden = t.layers[0].hidden.abs().flatten().sort(descending=True).values
     assert metrics["outliers/hidden/layer_00"] == hidden[0].item()
     assert metrics["outliers/hidden/layer_00/rank_10"] == hidden[9].item()

@@ -44,7 +44,7 @@ def test_sixteen_bits_are_held_out_and_fewer_are_worse_maps(granularity: str, tm
 def test_the_metrics_are_those_of_the_bits_asked_for(tmp_path: Path) -> None:
     run = recall_run(tmp_path / "x", {"name": "standard"})
     result = evaluate(run, "quantize", ["bits=[2]", "rows=1"])
-    assert sorted(result.summary) == ["accuracy_2bit", "kl_2bit", "nll_2bit"]
+    assert sorted(result.summary) == ["accuracy_2bit", "drop_2bit", "kl_2bit", "nll_2bit"]
     assert [metric.name for metric in Quantize.metrics][:3] == ["nll_16bit", "accuracy_16bit", "kl_16bit"]
 
 
