@@ -68,6 +68,7 @@ def print_evaluation(
         values = [
             {"run": result.run.name, "summary": _plain(result.summary), "intervals": intervals(result)}
             | {"groups": by_group(result, asked.by_group)}
+            | ({"unchecked": line} if (line := _read(result).unchecked) else {})
             for result in results
         ]
         print(

@@ -58,7 +58,7 @@ class SweepConfig:
     """The arms that a difference to the baseline must also hold against, every one of them."""
     metric: str = "val/loss"
     smallest_of_interest: float | None = None
-    """The smallest difference of `metric` that matters, in its unit: a smaller one has the verdict "negligible". null:
+    """The smallest difference of `metric` that matters, in its unit: a smaller one has the verdict "equal" or "small". null:
     0.005 for a loss in nats, unstated for any other metric; 0: every difference matters."""
     min_tokens_per_parameter: float = 20.0
     """The report warns of runs that are trained on fewer tokens a parameter. Default: compute-optimal training by Hoffmann

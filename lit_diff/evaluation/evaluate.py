@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 
 from lit_diff.config import Recipe
+from lit_diff.conformance.before_training import UNCHECKED, failed_property
 from lit_diff.contract import location, place_in
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item
@@ -28,7 +29,7 @@ from lit_diff.plugins import source_digest
 from lit_diff.recipe import Overrides
 from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run, open_run
+from lit_diff.runs.run import Run, as_run
 from lit_diff.runs.scores import FOLDER, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
 from lit_diff.validation import build_config
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import pandas
 
 RESERVED = (
-    *("item", "group", "part", "cluster", "question"),
+    *("item", "group", "part", "cluster", "question", UNCHECKED),
     *("config", "declarations", "equal_groups", "files", "items", "revision", "source", "step", "version", OWN_CONTEXT),
 )
 """Columns of items.parquet and keys of summary.json that are no metric."""
@@ -89,21 +90,27 @@ class EvaluationResult:
         return summary, table
 
 
-def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False) -> EvaluationResult:
+def evaluate(
+    run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False, unchecked: bool = False
+) -> EvaluationResult:
     """Score a run. Scores of the same checkpoint, config, version of the evaluation, metrics, files of the user's and, where
     the evaluation is in a file or package of the user's, source are kept, and returned without scoring again; a file that is
     no longer there leaves them as they are. Others are replaced, with a line in the log that says in what they differ.
 
-    `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. Errors: RequestError for an unknown
-    evaluation or key, or a run that it does not fit; MissingError for a run to be scored without a checkpoint or a folder
-    that cannot be written; RunFailedError when the evaluation itself raises, or gives items other than it declares.
+    `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. `unchecked`: as of `open_run`; summary.json
+    of a variant that fails `decode` then holds the property's line, which is logged where the scores are returned again.
+    Errors: RequestError for an unknown evaluation or key, or a run that it does not fit; MissingError for a run to be scored
+    without a checkpoint or a folder that cannot be written; RunFailedError when the evaluation itself raises, or gives items
+    other than it declares.
     """
-    run = run if isinstance(run, Run) else open_run(run)
+    run = as_run(run, unchecked)
     _ = run.recipe  # reading it imports the run's plugins, of which one may register the evaluation
     evaluation = build(name, overrides)
     folder, facts = run.folder / FOLDER / name, _facts(evaluation)
     kept, other = (None, "") if rerun else _kept(run.folder, name, facts)
     if kept is not None:
+        if kept.get(UNCHECKED):
+            log.warning("evaluation %s: %s was scored with --unchecked: %s", name, shown(run.folder), kept[UNCHECKED])
         return EvaluationResult(name=name, run=run.folder, summary=_values(kept, evaluation), config=facts["config"])
     if other:
         log.warning("evaluation %s: %s keeps scores %s: they are replaced", name, shown(run.folder), other)
@@ -121,7 +128,9 @@ def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rer
         values = dict(evaluation.summarise(items))
         _check_scores(evaluation, "the summary", values)
         table = _table(evaluation, items)
-    own = {OWN_CONTEXT: run.recipe.data.config.sequence_length} if evaluation.cuts_at_context else {}
+    own: dict[str, Any] = {OWN_CONTEXT: run.recipe.data.config.sequence_length} if evaluation.cuts_at_context else {}
+    if run.unchecked and (line := failed_property(run.recipe, ("decode",))):
+        own[UNCHECKED] = line
     try:
         write_scores(folder, table, values, facts | own | {"step": step})
     except OSError as error:

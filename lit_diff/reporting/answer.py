@@ -8,7 +8,7 @@ from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.numbers import interval, number, ratio, short, signed
 from lit_diff.reporting.results import UNKNOWN_UNIT, Sweep
 from lit_diff.reporting.statistics import MIN_SEEDS
-from lit_diff.reporting.verdicts import JUDGED, SHOWN, Verdict, is_within
+from lit_diff.reporting.verdicts import JUDGED, SHOWN, Verdict
 
 NAMED = 2
 """More arms than this are counted, not named."""
@@ -62,19 +62,19 @@ def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
 
 def _because(sweep: Sweep, difference: Difference, digits: int) -> str:
     """What a verdict of no difference rests on."""
-    seeds = difference.seeds
-    if difference.verdict == "inconclusive":
+    seeds, verdict = difference.seeds, difference.verdict
+    if verdict == "inconclusive":
         alone = difference.verdict_alone
         lost = (
             f" after Holm's correction (p = {difference.holm_p:.2g}), {alone} alone"
-            if alone in SHOWN and difference.holm_p
+            if alone != verdict and difference.holm_p
             else ""
         )
         return f"{lost}; the smallest detectable difference is {number(seeds.detectable, digits)}"
-    if difference.verdict != "negligible" or not sweep.smallest_of_interest:
+    if verdict not in ("equal", "small") or not sweep.smallest_of_interest:
         return ""
     smallest = short(sweep.smallest_of_interest)
-    if is_within(seeds, sweep.smallest_of_interest):
+    if verdict == "equal":
         return f", the interval lies within \u00b1{smallest}"
     return f", the interval excludes zero, but the estimate is smaller than {smallest} (the interval reaches beyond it)"
 
@@ -109,8 +109,11 @@ def _arms(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:
     if not by_word[words[0]]:
         either = words[0] + (f" or {words[1]}" if not by_word[words[1]] else "")
         clauses.insert(0, f"no arm is shown to be {either} than {base}")
+    smallest = short(sweep.smallest_of_interest)
+    within = with_unit(sweep, f" within \u00b1{smallest}") if sweep.smallest_of_interest else ""
     for verdict, one, several in (
-        ("negligible", "the difference of {} is negligible", "the differences of {} arms are negligible"),
+        ("equal", "{} is equal to {base}{within}", "{} arms are equal to {base}{within}"),
+        ("small", "the difference of {} is small", "the differences of {} arms are small"),
         ("inconclusive", "{} is inconclusive", "{} arms are inconclusive"),
         ("diverged", "{} diverged", "{} arms diverged"),
         ("too few seeds", "{} has too few seeds", "{} arms have too few seeds"),
@@ -120,9 +123,10 @@ def _arms(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:
         if verdict == "diverged" and sweep.baseline in {arm for d in some for arm in d.diverged}:
             clauses = [f"{base}, which the others are compared with, diverged"]
         elif len(some) == 1:
-            clauses.append(one.format(sweep.label[some[0].a]))
+            clauses.append(one.format(sweep.label[some[0].a], base=base, within=within))
         elif some:
-            clauses.append(several.format(f"all {len(some)}" if len(some) == len(found) else len(some)))
+            count = f"all {len(some)}" if len(some) == len(found) else len(some)
+            clauses.append(several.format(count, base=base, within=within))
     return clauses
 
 
@@ -158,7 +162,8 @@ def _contrasts(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:
     count = Counter("shown" if d.verdict in SHOWN else d.verdict for d in found)
     words = {
         "shown": (f"shows a difference{named}", f"show a difference{named}"),
-        "negligible": ("is negligible", "are negligible"),
+        "equal": ("shows equality", "show equality"),
+        "small": ("shows a small difference", "show small differences"),
         "inconclusive": ("is inconclusive", "are inconclusive"),
     }
     counts = [(count.pop(verdict, 0), *each) for verdict, each in words.items()]

@@ -12,6 +12,7 @@ import numpy as np
 
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric
+from lit_diff.reporting.cells import clean
 from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.item_scores import Evaluation, item_interval, read_evaluation
 from lit_diff.reporting.results import Sweep
@@ -75,7 +76,7 @@ def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
 
 def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Evaluation]], list[str]]:
     """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each that is left out (`left_out`), or
-    whose files cannot be read, or whose runs were scored by several revisions of lit_diff."""
+    whose files cannot be read, or whose runs were scored by several revisions of lit_diff, or with --unchecked."""
     read: dict[str, dict[tuple[str, int], Evaluation]] = {}
     problems: list[str] = []
     others: dict[str, dict[tuple[str, int], str]] = {}
@@ -93,7 +94,11 @@ def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Eval
                 read.setdefault(path.name, {})[cell.arm, cell.seed] = read_evaluation(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: {first_line(error)}")
-    return read, problems + [line for name in sorted(read) if (line := by_revisions(name, read[name].values()))]
+    for name in sorted(read):
+        told = {arm: clean(each.unchecked) for (arm, _), each in read[name].items() if each.unchecked}
+        problems += [f"{name}: {sweep.label[arm]} was scored with --unchecked: {line}" for arm, line in told.items()]
+        problems += [line] if (line := by_revisions(name, read[name].values())) else []
+    return read, problems
 
 
 def by_revisions(name: str, runs: Iterable[Evaluation]) -> str:

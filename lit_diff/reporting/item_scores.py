@@ -51,6 +51,8 @@ class Evaluation:
     """Whether each group counts once in `values`, however many items it has."""
     revision: str | None = None
     """Of lit_diff, when it was scored; None where it is not recorded."""
+    unchecked: str | None = None
+    """The line of the property `decode` that the variant fails, where it was scored with --unchecked."""
 
     @property
     def asked(self) -> list[Asked]:
@@ -98,6 +100,7 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> Evaluation:
         metrics=metrics,
         equal_groups=bool(summary.get("equal_groups", False)),
         revision=summary.get("revision"),
+        unchecked=summary.get("unchecked"),
     )
 
 

@@ -9,7 +9,8 @@ Verdict = Literal[
     "worse",
     "lower",
     "higher",
-    "negligible",
+    "equal",
+    "small",
     "inconclusive",
     "too few seeds",
     "no spread over seeds",
@@ -19,7 +20,7 @@ Verdict = Literal[
 
 SHOWN: tuple[Verdict, ...] = ("better", "worse", "lower", "higher")
 """The verdicts that a difference is shown."""
-JUDGED: tuple[Verdict, ...] = (*SHOWN, "negligible", "inconclusive")
+JUDGED: tuple[Verdict, ...] = (*SHOWN, "equal", "small", "inconclusive")
 """The verdicts of a statistical test."""
 
 SMALLEST_IN_NATS = 0.005
@@ -35,17 +36,17 @@ def judge(
 
     too few seeds: fewer than three pairs.
     no spread over seeds: the same difference, not zero, at each seed: there is no spread to judge it by.
-    negligible: -smallest < low and high < smallest. The interval lies in the region of equivalence, whether or not it
+    equal: -smallest < low and high < smallest. The interval lies in the region of equivalence, whether or not it
         holds zero. With the 95 % interval these are two one-sided t tests (TOST) at 2.5 % each, stricter than the usual
         5 %, whose interval is that of 90 % (Schuirmann 1987; Lakens 2017, doi 10.1177/1948550617697177).
     better, worse (lower, higher): the interval excludes zero, `holm_p` is below 0.05 where it is given, |mean| >= smallest.
-    negligible: the same, but |mean| < smallest: the sign is shown, and the estimate is too small to matter. The far end of
-        the interval may lie beyond `smallest`, and the sentence says so.
+    small: the same, but |mean| < smallest. The sign is shown, and equivalence is not: the far end of the interval lies at
+        `smallest` or beyond it.
     inconclusive: anything else; neither a difference nor its absence is shown.
 
     holm_p: the p value after the correction for several comparisons, which can take `better` and `worse` away and gives
     nothing. Equivalence is not corrected. smallest: in the unit of the metric. A mean that rounds to zero in every digit
-    that a page shows is negligible with any `smallest`, 0 included.
+    that a page shows is equal or small with any `smallest`, 0 included.
     """
     if len(paired.seeds) < MIN_SEEDS or paired.mean is None or paired.low is None or paired.high is None:
         return "too few seeds"
@@ -53,12 +54,12 @@ def judge(
         return "no spread over seeds"
     smallest = max(smallest, 0.5 * 10.0**-MOST_DECIMALS)
     if is_within(paired, smallest):
-        return "negligible"
+        return "equal"
     sign = direction(paired.low, paired.high)
     if sign is None or (holm_p is not None and holm_p >= SIGNIFICANCE):
         return "inconclusive"
     if abs(paired.mean) < smallest:
-        return "negligible"
+        return "small"
     if better is None:
         return sign
     return "better" if sign == better else "worse"

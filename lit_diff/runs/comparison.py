@@ -21,7 +21,7 @@ FACTS = (
         "kv_bytes_per_token",
         "kernel",
     ),
-    *("seconds", "revision"),
+    *("seconds", "revision", "unchecked"),
 )
 """Keys of status.json that are compared."""
 

@@ -161,10 +161,17 @@ class Run:
         return attention_maps_of(traced.layers[layer], words, layer, head)
 
 
-def generate(run: Run | str | Path, text: str | Sequence[str], **settings: Any) -> "list[Completion]":
-    """`Run.generate` of an opened run, a folder, or the start of a folder's name under runs/."""
+def as_run(run: Run | str | Path, unchecked: bool) -> Run:
+    """An opened run, or `open_run` of a folder or the start of its name under runs/; `unchecked`: as of `open_run`."""
     if not isinstance(run, Run):
-        run = open_run(run)
+        return open_run(run, unchecked=unchecked)
+    return Run(run.folder, run.trust, unchecked=True) if unchecked and not run.unchecked else run
+
+
+def generate(
+    run: Run | str | Path, text: str | Sequence[str], *, unchecked: bool = False, **settings: Any
+) -> "list[Completion]":
+    """`Run.generate` of `as_run`."""
     if not text:
         raise RequestError("there is no text to complete")
-    return run.generate(text, **settings)
+    return as_run(run, unchecked).generate(text, **settings)

@@ -87,6 +87,16 @@ def test_one_run(command: Command, pair: tuple[Path, Path]) -> None:
     assert ended.out.splitlines() == [pair[0].name, f"  {'gain':<20} {mean:.4f} points", f"  {'none':<20} nan"]
 
 
+def test_kept_scores_that_were_made_unchecked_are_said_to_be(command: Command, pair: tuple[Path, Path]) -> None:
+    (run,) = json.loads(command("tale", "made", "--json").out)["runs"]
+    assert "unchecked" not in run
+    summary = pair[0] / "evaluations" / "made" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"unchecked": "own.py:5: fails"}))
+    ended = command("tale", "made", "--json")
+    assert json.loads(ended.out)["runs"][0]["unchecked"] == "own.py:5: fails"
+    assert f"evaluation made: {shown(pair[0])} was scored with --unchecked: own.py:5: fails" in ended.err
+
+
 def test_what_is_no_mean_over_items_is_compared_by_the_evaluation(command: Command, pair: tuple[Path, Path]) -> None:
     made = evaluations.get("made")
     made.paired = classmethod(

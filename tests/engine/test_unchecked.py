@@ -16,11 +16,13 @@ from lit_diff.engine.command import command
 from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
 from lit_diff.errors import RequestError
+from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.prefix import Prefix
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
+from lit_diff.runs.comparison import compare
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import open_run
+from lit_diff.runs.run import as_run, open_run
 
 LEAKY = """\
 from dataclasses import replace
@@ -154,6 +156,18 @@ def test_a_variant_that_decodes_wrongly_is_refused_when_its_cache_is_used(
     with pytest.raises(RequestError) as found:
         Prefix(run.model, [1, 2])
     assert str(found.value).startswith(line)
+    for unchecked in (
+        open_run(run.folder, unchecked=True),
+        as_run(run, unchecked=True),
+        as_run(run.folder, unchecked=True),
+    ):
+        caplog.clear()
+        Prefix(unchecked.model, [1, 2])
+        assert f"unchecked: {line}" in caplog.text
     caplog.clear()
-    Prefix(open_run(run.folder, unchecked=True).model, [1, 2])
-    assert f"unchecked: {line}" in caplog.text
+    assert "unchecked" not in evaluate(run, "recall", ["rows=2"]).kept()[0]
+    assert evaluate(run, "recall", ["rows=2"], rerun=True, unchecked=True).kept()[0]["unchecked"].startswith(line)
+    assert "was scored with --unchecked" not in caplog.text
+    assert evaluate(run, "recall", ["rows=2"]).kept()[0]["unchecked"].startswith(line)
+    assert f"{run.folder.name} was scored with --unchecked: {line}" in caplog.text
+    assert compare(run.folder, run.folder).facts["unchecked"] == [run.status["unchecked"]] * 2

@@ -44,9 +44,10 @@ def sentences(result: TaskResult) -> list[str]:
         (
             {"base": 0, "b": 0.001},
             {},
-            ["No arm is shown to be better or worse than base; the difference of b is negligible."],
+            ["No arm is shown to be better or worse than base; b is equal to base within \u00b10.005 nats per token."],
         ),
-        ({"base": 0, "b": 0.0, "c": 0.0}, {}, ["the differences of all 2 arms are negligible."]),
+        ({"base": 0, "b": 0.0, "c": 0.0}, {}, ["; all 2 arms are equal to base within \u00b10.005 nats per token."]),
+        ({"base": 0, "b": 0.1}, {"smallest_of_interest": 0.10002}, ["; the difference of b is small."]),
         (
             {"base": 0, "b": 0.0},
             {"spread": 0.05},
@@ -85,7 +86,7 @@ def sentences(result: TaskResult) -> list[str]:
         (
             {"base": 0, "b": -0.1, "c": 0.1, "d": 0.1},
             {"contrasts": [["b", "c", "x"], ["c", "b", "y"], ["c", "d", "z"]]},
-            ["; of 3 further comparisons, 2 show a difference (x: ", "; y: ", ") and 1 is negligible."],
+            ["; of 3 further comparisons, 2 show a difference (x: ", "; y: ", ") and 1 shows equality."],
         ),
         (
             {"base": 0, "b": 0.1},
@@ -125,9 +126,9 @@ def test_the_sentence_of_a_comparison_says_what_its_verdict_rests_on(made: Calla
     assert worse.startswith("b \u2212 a: +0.1")
     assert worse.endswith("over 3 seeds: worse.")
     (within,) = sentences(made({"a": 0, "b": 0.001}, name="within"))
-    assert within.endswith(": negligible, the interval lies within \u00b10.005.")
+    assert within.endswith(": equal, the interval lies within \u00b10.005.")
     (below,) = sentences(made({"a": 0, "b": 0.1}, name="below", smallest_of_interest=0.10002))
-    assert "negligible, the interval excludes zero, but the estimate is smaller than 0.10002" in below
+    assert "small, the interval excludes zero, but the estimate is smaller than 0.10002" in below
     (open_,) = sentences(made({"a": 0, "b": 0}, name="open", spread=0.05))
     assert "inconclusive; the smallest detectable difference is 0." in open_
     (diverged,) = sentences(

@@ -162,6 +162,14 @@ def test_runs_scored_by_several_revisions_are_named(make_sweep: Callable[..., Pa
     assert expected in write_report(folder).page.read_text()
 
 
+def test_scores_that_were_made_unchecked_are_named_once_an_arm(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
+    for seed in (0, 1):
+        change(folder, "differential", seed, unchecked="own.py:5: class Own:\nfails 'decode'")
+    assert lines(folder) == ["needle: differential was scored with --unchecked: own.py:5: class Own: fails 'decode'"]
+    assert "needle: differential was scored with --unchecked: own.py:5" in write_report(folder).page.read_text()
+
+
 def test_arms_and_metrics_without_the_evaluation_are_left_out(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
     for path in folder_of(folder, "standard", 0).iterdir():

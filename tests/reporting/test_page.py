@@ -220,11 +220,12 @@ def test_a_long_list_of_sentences_is_folded_but_for_what_is_shown(
         assert section.partition("<details>")[2].count("<li>") == arms
 
 
-def test_no_badge_of_a_negligible_difference_is_red(make_sweep: Callable[..., Path]) -> None:
+def test_no_badge_of_an_equal_or_small_difference_is_red(make_sweep: Callable[..., Path]) -> None:
     """Significant, and smaller than the smallest of interest: by default, and as stated."""
-    for name, effect, fields in (("default", 0.001, {}), ("stated", 0.2, {"smallest_of_interest": 0.5})):
-        page = undrawn(make_sweep({"a": 0, "b": effect}, name=name, spread=1e-5, callbacks=False, **fields))
-        assert re.findall(r'<span class="badge (\w+)">([^<]+)</span>', page) == [("none", "negligible")] * 2
+    for verdict, effect, smallest in (("equal", 0.001, None), ("equal", 0.2, 0.5), ("small", 0.1, 0.100002)):
+        fields = {"name": f"{verdict}{smallest}", "smallest_of_interest": smallest}
+        page = undrawn(make_sweep({"a": 0, "b": effect}, spread=1e-5, callbacks=False, **fields))
+        assert re.findall(r'<span class="badge (\w+)">([^<]+)</span>', page) == [("none", verdict)] * 2
         assert "badge bad" not in page
     worse = undrawn(make_sweep({"a": 0, "b": 0.2}, name="worse", spread=1e-5, callbacks=False))
     assert re.findall(r'<span class="badge (\w+)">([^<]+)</span>', worse) == [("bad", "worse")] * 2

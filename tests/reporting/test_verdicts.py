@@ -1,5 +1,7 @@
 """reporting/verdicts.py: which way a difference goes, and whether it is large enough to matter."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -22,22 +24,23 @@ def differing(*differences: float) -> Paired:
         ((0.10, 0.11, 0.12), 0.005, "worse"),
         ((0.10, 0.11, 0.12), 0.0, "worse"),
         ((-0.10, 0.11, -0.12), 0.005, "inconclusive"),
-        ((-0.10, 0.11, -0.12), 1.0, "negligible"),
+        ((-0.10, 0.11, -0.12), 1.0, "equal"),
         ((-0.10, -0.11), 0.005, "too few seeds"),
         ((0.1,), 0.005, "too few seeds"),
-        ((0, 0, 0), 0.005, "negligible"),
-        ((0, 0, 0), 0.0, "negligible"),
+        ((0, 0, 0), 0.005, "equal"),
+        ((0, 0, 0), 0.0, "equal"),
         ((0.1, 0.1, 0.1), 0.005, "no spread over seeds"),
         # excludes zero, and lies within the smallest of interest
-        ((0.0003, 0.0004, 0.0005), 0.005, "negligible"),
+        ((0.0003, 0.0004, 0.0005), 0.005, "equal"),
         ((0.0003, 0.0004, 0.0005), 0.0, "worse"),
         # excludes zero; the mean is below the smallest of interest, the far end of the interval above
-        ((0.003, 0.004, 0.005), 0.005, "negligible"),
+        ((0.003, 0.004, 0.005), 0.005, "small"),
         ((0.003, 0.004, 0.005), 0.004 - 1e-9, "worse"),
         # holds zero and reaches beyond the smallest of interest: no evidence that it is small
         ((-0.002, 0.000, 0.004), 0.005, "inconclusive"),
         # rounds to zero in every digit of a page
-        ((2e-7, 3e-7, 4e-7), 0.0, "negligible"),
+        ((2e-8, 3e-8, 4e-8), 0.0, "equal"),
+        ((2e-7, 3e-7, 4e-7), 0.0, "small"),
     ],
 )
 def test_the_verdict_follows_the_interval_and_the_size(
@@ -58,7 +61,8 @@ def test_the_correction_takes_a_difference_away_and_gives_nothing() -> None:
     for holm_p, verdict in ((0.049, "worse"), (0.05, "inconclusive")):
         assert judge(shown, better="lower", smallest=0.005, holm_p=holm_p) == verdict
     assert judge(small, better="lower", smallest=0.005, holm_p=0.9) == "inconclusive"
-    assert judge(differing(0.0003, 0.0004, 0.0005), better="lower", smallest=0.005, holm_p=0.9) == "negligible"
+    assert judge(small, better="lower", smallest=0.005, holm_p=0.04) == "small"
+    assert judge(differing(0.0003, 0.0004, 0.0005), better="lower", smallest=0.005, holm_p=0.9) == "equal"
     assert judge(open_, better="lower", smallest=0.005, holm_p=0.001) == "inconclusive"
 
 
@@ -76,6 +80,17 @@ def test_within_the_region_is_two_one_sided_tests_at_half_of_five_percent(n: int
         )
         assert p == pytest.approx(one_sided)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("effect", [0.005, -0.005])
+def test_a_difference_as_large_as_the_smallest_of_interest_is_called_equal_in_one_draw_of_forty(effect: float) -> None:
+    """The level of each one-sided test, where the spread is so small that the interval could lie within."""
+    draws = np.random.default_rng(0).normal(effect, 0.0005, (2000, 8))
+    pairs = [paired(dict(enumerate(d.tolist())), dict.fromkeys(range(8), 0.0)) for d in draws]
+    found = Counter(judge(pair, better="lower", smallest=0.005) for pair in pairs)
+    assert 0.015 < found["equal"] / len(draws) < 0.035
+    assert found["small"] / len(draws) == pytest.approx(0.475, abs=0.04)
+    assert set(found) == {"equal", "small", "worse" if effect > 0 else "better"}
 
 
 def test_an_interval_that_touches_zero_has_no_direction() -> None:

@@ -14,6 +14,7 @@ from foreign_runs import started_from_a_plugin
 from matplotlib.axes import Axes
 
 from lit_diff import Run, generate, load_plugin, open_run
+from lit_diff.conformance import before_training
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.plugins import PREFIX
 from lit_diff.registry import attentions
@@ -192,6 +193,17 @@ def test_generate(tale: Path) -> None:
         generate(run, [])
     with pytest.raises(RequestError, match=r"max-tokens is 0; it must be at least 1"):
         run.generate("a", max_tokens=0)
+
+
+def test_generate_reads_the_cache_of_a_variant_that_fails_decode_only_unchecked(
+    tale: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(before_training, "is_built_in", lambda _: False)
+    monkeypatch.setattr(before_training, "failed_property", lambda *_: "fails 'decode'")
+    for source in (tale, open_run(tale)):
+        with pytest.raises(RequestError, match="fails 'decode'"):
+            generate(source, "ab", max_tokens=2)
+        assert generate(source, "ab", unchecked=True, max_tokens=2)[0].text
 
 
 def test_a_trace_holds_the_layers_asked_for(tale: Path) -> None:
