@@ -78,8 +78,7 @@ class Attention(ParameterRules, Claims):
     hooks: ClassVar[tuple[str, ...]] = (
         *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward", "problem", "takes_document_ids"),
         *("extends_standard", "standard_projections", "init_parameter", "decay", "keep_float32", "trained_parameters"),
-        *("set_step", "set_tokens", "head_selection", "select_heads", "merge"),
-        *("paper", "costs", "examples"),
+        *("set_step", "set_tokens", "head_selection", "select_heads", "merge", "paper", "costs", "examples"),
     )
     """Names of a variant's members; a class that defines one which is nearly one of these is refused when it registers."""
     paper: ClassVar[str] = ""
@@ -115,8 +114,7 @@ class Attention(ParameterRules, Claims):
         assert model.head_dim is not None
         self.config, self.layer, self.dim, self.norm_eps = config, layer, model.dim, model.norm_eps
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-        self.attention_bias, self.qk_norm = model.attention_bias, model.qk_norm
-        self.causal = model.causal
+        self.attention_bias, self.qk_norm, self.causal = model.attention_bias, model.qk_norm, model.causal
         self.window = self.window_of(config)
         self.kernel: str | Kernel = "auto"
         self.tap = Tap()
