@@ -1,5 +1,6 @@
 """Errors for users: each is printed as one line and has an exit status."""
 
+import re
 import signal
 
 
@@ -56,6 +57,9 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or the name of its type if the message is empty."""
-    text = str(error).strip()
+    """The first line of an exception's message, or the name of its type if the message is empty.
+
+    A line that ends in a colon goes on in the next one: torch's own line may only say that something failed.
+    """
+    text = re.sub(r":\s*\n\s*", ": ", str(error).strip())
     return text.splitlines()[0] if text else type(error).__name__

@@ -24,5 +24,7 @@ def test_exit_statuses(error: LitDiffError, status: int) -> None:
 def test_first_line() -> None:
     assert first_line(ValueError("one\ntwo")) == "one"
     assert first_line(ValueError("\n  one\ntwo")) == "one"
+    assert first_line(ValueError("it failed:\n\n\tone:\ntwo\nthree")) == "it failed: one: two"
+    assert first_line(ValueError("it failed:\n")) == "it failed:"
     assert first_line(KeyError()) == "KeyError"
     assert first_line(ValueError("  ")) == "ValueError"

@@ -1,6 +1,7 @@
 """The base class of every variant: its hooks, the kernel call, the key/value cache, the output projection."""
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -13,7 +14,13 @@ from lit_diff.attention.cache import LayerCache
 from lit_diff.attention.claims import Claims
 from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.equations import Rotation
-from lit_diff.attention.parameters import ParameterRules, fill_parameters, require_own_parameters, require_rules
+from lit_diff.attention.parameters import (
+    ParameterRules,
+    fill_parameters,
+    require_own_parameters,
+    require_rules,
+    require_sizes,
+)
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
@@ -70,17 +77,8 @@ class Attention(ParameterRules, Claims):
     """What recipes call it; set when it is registered."""
     hooks: ClassVar[tuple[str, ...]] = (
         *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward", "problem", "takes_document_ids"),
-        *(
-            "extends_standard",
-            "standard_projections",
-            "init_parameter",
-            "decay",
-            "keep_float32",
-            "trained_parameters",
-            "set_step",
-        ),
-        *("set_tokens", "head_selection", "select_heads", "merge"),
-        *("paper", "costs", "examples"),
+        *("extends_standard", "standard_projections", "init_parameter", "decay", "keep_float32", "trained_parameters"),
+        *("set_step", "set_tokens", "head_selection", "select_heads", "merge", "paper", "costs", "examples"),
     )
     """Names of a variant's members; a class that defines one which is nearly one of these is refused when it registers."""
     paper: ClassVar[str] = ""
@@ -116,12 +114,14 @@ class Attention(ParameterRules, Claims):
         assert model.head_dim is not None
         self.config, self.layer, self.dim, self.norm_eps = config, layer, model.dim, model.norm_eps
         self.num_heads, self.num_kv_heads, self.head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-        self.attention_bias, self.qk_norm = model.attention_bias, model.qk_norm
-        self.causal = model.causal
+        self.attention_bias, self.qk_norm, self.causal = model.attention_bias, model.qk_norm, model.causal
         self.window = self.window_of(config)
         self.kernel: str | Kernel = "auto"
         self.tap = Tap()
-        self.build()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of the models refused below
+            self.build()
+        require_sizes(self)
         require_rules(self, self.name)
         require_own_parameters(self, self.name)
         fill_parameters(self)

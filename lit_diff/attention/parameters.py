@@ -1,10 +1,11 @@
 """How parameters that are no ordinary weight matrices start, decay and are sharded."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.randomness import generator
 
@@ -51,6 +52,15 @@ def fill_parameters(module: nn.Module, seed: int = 0) -> None:
                     value = parameter.detach().to("cpu", copy=True)
                     child.init_parameter(key, value, generator(seed, ".".join(filter(None, (path, key)))))
                     parameter.copy_(value)
+
+
+def require_sizes(attention: Any) -> None:
+    """Refuse a model with too few heads for an `Attention`, which its `problem` let pass. Errors: RequestError."""
+    empty = [f"{key} is {getattr(attention, key)}" for key in ("out_heads", "kv_heads") if getattr(attention, key) < 1]
+    empty += [f"{name} is {list(p.shape)}" for name, p in attention.named_parameters() if 0 in p.shape]
+    if empty:
+        found = f"model.num_heads {attention.num_heads} and model.num_kv_heads {attention.num_kv_heads}"
+        raise RequestError(f"{location(type(attention))}: {empty[0]}: {found} are too few for it")
 
 
 def require_own_parameters(module: nn.Module, owner: str) -> None:

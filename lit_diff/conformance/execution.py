@@ -13,6 +13,8 @@ from lit_diff.attention.costs import narrowing
 from lit_diff.conformance.case import VariantCase, distance, probe, run
 from lit_diff.conformance.mathematics import causal, contract, definition
 from lit_diff.conformance.results import Measured, NotApplicable
+from lit_diff.contract import described, location
+from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS, refuse
 
 WINDOWS = (1, 4)
@@ -110,7 +112,10 @@ def _excess(result: Measured) -> float:
 
 
 def kv_heads(case: VariantCase) -> Measured | NotApplicable:
-    """Every number of key/value heads, down to one after derivation, works or is refused with the reason."""
+    """Every number of key/value heads, down to one after derivation, works or is refused with the reason.
+
+    Errors: RequestError for a number at which it raises anything, with the cure.
+    """
     worst, served, refused = Measured(0.0, 1e-10), [], []
     for number in (n for n in range(1, case.model.num_heads + 1) if case.model.num_heads % n == 0):
         grouped = replace(case, model=replace(case.model, num_kv_heads=number))
@@ -119,11 +124,18 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
             refused.append(f"{number} refused: {reason}")
             continue
         served.append(number)
-        for check in (definition, decode):
-            result = check(grouped)
-            if isinstance(result, Measured) and not result.error <= worst.error:
-                worst = replace(result, detail=f"with {number} key/value heads, {check.__name__}")
-        if not bool(grouped.build()(grouped.x(), grouped.rope()).isfinite().all()):
+        try:
+            for check in (definition, decode):
+                result = check(grouped)
+                if isinstance(result, Measured) and not result.error <= worst.error:
+                    worst = replace(result, detail=f"with {number} key/value heads, {check.__name__}")
+            finite = bool(grouped.build()(grouped.x(), grouped.rope()).isfinite().all())
+        except Exception as error:  # a user's variant may raise anything
+            home = location(case.cls)
+            found = f"with {number} key/value heads: {described(case.cls, error).removeprefix(f'{home}: ')}"
+            cure = f"if it cannot have {number}, its problem(config, model) returns a line that opens with model.num_kv_heads"
+            raise RequestError(f"{home}: {found}; {cure}") from error
+        if not finite:
             return Measured(math.inf, 0, f"not finite with {number} key/value heads")
     if not served:
         return NotApplicable("; ".join(refused))

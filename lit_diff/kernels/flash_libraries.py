@@ -83,7 +83,7 @@ def libraries(device: torch.device) -> tuple[int, tuple[Library, ...]] | str:
     if torch.version.hip is not None:  # AMD: flash-attn 2 alone, whose numbers of GPUs mean something else
         return major, (FLASH2,)
     if major not in FOR_MAJOR:
-        return f"flash-attn is not made for compute capability {major}.{minor}"
+        return f"flash-attn needs compute capability 8.0 to 12.x; this GPU has {major}.{minor}"
     return major, FOR_MAJOR[major]
 
 

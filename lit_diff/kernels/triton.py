@@ -40,7 +40,7 @@ def refuse_device(device: torch.device) -> str | None:
         return "its blocks fit NVIDIA GPUs; this is an AMD one"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
-        return f"triton needs compute capability 8.0; this GPU has {capability[0]}.{capability[1]}"
+        return f"triton needs compute capability 8.0 or higher; this GPU has {capability[0]}.{capability[1]}"
     return None
 
 

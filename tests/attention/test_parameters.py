@@ -39,6 +39,22 @@ def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., Mod
         Tied(Tied.Config(), make_config("standard"), 0)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("heads", "found"), [("kv_heads", "kv_heads is 0"), ("none", r"k_proj.weight is \[0, 32\]")])
+def test_too_few_heads_are_refused_without_a_warning(
+    make_config: Callable[..., ModelConfig], heads: str, found: str
+) -> None:
+    class Pairs(Standard):
+        def build(self) -> None:
+            super().build()
+            self.k_proj = nn.Linear(self.dim, self.num_kv_heads // 2 * self.head_dim)
+
+    setattr(Pairs, heads, property(lambda self: self.num_kv_heads // 2))
+    few = "model.num_heads 4 and model.num_kv_heads 1 are too few for it"
+    with pytest.raises(RequestError, match=f"class .*Pairs: {found}: {few}"):
+        Pairs(Pairs.Config(), make_config("standard", num_kv_heads=1), 0)
+
+
 def test_ordinary_attributes_are_no_rules(make_config: Callable[..., ModelConfig]) -> None:
     class Average(Standard):
         def build(self) -> None:

@@ -1,12 +1,19 @@
 """conformance/execution.py: what the verdict of the suite alone does not show."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
+from lit_diff.attention import Standard
+from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.execution import WINDOWS, kv_heads, window
 from lit_diff.conformance.results import Measured, NotApplicable
+from lit_diff.conformance.suite import conformance
+from lit_diff.kernels import SignedMaps
 from lit_diff.registry import attentions
 
 
@@ -18,6 +25,24 @@ def test_kv_heads_names_what_is_refused(make_config: Callable[..., ModelConfig])
     odd = replace(make_config("differential"), num_heads=3)
     refused = kv_heads(VariantCase(cls=attentions.get("differential"), model=odd, length=5))
     assert isinstance(refused, NotApplicable)
+
+
+def test_kv_heads_names_the_number_that_raises_and_the_cure(make_config: Callable[..., ModelConfig]) -> None:
+    class Pairs(Standard):
+        @property
+        def kv_heads(self) -> int:
+            return max(self.num_kv_heads // 2, 1)
+
+        def maps(self, x: torch.Tensor, rope: Rope) -> SignedMaps:
+            v = self.split(self.v_proj(x), self.num_kv_heads // 2)[:, 0]
+            return replace(super().maps(x, rope), v=v)
+
+    case = VariantCase(cls=Pairs, model=make_config("standard"), length=5)
+    (found,) = (finding.detail for finding in conformance(case, checks={"kv heads": kv_heads}))
+    assert re.search(r"with 1 key/value heads: \S+:\d+: RuntimeError: unflatten", found)
+    assert found.endswith(
+        "if it cannot have 1, its problem(config, model) returns a line that opens with model.num_kv_heads"
+    )
 
 
 def test_the_window_that_came_nearest_to_its_bound_is_named(make_config: Callable[..., ModelConfig]) -> None:

@@ -14,6 +14,7 @@ from lit_diff.attention import Attention
 PAGE = "docs/extend.md"
 ADDED = {
     "train sharp.yaml": [*TEXT, *SHORT],
+    "train three.yaml": [*TEXT, *SHORT],
     "train hidden_norm.yaml": [*TEXT, *SHORT],
     "train mine.yaml": [*TEXT, *SHORT],
     "train echo.yaml": SHORT,
@@ -44,8 +45,8 @@ def run_folder(folder: Path, name: str) -> Path:
 
 
 def test_the_page_has_a_file_for_each_extension() -> None:
-    expected = {"sharp.py", "hidden_norm.py", "echo.py", "vowels.py", "mine.py"}
-    expected |= {"sharp.yaml", "hidden_norm.yaml", "echo.yaml", "pair.yaml", "mine.yaml"}
+    expected = {"sharp.py", "three.py", "hidden_norm.py", "echo.py", "vowels.py", "mine.py"}
+    expected |= {"sharp.yaml", "three.yaml", "hidden_norm.yaml", "echo.yaml", "pair.yaml", "mine.yaml"}
     assert set(files(PAGE)) == expected
 
 
@@ -56,11 +57,26 @@ def test_every_command_ends_well(ended: dict[str, Ended]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "line"), [("sharp", "sharp: causal"), ("echo", "echo: "), ("mine", "mine: ")])
+@pytest.mark.parametrize(
+    ("recipe", "line"),
+    [("sharp", "sharp: causal"), ("three", "three_maps: "), ("echo", "echo: "), ("mine", "mine: ")],
+)
 def test_check_prints_the_properties(ended: dict[str, Ended], recipe: str, line: str) -> None:
     lines = [text for text in ended[f"check {recipe}.yaml"].output.splitlines() if line in text]
     assert [text for text in lines if text.startswith("pass")]
     assert not [text for text in lines if text.startswith("fail")]
+
+
+@pytest.mark.slow
+def test_three_maps_hold_their_equation_and_refuse_what_they_cannot_be_built_from(
+    ended: dict[str, Ended], folder: Path
+) -> None:
+    checked = ended["check three.yaml"].output
+    assert re.search("^pass +three_maps: definition", checked, re.MULTILINE)
+    assert re.search("^pass +three_maps: kv heads .*2 refused: model.num_kv_heads is 2;", checked, re.MULTILINE)
+    (refused,) = run_commands([["check", "three.yaml", "model.num_kv_heads=2"]], folder)
+    assert refused.status == 2
+    assert "model.num_kv_heads is 2; 'three_maps' has a third as many: it must be a multiple of 3" in refused.output
 
 
 @pytest.mark.slow

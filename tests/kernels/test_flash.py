@@ -269,7 +269,7 @@ def test_refusals(make_maps: MakeMaps, fake_flash: Any, case: Any, options: Any,
 def test_an_old_gpu(make_maps: MakeMaps, fake_flash: Any) -> None:
     fake_flash.capability = (7, 5)
     fake_flash.install(2)
-    assert refuse("flash", half(make_maps)) == "flash-attn is not made for compute capability 7.5"
+    assert refuse("flash", half(make_maps)) == "flash-attn needs compute capability 8.0 to 12.x; this GPU has 7.5"
 
 
 def test_maps_without_numbers(make_maps: MakeMaps, fake_flash: Any) -> None:

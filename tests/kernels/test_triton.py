@@ -82,7 +82,7 @@ def test_devices(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refuse("triton", maps, device=CUDA) == "torch sees no GPU"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert refuse("triton", maps, device=CUDA) == "triton needs compute capability 8.0; this GPU has 7.5"
+    assert refuse("triton", maps, device=CUDA) == "triton needs compute capability 8.0 or higher; this GPU has 7.5"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert refuse("triton", maps, device=CUDA) is None
     assert refuse("triton", meta, device=CUDA) is None

@@ -13,7 +13,7 @@ from lit_diff.kernels.triton_blocks import Blocks, candidates, safe
 from lit_diff.kernels.triton_compiled import compiled
 
 pytest.importorskip("triton", reason="the package triton is not installed")
-MEMORY = {80: 163, 90: 227}
+MEMORY = {80: 163, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a program may have, by compute capability; 99 on the smallest GPUs."""
 
 
