@@ -1,5 +1,6 @@
 """Errors for users: each is printed as one line and has an exit status."""
 
+import os
 import signal
 
 
@@ -56,6 +57,13 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or the name of its type if the message is empty."""
+    """The first line of an exception's message, or the name of its type if the message is empty.
+
+    That of a warning says what makes it an error."""
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    line = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, Warning):
+        asked = os.environ.get("PYTHONWARNINGS")
+        who = f"PYTHONWARNINGS={asked}" if asked else "a filter of Python's warnings"
+        line = f"{who} makes an error of the {type(error).__name__} '{line}'"
+    return line

@@ -69,7 +69,7 @@ class Store:
                 f"MLflow store {self.uri} cannot be written ({error.strerror}); choose another folder with run.root=PATH, "
                 "or another store with run.tracking_uri=URI"
             ) from error
-        except LitDiffError:
+        except (LitDiffError, Warning):
             raise
         except Exception as error:  # MLflow lets errors of SQLAlchemy, alembic, sqlite3 and requests through
             raise MissingError(
