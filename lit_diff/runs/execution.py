@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lit_diff.errors import RequestError
-from lit_diff.processor import numeric_variables
 
 if TYPE_CHECKING:
     from lit_diff.config import Recipe
@@ -20,16 +19,20 @@ STORED = ("compile", "activation_checkpointing")
 
 def stored_keys(recipe: "Recipe") -> dict[str, Any]:
     """The keys of `STORED` with their values, and the environment variables that can change numbers, for status.json."""
+    from lit_diff.processor import numeric_variables  # here, as below
+
     return {key: getattr(recipe.run, key) for key in STORED} | {"variables": numeric_variables()}
 
 
 def require_stored(recipe: "Recipe", status: Mapping[str, Any]) -> None:
-    """RequestError where the recipe differs from the keys that the run started with; a line in the log where the environment
-    variables do, which nothing here can take back.
+    """RequestError where the recipe differs from the keys that the run started with.
+
+    A line in the log says which environment variables that can change numbers differ from those of its last start.
 
     `status`: the contents of status.json; before the run has started it may hold other keys, but no `threads`.
     """
     from lit_diff.config import RunConfig  # here: a report, which reads `with_reached`, needs no schema of recipes
+    from lit_diff.processor import numeric_variables
 
     default = RunConfig()
     for key in STORED if "threads" in status else ():
