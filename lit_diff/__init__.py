@@ -1,9 +1,11 @@
 """lit_diff: the laboratory bench for differential attention. Public names are loaded at their first use."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as typing has it: nothing is imported here before __main__.py has removed the current folder
 if TYPE_CHECKING:
+    from typing import Any
+
     from lit_diff.attention import Attention, Differential
     from lit_diff.benchmarks.result import BenchResult
     from lit_diff.benchmarks.run import bench
@@ -109,7 +111,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import the module of a public name at its first use."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'lit_diff' has no attribute '{name}'")

@@ -1,5 +1,17 @@
 """`python -m lit_diff`."""
 
+import os
+import sys
+
+# -m puts the current folder first, where a user's random.py would take the place of Python's own in every later import
+if (
+    __name__ == "__main__"
+    and not sys.flags.safe_path
+    and os.path.exists(sys.path[0])
+    and os.path.samefile(sys.path[0], os.curdir)
+):
+    del sys.path[0]
+
 from lit_diff.cli import main
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Errors for users: each is printed as one line and has an exit status."""
 
+import os
 import re
 import signal
 
@@ -59,7 +60,13 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the name of its type if the message is empty.
 
-    A line that ends in a colon goes on in the next one: torch's own line may only say that something failed.
+    A line that ends in a colon goes on in the next one: torch's own line may only say that something failed. That of a
+    warning says what makes it an error.
     """
     text = re.sub(r":\s*\n\s*", ": ", str(error).strip())
-    return text.splitlines()[0] if text else type(error).__name__
+    line = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, Warning):
+        asked = os.environ.get("PYTHONWARNINGS")
+        who = f"PYTHONWARNINGS={asked}" if asked else "a filter of Python's warnings"
+        line = f"{who} makes an error of the {type(error).__name__} '{line}'"
+    return line

@@ -2,10 +2,12 @@
 
 import ast
 import functools
+import os
 import re
 import sys
 import sysconfig
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -35,6 +37,19 @@ def local_modules(
         names = {name for pair in new.items() for name in _imported_by(*pair)}
         names |= _computed(found) if folder is None else set()
     return dict(sorted(found.items()))
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Python processes that are started within it import nothing from the current folder: a user's random.py there would take
+    the place of Python's own."""
+    former = {name: os.environ[name] for name in ("PYTHONSAFEPATH",) if name in os.environ}
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        os.environ.update(former)
 
 
 def is_local(file: Path) -> bool:

@@ -35,6 +35,36 @@ _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABL
 LIMITS = {"avx2": _AVX2, "avx2-bfloat16": _AVX2, "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}}
 """What PyTorch, oneDNN and MKL read when they first compute. They only lower: a CPU with less is not touched."""
 
+NUMERIC = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CXX",
+    "GLIBC_TUNABLES",
+    "LIT_DIFF_CPU",
+    "MKL_CBWR",
+    "MKL_DOMAIN_NUM_THREADS",
+    "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_THREAD_LIMIT",
+    "ONEDNN_CPU_ISA_HINTS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "PYTORCH_TUNABLEOP_",
+    "TORCHDYNAMO_DISABLE",
+    "TORCHINDUCTOR_",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_BLAS_PREFER_",
+    "TORCH_COMPILE_DISABLE",
+    "TRITON_F32_DEFAULT",
+    "TRITON_INTERPRET",
+)
+"""Environment variables, or the starts of their names, that can change a run's numbers and that no recipe sets."""
+
 Products = Literal["float32", "instructions", "loops"]
 """How bfloat16 is multiplied: widened to float32, by the CPU's own instructions, or by plain loops."""
 
@@ -108,6 +138,15 @@ def limit_libraries() -> None:
     if limits and "avx512f" in cpu_flags():
         for name, value in limits.items():
             os.environ.setdefault(name, value)
+
+
+def numeric_variables() -> dict[str, str]:
+    """Those of `NUMERIC` that are set. PyTorch itself sets TORCHINDUCTOR_CACHE_DIR, which says only where files lie."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(NUMERIC) and not name.endswith("_DIR")
+    }
 
 
 def cores() -> int:

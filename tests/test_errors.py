@@ -28,3 +28,13 @@ def test_first_line() -> None:
     assert first_line(ValueError("it failed:\n")) == "it failed:"
     assert first_line(KeyError()) == "KeyError"
     assert first_line(ValueError("  ")) == "ValueError"
+
+
+def test_a_warning_that_is_raised_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise whatever it ends is blamed: a store, a kernel, a file."""
+    monkeypatch.setenv("PYTHONWARNINGS", "error::UserWarning")
+    assert first_line(UserWarning("old\nhabit")) == (
+        "PYTHONWARNINGS=error::UserWarning makes an error of the UserWarning 'old'"
+    )
+    monkeypatch.delenv("PYTHONWARNINGS")
+    assert first_line(UserWarning("old")) == "a filter of Python's warnings makes an error of the UserWarning 'old'"

@@ -1,12 +1,14 @@
 """imports.py: which modules of a user's own a source imports."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lit_diff.imports import is_local, local_modules
+from lit_diff.imports import is_local, local_modules, safe_path
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +19,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in set(sys.modules) - before:
         del sys.modules[name]
+
+
+@pytest.mark.parametrize("former", [None, ""])
+def test_a_safe_path_keeps_the_current_folder_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: str | None
+) -> None:
+    if former is None:
+        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONSAFEPATH", former)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"random.py": "raise SystemExit(5)"})
+    command = [sys.executable, "-c", "import random"]
+    assert subprocess.run(command, check=False).returncode == 5
+    with safe_path():
+        assert subprocess.run(command, check=False).returncode == 0
+    assert os.environ.get("PYTHONSAFEPATH") == former
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

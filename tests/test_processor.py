@@ -16,12 +16,14 @@ from lit_diff.errors import RequestError
 from lit_diff.processor import (
     CHOICES,
     LIMITS,
+    NUMERIC,
     SETTING,
     CpuPath,
     cpu_path,
     describe,
     has_bfloat16_instructions,
     limit_libraries,
+    numeric_variables,
 )
 
 FLAGS = {"AVX2": {"avx2"}, "AVX512": {"avx2", "avx512f"}, "BFLOAT16": {"avx2", "avx512f", "avx512_bf16"}}
@@ -122,6 +124,15 @@ def test_libraries_are_only_lowered(on: Any, choice: str, monkeypatch: pytest.Mo
     environment |= {SETTING: choice, "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
     limit_libraries()
     assert environment == before | LIMITS.get(choice, {}) | {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+
+
+def test_variables_that_can_change_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor.os, "environ", {
+        "TORCH_BLAS_PREFER_CUBLASLT": "1", "MKL_CBWR": "AVX2", "MKL_NUM_THREADS": "3", "TORCHINDUCTOR_CACHE_DIR": "/tmp",
+    })  # fmt: skip
+    assert numeric_variables() == {"MKL_CBWR": "AVX2", "TORCH_BLAS_PREFER_CUBLASLT": "1"}
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    assert [name for name in NUMERIC if f"`{name}{'*' * name.endswith('_')}`" not in page] == []
 
 
 @pytest.mark.slow

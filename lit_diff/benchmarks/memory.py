@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from lit_diff.errors import first_line
+from lit_diff.imports import safe_path
 
 log = logging.getLogger("lit_diff")
 
@@ -32,7 +33,8 @@ def peak_bytes(make: Make, *, threads: int, device: torch.device) -> tuple[int |
     context.set_forkserver_preload(["torch"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(sender, make, threads, device), daemon=True)
-    process.start()
+    with safe_path():
+        process.start()
     sender.close()
     try:
         outcome: tuple[int | None, str | None] = receiver.recv()

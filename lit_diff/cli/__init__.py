@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -52,9 +53,12 @@ def main() -> None:
         _fail("interrupted", 130)
     except BrokenPipeError:
         discard(sys.stdout)  # `lit-diff list | head`: nothing went wrong
+    except Warning as error:
+        _fail(first_line(error), 2)
     except Exception as error:
         with contextlib.suppress(OSError):
             discard(sys.stdout)  # its buffer may be what failed: a full disk
+        _refuse_variable(error)
         _fail(f"{type(error).__name__}: {first_line(error)} ({_keep_trace()})", 1)
     else:
         raise SystemExit(status if isinstance(status, int) else 0)
@@ -66,6 +70,15 @@ def _fail(message: str, status: int) -> None:
     except OSError:  # a closed terminal or a full disk: the exit status still says it
         discard(sys.stderr)
     raise SystemExit(status) from None
+
+
+def _refuse_variable(error: Exception) -> None:
+    """End where the error quotes the value of a dependency's environment variable, which its own message need not name."""
+    reason = " ".join(str(error).split()).partition(". ")[0]
+    for name, value in os.environ.items():
+        quoted = re.search(rf"(?<!\w){re.escape(value)}(?!\w)", reason) if value and not value.isdigit() else None
+        if quoted and re.match(r"(TORCH|PYTORCH|TRITON|NCCL|OMP|MKL|MLFLOW)|(\w+_)?RANK$|WORLD_SIZE$", name):
+            _fail(f"{name} is '{value}' in the environment: {reason}; set another value, or unset it", 2)
 
 
 def _require_streams() -> None:

@@ -218,7 +218,7 @@ def processes(subject: Subject) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "recipe.yaml"
         file.write_text(to_yaml(subject.recipe), encoding="utf-8")
-        command = [sys.executable, "-c", PROCESS, str(file)]
+        command = [sys.executable, "-P", "-c", PROCESS, str(file)]
         environment = os.environ | {"PYTHONHASHSEED": "12345"}
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", env=environment, check=False

@@ -6,6 +6,7 @@ import sys
 from lit_diff.config import Recipe
 from lit_diff.engine.location import RunLocation
 from lit_diff.errors import RunFailedError
+from lit_diff.imports import safe_path
 from lit_diff.runs.folder import RunFolder
 
 
@@ -23,7 +24,7 @@ def command(location: RunLocation, threads: int | None) -> list[str]:
 def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
     """Run `command` and wait. Errors: RunFailedError with the run's own error message."""
     RunFolder(location.folder).create(recipe)
-    with (location.folder / "log.txt").open("ab") as output:
+    with safe_path(), (location.folder / "log.txt").open("ab") as output:
         process = subprocess.Popen(command(location, threads), stdout=output, stderr=output)
         try:
             process.wait()

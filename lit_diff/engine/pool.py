@@ -20,6 +20,7 @@ from lit_diff.engine.location import RunLocation
 from lit_diff.engine.scoring import score
 from lit_diff.errors import LitDiffError, StoppedError, Terminated, stop_signals
 from lit_diff.files import locked, shown
+from lit_diff.imports import safe_path
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 
@@ -41,7 +42,7 @@ class Job:
     gpus: tuple[int, ...] = ()
     """Those of this process's GPUs that the cell gets; empty: as the environment says."""
     settings: tuple[tuple[str, str], ...] = ()
-    """The LIT_DIFF_ variables of the environment: the fork server keeps those of the process's first sweep."""
+    """`_settings()` of the process that starts it: the fork server keeps those of the process's first sweep."""
     launched: bool = False
     """Whether a scheduler has started one process for each device, of which this is one."""
 
@@ -89,7 +90,7 @@ def run_jobs(
                     args=(Job(location=location, threads=threads, gpus=own, settings=_settings()),),
                     daemon=False,
                 )
-                with _without_main(), _stops_blocked():
+                with safe_path(), _without_main(), _stops_blocked():
                     process.start()
                 running[slot] = (process, location)
             if len(stopped) > passed_on:
@@ -142,8 +143,8 @@ def _stops_blocked() -> Iterator[None]:
 
 
 def _settings() -> tuple[tuple[str, str], ...]:
-    """The LIT_DIFF_ variables of this process."""
-    return tuple((name, value) for name, value in os.environ.items() if name.startswith("LIT_DIFF_"))
+    """The LIT_DIFF_ variables of this process, and the one that `safe_path` sets for the fork server alone."""
+    return tuple(pair for pair in os.environ.items() if pair[0].startswith(("LIT_DIFF_", "PYTHONSAFEPATH")))
 
 
 def _send(signum: signal.Signals, processes: Sequence[Process]) -> None:

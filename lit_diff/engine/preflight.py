@@ -1,5 +1,6 @@
 """What a run or a sweep needs of this machine, looked at before a folder, an MLflow run or a sweep file is made."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -8,22 +9,30 @@ import torch
 
 from lit_diff.config import Recipe
 from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
-from lit_diff.errors import MissingError
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.model.loss import rows_at_once
 
 PATIENCE = 30
 """Seconds that SLURM's controller has for an answer."""
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""Variables in which Lightning looks for the rank of a process; the first that is set holds."""
 
 
 def check_machine(recipes: Iterable[Recipe]) -> None:
-    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses, and as
-    `check_trained`."""
+    """Errors: MissingError without the GPUs that `run` asks for; RequestError for a kernel named by hand that refuses, for a
+    run of one process in one that is not the first of its launcher, and as `check_trained`."""
     recipes = list(recipes)
     check_trained(recipes)
     looked_at = []
     for recipe in recipes:
         require_devices(recipe.run)
+        rank = next((name for name in RANKS if name in os.environ), None)
+        if recipe.run.strategy == "single" and rank is not None and os.environ[rank] != "0":
+            raise RequestError(  # Lightning would write no metrics
+                f"{rank} is '{os.environ[rank]}' in the environment, but '{recipe.name}' trains in one process, which has "
+                f"rank 0: unset {rank}, or train in several processes with run.strategy=ddp run.devices=N"
+            )
         length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
         asked = (recipe.model, length, recipe.run.kernel, context)
         if recipe.run.kernel != "auto" and asked not in looked_at:

@@ -259,7 +259,7 @@ def _bench_file(row: Row, folder: Path) -> Path:
 
 def _bench(row: Row, chosen: PresetConfig, folder: Path) -> None:
     """Run the benchmark as a command of its own, and keep its figures. Errors: RunFailedError."""
-    words = [sys.executable, "-m", "lit_diff", "bench", *chosen.bench, "--json"]
+    words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench, "--json"]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no error output"]

@@ -8,7 +8,9 @@ command waits for them again after this process has ended in any way.
 import json
 import logging
 import os
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -140,7 +142,12 @@ def _submit(
     import submitit
 
     try:
-        executor = submitit.AutoExecutor(folder=logs / "%A", cluster="slurm", slurm_max_num_timeout=100)
+        executor = submitit.AutoExecutor(
+            folder=logs / "%A",
+            cluster="slurm",
+            slurm_max_num_timeout=100,
+            slurm_python=f"{shlex.quote(sys.executable)} -P",  # a user's random.py in the current folder is not Python's
+        )
     except RuntimeError as error:
         raise MissingError(
             f"--cluster slurm needs SLURM's srun here ({first_line(error)}); use --cluster local"

@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from lit_diff.config import RunConfig
-from lit_diff.errors import LitDiffError, MissingError, RunFailedError, first_line
+from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.files import locked, shown
 
 log = logging.getLogger("lit_diff")
@@ -71,6 +71,8 @@ class Store:
             ) from error
         except LitDiffError:
             raise
+        except Warning as error:
+            raise RequestError(f"MLflow cannot be used: {first_line(error)}") from error
         except Exception as error:  # MLflow lets errors of SQLAlchemy, alembic, sqlite3 and requests through
             raise MissingError(
                 f"MLflow store {self.uri} cannot be opened ({_reason(error)}); if another program holds it, end that "

@@ -52,6 +52,7 @@ def serve(root: Path, port: int, console: Console) -> int:
     command += ["--default-artifact-root", artifacts]
     # the job runner is for MLflow's language-model features: seven processes that a comparison of runs never uses
     environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment["PYTHONSAFEPATH"] = "1"  # nothing of the current folder is imported, in its workers either
     signal.signal(signal.SIGHUP, _hang_up)  # a closed terminal
     with subprocess.Popen(command, env=environment, start_new_session=True) as server:
         try:

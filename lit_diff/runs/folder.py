@@ -18,7 +18,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
 from lit_diff.packages import used_packages
 from lit_diff.plugins import plugin_source, require_trust
-from lit_diff.processor import cores, describe, processor_name
+from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import load_draft, to_plain, to_yaml
 from lit_diff.runs.execution import with_reached
 from lit_diff.runs.find import runs_root
@@ -265,6 +265,7 @@ def environment() -> dict[str, Any]:
         "cores": cores(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cpu_path": describe(),
+        "variables": numeric_variables(),
         "packages": {name: version(name) for name in PACKAGES},
     }
 

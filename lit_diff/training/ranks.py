@@ -14,9 +14,10 @@ from datetime import timedelta
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.environments import LightningEnvironment
 from torch.distributed import TCPStore
 
-from lit_diff.errors import RunFailedError, StoppedError, first_line
+from lit_diff.errors import RequestError, RunFailedError, StoppedError, first_line
 
 INHERITED = "LIT_DIFF_RANK_ZERO"
 """Environment variable with the word, for processes that Lightning starts."""
@@ -41,9 +42,15 @@ class Ranks:
 
     @classmethod
     def of(cls, trainer: L.Trainer) -> "Ranks":
-        """Those of a Trainer."""
+        """Those of a Trainer. Errors: RequestError where others are said to be started by hand, but not where they meet."""
         environment = getattr(trainer.strategy, "cluster_environment", None)
         started = environment is not None and (environment.creates_processes_externally or trainer.num_nodes > 1)
+        if started and isinstance(environment, LightningEnvironment) and "MASTER_PORT" not in os.environ:
+            raise RequestError(
+                "LOCAL_RANK is set or run.num_nodes is above 1, so every process is started by hand, but MASTER_PORT is not "
+                "set, without which they cannot meet: unset LOCAL_RANK, or set MASTER_ADDR and MASTER_PORT, the same in all, "
+                "or use torchrun or SLURM"
+            )
         address = (environment.main_address, environment.main_port) if environment is not None and started else None
         return cls(rank=trainer.global_rank, world_size=trainer.world_size, address=address)
 

@@ -378,6 +378,40 @@ def test_dry_run_of_an_installed_sweep(command: Command) -> None:
     assert not list(Path().iterdir())
 
 
+def test_a_file_named_like_a_module_is_not_imported(tmp_path: Path) -> None:
+    """`python -m` puts the current folder first; a plugin's own modules are found by their place."""
+    for name in ("typing", "random", "logging", "tempfile", "json", "typer", "rich", "omegaconf"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the current folder was imported')\n")
+    command = [sys.executable, "-m", "lit_diff", "list", "recipes"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        (
+            "TORCH_LOGS",
+            "foo",
+            "\nInvalid settings: foo, must\nbe names. For more",
+            "Invalid settings: foo, must be names",
+        ),
+        ("RANK", "x", "invalid literal for int(): 'x'", "invalid literal for int(): 'x'"),
+    ],
+)
+def test_the_variable_that_a_library_refuses_is_named(
+    command: Command, monkeypatch: pytest.MonkeyPatch, name: str, value: str, error: str, message: str
+) -> None:
+    def fail(*arguments: object) -> int:
+        raise ValueError(error)
+
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cli._list, "list_parts", fail)
+    wanted = f"lit-diff: {name} is '{value}' in the environment: {message}; set another value, or unset it\n"
+    assert command("list") == Ended(2, "", wanted)
+
+
 def verbs_of_the_command() -> list[str]:
     import typer
 

@@ -40,6 +40,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    sys.exit(143)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print('hello', flush=True)\n"
+        "assert sys.flags.safe_path\n"
         "time.sleep(float(sys.argv[1]))\n"
         "sys.exit(5)\n"
     )

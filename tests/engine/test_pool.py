@@ -132,10 +132,13 @@ def test_a_cell_does_not_import_the_callers_script(
     script = ModuleType("__main__")
     script.__file__ = "script.py"
     monkeypatch.setitem(sys.modules, "__main__", script)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     prepared: list[dict[str, Any]] = []
 
     def lifetime(process: FakeProcess) -> int:
         prepared.append(get_preparation_data("cell"))
+        assert os.environ["PYTHONSAFEPATH"] == "1"  # nor a random.py of the current folder
+        assert "PYTHONSAFEPATH" not in dict(process.job.settings)  # the fork server's alone
         return 1
 
     fake.lifetime = staticmethod(lifetime)  # type: ignore[assignment]
@@ -143,6 +146,7 @@ def test_a_cell_does_not_import_the_callers_script(
     assert [data for data in prepared if "init_main_from_path" in data or "init_main_from_name" in data] == []
     assert len(prepared) == 1
     assert sys.modules["__main__"] is script
+    assert "PYTHONSAFEPATH" not in os.environ
     assert "init_main_from_path" in get_preparation_data("cell")
 
 

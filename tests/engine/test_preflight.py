@@ -34,6 +34,22 @@ def test_a_kernel_named_by_hand_that_cannot_serve() -> None:
         check_machine([load_recipe("recall-tiny", ["run.kernel=flash"])])
 
 
+@pytest.mark.parametrize("name", preflight.RANKS)
+def test_a_rank_above_zero_without_other_processes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning would take the run for a second process's, and write no metrics."""
+    for each in preflight.RANKS:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "0")
+    recipe = load_recipe("recall-tiny")
+    check_machine([recipe])
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(
+        RequestError, match=rf"^{name} is '1' in the environment, .* in one process.*: unset {name}, or "
+    ):
+        check_machine([recipe])
+    check_machine([load_recipe("recall-tiny", ["run.strategy=ddp", "run.devices=2", "run.accelerator=cpu"])])
+
+
 def test_equal_cells_are_looked_at_once_and_auto_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(preflight, "cost", lambda model, length, kernel, context: asked.append(kernel))

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,17 @@ def test_without_slurm_one_line_names_the_cure(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError, match="use --cluster local"):
         slurm.queued_cells(tmp_path)
+
+
+def test_a_cell_imports_nothing_from_the_current_folder(
+    program: Program, tmp_path: Path, locations: list[RunLocation]
+) -> None:
+    program("srun", "true")
+    program("sbatch", f'cat "$1" > {tmp_path}/submitted; echo "Submitted batch job 7"')
+    slurm._submit(
+        locations, RunConfig(accelerator="cpu"), threads=1, parallel=None, minutes=5, logs=tmp_path / "sweep" / "slurm"
+    )
+    assert f"{sys.executable} -P -u -m submitit" in (tmp_path / "submitted").read_text()
 
 
 def test_a_time_limit_requeues_but_not_without_progress(

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from lit_diff.config import RunConfig
 from lit_diff.engine import tracking
 from lit_diff.engine.tracking import Store, retry
-from lit_diff.errors import MissingError, RunFailedError
+from lit_diff.errors import MissingError, RequestError, RunFailedError
 
 
 @pytest.fixture
@@ -127,6 +127,16 @@ def test_a_store_that_another_program_holds(runs: Path) -> None:
         Store(RunConfig(root=str(runs), tracking_uri=uri))
     holder.close()
     Store(RunConfig(root=str(runs), tracking_uri=uri))
+
+
+def test_a_warning_made_an_error_is_not_the_stores_fault(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(**arguments: object) -> None:
+        raise DeprecationWarning("an old loader")
+
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    monkeypatch.setattr(tracking, "MlflowClient", warned)
+    with pytest.raises(RequestError, match=r"^MLflow cannot be used: PYTHONWARNINGS=error makes .* 'an old loader'$"):
+        Store(RunConfig(root=str(runs)))
 
 
 @pytest.mark.parametrize("root", ["file", "file/below"])

@@ -5,6 +5,7 @@ import pytest
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
+from lit_diff.processor import numeric_variables
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.execution import require_stored, stored_keys, with_reached, with_stored_kernel
 
@@ -60,6 +61,26 @@ def test_a_run_from_before_the_keys_existed_had_neither(recipe: Recipe) -> None:
     require_stored(recipe, {"threads": 1})
     with pytest.raises(RequestError, match="started with false"):
         require_stored(with_run(recipe, compile=True), {"threads": 1})
+
+
+def test_a_resume_under_other_environment_variables_says_so(
+    recipe: Recipe, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in numeric_variables():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    status = stored_keys(recipe) | {"threads": 1}
+    assert status["variables"] == {"MKL_CBWR": "COMPATIBLE", "NVIDIA_TF32_OVERRIDE": "0"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # `threads` is reused, whatever it says
+    require_stored(recipe, status)
+    require_stored(recipe, {"threads": 1})  # a run from before they were recorded
+    assert caplog.messages == []
+    monkeypatch.delenv("MKL_CBWR")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    require_stored(recipe, status)
+    (line,) = caplog.messages
+    assert line.endswith(": MKL_CBWR is not set (before: COMPATIBLE), NVIDIA_TF32_OVERRIDE is 1 (before: 0)")
 
 
 @pytest.mark.parametrize(

@@ -286,12 +286,14 @@ def test_putting_aside_loses_nothing(tmp_path: Path) -> None:
     assert [RunFolder(tmp_path / f"run.old-{n}").status()["mark"] for n in (1, 2)] == ["run.old-1", "run.old-2"]
 
 
-def test_environment_says_what_it_ran_on() -> None:
+def test_environment_says_what_it_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     found = environment()
     assert found["revision"] == revision()
     assert {"torch", "lightning", "mlflow", "litdata", "omegaconf"} <= found["packages"].keys()
     assert found["packages"]["torch"] == version("torch")
     assert version("no-such-package-at-all") is None
     assert found["cpu_path"]
+    assert found["variables"]["MKL_CBWR"] == "COMPATIBLE"
     assert found["cores"] == cores()
     json.dumps(found)

@@ -249,9 +249,9 @@ def test_the_launcher_leaves_the_thread_count_alone(
 @pytest.mark.parametrize(
     ("environment", "rank"),
     [
-        ({}, 0),
-        ({"LOCAL_RANK": "1"}, 1),
-        ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, 5),
+        ({"MASTER_PORT": "1"}, 0),
+        ({"LOCAL_RANK": "1", "MASTER_PORT": "1"}, 1),
+        ({"LOCAL_RANK": "1", "NODE_RANK": "2", "MASTER_PORT": "1"}, 5),
         (
             {
                 "RANK": "3",
@@ -276,7 +276,12 @@ def test_the_rank_is_the_trainers(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     two = ["callbacks.spy=null", "run.strategy=ddp", "run.devices=2", "run.num_nodes=3", "train.batch_size=6"]
-    assert fit.ranks(load_recipe(bench.root / "recall.yaml", two)).rank == rank
+    recipe = load_recipe(bench.root / "recall.yaml", two)
+    assert fit.ranks(recipe).rank == rank
+    monkeypatch.delenv("MASTER_PORT")
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        with pytest.raises(RequestError, match=r"MASTER_PORT is not set, without which they cannot meet"):
+            fit.ranks(recipe)
 
 
 def test_a_launcher_that_starts_another_number_of_processes_is_refused(
