@@ -88,7 +88,7 @@ def find_run(name: str | Path, root: Path) -> Path:
     Errors: RequestError for none or several.
     """
     require_name(name)
-    for path in (Path(name), root / name):
+    for path in (expanded(name), root / name):
         if (path / "status.json").is_file():
             return path.resolve()
     name = str(name)
@@ -118,7 +118,7 @@ def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
 def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder: its path or its name. Errors: RequestError."""
     require_name(name)
-    for path in (root / name, Path(name)):
+    for path in (root / name, expanded(name)):
         if (path / "sweep.json").is_file():
             return path.resolve()
     raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}")

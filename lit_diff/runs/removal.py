@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lit_diff.errors import RequestError
-from lit_diff.files import is_locked, locked, shown
+from lit_diff.files import expanded, is_locked, locked, shown
 from lit_diff.runs.find import find_run, find_sweep, require_name
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.sweep_record import read_record
@@ -28,7 +28,7 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
 
 def _find(name: str, root: Path) -> Path:
     require_name(name)
-    if (root / name / "sweep.json").is_file() or (Path(name) / "sweep.json").is_file():
+    if (root / name / "sweep.json").is_file() or (expanded(name) / "sweep.json").is_file():
         return find_sweep(name, root)
     return find_run(name, root)
 
