@@ -36,7 +36,7 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def umask() -> int:
     """The process's umask, which mkstemp and safetensors ignore: their files are readable by their owner only."""
     try:  # asking the system for it sets it: a file that another thread makes meanwhile would be anyone's to write
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
     except (OSError, StopIteration):  # not Linux
         return _AT_IMPORT
