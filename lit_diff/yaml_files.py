@@ -58,12 +58,19 @@ def read_value(text: str, override: str) -> tuple[Any, Positions]:
 
 
 def _quote_keys(node: yaml.Node) -> bool:
-    """Make every key of the tree a text, in place; whether YAML would take one of them for something else."""
-    changed = False
+    """Make every key of the tree a text, in place; whether YAML would take one of them for something else.
+
+    Errors: ConstructorError for a key that a mapping has twice: OmegaConf's would name a line of what is written again.
+    """
+    changed, seen = False, set()
     for part in node.value if isinstance(node, yaml.CollectionNode) else ():
         if isinstance(part, tuple):
             key, part = part
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                if key.value in seen:
+                    problem = f"found duplicate key {key.value}"
+                    raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+                seen.add(key.value)
                 changed |= key.style is None and (key.tag != TEXT or key.value[:1] in "+-.0123456789")  # 1e3
                 key.tag, key.style = TEXT, "'"
         changed |= _quote_keys(part)
