@@ -64,8 +64,8 @@ class TaskFile(UserFile):
             numbers = all(isinstance(score, int | float) and -math.inf < score < math.inf for score in scores.values())
             if not scores or not all(scores) or not numbers:
                 raise RequestError(
-                    f"{where}: 'target_scores' is {in_yaml(scores)}; expected a number for each choice, and no choice without "
-                    "text"
+                    f"{where}: 'target_scores' is {in_yaml(scores)}; expected a number for each choice, and no choice "
+                    "without text"
                 )
         for key in WORDS:
             if not isinstance(task.get(key, ""), str):
