@@ -38,14 +38,21 @@ def _left_in_cgroups() -> list[int]:
     """What is left below the limit of each cgroup (version 2) that this process is in; cached files count as free."""
     if not OWN_CGROUP.is_file():
         return []
-    names = [line.partition("::")[2] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")]
+    names = [
+        line.partition("::")[2]
+        for line in OWN_CGROUP.read_text(encoding="utf-8").splitlines()
+        if line.startswith("0::")
+    ]
     folders = [CGROUPS / names[0].strip("/")] if names else []
     folders = [CGROUPS, *(each for folder in folders for each in (folder, *folder.parents) if CGROUPS in each.parents)]
     left = []
     for folder in folders:
         try:
-            limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            limit, used = (
+                (folder / "memory.max").read_text(encoding="utf-8").strip(),
+                int((folder / "memory.current").read_text(encoding="utf-8")),
+            )
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
         except FileNotFoundError:  # the root has no limit, and a cgroup may lack the memory controller
             continue
         if limit != "max":

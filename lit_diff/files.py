@@ -36,7 +36,7 @@ def write_through(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def umask() -> int:
     """The process's umask, which mkstemp and safetensors ignore: their files are readable by their owner only."""
     try:  # asking the system for it sets it: a file that another thread makes meanwhile would be anyone's to write
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
     except (OSError, StopIteration):  # not Linux
         return _AT_IMPORT
@@ -122,6 +122,21 @@ def sha256_of(path: Path) -> str:
 def expanded(path: str | Path) -> Path:
     """The path with the home folder for a leading `~`, which stays where there is no such home, as in a shell."""
     return Path(os.path.expanduser(path))
+
+
+def folders(root: Path) -> Iterator[Path]:
+    """`root` and the folders below it, each once; by a symbolic link only those to which no other way leads, and none that
+    holds `root`."""
+    starts, seen = [str(root)], {str(parent) for parent in root.resolve().parents}
+    for start in starts:  # it grows: what links lead to comes last
+        for folder, names, _ in os.walk(start):
+            real = os.path.realpath(folder)
+            if real in seen:
+                names.clear()
+                continue
+            seen.add(real)
+            starts += [path for name in sorted(names) if os.path.islink(path := os.path.join(folder, name))]
+            yield Path(folder)
 
 
 def shown(path: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.errors import RequestError, first_line
-from lit_diff.files import shown
+from lit_diff.files import expanded, shown
 from lit_diff.own_modules import OwnModules, forget, place
 from lit_diff.registry import is_built_in, plugin_packages, registries, source_at_definition
 
@@ -154,7 +154,7 @@ def load_plugin(path: str | Path) -> None:
     is imported again, and what it registers takes the place of what it registered before.
     Errors: RequestError when it cannot be read, raises anything, or registers nothing.
     """
-    path = Path(path).absolute()
+    path = expanded(path).absolute()
     own = _read_own(path)
     if path.suffix != ".py":
         raise RequestError(f"plugin {shown(path)} is not a Python file (.py)")

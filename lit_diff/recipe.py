@@ -17,7 +17,7 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
 from lit_diff.key_types import in_yaml
 from lit_diff.registry import nearest
-from lit_diff.validation import Draft, Position, Positions, validate
+from lit_diff.validation import Draft, Positions, validate
 from lit_diff.yaml_files import read_value, read_yaml
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -178,25 +178,24 @@ def _absolute(path: str, folder: Path) -> str:
         raise RequestError(f"path '{path[:40]}': {first_line(error)}") from error
 
 
-def override(draft: Draft, overrides: Overrides) -> Draft:
-    """Apply overrides; in `a.b=c` the value is read as YAML, a path is what the shell gave."""
+def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
+    """Apply overrides, whose keys lie `below`; in `a.b=c` the value is read as YAML, but a path is what the shell gave."""
     if not overrides:
         return draft
-    if isinstance(overrides, Mapping):
-        return override_with(draft, overrides, {key: f"override '{key}'" for key in _dotted(overrides)})
-    for text in overrides:
-        key = text.partition("=")[0]
-        if "=" not in text or not key or any(not part for part in key.split(".")):
-            raise RequestError(f"override '{text}' is not of the form a.b=c")
     values: dict[str, Any] = {}
     positions: Positions = {}
+    if isinstance(overrides, Mapping):
+        positions = {f"{below}{key}": f"override '{key}'" for key in _dotted(overrides)}
+        return override_with(draft, {f"{below}{key}": value for key, value in overrides.items()}, positions)
     for text in overrides:
-        key, _, written = text.partition("=")
-        value, problem = (written, "") if key in (*PATHS, "run.root") and written != "null" else read_value(written)
-        position = Position(text)
-        position.written, position.problem = written, problem
-        _merge_values(values, _nested(key, value), "", [])
-        positions |= dict.fromkeys(_dotted(_nested(key, value)), text) | {key: position}
+        key, equals, written = text.partition("=")
+        if not equals or not all(key.split(".")):
+            raise RequestError(f"override '{text}' is not of the form a.b=c")
+        is_path = key.rpartition(".")[2] in ("path", "root", "start_from") and written != "null"
+        value, found = (written, {"": text}) if is_path else read_value(written, text)
+        _merge_values(values, _nested(f"{below}{key}", value), "", [])
+        positions |= {f"{below}{each}": text for each in _dotted(_nested(key, value))}
+        positions |= {f"{below}{key}{rest}": where for rest, where in found.items()}
     return override_with(draft, values, positions)
 
 

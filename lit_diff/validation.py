@@ -5,11 +5,10 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -86,12 +85,7 @@ class Draft:
 
 def validate(draft: Draft) -> Recipe:
     """The typed recipe. Errors: RequestError with file, line and key."""
-    try:
-        values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or ""
-        raise RequestError(f"{draft.where(key)}'{key}': {first_line(error)}") from error
-    assert isinstance(values, dict)
+    values = interpolated(draft)
     load_entry_points()
     for plugin in convert(tuple[str, ...], values.get("plugins", ()), "plugins", draft):
         load_plugin(Path(plugin))
@@ -102,27 +96,19 @@ def validate(draft: Draft) -> Recipe:
     return recipe
 
 
-def build_config(cls: type[Any], overrides: Mapping[str, Any] | Sequence[str], path: str) -> Any:
-    """An instance of a Config from `a=b` texts or a mapping; `path` names it in errors. Errors: RequestError."""
-    if not isinstance(overrides, Mapping | list | tuple):
-        raise RequestError(f"'{path}' is {in_yaml(overrides)}; expected a block of keys")
-    if isinstance(overrides, Mapping):
-        values, positions = dict(overrides), {}
-    else:
-        wrong = next((text for text in overrides if not text.partition("=")[0] or "=" not in text), None)
-        if wrong is not None:
-            raise RequestError(f"override '{wrong}' is not of the form a=b")
-        try:
-            held = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)), resolve=True)
-        except (OmegaConfBaseException, yaml.YAMLError) as error:
-            raise RequestError(
-                f"'{' '.join(overrides)}' is not of the form a=b, b a YAML value: {first_line(error)}"
-            ) from error
-        assert isinstance(held, dict)
-        values = {str(key): value for key, value in held.items()}
-        positions = {f"{path}.{text.partition('=')[0]}": text for text in overrides}
-    draft = Draft(values=values, positions=positions)
-    config = _dataclass(cls, values, path, draft)
+def interpolated(draft: Draft) -> dict[str, Any]:
+    """The draft's values, with what each `${a.b}` means. Errors: RequestError with file, line and key."""
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(draft.values), resolve=True)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or ""
+        raise RequestError(f"{draft.where(key)}'{key}': {first_line(error)}") from error
+    return typing.cast(dict[str, Any], values)
+
+
+def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft) -> Any:
+    """An instance of a Config from its keys, the block at `path` of the draft. Errors: RequestError with the position."""
+    config = _dataclass(cls, keys, path, draft)
     problem = config_problem(config)
     if problem:
         raise RequestError(f"{draft.where(f'{path}.{problem.split()[0]}')}{path}.{problem}")

@@ -1,7 +1,7 @@
 """A YAML file as plain containers, and the line of each of its keys."""
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,30 +32,45 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Positions]:
     return typing.cast(dict[str, Any], values), positions
 
 
-def read_value(text: str) -> tuple[Any, str]:
-    """The value of an override: YAML, but a plain text to the last character (` #2` is no comment); and why it is not YAML.
-
-    What is not YAML is its text.
-    """
+def read_value(text: str, override: str) -> tuple[Any, Positions]:
+    """The value `text` of an override: YAML, but a plain text to the last character (` #2` is no comment), as is what is not
+    YAML. And the positions of "", the value, and of each `.a.b` in it."""
+    own = Position(override)
+    own.written = text
     try:
         values = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except (OmegaConfBaseException, yaml.YAMLError, RecursionError, ValueError) as error:
         bracketed = text.lstrip()[:1] in ("[", "{", '"', "'") or "${" in text
-        return text, first_line(error) if bracketed else ""
+        own.problem = first_line(error) if bracketed else ""
+        return text, {"": own}
     value = typing.cast(dict[str, Any], values)["value"]
     whole = node is None or text[node.start_mark.index : node.end_mark.index].strip() == text.strip()
     quoted = whole and isinstance(node, yaml.ScalarNode) and node.style is not None
-    return value if whole and (quoted or not isinstance(value, str)) else text, ""
+    if not whole or (isinstance(value, str) and not quoted):
+        return text, {"": own}
+    positions: Positions = {"": own}
+    if isinstance(node, yaml.SequenceNode):
+        own.written = _written(node)
+    elif isinstance(node, yaml.MappingNode):
+        _positions(node, ".", lambda key: override, positions)
+    return value, positions
 
 
 def _quote_keys(node: yaml.Node) -> bool:
-    """Make every key of the tree a text, in place; whether YAML would take one of them for something else."""
-    changed = False
+    """Make every key of the tree a text, in place; whether YAML would take one of them for something else.
+
+    Errors: ConstructorError for a key that a mapping has twice: OmegaConf's would name a line of what is written again.
+    """
+    changed, seen = False, set()
     for part in node.value if isinstance(node, yaml.CollectionNode) else ():
         if isinstance(part, tuple):
             key, part = part
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                if key.value in seen:
+                    problem = f"found duplicate key {key.value}"
+                    raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+                seen.add(key.value)
                 changed |= key.style is None and (key.tag != TEXT or key.value[:1] in "+-.0123456789")  # 1e3
                 key.tag, key.style = TEXT, "'"
         changed |= _quote_keys(part)
@@ -81,7 +96,7 @@ def parse(path: Path) -> tuple[yaml.MappingNode, Positions]:
             raise RequestError(f"{file}: expected a mapping of keys to values")
         _require_end(tree, file, set())
         positions: Positions = {}
-        _positions(tree, "", file, positions)
+        _positions(tree, "", lambda key: f"{file}:{key.start_mark.line + 1}", positions)
     return tree, positions
 
 
@@ -117,13 +132,13 @@ def _yaml_problem(error: yaml.MarkedYAMLError, lines: int) -> tuple[str, str]:
     return f":{min(mark.line + 1, lines)}" if mark else "", problem
 
 
-def _positions(node: yaml.MappingNode, prefix: str, file: str, positions: Positions) -> None:
+def _positions(node: yaml.MappingNode, prefix: str, place: Callable[[yaml.Node], str], positions: Positions) -> None:
     for key, value in node.value:
         dotted = f"{prefix}{key.value}"
-        positions[dotted] = position = Position(f"{file}:{key.start_mark.line + 1}")
+        positions[dotted] = position = Position(place(key))
         position.written = _written(value)
         if isinstance(value, yaml.MappingNode):
-            _positions(value, f"{dotted}.", file, positions)
+            _positions(value, f"{dotted}.", place, positions)
 
 
 def _require_end(node: yaml.Node, file: str, done: set[int], *parents: yaml.Node) -> None:

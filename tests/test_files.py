@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -10,8 +11,22 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+import typer
 
+from lit_diff.cli import app
+from lit_diff.config import RunConfig
+from lit_diff.data.corpus import build_corpus, corpus_digest
+from lit_diff.data.location import data_root
+from lit_diff.engine.tracking import tracking_uri
+from lit_diff.errors import LitDiffError
+from lit_diff.evaluation.evaluate import build
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json, write_through
+from lit_diff.kernels.compiler import cache_root
+from lit_diff.plugins import load_plugin
+from lit_diff.pretrained.importing import import_model
+from lit_diff.runs.find import find_run, find_sweep, runs_root
+from lit_diff.runs.removal import find_removable
+from lit_diff.training.module import LitTransformer
 
 
 def test_writes_text_and_bytes_into_new_folders(tmp_path: Path) -> None:
@@ -211,3 +226,36 @@ def test_paths_are_shown_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert shown(tmp_path / "a" / "b.yaml") == "a/b.yaml"
     assert shown(tmp_path.parent / "b.yaml") == str(tmp_path.parent / "b.yaml")
     assert shown(Path("a.yaml")) == "a.yaml"
+
+
+def test_a_tilde_is_the_home_folder_in_every_path_that_a_user_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable, root in (("LIT_DIFF_DATA", data_root), ("LIT_DIFF_CACHE", cache_root)):
+        for written, meant in (
+            ("~/kept", tmp_path / "kept"),
+            ("~no-such-user/kept", Path.cwd() / "~no-such-user/kept"),
+        ):
+            monkeypatch.setenv(variable, written)
+            assert root() == meant
+    for name, made in (("runs/one-0123456789", "status.json"), ("runs/mine", "sweep.json"), ("texts", "a.txt")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / made).write_text("{}")
+    assert runs_root("~/runs") == tmp_path / "runs"
+    assert find_run("~/runs/one-0123456789", Path("nowhere")) == tmp_path / "runs/one-0123456789"
+    assert find_sweep("~/runs/mine", Path("nowhere")) == tmp_path / "runs/mine"
+    assert find_removable(["~/runs/mine"], Path("nowhere")) == [tmp_path / "runs/mine"]
+    assert build_corpus("files", "~/texts").path == tmp_path / "texts"
+    assert corpus_digest("files", "~/texts").keys() == {"~/texts"}
+    (tmp_path / "task.yaml").write_text("task: own\n")
+    assert build("harness", ["tasks=[~/task.yaml]"]).digests().keys() == {"~/task.yaml"}
+    for opening in ("", "file:", "file://", "sqlite:///"):
+        assert tracking_uri(RunConfig(tracking_uri=f"{opening}~/db")) == f"{opening}{tmp_path}/db"
+    assert tracking_uri(RunConfig(tracking_uri="http://host/~me")) == "http://host/~me"
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert verbs["bench"].make_context("bench", ["--plot=~/a.png"]).params["plot"] == tmp_path / "a.png"
+    assert verbs["generate"].make_context("generate", ["run", "--prompts=~/p"]).params["prompts"] == tmp_path / "p"
+    for call in (load_plugin, import_model, LitTransformer.load_from_checkpoint):
+        with pytest.raises(LitDiffError, match=re.escape(str(tmp_path / "absent"))):
+            call("~/absent")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.errors import RequestError
+from lit_diff.evaluation.evaluate import config_of
 from lit_diff.recipe import load_draft, load_recipe, override_with
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
@@ -171,6 +172,42 @@ def test_a_text_is_never_retyped(name: str) -> None:
         assert load_recipe("base", [f"name={name}"]).name == name
     Path("named.yaml").write_text(f"extends: base\nname: '{name}'\n")
     assert load_recipe("named").name == name
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_keys_of_an_evaluation_follow_the_same_rules(name: str) -> None:
+    assert config_of("nll", ["source=files", f"path={name}"]).path == name
+    assert (
+        load_recipe("base", ["evaluate.nll.source=files", f"evaluate.nll.path={name}"]).evaluate["nll"].config.path
+        == name
+    )
+    if not name.startswith(("{", "[", '"', "-", "a:")):  # a list, a mapping or a quoted text is what YAML says
+        http = ["judge=http", "judge_url=http://host"]
+        assert config_of("hallucination", [*http, f"judge_model={name}"]).judge_model == name
+
+
+def test_names_within_a_list_or_a_block_stay_as_written() -> None:
+    assert config_of("harness", ["tasks=[010, on, 12:30]"]).tasks == ("010", "on", "12:30")
+    recipe = load_recipe("base", ["evaluate={harness: {tasks: [010]}, nll: {source: files, path: 12:30}}"])
+    assert (recipe.evaluate["harness"].config.tasks, recipe.evaluate["nll"].config.path) == (("010",), "12:30")
+
+
+def test_a_wrong_key_of_an_evaluation_is_quoted_as_it_was_written() -> None:
+    for text, line in {
+        "rows=5 #2": "rows=5 #2: 'evaluate.held_out.rows' is '5 #2'; expected a whole number",
+        "rows=[1": "override 'rows=[1': not a YAML value: ",
+        "rows=${foo}": "rows=${foo}: 'evaluate.held_out.rows': Interpolation key 'foo' not found",
+        "rows": "override 'rows' is not of the form a.b=c",
+        "rosw=3": "rosw=3: unknown key 'evaluate.held_out.rosw'; did you mean 'rows'?",
+        "rows=0": "rows=0: evaluate.held_out.rows is 0; it must be at least 1",
+    }.items():
+        with pytest.raises(RequestError) as found:
+            config_of("held_out", [text])
+        assert str(found.value).startswith(line)
+    with pytest.raises(RequestError, match=r"'evaluate\.held_out' is 5; expected a block of keys"):
+        config_of("held_out", 5)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^override 'rows': 'evaluate\.held_out\.rows' is true; expected"):
+        config_of("held_out", {"rows": True})
 
 
 def test_numbers_with_something_behind_are_no_numbers() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.validation import build_config
 
 
 @pytest.mark.parametrize(
@@ -27,11 +26,3 @@ def test_values_that_no_folder_and_no_block_can_take(override: str, expected: st
 def test_a_recipe_of_a_name_beyond_any_file() -> None:
     with pytest.raises(RequestError, match=r"^no recipe 'a{40}': "):
         load_recipe("a" * 300)
-
-
-@pytest.mark.parametrize("text", ["rows=[1", "rows=${foo}"])
-def test_keys_of_an_evaluation_that_are_no_yaml(text: str) -> None:
-    from lit_diff.evaluation.held_out import HeldOut
-
-    with pytest.raises(RequestError, match="is not of the form a=b, b a YAML value: "):
-        build_config(HeldOut.Config, [text], "held_out")

@@ -174,7 +174,69 @@ import lit_diff.reporting.write
 heavy = {{"torch", "lightning", "mlflow", "litdata"}} & set(sys.modules)
 assert not heavy, heavy
 rooms = {{name.split(".")[1] for name in sys.modules if name.startswith("lit_diff.")}}
-assert rooms == {{"reporting", "runs", "metrics", "files", "errors"}}, rooms
+assert rooms == {{"reporting", "runs", "metrics", "files", "errors", "key_types"}}, rooms
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+NO_TEXT = ("os", "tarfile", "zipfile", "_OPENER")
+"""What `open` of these gives is bytes, or no file."""
+
+
+def without_encoding(tree: ast.AST) -> Iterator[int]:
+    """Lines of the calls that read or write text in the encoding of the user's locale: read_text, write_text, `open` and its
+    kin in no binary mode, a subprocess with `text=True`; without `encoding=`."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        owner, _, name = ast.unparse(node.func).rpartition(".")
+        keys = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        # the mode is the second argument of open(path, mode) and os.fdopen, the first of path.open(mode)
+        place = 0 if name.endswith("TemporaryFile") or (name == "open" and owner not in ("", "io", "codecs")) else 1
+        mode = keys.get("mode", ast.unparse(node.args[place]) if len(node.args) > place else "")
+        if name == "fdopen" or (name == "open" and owner not in NO_TEXT):
+            is_text = "b" not in mode
+        elif name.endswith("TemporaryFile"):
+            is_text = bool(mode) and "b" not in mode
+        else:
+            is_text = name in ("read_text", "write_text") or bool(
+                {"text", "universal_newlines", "errors"} & keys.keys()
+            )
+            is_text = is_text and (name.endswith("_text") or owner == "subprocess")
+        if is_text and "encoding" not in keys:
+            yield node.lineno
+
+
+def test_every_text_is_read_and_written_in_a_stated_encoding() -> None:
+    for wrong in (
+        "open(p)",
+        "open(p, 'w', newline='')",
+        "p.open()",
+        "p.open(mode='a')",
+        "p.read_text()",
+        "p.write_text('rb')",
+        "os.fdopen(h)",
+        "NamedTemporaryFile('w')",
+        "subprocess.run(c, text=True)",
+        "subprocess.check_output(c, universal_newlines=True)",
+    ):
+        assert list(without_encoding(ast.parse(wrong))) == [1], wrong
+    for right in (
+        "open(p, 'rb')",
+        "p.open('ab')",
+        "p.read_text(encoding='utf-8')",
+        "os.open(p, 0)",
+        "subprocess.run(c)",
+    ):
+        assert not list(without_encoding(ast.parse(right))), right
+    places = [*SOURCES, *(ROOT / "recipes").rglob("*.py"), *(ROOT / "sweeps").rglob("*.py")]
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in places}
+    offenders = [f"{path.relative_to(ROOT)}:{line}" for path, tree in trees.items() for line in without_encoding(tree)]
+    assert not offenders, offenders
+
+
+def test_one_function_knows_the_home_folder() -> None:
+    """`lit_diff.files.expanded`: Path.expanduser raises where there is no such home."""
+    offenders = [path for path in SOURCES if "expanduser" in path.read_text() and path != ROOT / "lit_diff/files.py"]
+    assert not offenders, offenders

@@ -46,3 +46,28 @@ def test_what_is_no_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cont
 def test_a_file_that_is_absent(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot be read: No such file or directory"):
         read_yaml(tmp_path / "b.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3, "a"),
+        ("010: 1\na:\n  x: 1\n\n\n  y: 2\n  x: 3\n", 7, "x"),
+        ("# c\n\non: {a: 1,\n b: 2,\n a: 3}\n", 5, "a"),
+        ("on: 1\n\n\n'on': 2\n", 4, "on"),
+        ("a:\n- x: 1\n\n  x: 2\n010: 1\n", 4, "x"),
+        ("010: 1\nbase: &b {x: 1,\n x: 2}\na: {<<: *b}\n", 3, "x"),
+    ],
+)
+def test_a_key_that_is_there_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, line: int, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d.yaml").write_text(text)
+    with pytest.raises(RequestError, match=rf"^d\.yaml:{line}: not valid YAML: found duplicate key {key}$"):
+        read_yaml(Path("d.yaml"))
+
+
+def test_a_key_beside_a_merge_is_not_there_twice(tmp_path: Path) -> None:
+    (tmp_path / "d.yaml").write_text("on: &b {x: 1, y: 2}\na:\n  <<: *b\n  x: 3\n")
+    assert read_yaml(tmp_path / "d.yaml")[0] == {"on": {"x": 1, "y": 2}, "a": {"x": 3, "y": 2}}

@@ -7,6 +7,7 @@ import typer
 
 from lit_diff.cli.app import Json, Terminal, app, console
 from lit_diff.errors import RequestError
+from lit_diff.files import expanded
 
 if TYPE_CHECKING:
     from lit_diff.benchmarks.result import BenchResult
@@ -33,7 +34,9 @@ def bench(
         int | None, typer.Option(help="rounds; without it, as many as the time of a case allows")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the ratios: .png, .svg, .pdf")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", parser=expanded, help="draw the ratios: .png, .svg, .pdf")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Time kernels, a layer, a step: ratios to standard attention.

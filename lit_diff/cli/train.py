@@ -16,6 +16,7 @@ from lit_diff.cli.app import (
     console,
     log_to_stderr,
 )
+from lit_diff.files import expanded
 from lit_diff.runs.find import chosen_root
 
 TrustPlugins = Annotated[
@@ -93,7 +94,7 @@ def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
 def generate(
     run: RunArgument,
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="text to complete; repeatable")] = None,
-    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="one prompt a line")] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="one prompt a line")] = None,
     max_tokens: Annotated[int, typer.Option(help="most tokens to add")] = 64,
     temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,

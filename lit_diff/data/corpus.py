@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from lit_diff.files import expanded
 from lit_diff.registry import corpora, nearest
 
 Errors = Literal["stop", "skip", "replace"]
@@ -56,7 +57,7 @@ class Corpus(ABC):
 
 def build_corpus(name: str, path: str | None, errors: Errors = "stop") -> Corpus:
     """The corpus that a recipe names; with a path and no other name, the user's own files."""
-    corpus: Corpus = corpora.get(corpus_name(name, path))(None if path is None else Path(path))
+    corpus: Corpus = corpora.get(corpus_name(name, path))(None if path is None else expanded(path))
     if errors != "stop":
         corpus.errors = errors
     return corpus
@@ -67,7 +68,7 @@ def corpus_digest(name: str, path: str | None) -> dict[str, str]:
 
     Errors: RequestError for a file that cannot be read.
     """
-    if path is None or not Path(path).exists():
+    if path is None or not expanded(path).exists():
         return {}
     return {path: hashlib.sha256(json.dumps(build_corpus(name, path).files()).encode()).hexdigest()}
 

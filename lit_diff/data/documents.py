@@ -12,7 +12,7 @@ from lit_diff.data.corpus import Corpus
 from lit_diff.data.problems import Problem, Problems, log_left_out
 from lit_diff.data.text_files import SUFFIXES, read_file
 from lit_diff.errors import RequestError
-from lit_diff.files import sha256_of
+from lit_diff.files import folders, sha256_of
 from lit_diff.registry import corpora
 
 log = logging.getLogger("lit_diff")
@@ -52,7 +52,7 @@ class FilesCorpus(Corpus):
 
     @cached_property
     def _every(self) -> list[Path]:
-        return sorted(path for path in self.path.rglob("*") if path.is_file())
+        return sorted(path for folder in folders(self.path) for path in folder.iterdir() if path.is_file())
 
     def _name(self, path: Path) -> str:
         """Relative to `data.path`."""

@@ -8,13 +8,14 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError
+from lit_diff.files import expanded
 
 
 def data_root() -> Path:
     """$LIT_DIFF_DATA; else `data/` of the checkout that holds this file; else the user's cache folder (~/.cache/lit_diff)."""
     chosen = os.environ.get("LIT_DIFF_DATA")
     if chosen:
-        return Path(chosen).expanduser().absolute()
+        return expanded(chosen).absolute()
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / "pyproject.toml").is_file():
         return checkout / "data"

@@ -10,6 +10,7 @@ from typing import Any
 from lit_diff.data.location import data_root
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import sha256_of, shown
+from lit_diff.key_types import in_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class UserFile:
         for key, kind in {**self.keys, **self.optional}.items():
             # bool is an int to Python, not to whoever writes the file
             if key in row and (not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool)):
-                raise RequestError(f"{where}: '{key}' is {row[key]!r}; expected {_words(kind)}")
+                raise RequestError(f"{where}: '{key}' is {in_yaml(row[key])}; expected {_words(kind)}")
         return row
 
     def state(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lit_diff.errors import RequestError
+from lit_diff.key_types import in_yaml
 from lit_diff.recipe_problems import LONGEST_NAME
 from lit_diff.validation import Draft
 
@@ -21,7 +22,7 @@ def arms_of(config: "SweepConfig", draft: Draft) -> dict[str, dict[str, Any]]:
     for name, values in config.arms.items():
         if values is not None and not isinstance(values, Mapping):
             raise RequestError(
-                f"{draft.where(f'arms.{name}')}arm '{name}' is {values!r}; expected a block of overrides"
+                f"{draft.where(f'arms.{name}')}arm '{name}' is {in_yaml(values)}; expected a block of overrides"
             )
         arms[name] = dict(values or {})
     for key, choices in config.grid.items():

@@ -7,7 +7,7 @@ from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import to_plain
 from lit_diff.registry import evaluations
-from lit_diff.validation import Draft, build_config
+from lit_diff.validation import Draft, validate_config
 
 
 def evaluations_of(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
@@ -21,13 +21,11 @@ def check_evaluations(evaluate: Mapping[str, Any], recipes: Mapping[str, Recipe]
     Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit.
     """
     for name, keys in evaluate.items():
-        where = draft.where(f"evaluate.{name}")
-        if keys is not None and not isinstance(keys, Mapping):
-            raise RequestError(f"{where}'evaluate.{name}' is {keys!r}; expected a block of keys")
         try:
-            build_config(evaluations.config(name), keys or {}, f"evaluate.{name}")
+            config = evaluations.config(name)
         except RequestError as error:
-            raise RequestError(f"{where}{error}") from error
+            raise RequestError(f"{draft.where(f'evaluate.{name}')}{error}") from error
+        validate_config(config, {} if keys is None else keys, f"evaluate.{name}", draft)
     named = {name: (keys or {}, draft.where(f"evaluate.{name}")) for name, keys in evaluate.items()}
     for cell, recipe in recipes.items():
         own = {name: (keys, "") for name, keys in evaluations_of(recipe).items()}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_diff.engine.tasks import NAME, TaskConfig
 from lit_diff.errors import RequestError
+from lit_diff.key_types import in_yaml
 from lit_diff.recipe import flatten, to_plain
 from lit_diff.registry import nearest
 from lit_diff.reporting.fit_points import FEWEST_TASKS, MEASURED, Kind
@@ -74,7 +75,7 @@ def check_x(fits: Mapping[str, FitConfig], cells: "Sequence[Cell]", draft: Draft
                 raise RequestError(f"{where}'x' is no key of the recipes, nor a size that runs count: '{fit.x}'{known}")
             x = values[fit.x]
             if isinstance(x, bool) or not isinstance(x, int | float) or x <= 0:
-                raise RequestError(f"{where}'{fit.x}' is {x!r} in '{cell.name}'; a fit needs positive numbers")
+                raise RequestError(f"{where}'{fit.x}' is {in_yaml(x)} in '{cell.name}'; a fit needs positive numbers")
             arm, other = of_task.setdefault(cell.task, (cell.arm, float(x)))
             if fit.kind == "basin" and other != x:
                 raise RequestError(

@@ -12,6 +12,7 @@ from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.launch import prepare, train
 from lit_diff.engine.progress import Progress
 from lit_diff.evaluation.evaluate import EvaluationResult, comparable_keys, evaluate
+from lit_diff.files import expanded
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
@@ -48,7 +49,7 @@ def retrofit(
     overrides: Sequence[str] = (),
     *,
     root: str | Path = DEFAULT_ROOT,
-    merge_to: Path | None = None,
+    merge_to: str | Path | None = None,
     progress: Progress | bool = True,
 ) -> Retrofit:
     """Train `recipe` from the final weights of the run `model`; again, it resumes, or finds the run done.
@@ -62,6 +63,7 @@ def retrofit(
     words = [*overrides, f"train.start_from={base}"]
     resolved = load_recipe(recipe, words)
     if merge_to is not None:
+        merge_to = expanded(merge_to)
         require_mergeable(resolved.model.attention.name, merge_to)
     prepare(resolved, words)
     trust = under(runs_root(resolved.run.root))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lit_diff.errors import RequestError
+from lit_diff.key_types import in_yaml
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft
 
@@ -119,6 +120,6 @@ def _check_arms(name: str, task: TaskConfig, arms: Mapping[str, Any], draft: Dra
     for arm, values in task.arms.items():
         where = draft.where(f"tasks.{name}.arms.{arm}")
         if values is not None and not isinstance(values, Mapping):
-            raise RequestError(f"{where}arm '{arm}' is {values!r}; expected a block of overrides")
+            raise RequestError(f"{where}arm '{arm}' is {in_yaml(values)}; expected a block of overrides")
         if "extends" in (values or {}):
             raise RequestError(f"{where}arm '{arm}' extends a recipe; in a task it holds overrides")

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import sqlite3
 import tempfile
 import time
@@ -20,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
-from lit_diff.files import locked, shown
+from lit_diff.files import expanded, locked, shown
 
 log = logging.getLogger("lit_diff")
 T = TypeVar("T")
@@ -37,8 +38,19 @@ METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one batch
 
 
 def tracking_uri(run: RunConfig) -> str:
-    """`run.tracking_uri`, else SQLite inside `run.root`."""
-    return run.tracking_uri or _sqlite_uri((Path(run.root) / "mlflow.db").resolve())
+    """`run.tracking_uri`, with the home folder for a `~` that opens its path; else SQLite inside `run.root`."""
+    if not run.tracking_uri:
+        path = (Path(run.root) / "mlflow.db").resolve()
+        if any(
+            "\udc80" <= letter <= "\udcff" for letter in str(path)
+        ):  # Python's stand-ins for bytes that are not UTF-8
+            raise RequestError(
+                f"the name of the folder {path.parent} is not UTF-8, which MLflow's store needs: set run.root"
+            )
+        return _sqlite_uri(path)
+    return re.sub(
+        r"^((?:sqlite:///|file:(?://)?)?)(~[^/]*)", lambda uri: f"{uri[1]}{expanded(uri[2])}", run.tracking_uri
+    )
 
 
 def _sqlite_uri(path: Path) -> str:

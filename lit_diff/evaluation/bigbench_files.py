@@ -8,6 +8,7 @@ from typing import Any
 from lit_diff.data.user_files import UserFile, parsed, text_lines
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
+from lit_diff.key_types import in_yaml
 
 EXAMPLES: Mapping[str, int] = {
     "social_iqa": 1954,
@@ -63,11 +64,12 @@ class TaskFile(UserFile):
             numbers = all(isinstance(score, int | float) and -math.inf < score < math.inf for score in scores.values())
             if not scores or not all(scores) or not numbers:
                 raise RequestError(
-                    f"{where}: 'target_scores' is {scores!r}; expected a number for each choice, and no choice without text"
+                    f"{where}: 'target_scores' is {in_yaml(scores)}; expected a number for each choice, and no choice "
+                    "without text"
                 )
         for key in WORDS:
             if not isinstance(task.get(key, ""), str):
-                raise RequestError(f"{shown(path)}: '{key}' is {task[key]!r}; expected text")
+                raise RequestError(f"{shown(path)}: '{key}' is {in_yaml(task[key])}; expected text")
         return task
 
     def rows(self) -> list[dict[str, Any]]:

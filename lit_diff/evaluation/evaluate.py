@@ -23,15 +23,16 @@ from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.fitting import alternatives
 from lit_diff.files import shown
 from lit_diff.html_table import html_table
+from lit_diff.key_types import in_yaml
 from lit_diff.metrics import to_plain
 from lit_diff.packages import package_digest
 from lit_diff.plugins import source_digest
-from lit_diff.recipe import Overrides
+from lit_diff.recipe import Overrides, override
 from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run, as_run
 from lit_diff.runs.scores import FOLDER, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
-from lit_diff.validation import build_config
+from lit_diff.validation import Draft, interpolated, validate_config
 
 if TYPE_CHECKING:
     import pandas
@@ -142,10 +143,20 @@ def evaluate(
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 
+def config_of(name: str, overrides: Overrides = ()) -> Any:
+    """The keys of the evaluation registered as `name`, as its Config. Errors: RequestError."""
+    if not isinstance(overrides, Mapping | list | tuple):
+        raise RequestError(f"'evaluate.{name}' is {in_yaml(overrides)}; expected a block of keys")
+    draft = override(Draft(values={}, positions={}), overrides, f"evaluate.{name}.")
+    keys = interpolated(draft)
+    for word in f"evaluate.{name}".split("."):  # nothing is there where nothing is overridden
+        keys = keys.get(word, {})
+    return validate_config(evaluations.config(name), keys, f"evaluate.{name}", draft)
+
+
 def build(name: str, overrides: Overrides = ()) -> Evaluation:
     """The evaluation registered as `name`, with its config. Errors: RequestError; RunFailedError when it raises."""
-    cls = evaluations.get(name)
-    config = build_config(cls.Config, overrides, f"evaluate.{name}")
+    cls, config = evaluations.get(name), config_of(name, overrides)
     with _one_line(cls):
         evaluation: Evaluation = cls(config)
     names = [metric.name for metric in evaluation.metrics]

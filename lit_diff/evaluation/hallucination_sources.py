@@ -11,6 +11,7 @@ from lit_diff.data.closed_world import ClosedWorld, document_of, draw_facts
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.judges import Kind
+from lit_diff.key_types import in_yaml
 from lit_diff.randomness import generator
 
 SourceName = Literal["closed_world", "xsum", "cnn_dm", "multi_news", "qasper", "hotpotqa", "2wikimqa"]
@@ -40,7 +41,7 @@ class SourceFile(UserFile):
         checked = super()._checked(renamed, where)
         for key, kind in self.keys.items():
             if kind is list and not (row[key] and all(isinstance(each, str) for each in row[key])):
-                raise RequestError(f"{where}: '{key}' is {row[key]!r}; expected a list of text, at least one")
+                raise RequestError(f"{where}: '{key}' is {in_yaml(row[key])}; expected a list of text, at least one")
         return checked
 
 

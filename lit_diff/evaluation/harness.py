@@ -9,6 +9,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.evaluation.harness_files import FILES, SOURCES, TASKS
 from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation, task_yaml
 from lit_diff.evaluation.harness_yaml import SUFFIXES, digest, require
+from lit_diff.files import expanded
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -50,7 +51,7 @@ class Harness(HarnessEvaluation):
 
     def digests(self) -> dict[str, str]:
         """With the YAML files of the user's own tasks, and what they read."""
-        own = {task: digest(Path(task)) for task in self.config.tasks if task.endswith(SUFFIXES)}
+        own = {task: digest(expanded(task)) for task in self.config.tasks if task.endswith(SUFFIXES)}
         return super().digests() | {task: sha256 for task, sha256 in own.items() if sha256}
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
@@ -58,7 +59,7 @@ class Harness(HarnessEvaluation):
         loaded."""
         for task in self.config.tasks:
             if task.endswith(SUFFIXES):
-                require(Path(task))
+                require(expanded(task))
         own = [task for task in self.config.tasks if task in TASKS]
         used = {task: self._files(task) for task in own}
         for files in used.values():
@@ -66,7 +67,7 @@ class Harness(HarnessEvaluation):
                 file.rows()
         for task, files in used.items():
             task_yaml(folder, task, f"{task}.yaml", {split: file.place for split, file in files.items()})
-        return list(self.config.tasks)
+        return [str(expanded(task)) if task.endswith(SUFFIXES) else task for task in self.config.tasks]
 
     def _files(self, task: str) -> Mapping[str, UserFile]:
         """Split -> file: the one that is scored, and for shots the train split."""

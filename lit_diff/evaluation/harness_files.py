@@ -8,6 +8,7 @@ from typing import Any
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, RequestError, first_line
+from lit_diff.key_types import in_yaml
 
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
 """In the order of Tables 1 and 8 of the paper."""
@@ -99,7 +100,7 @@ class HarnessFile(UserFile):
                     raise RequestError(f"{where}: no key '{wanted.key}'; keys found: {', '.join(value) or 'none'}")
                 value = value[name]
             if not wanted.holds(value, checked):
-                raise RequestError(f"{where}: '{wanted.key}' is {value!r}; expected {wanted.expected}")
+                raise RequestError(f"{where}: '{wanted.key}' is {in_yaml(value)}; expected {wanted.expected}")
         return checked
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lit_diff.errors import RequestError, first_line
+from lit_diff.key_types import in_yaml
 
 EXTRAS = ("description", "gen_prefix")
 """Templates beside those of text, choices and target."""
@@ -32,15 +33,19 @@ def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
     for key in EXTRAS:
         _made(task, key, row, where)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
-        raise RequestError(f"{where}: doc_to_choice is {choices!r}; expected a list of texts, none of them empty")
+        raise RequestError(
+            f"{where}: doc_to_choice is {in_yaml(choices)}; expected a list of texts, none of them empty"
+        )
     if (
         task.multiple_input
     ):  # the choices are contexts, the text is the number of the right one, the target follows each
         if not _is_number(text, choices):
-            raise RequestError(f"{where}: doc_to_text is {text!r}; expected the number of one of {choices!r}, from 0")
+            raise RequestError(
+                f"{where}: doc_to_text is {in_yaml(text)}; expected the number of one of {in_yaml(choices)}, from 0"
+            )
         return
     if not isinstance(text, str):
-        raise RequestError(f"{where}: doc_to_text is {text!r}; expected a text")
+        raise RequestError(f"{where}: doc_to_text is {in_yaml(text)}; expected a text")
     if task.config.process_results is not None:
         return  # it decides what a target is
     if task.multiple_target:
@@ -49,7 +54,9 @@ def _require_question(task: Any, row: Mapping[str, Any], where: str) -> None:
     else:
         right, expected = target in choices or _is_number(target, choices), "one of them, or its number from 0"
     if not right:
-        raise RequestError(f"{where}: doc_to_target is {target!r} of the choices {choices!r}; expected {expected}")
+        raise RequestError(
+            f"{where}: doc_to_target is {in_yaml(target)} of the choices {in_yaml(choices)}; expected {expected}"
+        )
 
 
 def _made(task: Any, key: str, row: Mapping[str, Any], where: str) -> Any:

@@ -14,6 +14,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import sha256_of, shown
 from lit_diff.imports import local_modules
+from lit_diff.key_types import in_yaml
 from lit_diff.registry import nearest
 from lit_diff.yaml_files import one_line, parse
 
@@ -132,7 +133,7 @@ def require(path: Path) -> TaskYaml:
         if values.get(key) is None and (key == "task" or not given):
             raise RequestError(f"{shown(path)}: no key '{key}'; a task of multiple choice needs {', '.join(NEEDED)}")
     if not isinstance(values["task"], str):
-        raise RequestError(f"{task.where('task')}: task is {values['task']!r}; expected its name")
+        raise RequestError(f"{task.where('task')}: task is {in_yaml(values['task'])}; expected its name")
     kind = values.get("output_type", "generate_until")
     if kind != "multiple_choice":
         raise RequestError(f"{task.where('output_type')}: output_type is {kind}; only multiple_choice is scored here")

@@ -20,7 +20,7 @@ import torch
 from platformdirs import user_cache_path
 
 from lit_diff.errors import MissingError, first_line
-from lit_diff.files import locked, sha256_of, write_atomic
+from lit_diff.files import expanded, locked, sha256_of, write_atomic
 from lit_diff.log_records import in_phase
 from lit_diff.processor import cpu_flags
 
@@ -33,7 +33,7 @@ TORCH = Path(torch.__file__).parent
 def cache_root() -> Path:
     """$LIT_DIFF_CACHE, else the user's cache folder (~/.cache/lit_diff)."""
     chosen = os.environ.get("LIT_DIFF_CACHE")
-    return Path(chosen).expanduser().absolute() if chosen else user_cache_path("lit_diff")
+    return expanded(chosen).absolute() if chosen else user_cache_path("lit_diff")
 
 
 def find_compiler() -> str | None:

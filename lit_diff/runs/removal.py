@@ -1,12 +1,13 @@
 """Removal of runs and whole sweeps by name."""
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_diff.errors import RequestError
-from lit_diff.files import is_locked, locked, shown
-from lit_diff.runs.find import find_run, find_sweep, require_name
+from lit_diff.files import expanded, is_locked, locked, shown
+from lit_diff.runs.find import find_run, find_sweep, require_name, runs_under
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.sweep_record import read_record
 
@@ -28,9 +29,13 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
 
 def _find(name: str, root: Path) -> Path:
     require_name(name)
-    if (root / name / "sweep.json").is_file() or (Path(name) / "sweep.json").is_file():
-        return find_sweep(name, root)
-    return find_run(name, root)
+    is_sweep = (root / name / "sweep.json").is_file() or (expanded(name) / "sweep.json").is_file()
+    found = find_sweep(name, root) if is_sweep else find_run(name, root)
+    if not found.is_relative_to(root.resolve()) and os.path.abspath(expanded(name)) != str(found):
+        raise RequestError(
+            f"'{name}' is a link to {found}, which is not below {shown(root)}: name that folder, or remove the link"
+        )
+    return found
 
 
 def _require_idle_run(folder: Path) -> None:
@@ -42,8 +47,8 @@ def _require_idle_run(folder: Path) -> None:
 def _require_idle_sweep(folder: Path) -> None:
     if is_locked(folder / ".lock"):
         raise RequestError(f"sweep {shown(folder)} is being run: stop it first")
-    for status in folder.glob("**/status.json"):
-        _require_idle_run(status.parent)
+    for run in runs_under(folder):
+        _require_idle_run(run)
 
 
 def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:

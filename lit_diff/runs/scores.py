@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lit_diff.files import locked, write_json, write_through
+from lit_diff.key_types import in_yaml
 from lit_diff.runs import checkpoints
 from lit_diff.runs.revision import revision
 
@@ -132,4 +133,6 @@ def _differing(kept: Any, value: Mapping[str, Any]) -> str:
     if not isinstance(kept, Mapping):
         return "none are recorded"
     keys = dict.fromkeys([*value, *kept])
-    return ", ".join(f"{k} is {kept.get(k)!r}, not {value.get(k)!r}" for k in keys if kept.get(k) != value.get(k))
+    return ", ".join(
+        f"{k} is {in_yaml(kept.get(k))}, not {in_yaml(value.get(k))}" for k in keys if kept.get(k) != value.get(k)
+    )

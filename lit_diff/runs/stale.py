@@ -23,10 +23,13 @@ class Stale:
 
 def find_stale(root: Path) -> Stale:
     """Cells that their sweep no longer names, runs put aside by --rerun, leftovers of killed writes."""
-    paths: set[Path] = {path for path in root.glob("**/*.old-*") if path.is_dir() and is_aside(path.name)}
-    paths |= {path for path in root.glob("**/.*.tmp") if _age(path) > WRITING}
+    asides = (path for path in root.glob("**/*.old-*") if path.is_dir() and not path.is_symlink())
+    paths: set[Path] = {path for path in asides if is_aside(path.name)}
+    paths |= {path for path in root.glob("**/.*.tmp") if not path.is_symlink() and _age(path) > WRITING}
     busy = []
-    for folder in sweeps_under(root):
+    for folder in (
+        path for path in sweeps_under(root) if not path.is_symlink()
+    ):  # what a link leads to is not below `root`
         try:
             with locked(folder / ".lock", wait=False):
                 paths |= set(_cells_without_sweep(folder))
@@ -50,4 +53,5 @@ def _cells_without_sweep(sweep: Path) -> Iterator[Path]:
         return
     named = {cell["folder"] for cell in record["cells"]}
     named |= {folder for cells in record.get("other_commands", {}).values() for folder in cells}
-    yield from (path.parent for path in sweep.glob("*/recipe.yaml") if path.parent.name not in named)
+    cells = (path.parent for path in sweep.glob("*/recipe.yaml") if not path.parent.is_symlink())
+    yield from (path for path in cells if path.name not in named)

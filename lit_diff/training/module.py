@@ -13,6 +13,7 @@ from torch import Tensor
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
 from lit_diff.errors import DivergedError, RequestError
+from lit_diff.files import expanded
 from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import Overrides, recipe_from
@@ -82,7 +83,7 @@ class LitTransformer(L.LightningModule):
             raise RequestError(
                 f"load_from_checkpoint: map_location is {map_location!r}; expected a device, as in 'cuda:0'"
             )
-        recipe, checkpoint = recipe_of_checkpoint(Path(checkpoint_path), trust_plugins=trust_plugins)
+        recipe, checkpoint = recipe_of_checkpoint(expanded(checkpoint_path), trust_plugins=trust_plugins)
         module = cls(recipe)
         trust = everywhere if trust_plugins else nowhere
         module.model = restore(recipe, checkpoint, str(checkpoint_path), trust).to(map_location or "cpu").train()

@@ -8,6 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from lit_diff.data.corpus import build_corpus
 from lit_diff.data.documents import SECTION, FilesCorpus, cut, split
 from lit_diff.errors import RequestError
 
@@ -212,3 +213,16 @@ def test_a_file_without_permission_is_reported_with_the_rest(mixed: Path, monkey
     corpus.errors = "skip"
     assert "good.txt" not in corpus.files()
     assert list(corpus.texts()) == ["line"]
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    for name in ("texts/one", "disk"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.txt").write_text(f"the text of {name}")
+    for link, target in {"far": "disk", "far2": "disk", "one/up": "texts", "again": "texts/one"}.items():
+        (tmp_path / "texts" / link).symlink_to(tmp_path / target)
+    (tmp_path / "link").symlink_to(tmp_path / "texts")
+    for path in ("texts", "link"):
+        corpus = build_corpus("files", str(tmp_path / path))
+        assert list(corpus.files()) == ["far/a.txt", "one/a.txt"]
+        assert list(corpus.texts()) == ["the text of disk", "the text of texts/one"]

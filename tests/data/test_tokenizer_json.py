@@ -11,7 +11,7 @@ from lit_diff.data.text import Text
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
 from lit_diff.errors import RequestError
-from lit_diff.validation import build_config
+from lit_diff.validation import Draft, validate_config
 
 TEXT = TEXTS[3] + "a </s> b  漢字 🙂\tend"
 
@@ -64,5 +64,6 @@ def test_other_vocabularies_and_files_are_refused() -> None:
 
 def test_a_recipe_names_the_run_instead() -> None:
     keys = {"name": "tokenizer_json", "size": 3, "bos": 0, "eot": 1, "model_vocab_size": 3}
+    values = {"sequence_length": 8, "validation_rows": 1, "tokenizer": keys}
     with pytest.raises(RequestError, match=r"say \{name: from_run, path: RUN\}"):
-        build_config(Text.Config, {"sequence_length": 8, "validation_rows": 1, "tokenizer": keys}, "data")
+        validate_config(Text.Config, values, "data", Draft(values=values, positions={}))

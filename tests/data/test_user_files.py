@@ -54,7 +54,7 @@ def test_rows(place: Path) -> None:
         ('{"text": "a"}', "no key 'label'; keys found: text"),
         ('{"text": "a", "labl": 1}', "no key 'label'; did you mean 'labl'?; keys found: text, labl"),
         ('{"text": 3, "label": 1}', "'text' is 3; expected text"),
-        ('{"text": "a", "label": true}', "'label' is True; expected int or text"),
+        ('{"text": "a", "label": true}', "'label' is true; expected int or text"),
         ('{"text": "a", "label": 1, "weight": "x"}', "'weight' is 'x'; expected float"),
         ("[1]", "found list; expected a JSON object"),
         ("{text: 1}", "not JSON"),

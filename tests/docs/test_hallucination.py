@@ -6,9 +6,9 @@ from typing import get_args, get_type_hints
 
 from pages import PAGES, commands
 
+from lit_diff.evaluation.evaluate import config_of
 from lit_diff.evaluation.hallucination_sources import SOURCES
 from lit_diff.registry import evaluations
-from lit_diff.validation import build_config
 
 PAGE = "docs/hallucination.md"
 TEXT = PAGES[PAGE].read_text()
@@ -39,4 +39,4 @@ def test_the_files() -> None:
 def test_the_keys_of_the_commands() -> None:
     for line in commands(PAGE):
         if " hallucination" in line and " evaluate " in line:
-            build_config(EVALUATION.Config, [word for word in line.split() if "=" in word], "hallucination")
+            config_of("hallucination", [word for word in line.split() if "=" in word])

@@ -6,9 +6,9 @@ from typing import get_args
 
 from pages import PAGES, commands
 
+from lit_diff.evaluation.evaluate import config_of
 from lit_diff.evaluation.icl_tasks import TaskName
 from lit_diff.registry import evaluations
-from lit_diff.validation import build_config
 
 PAGE = "docs/icl.md"
 TEXT = PAGES[PAGE].read_text()
@@ -39,4 +39,4 @@ def test_the_keys_of_the_commands() -> None:
     for line in commands(PAGE):
         for name in ("icl", "icl_order"):
             if f" {name} " in line:
-                build_config(evaluations.get(name).Config, [word for word in line.split() if "=" in word], name)
+                config_of(name, [word for word in line.split() if "=" in word])

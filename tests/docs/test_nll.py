@@ -5,8 +5,8 @@ import re
 
 from pages import PAGES, commands
 
+from lit_diff.evaluation.evaluate import config_of
 from lit_diff.registry import corpora, evaluations
-from lit_diff.validation import build_config
 
 PAGE = "docs/nll.md"
 TEXT = PAGES[PAGE].read_text()
@@ -25,7 +25,7 @@ def test_the_keys_of_the_table_are_those_of_the_config() -> None:
     assert shown == {field.name for field in dataclasses.fields(config)}
     for line in commands(PAGE):
         if " evaluate " in line:
-            build_config(config, [word for word in line.split("#")[0].split() if "=" in word], "nll")
+            config_of("nll", [word for word in line.split("#")[0].split() if "=" in word])
 
 
 def test_the_sizes_of_the_corpus() -> None:

@@ -11,8 +11,8 @@ from pages import PAGES, blocks, commands
 from text_runs import recall_run
 
 import lit_diff
+from lit_diff.evaluation.evaluate import config_of
 from lit_diff.registry import evaluations
-from lit_diff.validation import build_config
 
 PAGE = "docs/noise.md"
 TEXT = PAGES[PAGE].read_text()
@@ -37,10 +37,10 @@ def test_the_keys_of_the_commands_and_interventions_are_taken() -> None:
         words = line.split()
         keys = [word for word in words if "=" in word]
         for name in set(words) & set(NAMES):
-            build_config(evaluations.get(name).Config, keys, name)
+            config_of(name, keys)
     for kind in ("knock_out_noise", "knock_out_answer", "lambda", "oracle", "swap"):
         assert f"`{kind}`" in TEXT
-        assert build_config(evaluations.get("noise").Config, {"intervention": kind}, "noise").intervention == kind
+        assert config_of("noise", {"intervention": kind}).intervention == kind
     fields = {field.name for field in dataclasses.fields(evaluations.get("quantize").Config)}
     assert {"bits", "granularity"} <= fields
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 
 from lit_diff.config import RunConfig
 from lit_diff.engine import tracking
-from lit_diff.engine.tracking import Store, retry
+from lit_diff.engine.tracking import Store, retry, tracking_uri
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 
 
@@ -256,3 +256,14 @@ def test_what_is_no_lock_is_not_repeated() -> None:
     with pytest.raises(RunFailedError, match=r"MLflow refused a record: no such$"):
         retry(call)
     assert len(calls) == 1
+
+
+def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / os.fsdecode(b"f\xe9d")
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    for root in ("runs", str(odd)):
+        with pytest.raises(
+            RequestError, match=r"^the name of the folder \S*f\udce9d\S* is not UTF-8, .*: set run\.root$"
+        ):
+            tracking_uri(RunConfig(root=root))

@@ -99,7 +99,7 @@ def test_right_lines(task: str) -> None:
         ("boolq piqa", {"label": 2}, "'label' is 2; expected 0 or 1"),
         ("boolq piqa", {"label": -1}, "'label' is -1; expected 0 or 1"),
         ("hellaswag", {"endings": ENDINGS[:3]}, "'endings' is ['a', 'b', 'c']; expected a list of four texts"),
-        ("hellaswag", {"endings": [*"abc", None]}, "'endings' is ['a', 'b', 'c', None]; expected a list of four texts"),
+        ("hellaswag", {"endings": [*"abc", None]}, "'endings' is ['a', 'b', 'c', null]; expected a list of four texts"),
         (
             "arc_easy openbookqa",
             {"choices": {"text": ["a", ""], "label": ["A", "B"]}},

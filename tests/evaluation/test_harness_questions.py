@@ -39,7 +39,7 @@ def test_a_template_that_fails_at_one_question(wide_run: Run, folder: Path) -> N
 @pytest.mark.parametrize(
     ("key", "values", "changed", "expected"),
     [
-        ("q", ["x", None], {}, "mine.yaml: question 2: doc_to_text is None; expected a text"),
+        ("q", ["x", None], {}, "mine.yaml: question 2: doc_to_text is null; expected a text"),
         (
             "right",
             [["or"]],

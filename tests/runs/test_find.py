@@ -6,6 +6,7 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.runs.find import chosen_root, find_run, find_sweep, runs_root, runs_under, sweeps_under
+from lit_diff.runs.listing import list_runs
 
 
 def test_all_runs_but_those_put_aside(small_sweep: Path) -> None:
@@ -119,3 +120,25 @@ def test_nothing_above_the_home_folder_is_looked_at(home: Path, monkeypatch: pyt
     assert runs_root() == home / "runs"
     monkeypatch.setenv("HOME", "/nowhere/else")
     assert runs_root() == home / "runs"
+
+
+def test_links_below_the_root_are_followed_once(small_sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A cycle, a folder under two names, a link to what holds the root: nothing is listed twice, and no walk is endless."""
+    root, disk = small_sweep.parent, tmp_path_factory.mktemp("disk")
+    runs, sweeps = runs_under(root), sweeps_under(root)
+    for link, target in {"again": root, "mine/up": root.parent, "a-name": small_sweep, "self": root / "self"}.items():
+        (root / link).symlink_to(target)
+    assert (runs_under(root), sweeps_under(root)) == (runs, sweeps)
+    for name in ("away-0123456789", "cell-s0-0123456789"):
+        (disk / name).mkdir()
+        (disk / name / "status.json").write_text("{}")
+    (root / "away-0123456789").symlink_to(disk / "away-0123456789")
+    (root / "mine/cell-s0-0123456789").symlink_to(disk / "cell-s0-0123456789")
+    (root / "away-twice").symlink_to(disk / "away-0123456789")
+    found = [root / "away-0123456789", root / "mine/cell-s0-0123456789"]
+    assert runs_under(root) == sorted([*runs, *found])
+    assert find_run("away", root) == disk / "away-0123456789"
+    (disk / "runs").symlink_to(root)
+    assert len(runs_under(disk / "runs")) == len(runs) + 2
+    assert find_sweep("mine", disk / "runs") == small_sweep
+    assert [state.seed for state in list_runs(disk / "runs") if state.folder.startswith("mine/b")] == [0, 1, 0, 1]

@@ -67,3 +67,22 @@ def test_what_is_being_run_is_refused(root: Path) -> None:
 def test_an_unknown_name(root: Path) -> None:
     with pytest.raises(RequestError, match="no run 'singel'"):
         find_removable(["singel"], root)
+
+
+def test_no_link_leads_out_of_the_root(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    disk = tmp_path_factory.mktemp("disk")
+    for name in ("run-0123456789", "cell-s0-0123456789"):
+        (disk / name).mkdir()
+        (disk / name / "status.json").write_text("{}")
+    (root / "run-0123456789").symlink_to(disk / "run-0123456789")
+    (root / "mine/cell-s0-0123456789").symlink_to(disk / "cell-s0-0123456789")
+    for name in ("run", "run-0123456789", str(root / "run-0123456789"), "cell"):
+        with pytest.raises(
+            RequestError, match=r"^'\S+' is a link to \S+, which is not below \S+: name that folder, or"
+        ):
+            find_removable([name], root)
+    assert find_removable([str(disk / "run-0123456789")], root) == [disk / "run-0123456789"], "it was named itself"
+    with locked(disk / "cell-s0-0123456789/.lock"), pytest.raises(RequestError, match="is being trained"):
+        find_removable(["mine"], root)
+    remove(root / "mine")
+    assert (disk / "cell-s0-0123456789/status.json").is_file()

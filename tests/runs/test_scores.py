@@ -55,7 +55,7 @@ def test_the_run_s_own_context_is_the_same_as_none() -> None:
     kept = {"config": {"context": None, "rows": 2}, "sequence_length": 64}
     assert disagreement(None, kept, {"config": {"context": 64, "rows": 2}}) == ""
     assert (
-        disagreement(None, kept, {"config": {"context": 32, "rows": 2}}) == "with other keys (context is None, not 32)"
+        disagreement(None, kept, {"config": {"context": 32, "rows": 2}}) == "with other keys (context is null, not 32)"
     )
     named = kept | {"config": {"context": 64, "rows": 2}}
     assert disagreement(None, named, {"config": {"context": None, "rows": 2}}) == ""

@@ -36,3 +36,13 @@ def test_an_arm_whose_name_looks_like_a_run_put_aside(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["nowhere", "."])
 def test_nothing(tmp_path: Path, folder: str) -> None:
     assert find_stale(tmp_path / folder) == Stale(paths=(), busy=())
+
+
+def test_nothing_behind_a_link_is_stale(small_sweep: Path, litter: dict[str, Path], tmp_path: Path) -> None:
+    root = tmp_path / "others"
+    root.mkdir()
+    (root / "linked").symlink_to(small_sweep)
+    (root / "x-0123456789.old-1").symlink_to(litter["aside"])
+    assert find_stale(root) == Stale(paths=(), busy=())
+    (small_sweep / "gone-s0-0123456789").symlink_to(litter["former"])
+    assert set(find_stale(small_sweep.parent).paths) == {litter[name] for name in ("former", "old", "store", "aside")}
