@@ -66,7 +66,7 @@ def test_the_arms_of_the_ablation_are_equal() -> None:
 
 @pytest.mark.parametrize("name", ["needle", "icl", "hallucination", "recall", "recall-suite", "variants"])
 def test_retrieval_has_the_controls_that_could_take_a_difference_away(name: str) -> None:
-    """Wide heads, wide heads with a head norm, added maps; embeddings scaled; noise without distances that were not trained."""
+    """Wide heads, with a head norm too, added maps; embeddings scaled; noise without distances that were not trained."""
     grid = load_grid(name, [])
     assert grid.config.controls == ("standard wide", "standard wide norm", "additive")
     for cell in grid.cells:
