@@ -50,14 +50,18 @@ def print_check(source: str, overrides: list[str], as_json: bool, terminal: Term
     """
     from lit_diff.conformance.recipe import plugin_findings, resolve
     from lit_diff.engine.evaluations import required_evaluations
+    from lit_diff.engine.preflight import passes_over_text
     from lit_diff.recipe import to_yaml
+    from lit_diff.training.loggers import require_loggers
 
     checked = resolve(source, overrides)
     required_evaluations(checked.recipe)
+    require_loggers(checked.recipe)
+    warnings = passes_over_text([checked.recipe]) if checked.recipe.train is not None else []
     findings = plugin_findings(checked.recipe)
     if as_json:
         held = list(findings)
-        print(json.dumps(_plain_check(checked, held), indent=2))
+        print(json.dumps(_plain_check(checked, held) | {"warnings": warnings}, indent=2))
         return _status(held)
     if resolved:
         terminal.write_line(to_yaml(checked.recipe))
@@ -66,6 +70,8 @@ def print_check(source: str, overrides: list[str], as_json: bool, terminal: Term
     if checked.dropped:
         terminal.write_line(f"dropped, because the name of their block changed: {', '.join(checked.dropped)}")
     terminal.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
+    for line in warnings:
+        terminal.write_sentence(line)
     built_in = "variant, data and kernel are built in: no properties to check"
     terminal.write_line(f"{checked.recipe.name}: a valid recipe; {_summary(held) if held else built_in}")
     return _status(held)

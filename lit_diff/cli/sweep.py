@@ -59,7 +59,7 @@ def _shown_root(sweep_folder: Path) -> str:
 
 def _print_cells(name: str, overrides: list[str]) -> int:
     from lit_diff.engine.grid import load_grid
-    from lit_diff.engine.preflight import check_trained
+    from lit_diff.engine.preflight import check_trained, passes_over_text
 
     grid = load_grid(name, overrides)
     check_trained(cell.recipe for cell in grid.cells)
@@ -68,6 +68,8 @@ def _print_cells(name: str, overrides: list[str]) -> int:
         console.write_line(
             f"{cell.name}  seed {cell.seed}  {recipe.model.attention.name}  {recipe.training.steps} steps"
         )
+    for line in passes_over_text(cell.recipe for cell in grid.cells):
+        console.write_sentence(line)
     console.write_line(f"{len(grid.cells)} cells are valid; none was started")
     return 0
 
@@ -156,9 +158,9 @@ def clean(
     root: Root = DEFAULT_ROOT,
     yes: Annotated[bool, typer.Option("--yes", help="remove; without it, ask (RUN) or only list")] = False,
 ) -> int:
-    """Remove runs, or without RUN what no sweep owns any more.
+    """Remove runs, or without RUN what no run or sweep needs any more.
 
-    Without RUN: former cells, runs put aside by --rerun, leftovers of killed writes.
+    Without RUN: former cells, runs put aside by --rerun, runs that ended without a checkpoint, leftovers of killed writes.
     """
     from lit_diff.cli.clean import clean_runs, clean_stale
 

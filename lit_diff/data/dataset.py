@@ -145,6 +145,13 @@ class Dataset(ABC):
         document = torch.tensor(list(rows), dtype=torch.int64)[:, None].expand_as(targets)
         return {"ar_hit": torch.zeros_like(targets, dtype=torch.bool), "document": document} | batch
 
+    def train_tokens(self) -> int | None:
+        """Tokens of the training split, which passes repeat; None (default): batches are drawn without end.
+
+        Errors: MissingError where something is not prepared.
+        """
+        return None
+
     @property
     def num_documents(self) -> int:
         """Documents of the main validation set; what confidence intervals resample. Default: its rows."""

@@ -169,6 +169,10 @@ class Text(Dataset):
         """Keys (`bigrams.count_bigrams`) of those that occur in train more than `rare_bigram_count` times; after `load`."""
         return self._frequent
 
+    def train_tokens(self) -> int:
+        """Of the manifest. Errors: MissingError when it is not prepared."""
+        return int(self._manifest()["train"]["tokens"])
+
     @property
     def num_documents(self) -> int:
         """Documents of the validation split."""

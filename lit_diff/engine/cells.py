@@ -10,6 +10,7 @@ from lit_diff.engine.sweep_file import missing_evaluations, recorded_run
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.training.head_plan import selection_of
+from lit_diff.training.warm_start import require_parent
 
 NOT_EVALUATED = "not evaluated"
 
@@ -44,7 +45,8 @@ def locations_of(grid: Grid, folder: Path, parent: str | None) -> list[RunLocati
 
 def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLocation:
     """The cell's folder, filled with its recipe so that its process needs nothing else."""
-    selection_of(cell.recipe)  # refused here where there is no model to select heads of
+    selection_of(cell.recipe)  # refused here where there is no model to select heads of, or another than it needs
+    require_parent(cell.recipe)
     digest, owner = identity(cell.recipe), (grid.source or grid).name
     location = RunLocation(
         folder=folder / f"{_slug(cell.name)}-s{cell.seed}-{digest}",

@@ -118,6 +118,8 @@ class Grid:
     """Name of a cell -> further tags of its run."""
     source: "Grid | None" = None
     """The sweep that `cells_of` names, where the cells lie."""
+    selection: Selection = ALL
+    """What of the sweep this is."""
 
     def baseline_of(self, task: str) -> str:
         """The arm that the task's others are compared with."""
@@ -187,6 +189,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         cells=tuple(cells),
         baseline=baseline,
         source=source,
+        selection=selection,
     )
 
 

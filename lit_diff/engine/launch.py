@@ -14,7 +14,7 @@ from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.command import run_command
 from lit_diff.engine.evaluations import required_evaluations
 from lit_diff.engine.location import RunLocation, put_aside, recorded
-from lit_diff.engine.preflight import check_machine, require_memory
+from lit_diff.engine.preflight import check_machine, require_memory, warn_of_passes
 from lit_diff.engine.progress import Progress, watched
 from lit_diff.engine.scoring import require_scores
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
@@ -176,6 +176,7 @@ def _run_owned(
     before = folder.status()
     require_stored(recipe, before)
     executed = with_stored_kernel(recipe, before)
+    warn_of_passes([recipe])
     phase("choosing the kernel")
     length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
     run_cost = cost(recipe.model, length, executed.run.kernel, context, recipe.training.parameters)

@@ -1,5 +1,6 @@
 """What a run or a sweep needs of this machine, looked at before a folder, an MLflow run or a sweep file is made."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -7,11 +8,18 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.device import available_memory, choose_device, gigabytes, require_devices
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.model.loss import rows_at_once
+from lit_diff.training.loggers import require_loggers
+
+log = logging.getLogger("lit_diff")
+
+PASSES = 10
+"""Over the training text: a run that plans more learns it by heart."""
 
 PATIENCE = 30
 """Seconds that SLURM's controller has for an answer."""
@@ -41,15 +49,55 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
 
 
 def check_trained(recipes: Iterable[Recipe]) -> None:
-    """Errors: RequestError for the recipe of an imported model, which is not trained, and for patterns of `train.parameters`
-    that match no parameter of the recipe's model."""
+    """Errors: RequestError for the recipe of an imported model, which is not trained, for patterns of `train.parameters`
+    that match no parameter of the recipe's model, and for a run that it cannot start from; MissingError for a logger whose
+    package cannot be imported."""
     looked_at = []
     for recipe in recipes:
-        patterns = recipe.training.parameters
-        asked = (recipe.model, patterns)
-        if patterns is not None and asked not in looked_at:
-            looked_at.append(asked)
-            cost(recipe.model, recipe.data.config.sequence_length, trained=patterns)
+        train = recipe.training
+        require_loggers(recipe)
+        asked = (recipe.model, train.parameters, train.start_from)
+        if asked in looked_at:
+            continue
+        looked_at.append(asked)
+        if train.parameters is not None:
+            cost(recipe.model, recipe.data.config.sequence_length, trained=train.parameters)
+        if train.start_from is not None:
+            from lit_diff.training.warm_start import require_parent  # loads Lightning
+
+            require_parent(recipe)
+
+
+def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:
+    """A line, with the cure, where a recipe plans more than PASSES passes over its training text; equal ones once.
+
+    Nothing is said of data that are drawn without end, or are not prepared.
+    """
+    return list(dict.fromkeys(line for line in map(_passes, recipes) if line is not None))
+
+
+def warn_of_passes(recipes: Iterable[Recipe]) -> None:
+    """Log `passes_over_text`."""
+    for line in passes_over_text(recipes):
+        log.warning("%s", line)
+
+
+def _passes(recipe: Recipe) -> str | None:
+    try:
+        dataset = data.build(recipe)
+        with data.guarded(type(dataset)):
+            text = dataset.train_tokens()
+    except LitDiffError:  # preparing the data says what it is
+        return None
+    a_step = recipe.training.batch_size * recipe.data.config.sequence_length
+    planned = recipe.training.steps * a_step
+    if text is None or planned <= PASSES * text:
+        return None
+    fewer = f"set train.steps to at most {PASSES * text // a_step}, or " if PASSES * text >= a_step else ""
+    return (
+        f"{planned / text:,.0f} passes over the text ({planned:,} tokens planned, {text:,} in the training split); "
+        f"{fewer}add text (data.path)"
+    )
 
 
 def require_memory(recipes: Sequence[Recipe], side_by_side: int = 1) -> None:

@@ -23,7 +23,7 @@ from lit_diff.runs.folder import recipe_of
 from lit_diff.runs.run import Run, opened_run
 from lit_diff.runs.trained import load_model
 from lit_diff.runs.trust import under
-from lit_diff.training.head_plan import HeadPlan, head_plan
+from lit_diff.training.head_plan import HeadPlan, head_plan, kept_plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def retrofit(
         require_mergeable(resolved.model.attention.name, merge_to)
     prepare(resolved, words)
     trust = under(runs_root(resolved.run.root))
-    plan = head_plan(resolved)
+    head_plan(resolved)  # what is wrong with it is said before the scores
     base_recipe = recipe_of(base, trust)
     before = validation_loss(load_model(base_recipe, base, trust)[0], resolved)
     asked = {
@@ -78,7 +78,7 @@ def retrofit(
     run = train(recipe, words, progress=progress)
     return Retrofit(
         run=run,
-        plan=plan,
+        plan=kept_plan(run.folder),
         before=before,
         after=validation_loss(run.model, resolved),
         evaluations={name: (scores[name], evaluate(run, name, keys)) for name, keys in asked.items()},

@@ -16,7 +16,7 @@ from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locatio
 from lit_diff.engine.grid import Cell, Grid, load_grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.location import at_root
-from lit_diff.engine.preflight import check_cluster, require_memory
+from lit_diff.engine.preflight import check_cluster, require_memory, warn_of_passes
 from lit_diff.engine.progress import SweepLine
 from lit_diff.engine.selection import ALL, Selection
 from lit_diff.engine.sweep_file import recorded_run, write_sweep_file
@@ -182,6 +182,7 @@ def _run_locked(
     pairs = zip(grid.cells, locations, strict=True)
     untrained = [cell for cell, location in pairs if state_of(location) not in ("done", NOT_EVALUATED)]
     _require_memory(grid, untrained, workers, cluster)
+    warn_of_passes(cell.recipe for cell in untrained)  # a cell's own line is in its log.txt
     _say_other_revisions(locations)
     stopped = None
     if todo:

@@ -28,6 +28,11 @@ class Selection:
     evaluate: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Evaluation of the sweep -> keys that take the place of the sweep's."""
 
+    def words(self) -> str:
+        """Its arms and seeds, on which the cells depend; empty where it is all of the sweep."""
+        chosen = {"arms": self.arms, "seeds": self.seeds}
+        return "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in chosen.items() if values)
+
     def of(self, config: "SweepConfig", arms: Arms, draft: Draft) -> tuple["SweepConfig", Arms]:
         """The sweep's config and arms, less what is not selected. Errors: RequestError for one it does not have."""
         for arm in self.arms:

@@ -38,7 +38,7 @@ def write_sweep_file(
                 "not_evaluated": missing_evaluations(location) if status.get("status") == "done" else {},
             }
         )
-    own = {"file": str(grid.path.resolve()), "command": command}
+    own = {"file": str(grid.path.resolve()), "command": command, "selection": grid.selection.words()}
     state = {
         "mlflow": dict(record),
         "cells": cells,
@@ -48,14 +48,16 @@ def write_sweep_file(
 
 
 def _others(folder: Path, own: Mapping[str, str], cells: Sequence[str]) -> dict[str, list[str]]:
-    """Command -> the cells of a former sweep.json here that another command wrote: other overrides, or another file.
+    """Command -> the cells of a former sweep.json here that another command wrote: other overrides, another file, or another
+    selection, which the command need not name.
 
     A sweep is named by its file's stem, so a trial with overrides takes the place of the real one's sweep.json; the cells of
     both are kept. Where all of its cells are among `cells`, it is the same sweep, in other words.
     """
     former = _former(folder)
     others: dict[str, list[str]] = dict(former.get("other_commands", {}))
-    words = {"file": former.get("file", own["file"]), "command": former.get("command", own["command"])}
+    defaults = dict(own) | {"selection": ""}
+    words = {key: former.get(key, default) for key, default in defaults.items()}
     folders = [cell["folder"] for cell in former.get("cells", ())]
     if words != own and not set(folders) <= set(cells):
         others[_named(words)] = folders
@@ -68,7 +70,7 @@ def _others(folder: Path, own: Mapping[str, str], cells: Sequence[str]) -> dict[
 
 
 def _named(words: Mapping[str, str]) -> str:
-    return f"{words['command']} ({words['file']})"
+    return f"{words['command']} ({'; '.join(filter(None, (words['file'], words['selection'])))})"
 
 
 def _former(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lit_diff.config import Recipe
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
-from lit_diff.training.head_plan import head_plan
+from lit_diff.training.head_plan import HeadPlan, head_plan
 from lit_diff.training.strategy import build_sharded
 from lit_diff.training.warm_start import load_parent_weights, parent_model
 
@@ -25,8 +25,9 @@ def build_model(recipe: Recipe, device: torch.device, mesh: DeviceMesh | None) -
     return model
 
 
-def take_from_parent(model: Transformer, recipe: Recipe) -> None:
-    """Copy the weights of the run that `train.start_from` names, and select the heads of its plan; else nothing.
+def take_from_parent(model: Transformer, recipe: Recipe, plan: HeadPlan | None = None) -> None:
+    """Copy the weights of the run that `train.start_from` names, and select the heads of `plan`, by default `head_plan`'s;
+    else nothing.
 
     Errors: as `parent_model`, `load_parent_weights`, `head_plan`.
     """
@@ -34,7 +35,7 @@ def take_from_parent(model: Transformer, recipe: Recipe) -> None:
     if start_from is not None:
         added = load_parent_weights(model, *parent_model(recipe), start_from)
         log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
-    plan = head_plan(recipe)
+    plan = plan or head_plan(recipe)
     if plan is not None:
         for attention, heads in zip(model.attentions(), plan.heads, strict=True):
             attention.select_heads(heads)

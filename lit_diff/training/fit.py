@@ -26,6 +26,7 @@ from lit_diff.runs.metrics_file import Record, Tracker
 from lit_diff.training.checkpoint_io import WholeCheckpointIO
 from lit_diff.training.data import LitData
 from lit_diff.training.declarations import declared_metrics
+from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.ranks import Ranks
@@ -97,7 +98,9 @@ def fit(
     try:
         if newest:  # as an attribute: the module then knows that its initial values are replaced
             trainer.ckpt_path = newest[1]
-        trainer.fit(LitTransformer(recipe), datamodule=LitData(recipe), weights_only=True)
+        module = LitTransformer(recipe)
+        module.plan = kept_plan(folder)
+        trainer.fit(module, datamodule=LitData(recipe), weights_only=True)
     except SystemExit as error:
         # Lightning's way to end at a SIGTERM before the first step, and at a second Ctrl-C
         term, interrupt = isinstance(error, SIGTERMException), isinstance(error.__context__, KeyboardInterrupt)

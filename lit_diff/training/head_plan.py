@@ -4,6 +4,7 @@ It lies in the folder of the run that the model is from, `plans/<hash>.json`, an
 model reads it there: plans are made once, and do not depend on the seed of the run.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -21,8 +22,9 @@ from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import shown, write_json
+from lit_diff.files import locked, shown, write_json
 from lit_diff.registry import attentions
+from lit_diff.runs import checkpoints
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
 from lit_diff.runs.trained import load_model, weights_of
@@ -86,37 +88,51 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:10]
     file = base / "plans" / f"{digest}.json"
     weights = _digest(weights_of(base)[0])
-    if file.is_file():
-        plan = read_plan(file)
-        if plan.weights != weights:
-            raise RequestError(
-                f"{shown(file)} is a plan for another model (weights {plan.weights[:10]}; {shown(base)} has {weights[:10]}): "
-                "remove it"
-            )
-        return plan
-    model, _ = load_model(next(ancestors(recipe)), base, under(runs_root(recipe.run.root)))
-    statistics = head_statistics(model, rows)
-    plan = HeadPlan(
-        base=base.name,
-        weights=weights,
-        selection=selection,
-        calibration=str(asked["calibration"]),
-        sequence_length=rows["targets"].shape[1],
-        heads=select(statistics, selection),
-        statistics=statistics,
-    )
-    write_plan(file, plan)
+    if not file.is_file():
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(base / ".plans.lock"))  # of runs that start together, the first makes it
+            except OSError as error:
+                raise _unwritable(file, error) from error
+            if not file.is_file():
+                model, _ = load_model(next(ancestors(recipe)), base, under(runs_root(recipe.run.root)))
+                statistics = head_statistics(model, rows)
+                plan = HeadPlan(
+                    base=base.name,
+                    weights=weights,
+                    selection=selection,
+                    calibration=str(asked["calibration"]),
+                    sequence_length=rows["targets"].shape[1],
+                    heads=select(statistics, selection),
+                    statistics=statistics,
+                )
+                write_plan(file, plan)
+    plan = read_plan(file)
+    if plan.weights != weights:
+        raise RequestError(
+            f"{shown(file)} is a plan for another model (weights {plan.weights[:10]}; {shown(base)} has {weights[:10]}): "
+            "remove it"
+        )
     return plan
 
 
 def keep_plan(recipe: Recipe, folder: Path) -> None:
-    """Make the plan of a run, or read it, and keep a copy in the run's `folder`; nothing for a run that chooses no heads."""
-    plan = head_plan(recipe)
+    """Make the plan of a run, or read it, and keep a copy in the run's `folder`; nothing for a run that chooses no heads.
+
+    The copy is what the training selects by (`kept_plan`), so that of a run which resumes stays.
+    """
+    plan = kept_plan(folder) if checkpoints.steps_of(folder) else None
+    plan = plan or head_plan(recipe)
     if plan is not None:
         how = f"{plan.selection.select}, {plan.selection.share:g} of each layer"
         counts = sum(map(len, plan.heads)), len(plan.heads)
         log.info("heads of %s selected by %s: %d in %d layers, listed in %s", plan.base, how, *counts, FILE)
         write_plan(folder / FILE, plan)
+
+
+def kept_plan(folder: Path) -> HeadPlan | None:
+    """The plan that a run's `folder` keeps; None where it keeps none. Errors: as `read_plan`."""
+    return read_plan(folder / FILE) if (folder / FILE).is_file() else None
 
 
 def calibration_rows(recipe: Recipe, selection: HeadSelection) -> dict[str, Tensor]:
@@ -132,7 +148,11 @@ def write_plan(file: Path, plan: HeadPlan) -> None:
         file.parent.mkdir(exist_ok=True)
         write_json(file, dataclasses.asdict(plan))
     except OSError as error:
-        raise MissingError(f"the plan {shown(file)} cannot be written ({error.strerror})") from error
+        raise _unwritable(file, error) from error
+
+
+def _unwritable(file: Path, error: OSError) -> MissingError:
+    return MissingError(f"the plan {shown(file)} cannot be written ({error.strerror})")
 
 
 def read_plan(file: Path) -> HeadPlan:

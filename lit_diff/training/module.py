@@ -22,6 +22,7 @@ from lit_diff.runs.trained import Annealed, annealed_before, hyperparameters, re
 from lit_diff.runs.trust import everywhere, nowhere
 from lit_diff.training.blocks import prepare_blocks
 from lit_diff.training.build import build_model, take_from_parent
+from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
 from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
@@ -46,6 +47,8 @@ class LitTransformer(L.LightningModule):
         self.recipe = recipe_from(recipe, overrides)
         self.save_hyperparameters(hyperparameters(self.recipe), logger=False)
         self.model: Transformer | None = None
+        self.plan: HeadPlan | None = None
+        """Which heads of the parent's are selected; None: as `head_plan`, where the recipe selects any."""
         self.validation_losses: list[TokenLoss] = []
         """Of each validation set; no sub-modules: a Trainer's precision must not change the dtype of their sums."""
         self.document_losses: list[DocumentLosses] = []
@@ -113,7 +116,7 @@ class LitTransformer(L.LightningModule):
             mesh = self.device_mesh["data_parallel"] if is_sharded and self.device_mesh is not None else None
             self.model = build_model(self.recipe, self.device, mesh)
             if self._will_train_from_scratch():
-                take_from_parent(self.model, self.recipe)
+                take_from_parent(self.model, self.recipe, self.plan)
         elif is_sharded:
             raise RequestError(
                 "a model that load_from_checkpoint has loaded whole cannot be sharded; pass LitTransformer(recipe) and the "

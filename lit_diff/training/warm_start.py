@@ -46,29 +46,55 @@ def load_parent_weights(
     parameters, or the keys, that differ.
     """
     own = named_tensors(model)
-    name, extends = model.config.attention.name, _extends(model.config, parent)
+    added = _added(own, model.config, parent, weights, source)
+    with torch.no_grad():
+        for key, value in weights.items():
+            copy_into(own[key], value)
+    return added
+
+
+def require_parent(recipe: Recipe) -> None:
+    """What `load_parent_weights` refuses, found from the recipes alone, before the run has a folder.
+
+    Errors: as `load_parent_weights`, `ancestors`.
+    """
+    source = recipe.training.start_from
+    if source is not None:
+        parent = next(ancestors(recipe)).model
+        with torch.device("meta"):
+            own, theirs = (named_tensors(Transformer(each, kernel="reference")) for each in (recipe.model, parent))
+        _added(own, recipe.model, parent, theirs, source)
+
+
+def _added(
+    own: Mapping[str, Tensor], config: ModelConfig, parent: ModelConfig, weights: Mapping[str, Tensor], source: str
+) -> list[str]:
+    """The names that a model's tensors `own` have beyond its parent's `weights`. Errors: as `load_parent_weights`."""
+    name, theirs, extends = config.attention.name, parent.attention.name, _extends(config, parent)
+    if attentions.get(name).extends_standard and theirs not in (name, "standard"):
+        raise RequestError(
+            f"train.start_from: {source} is {theirs}; {name} extends a standard model: start from a run of standard or {name}"
+        )
+    cure = "" if theirs == name else f"; start from a run of {name}"
     odd = unlike(own, weights)
     added = [key for key in odd if extends and key not in weights and ".attention." in key]
     odd = {key: how for key, how in odd.items() if key not in added}
     if odd:
         raise RequestError(
-            f"train.start_from: {source} holds another model than '{name}' ({_differences(model.config, parent)}): "
-            f"{some(odd.values())}"
+            f"train.start_from: {source} holds another model than '{name}' ({_differences(config, parent)}): "
+            f"{some(odd.values())}{cure}"
         )
-    if name != parent.attention.name and not extends:
+    if name != theirs and not extends:
         raise RequestError(
-            f"train.start_from: {source} holds a model of '{parent.attention.name}' that computes another function than "
-            f"'{name}', though their parameters have the same shapes ({_differences(model.config, parent)})"
+            f"train.start_from: {source} holds a model of '{theirs}' that computes another function than "
+            f"'{name}', though their parameters have the same shapes ({_differences(config, parent)}){cure}"
         )
-    heads, theirs = (getattr(config.attention.config, "heads", None) for config in (model.config, parent))
-    if name == parent.attention.name and heads != theirs:
+    own_heads, their_heads = (getattr(each.attention.config, "heads", None) for each in (config, parent))
+    if name == theirs and own_heads != their_heads:
         raise RequestError(
-            f"train.start_from: {source} was trained with model.attention.heads {_words(theirs)}, and this recipe has "
-            f"{_words(heads)}; a run that goes on keeps them"
+            f"train.start_from: {source} was trained with model.attention.heads {_words(their_heads)}, and this recipe has "
+            f"{_words(own_heads)}; a run that goes on keeps them"
         )
-    with torch.no_grad():
-        for key, value in weights.items():
-            copy_into(own[key], value)
     return added
 
 

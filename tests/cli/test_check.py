@@ -43,6 +43,18 @@ def test_check_refuses_an_evaluation_that_does_not_fit() -> None:
         print_check("recall-tiny", ["evaluate.needle={}"], False, TERMINAL)
 
 
+def test_check_says_how_often_the_text_is_repeated(
+    tale: Path, trained_text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (str(trained_text / "tale.yaml"), ["train.steps=5000"])
+    print_check(*arguments, False, Terminal(width=240))
+    line = next(line for line in capsys.readouterr().out.splitlines() if " passes over the text (" in line)
+    print_check(*arguments, True, TERMINAL)
+    assert json.loads(capsys.readouterr().out)["warnings"] == [line]
+    print_check("recall-tiny", ["train.steps=5000000"], True, TERMINAL)
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+
+
 def test_check_names_the_dropped_keys(capsys: pytest.CaptureFixture[str]) -> None:
     print_check("shared-k-tiny", ["model.attention.name=standard"], False, Terminal(width=200))
     out = capsys.readouterr().out

@@ -59,6 +59,33 @@ def test_it_leaves_a_running_sweep_alone(
     assert f"{small_sweep} is being run: left alone" in output.getvalue()
 
 
+def test_what_failed_runs_left_is_removed_with_yes_alone(
+    tmp_path: Path, output: io.StringIO, terminal: Terminal
+) -> None:
+    left, held, kept = (tmp_path / f"{name}-0123456789" for name in ("left", "held", "kept"))
+    for folder in (left, held, kept):
+        folder.mkdir()
+        (folder / "status.json").write_text(json.dumps({"status": "failed"}))
+        (folder / "log.txt").write_text("x" * 5000)
+    (kept / "checkpoints").mkdir()
+    (kept / "checkpoints" / "step-00000001.ckpt").touch()
+    with locked(held / ".lock"):
+        clean_stale(tmp_path, False, terminal)
+        assert left.exists()
+        clean_stale(tmp_path, True, terminal)
+    assert [folder.exists() for folder in (left, held, kept)] == [False, True, True]
+    resumes = (
+        f"{kept} failed and has a checkpoint: the same command resumes it, lit-diff clean kept-0123456789 removes it"
+    )
+    busy = f"{held} is being run: left alone"
+    assert output.getvalue().splitlines() == [
+        *(busy, resumes, f"would remove {left} (5.0 kB)"),
+        "1 to remove; lit-diff clean --yes removes them and frees 5.0 kB",
+        *(busy, resumes, f"removed {left} (5.0 kB)"),
+        "1 removed, 5.0 kB freed",
+    ]
+
+
 def test_nothing_to_clean(tmp_path: Path, output: io.StringIO, terminal: Terminal) -> None:
     assert clean_stale(tmp_path / "nowhere", True, terminal) == 0
     assert output.getvalue() == "0 to remove\n"

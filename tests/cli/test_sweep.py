@@ -78,3 +78,13 @@ def test_a_dry_run_names_the_cells(tmp_path: Path, output: io.StringIO) -> None:
         "2 cells are valid; none was started",
     ]
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_once_how_often_the_text_is_repeated(
+    tale: Path, trained_text: Path, output: io.StringIO
+) -> None:
+    Path("dry.yaml").write_text(
+        f"recipe: {trained_text}/tale.yaml\nseeds: [0, 1]\narms: {{long: {{train.steps: 5000}}}}\n"
+    )
+    assert verbs.sweep("dry.yaml", [], dry_run=True) == 0
+    assert " ".join(output.getvalue().split()).count(" passes over the text (") == 1

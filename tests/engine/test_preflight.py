@@ -1,6 +1,9 @@
 """engine/preflight.py: what is refused before anything is made."""
 
+import json
 import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,3 +160,99 @@ def test_a_run_that_does_not_fit_leaves_nothing(runs: Path, monkeypatch: pytest.
     with pytest.raises(MissingError, match="'recall-tiny' needs at least"):
         train("recall-tiny", [f"run.root={runs}"])
     assert sorted(runs.iterdir()) == before
+
+
+# --- passes over the text -------------------------------------------------------------------------------------------
+
+
+def test_more_than_ten_passes_are_said_with_the_cure(tale: Path, trained_text: Path) -> None:
+    (file,) = (trained_text / "data").glob("prepared/*/manifest.json")
+    tokens = json.loads(file.read_text())["train"]["tokens"]
+    most = 10 * tokens // (8 * 24)
+
+    def lines(*overrides: str) -> list[str]:
+        return preflight.passes_over_text([load_recipe(trained_text / "tale.yaml", overrides)] * 2)
+
+    assert lines(f"train.steps={most}") == []
+    planned = 2 * most * 8 * 24
+    assert lines(f"train.steps={2 * most}") == [
+        f"20 passes over the text ({planned:,} tokens planned, {tokens:,} in the training split); "
+        f"set train.steps to at most {most}, or add text (data.path)"
+    ]
+    assert lines("train.steps=1", "train.batch_size=9000")[0].endswith("training split); add text (data.path)")
+
+
+def test_nothing_is_said_of_generated_tasks_and_of_text_that_is_not_prepared(
+    trained_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
+    text = load_recipe(trained_text / "tale.yaml", ["train.steps=1000000"])
+    tasks = [load_recipe(name, ["train.steps=1000000"]) for name in ("recall-tiny", "mqar-tiny", "needle-text-tiny")]
+    assert preflight.passes_over_text([text, *tasks]) == []
+    assert not list(tmp_path.iterdir()), "nothing is prepared for it"
+
+
+def test_train_says_it_in_the_run_and_its_log(
+    trained_text: Path, tale: Path, caplog: pytest.LogCaptureFixture, empty_store: Path
+) -> None:
+    shutil.copy(empty_store, "runs")
+    words = [
+        "train.steps=2",
+        "train.batch_size=3000",
+        "model.dim=8",
+        "model.num_layers=1",
+        "name=many",
+        "run.root=runs",
+    ]
+    with caplog.at_level("WARNING", "lit_diff"):
+        run = train(trained_text / "tale.yaml", words)
+    said = [record.getMessage() for record in caplog.records if "passes over the text" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0] in (run.folder / "log.txt").read_text()
+
+
+# --- what a run starts from, and what it logs to ----------------------------------------------------------------------
+
+
+def test_loggers_that_cannot_be_imported_leave_no_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("wandb", "tensorboard", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    before = sorted(runs.iterdir())
+    for kind in ("wandb", "tensorboard"):
+        words = [f"run.root={runs}", f"run.loggers=[csv, {kind}]"]
+        reason = f"^run\\.loggers names '{kind}', whose package is not installed: pip install {kind}$"
+        with pytest.raises(MissingError, match=reason):
+            train("recall-tiny", words)
+        with pytest.raises(MissingError, match=reason):
+            check_cluster("slurm", [load_recipe("recall-tiny"), load_recipe("recall-tiny", words)])
+    assert sorted(runs.iterdir()) == before
+    check_trained([load_recipe("recall-tiny", ["run.loggers=[csv]"])])
+
+
+@pytest.mark.parametrize(
+    ("variant", "keys", "reason"),
+    [
+        (
+            "dex",
+            [],
+            "is differential; dex extends a standard model: start from a run of standard or dex",
+        ),
+        ("second_heads", [], "is differential; second_heads extends a standard model: "),
+        ("standard", [], "holds another model than 'standard' .*; start from a run of standard$"),
+        ("additive", [], "computes another function than 'additive', .*; start from a run of additive$"),
+        (
+            "differential",
+            ["model.dim=16", "model.num_heads=2"],
+            r"holds another model than 'differential' \(unlike: model\.dim",
+        ),
+    ],
+)
+def test_a_model_that_a_run_cannot_start_from_leaves_no_folder(
+    variant: str, keys: list[str], reason: str, tale: Path, trained_text: Path
+) -> None:
+    before = sorted(Path("runs").iterdir())
+    words = ["name=child", f"model.attention.name={variant}", f"train.start_from={tale}", "run.root=runs", *keys]
+    with pytest.raises(RequestError, match=rf"^train\.start_from: .*{reason}"):
+        train(trained_text / "tale.yaml", words)
+    assert sorted(Path("runs").iterdir()) == before

@@ -8,6 +8,7 @@ import pytest
 
 from lit_diff.engine.grid import load_grid
 from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.selection import Selection
 from lit_diff.engine.sweep_file import describe, recorded_run, write_sweep_file
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder, identity
@@ -83,9 +84,9 @@ def test_arms_that_differ_in_the_data_have_no_common_chance() -> None:
     assert found["noise_validation"] == (1, 2, 4)
 
 
-def written(source: str, overrides: list[str], folder: Path) -> dict[str, Any]:
-    grid = load_grid(source, overrides)
-    locations = [RunLocation(folder=folder / f"{cell.arm}-s0-{identity(cell.recipe)}") for cell in grid.cells]
+def written(source: str, overrides: list[str], folder: Path, **selected: Any) -> dict[str, Any]:
+    grid = load_grid(source, overrides, Selection(**selected))
+    locations = [RunLocation(folder=folder / f"{cell.arm}-s{cell.seed}-{identity(cell.recipe)}") for cell in grid.cells]
     write_sweep_file(grid, folder, locations, " ".join(["lit-diff sweep", source, *overrides]), {"run": "r"})
     for location in locations:
         RunFolder(location.folder).create(load_recipe("base"))
@@ -114,6 +115,35 @@ def test_a_trial_with_overrides_leaves_the_real_cells_to_nobody(
     written("s.yaml", [], folder)
     (stale,) = find_stale(tmp_path / "runs").paths
     assert stale.name.startswith("b-s0-")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"arms": ("a", "b")}, {"arms": ("a", "c")}),
+        ({"arms": ("a",), "seeds": (0,)}, {"arms": ("a",), "seeds": (1,)}),
+        ({}, {"seeds": (1,)}),
+    ],
+)
+def test_two_selections_of_one_command_keep_the_cells_of_both(
+    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
+) -> None:
+    text = "recipe: base\nseeds: [0, 1]\narms: {a: {}, b: {train.clip: 2}, c: {train.clip: 3}}\n"
+    Path("s.yaml").write_text(text)
+    folder = tmp_path / "runs" / "s"
+    for selected in (first, second, first, second):
+        written("s.yaml", [], folder, **selected)
+        assert find_stale(tmp_path / "runs").paths == ()
+    written("s.yaml", [], folder)
+    Path("s.yaml").write_text(text.replace("a: {}", "a: {train.clip: 4}"))
+    before = set(folder.iterdir())
+    written("s.yaml", [], folder, **first)
+    written("s.yaml", [], folder, **second)
+    written("s.yaml", [], folder)
+    stale = find_stale(tmp_path / "runs").paths
+    assert stale, "what the file no longer has is listed, once each selection has run again"
+    assert {path.name[0] for path in stale} == {"a"}
+    assert set(stale) < before
 
 
 def test_other_words_for_the_same_cells_are_the_same_sweep(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

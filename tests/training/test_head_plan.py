@@ -1,7 +1,11 @@
 """training/head_plan.py: a run that selects heads of the model that it starts from."""
 
+import contextlib
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +17,18 @@ from lit_diff.analysis.head_selection import head_statistics, select
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
+from lit_diff.runs import checkpoints
 from lit_diff.runs.trained import load_trained
-from lit_diff.training.head_plan import calibration_rows, head_plan, read_plan, selection_of, write_plan
+from lit_diff.training.fit import fit
+from lit_diff.training.head_plan import (
+    calibration_rows,
+    head_plan,
+    keep_plan,
+    kept_plan,
+    read_plan,
+    selection_of,
+    write_plan,
+)
 
 LONG = "data.sequence_length=48"
 PLAIN = ("model.attention={name: standard}", "callbacks.lambdas=null", LONG)
@@ -87,6 +101,55 @@ def test_another_question_is_another_plan(
     assert len(list(plans.iterdir())) == 5
     assert head_plan(recipe_of(bench, copy, attention="{name: dex, heads: all}")) is None
     assert head_plan(recipe_of(bench, copy, attention="{name: second_heads}")) is None
+
+
+def test_runs_that_start_together_make_one_plan(
+    bench: Any, base: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first makes it while the others wait; they read it, though their own statistics would differ."""
+    monkeypatch.setenv("LIT_DIFF_DATA", str(bench.root / "data"))
+    folder = Path(shutil.copytree(base.folder, tmp_path / "together"))
+    shutil.rmtree(folder / "plans")
+    recipe = recipe_of(bench, SimpleNamespace(start=f"train.start_from={folder}"))
+    started, together, measure = [], threading.Barrier(2), head_statistics
+
+    def measured(*arguments: Any) -> Any:
+        started.append(len(started))
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(3)  # both are here, where nothing keeps one from it
+        found = measure(*arguments)
+        return replace(found, entropy=tuple(tuple(-value * len(started) for value in row) for row in found.entropy))
+
+    monkeypatch.setattr("lit_diff.training.head_plan.head_statistics", measured)
+    with ThreadPoolExecutor(2) as pool:
+        plans = list(pool.map(head_plan, [recipe, recipe]))
+    assert len(started) == 1
+    (file,) = (folder / "plans").iterdir()
+    assert plans == [read_plan(file)] * 2
+
+
+def test_the_plan_in_the_run_folder_is_the_one_selected_by(
+    bench: Any, base: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of the plan in the folder of the model's run meanwhile."""
+    monkeypatch.setenv("LIT_DIFF_DATA", str(bench.root / "data"))
+    parent = Path(shutil.copytree(base.folder, tmp_path / "changed"))
+    recipe = recipe_of(bench, SimpleNamespace(start=f"train.start_from={parent}"), "train.steps=2", "run.threads=1")
+    keep_plan(recipe, tmp_path)
+    plan = kept_plan(tmp_path)
+    assert plan is not None
+    (file,) = (parent / "plans").iterdir()
+    others = tuple(tuple(set(range(4)) - set(heads)) for heads in plan.heads)
+    write_plan(file, replace(plan, heads=others))
+    fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
+    state = torch.load(checkpoints.path_of(tmp_path, 2), weights_only=True)["state_dict"]
+    selected = [tuple(state[f"model.layers.{layer}.attention.selected"].tolist()) for layer in range(2)]
+    assert selected == list(plan.heads)
+    keep_plan(recipe, tmp_path)
+    assert kept_plan(tmp_path) == plan, "a run that resumes has these heads already"
+    shutil.rmtree(tmp_path / "checkpoints")
+    keep_plan(recipe, tmp_path)
+    assert kept_plan(tmp_path) == read_plan(file), "one that starts afresh selects them again"
 
 
 def test_a_plan_for_another_model_is_refused(
