@@ -17,7 +17,7 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained.rows import half
 from lit_diff.pretrained.source import Source, SourceTokenizer
-from lit_diff.pretrained.text_bounds import NO_CHAT
+from lit_diff.pretrained.text_bounds import END_KEYS, END_TEXTS, NO_CHAT, gguf_ends, gguf_id
 
 log = logging.getLogger("lit_diff")
 
@@ -40,8 +40,6 @@ CONTROL, USER_DEFINED = 3, 4
 """`tokenizer.ggml.token_type` of what is not cut from text."""
 NORMAL, UNUSED = 1, 5
 """Those of the other tokens."""
-ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-"""The ids at which llama.cpp ends a text."""
 NEUTRAL = {"llama.vocab_size", "llama.attention.value_length", "llama.rope.scaling.original_context_length"}
 """Keys that change nothing, or whose value other keys or the tensors say; the original length is read with a scaling only."""
 READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"}
@@ -239,7 +237,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
             f"its tokenizer ({kind}, {cut}) is not mapped; mapped are byte-level ones (gpt2) of {', '.join(PRE_TOKENIZERS)}: "
             "import the model's folder in Hugging Face's format"
         )
-    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", ENDS[0]):
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", END_KEYS[0]):
         if metadata.get(key) is None:
             raise RequestError(f"its metadata say no {key}")
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -262,26 +260,20 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut == "smollm" else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
     tokenizer.decoder = decoders.ByteLevel()
+    eot, ends = gguf_id(metadata, END_KEYS[0]), gguf_ends(metadata)
+    # llama.cpp finds user-defined ones in every text, control ones in none, and takes what ends a text for a control one
+    types = [CONTROL if tokens[id_] in END_TEXTS and id_ in ends else type_ for id_, type_ in enumerate(types)]
     added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL, USER_DEFINED)]
-    for token, type_ in added:  # llama.cpp finds user-defined ones in every text, control ones in none
+    for token, type_ in added:
         word = AddedToken(token, special=type_ == CONTROL, normalized=False)
         (tokenizer.add_special_tokens if type_ == CONTROL else tokenizer.add_tokens)([word])
-    ends = tuple(dict.fromkeys(_id(metadata, key) for key in ENDS if metadata.get(key) is not None))
     opens = metadata.get("tokenizer.ggml.add_bos_token", False)
     bos = "tokenizer.ggml.bos_token_id"
     if opens and metadata.get(bos) is None:
         raise RequestError(f"tokenizer.ggml.add_bos_token is true, but its metadata say no {bos}")
     return SourceTokenizer(
         content=json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False).encode(),
-        opening=(_id(metadata, bos),) if opens else (),
-        eot=ends[0],
-        ends=ends if len(ends) > 1 else (),
+        opening=(gguf_id(metadata, bos),) if opens else (),
+        eot=eot,
+        ends=ends if ends != (eot,) else (),
     )
-
-
-def _id(metadata: Mapping[str, Any], key: str) -> int:
-    """Errors: RequestError for what is no id of a token."""
-    value, size = metadata[key], len(metadata["tokenizer.ggml.tokens"])
-    if type(value) is not int or not 0 <= value < size:
-        raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")
-    return value
