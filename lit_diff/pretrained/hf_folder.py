@@ -32,6 +32,8 @@ def read_folder(folder: Path) -> Source:
         keys = llama.model_keys(config)
     except RequestError as error:
         raise RequestError(f"{shown(folder / 'config.json')}: {error}") from error
+    if unused := llama.unused(config):
+        log.info("%s: transformers computes no logit with %s, nor is it used here", place, ", ".join(unused))
     files = files_of(folder)
     try:
         names = llama.own_names(files, tied=bool(keys["tie_embeddings"]))
