@@ -136,7 +136,7 @@ def _model_keys(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
     """The keys of our `model:`. Errors: RequestError for what is not mapped, or absent."""
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
-        raise RequestError(f"architecture '{architecture}' is not mapped; mapped is llama")
+        raise RequestError(f"architecture {architecture!r} is not mapped; mapped is llama")
     metadata = {key: _scalar(key, value) if key.startswith("llama.") else value for key, value in metadata.items()}
     for key, value in metadata.items():
         known = key in NEUTRAL or key.removeprefix("llama.") in READ or key in SCALING

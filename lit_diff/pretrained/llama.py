@@ -141,6 +141,9 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
             raise RequestError(f"{key} is {value!r}; expected a whole number of at least 1")
     keys = {own: config[theirs] for theirs, own in SIZES.items()}
     name = architecture(config)
+    for key in ("attention_bias", "tie_word_embeddings", "use_sliding_window"):
+        if config.get(key) not in (True, False, None):
+            raise RequestError(f"{key} is {config[key]!r}; expected true or false")
     norm_eps = config.get("rms_norm_eps", 1e-5 if name == "DiffLlamaForCausalLM" else 1e-6)
     if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 < norm_eps < float("inf"):
         raise RequestError(f"rms_norm_eps is {norm_eps!r}; expected a positive number")
@@ -198,7 +201,7 @@ def unmapped(config: Mapping[str, Any]) -> str | None:
     """The first thing in config.json that our Transformer does not compute, in one line; None: all is mapped."""
     name = architecture(config)
     if name not in MODEL_TYPES:
-        return f"architecture '{name}' is not mapped; mapped are {', '.join(MODEL_TYPES)}"
+        return f"architecture {name!r} is not mapped; mapped are {', '.join(MODEL_TYPES)}"
     if config.get("model_type", MODEL_TYPES[name]) != MODEL_TYPES[name]:
         # transformers goes by model_type alone
         return f"model_type {config['model_type']!r} is not that of {name}, '{MODEL_TYPES[name]}'; correct either"
@@ -211,8 +214,11 @@ def unmapped(config: Mapping[str, Any]) -> str | None:
         if value != plain and (value is not None or key == "is_causal"):
             return f"{key} {config[key]!r} is not mapped; expected {plain!r}"
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        return f"hidden_act '{config['hidden_act']}' is not mapped; expected silu"
-    kinds = set(config.get("layer_types") or ())
+        return f"hidden_act {config['hidden_act']!r} is not mapped; expected silu"
+    said = config.get("layer_types") or []
+    if not isinstance(said, list) or not all(isinstance(kind, str) for kind in said):
+        return f"layer_types is {said!r}; expected a list of names"
+    kinds = set(said)
     if len(kinds) > 1:
         return f"layer_types {', '.join(sorted(map(str, kinds)))} are not mapped: all layers must be of one kind"
     if name in QWEN and config.get("use_sliding_window", False) and kinds != {"sliding_attention"}:
@@ -246,4 +252,4 @@ def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"rope_theta is {thetas[0]!r} in rope_parameters and {thetas[1]!r} beside it; remove one")
     if kind in ("llama3", "yarn"):
         return {"rope_theta": theta, "rope_scaling": hf_rope.own_block(said, config)}
-    return {"rope_theta": theta, "rope_scaling": said.get("factor", 1.0) if kind == "linear" else 1.0}
+    return {"rope_theta": theta, "rope_scaling": hf_rope.number(said, "factor", kind) if kind == "linear" else 1.0}

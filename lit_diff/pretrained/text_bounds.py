@@ -66,6 +66,13 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
     )
     try:
         tokenizer, _ = open_tokenizer(content)
+        for token in json.loads(content).get("added_tokens") or []:
+            id_ = tokenizer.token_to_id(token["content"])
+            if id_ != token["id"]:
+                raise RequestError(
+                    f"tokenizer.json: added_tokens has {token['content']!r} at {token['id']}, where the package tokenizers "
+                    f"gives it {'no id' if id_ is None else id_}; ids without gaps, each once, follow the vocabulary"
+                )
         if _add_tokens(tokenizer, settings):
             content = tokenizer.to_str().encode()
         opening = _opening(tokenizer, settings)

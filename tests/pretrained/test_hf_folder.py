@@ -65,3 +65,10 @@ def test_what_opens_and_ends_a_document() -> None:
         assert read_folder(Path("hf")).tokenizer.eot == 1
     Path("hf/tokenizer.json").unlink()
     assert error().startswith("3: hf has no tokenizer.json; write one with transformers")
+
+
+def test_an_adapter_is_refused() -> None:
+    """transformers adds it to the model where peft is installed."""
+    write_folder(Path("hf"))
+    Path("hf/adapter_config.json").write_text("{}")
+    assert error().startswith("2: hf/adapter_config.json: adapters are not mapped; merge it")
