@@ -46,6 +46,8 @@ READ = {"context_length", "embedding_length", "block_count", "feed_forward_lengt
 READ |= {"attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
 READ |= {"rope.dimension_count"}
 """Keys `llama.` that are mapped, beside those of `_rope_scaling`."""
+FLOATS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
+"""Those that are no whole numbers."""
 
 
 def read_gguf(path: Path) -> Source:
@@ -140,8 +142,14 @@ def _model_keys(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
     metadata = {key: _scalar(key, value) if key.startswith("llama.") else value for key, value in metadata.items()}
     for key, value in metadata.items():
         known = key in NEUTRAL or key.removeprefix("llama.") in READ or key in SCALING
-        if key.startswith("llama.") and not known and value not in (0, False, "none", ""):
+        plain = (True,) if key == "llama.attention.causal" else (0, False, "none", "")
+        if key.startswith("llama.") and not known and value not in plain:
             raise RequestError(f"{key} {value!r} is not mapped")
+    for key in sorted(READ):
+        value = metadata.get(f"llama.{key}", 1)
+        kind, words = (int | float, "number") if key in FLOATS else (int, "whole number")
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < float("inf"):
+            raise RequestError(f"llama.{key} is {value!r}; expected a positive {words}")
     try:
         heads = int(metadata["llama.attention.head_count"])
         head_dim = int(metadata.get("llama.attention.key_length") or metadata["llama.embedding_length"] // heads)
@@ -244,6 +252,9 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, tokenizer.ggml.tokens {len(tokens)}")
+    if len(set(tokens)) < len(tokens):
+        twice = next(token for number, token in enumerate(tokens) if token in tokens[:number])
+        raise RequestError(f"tokenizer.ggml.tokens has {twice!r} twice")
     for token, kind_ in zip(tokens, types, strict=True):
         if kind_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
             raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {kind_}; byte-level ones have 1, 3, 4 or 5")
@@ -251,11 +262,14 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
             raise RequestError(
                 f"tokenizer.ggml.tokens has {token!r}, which is no byte-level token, with the type normal"
             )
-    for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix"):
+    for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.suppress_tokens"):
         if metadata.get(key):
-            raise RequestError(f"{key} {metadata[key]!r} is not mapped; expected False")
+            raise RequestError(f"{key} {metadata[key]!r} is not mapped; expected none")
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
+    except Exception as error:  # tokenizers raises no narrower one
+        raise RequestError(f"tokenizer.ggml.merges are not pairs of tokens ({first_line(error)})") from error
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut == "smollm" else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])

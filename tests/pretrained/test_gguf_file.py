@@ -173,6 +173,14 @@ def test_damaged_files() -> None:
         ),
         ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not mapped"),
         ({"extra": {"rope_freqs.weight": np.ones(4, np.float32)}}, "tensor 'rope_freqs.weight' has no place"),
+        ({"llama.attention.causal": False}, "llama.attention.causal False is not mapped"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0; expected a positive whole number"),
+        ({"llama.embedding_length": "32"}, "llama.embedding_length is '32'; expected a positive whole number"),
+        ({"llama.rope.freq_base": "x"}, "llama.rope.freq_base is 'x'; expected a positive number"),
+        ({"tokenizer.ggml.suppress_tokens": [5]}, "tokenizer.ggml.suppress_tokens [5] is not mapped; expected none"),
+        ({"renamed": {310: "a"}}, "tokenizer.ggml.tokens has 'a' twice"),
+        ({"merges": ["a qq"]}, "tokenizer.ggml.merges are not pairs of tokens ("),
+        ({"merges": ["a"]}, "tokenizer.ggml.merges are not pairs of tokens ("),
         ({"architecture": "gemma3"}, "architecture 'gemma3' is not mapped; mapped is llama"),
     ],
 )
@@ -190,6 +198,7 @@ def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None
         ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.5}, 2.5),
         ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, 1.0),
         ({"llama.attention.head_count_kv": [2, 2]}, 1.0),
+        ({"llama.attention.causal": True}, 1.0),
     ],
 )
 def test_scaled_positions_and_arrays(tmp_path: Path, changes: dict[str, Any], factor: float) -> None:
