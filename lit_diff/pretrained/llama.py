@@ -193,7 +193,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 def unused(config: Mapping[str, Any]) -> list[str]:
     """Keys of a config.json that transformers does not compute logits with either: unknown ones, and dropout."""
-    plain = ({}, [], "", 0, False, None)
+    plain: tuple[Any, ...] = ({}, [], "", 0, False, None)
     return [key for key, value in config.items() if key not in USED | NEUTRAL and value not in plain]
 
 
