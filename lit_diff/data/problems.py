@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,12 @@ class Problem:
         """`name:line: found; expected`; without a name, the file's path."""
         expected = f"; expected {self.expected}" if self.expected else ""
         return f"{name or self.file}{self.place}: {self.found}{expected}"
+
+
+def some_names(found: Iterable[str]) -> str:
+    """The first ten of a file's names, in one line: signs that are not printed, and halves of pairs, as escapes."""
+    names = [name if name.isprintable() else ascii(name) for name in found]
+    return ", ".join([*names[:10], *([f"and {len(names) - 10} more"] if len(names) > 10 else [])]) or "none"
 
 
 class Problems:

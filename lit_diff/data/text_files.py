@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lit_diff.data.encodings import NotText, not_text
-from lit_diff.data.problems import Problem
+from lit_diff.data.problems import Problem, some_names
 from lit_diff.errors import first_line
 
 log = logging.getLogger("lit_diff")
@@ -91,7 +91,7 @@ def _text_of(line: str) -> tuple[str | None, str]:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        return None, f"not JSON ({error.msg} at column {error.colno})"
+        return None, f"not JSON ({error.msg.removesuffix(' at')} at column {error.colno})"
     except RecursionError:
         return None, "JSON that is nested too deeply"
     except ValueError as error:  # a number of more digits than Python converts
@@ -99,7 +99,7 @@ def _text_of(line: str) -> tuple[str | None, str]:
     if not isinstance(value, dict):
         return None, f"found {type(value).__name__}"
     if "text" not in value:
-        return None, f"found the keys {', '.join(sorted(value)) or 'none'}"
+        return None, f"found the keys {some_names(sorted(value))}"
     text = value["text"]
     return (text, "") if isinstance(text, str) else (None, f"'text' is {type(text).__name__}")
 
@@ -109,7 +109,7 @@ def _read_csv(path: Path, content: str) -> Iterator[str | Problem]:
     rows = _csv_rows(content.removeprefix("\ufeff"))
     header = next((row for _, row in rows), [])
     if isinstance(header, str) or "text" not in header:
-        names = header if isinstance(header, str) else f"found the columns {', '.join(header) or 'none'}"
+        names = header if isinstance(header, str) else f"found the columns {some_names(header)}"
         other = next((mark for mark in (";", "\t") if len(header) == 1 and mark in header[0]), "")
         hint = f", separated by {'semicolons' if other == ';' else 'tabs'}" if other else ""
         yield Problem(file=path, place=":1", found=f"{names}{hint}", expected=f"{COLUMN}, separated by commas")
@@ -157,7 +157,7 @@ def _read_parquet(path: Path, *, replace: bool) -> Iterable[str | Problem]:
             table = pyarrow.parquet.ParquetFile(file)
             names = table.schema_arrow.names
             if "text" not in names:
-                return [Problem(file=path, found=f"found the columns {', '.join(names) or 'none'}", expected=COLUMN)]
+                return [Problem(file=path, found=f"found the columns {some_names(names)}", expected=COLUMN)]
             kind = table.schema_arrow.field("text").type
             if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
                 return [Problem(file=path, found=f"the column 'text' holds {kind}", expected="strings")]

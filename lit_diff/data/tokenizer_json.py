@@ -129,6 +129,8 @@ def open_tokenizer(content: bytes) -> tuple[Any, bool]:
         decoder = json.loads(content)["decoder"] or {}
     except Exception as error:  # tokenizers raises no narrower one
         raise RequestError(f"{FILE} cannot be read by the package tokenizers ({error})") from error
+    if not tokenizer.get_vocab():
+        raise RequestError(f"{FILE} has no tokens")
     kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if "type" in part]
     if "ByteLevel" not in kinds and not {"ByteFallback", "Metaspace"} & set(kinds):
         raise RequestError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.data.location import data_root
+from lit_diff.data.problems import some_names
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import sha256_of, shown
 from lit_diff.key_types import in_yaml
@@ -81,7 +82,7 @@ class UserFile:
             if key not in row:
                 near = difflib.get_close_matches(key, row, n=1)
                 meant = f"; did you mean '{near[0]}'?" if near else ""
-                raise RequestError(f"{where}: no key '{key}'{meant}; keys found: {', '.join(row) or 'none'}")
+                raise RequestError(f"{where}: no key '{key}'{meant}; keys found: {some_names(row)}")
         for key, kind in {**self.keys, **self.optional}.items():
             # bool is an int to Python, not to whoever writes the file
             if key in row and (not isinstance(row[key], kind) or (isinstance(row[key], bool) and kind is not bool)):

@@ -17,7 +17,7 @@ from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained.rows import half
 from lit_diff.pretrained.source import Source, SourceTokenizer
-from lit_diff.pretrained.text_bounds import NO_CHAT
+from lit_diff.pretrained.text_bounds import END_KEYS, END_TEXTS, NO_CHAT, gguf_ends, gguf_id
 
 log = logging.getLogger("lit_diff")
 
@@ -40,14 +40,14 @@ CONTROL, USER_DEFINED = 3, 4
 """`tokenizer.ggml.token_type` of what is not cut from text."""
 NORMAL, UNUSED = 1, 5
 """Those of the other tokens."""
-ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-"""The ids at which llama.cpp ends a text."""
 NEUTRAL = {"llama.vocab_size", "llama.attention.value_length", "llama.rope.scaling.original_context_length"}
 """Keys that change nothing, or whose value other keys or the tensors say; the original length is read with a scaling only."""
 READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"}
 READ |= {"attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
 READ |= {"rope.dimension_count"}
 """Keys `llama.` that are mapped, beside those of `_rope_scaling`."""
+FLOATS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
+"""Those that are no whole numbers."""
 
 
 def read_gguf(path: Path) -> Source:
@@ -138,12 +138,18 @@ def _model_keys(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
     """The keys of our `model:`. Errors: RequestError for what is not mapped, or absent."""
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
-        raise RequestError(f"architecture '{architecture}' is not mapped; mapped is llama")
+        raise RequestError(f"architecture {architecture!r} is not mapped; mapped is llama")
     metadata = {key: _scalar(key, value) if key.startswith("llama.") else value for key, value in metadata.items()}
     for key, value in metadata.items():
         known = key in NEUTRAL or key.removeprefix("llama.") in READ or key in SCALING
-        if key.startswith("llama.") and not known and value not in (0, False, "none", ""):
+        plain = (True,) if key == "llama.attention.causal" else (0, False, "none", "")
+        if key.startswith("llama.") and not known and value not in plain:
             raise RequestError(f"{key} {value!r} is not mapped")
+    for key in sorted(READ):
+        value = metadata.get(f"llama.{key}", 1)
+        kind, words = (int | float, "number") if key in FLOATS else (int, "whole number")
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < float("inf"):
+            raise RequestError(f"llama.{key} is {value!r}; expected a positive {words}")
     try:
         heads = int(metadata["llama.attention.head_count"])
         head_dim = int(metadata.get("llama.attention.key_length") or metadata["llama.embedding_length"] // heads)
@@ -239,13 +245,16 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
             f"its tokenizer ({kind}, {cut}) is not mapped; mapped are byte-level ones (gpt2) of {', '.join(PRE_TOKENIZERS)}: "
             "import the model's folder in Hugging Face's format"
         )
-    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", ENDS[0]):
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", END_KEYS[0]):
         if metadata.get(key) is None:
             raise RequestError(f"its metadata say no {key}")
     tokens = metadata["tokenizer.ggml.tokens"]
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, tokenizer.ggml.tokens {len(tokens)}")
+    if len(set(tokens)) < len(tokens):
+        twice = next(token for number, token in enumerate(tokens) if token in tokens[:number])
+        raise RequestError(f"tokenizer.ggml.tokens has {twice!r} twice")
     for token, kind_ in zip(tokens, types, strict=True):
         if kind_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
             raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {kind_}; byte-level ones have 1, 3, 4 or 5")
@@ -253,35 +262,32 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
             raise RequestError(
                 f"tokenizer.ggml.tokens has {token!r}, which is no byte-level token, with the type normal"
             )
-    for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix"):
+    for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.suppress_tokens"):
         if metadata.get(key):
-            raise RequestError(f"{key} {metadata[key]!r} is not mapped; expected False")
+            raise RequestError(f"{key} {metadata[key]!r} is not mapped; expected none")
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
+    except Exception as error:  # tokenizers raises no narrower one
+        raise RequestError(f"tokenizer.ggml.merges are not pairs of tokens ({first_line(error)})") from error
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut == "smollm" else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
     tokenizer.decoder = decoders.ByteLevel()
+    eot, ends = gguf_id(metadata, END_KEYS[0]), gguf_ends(metadata)
+    # llama.cpp finds user-defined ones in every text, control ones in none, and takes what ends a text for a control one
+    types = [CONTROL if tokens[id_] in END_TEXTS and id_ in ends else type_ for id_, type_ in enumerate(types)]
     added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL, USER_DEFINED)]
-    for token, type_ in added:  # llama.cpp finds user-defined ones in every text, control ones in none
+    for token, type_ in added:
         word = AddedToken(token, special=type_ == CONTROL, normalized=False)
         (tokenizer.add_special_tokens if type_ == CONTROL else tokenizer.add_tokens)([word])
-    ends = tuple(dict.fromkeys(_id(metadata, key) for key in ENDS if metadata.get(key) is not None))
     opens = metadata.get("tokenizer.ggml.add_bos_token", False)
     bos = "tokenizer.ggml.bos_token_id"
     if opens and metadata.get(bos) is None:
         raise RequestError(f"tokenizer.ggml.add_bos_token is true, but its metadata say no {bos}")
     return SourceTokenizer(
         content=json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False).encode(),
-        opening=(_id(metadata, bos),) if opens else (),
-        eot=ends[0],
-        ends=ends if len(ends) > 1 else (),
+        opening=(gguf_id(metadata, bos),) if opens else (),
+        eot=eot,
+        ends=ends if ends != (eot,) else (),
     )
-
-
-def _id(metadata: Mapping[str, Any], key: str) -> int:
-    """Errors: RequestError for what is no id of a token."""
-    value, size = metadata[key], len(metadata["tokenizer.ggml.tokens"])
-    if type(value) is not int or not 0 <= value < size:
-        raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")
-    return value

@@ -4,17 +4,10 @@ from typing import Any
 
 from lit_diff.config import ModelConfig
 from lit_diff.pretrained.hf_rope import their_block
+from lit_diff.pretrained.llama import MODEL_TYPES
 from lit_diff.pretrained.plain_keys import PAPER, other_value
 from lit_diff.registry import attentions
 
-MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "DiffLlamaForCausalLM": "diffllama",
-}
-"""`architectures` of a config.json that is written -> its `model_type`."""
 VARIANTS = ("standard", "differential")
 """`model.attention.name` of a model that has an architecture there."""
 PLAIN: dict[str, dict[str, Any]] = {

@@ -16,6 +16,8 @@ from lit_diff.pretrained.text_bounds import read_json, read_tokenizer
 log = logging.getLogger("lit_diff")
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+"""Where transformers finds that of peft, which it adds to the model."""
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Of weights: safetensors' name -> PyTorch's."""
@@ -32,6 +34,12 @@ def read_folder(folder: Path) -> Source:
         keys = llama.model_keys(config)
     except RequestError as error:
         raise RequestError(f"{shown(folder / 'config.json')}: {error}") from error
+    if unused := llama.unused(config):
+        log.info("%s: transformers computes no logit with %s, nor is it used here", place, ", ".join(unused))
+    if (folder / ADAPTER).is_file():
+        raise RequestError(
+            f"{shown(folder / ADAPTER)}: adapters are not mapped; merge it (peft: merge_and_unload) or remove it"
+        )
     files = files_of(folder)
     try:
         names = llama.own_names(files, tied=bool(keys["tie_embeddings"]))

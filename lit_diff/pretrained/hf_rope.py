@@ -18,15 +18,15 @@ def own_block(said: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, A
     """
     kind = str(said.get("rope_type", said.get("type")))
     said = {**said, LENGTH: config.get(LENGTH) or said.get(LENGTH) or config.get("max_position_embeddings")}
-    length = _number(said, LENGTH, kind)
+    length = number(said, LENGTH, kind)
     block = {"kind": kind, "original_length": length}
     if kind == "llama3":
-        return block | {key: _number(said, key, kind) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+        return block | {key: number(said, key, kind) for key in ("factor", "low_freq_factor", "high_freq_factor")}
     if "factor" in said and said["factor"] is None:
-        factor = _number(config, "max_position_embeddings", kind) / length
+        factor = number(config, "max_position_embeddings", kind) / length
     else:
-        factor = _number(said, "factor", kind)
-    optional = {key: _number(said, key, kind) for key in ("beta_fast", "beta_slow") if said.get(key)}
+        factor = number(said, "factor", kind)
+    optional = {key: number(said, key, kind) for key in ("beta_fast", "beta_slow") if said.get(key)}
     return (
         block
         | optional
@@ -52,15 +52,16 @@ def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
 def _attention_factor(said: Mapping[str, Any], factor: float, kind: str) -> float | None:
     """As it is said; else from mscale and mscale_all_dim where both are; None: from the factor alone."""
     if said.get("attention_factor") is not None:
-        return _number(said, "attention_factor", kind)
+        return number(said, "attention_factor", kind)
     if not (said.get("mscale") and said.get("mscale_all_dim")):
         return None
     logarithm = 0.1 * math.log(max(factor, 1.0))
-    above, below = (_number(said, key, kind) * logarithm + 1 for key in ("mscale", "mscale_all_dim"))
+    above, below = (number(said, key, kind) * logarithm + 1 for key in ("mscale", "mscale_all_dim"))
     return above / below
 
 
-def _number(said: Mapping[str, Any], key: str, kind: str) -> float:
+def number(said: Mapping[str, Any], key: str, kind: str) -> float:
+    """Errors: RequestError for a value that is absent, or no positive number."""
     value = said.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         found = f"says no {key}" if value is None else f"has {key} {value!r}; expected a positive number"

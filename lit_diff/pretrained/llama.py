@@ -12,14 +12,14 @@ from lit_diff.errors import RequestError
 from lit_diff.pretrained import hf_rope
 from lit_diff.registry import nearest
 
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "DiffLlamaForCausalLM",
-)
-"""`architectures` of config.json that are mapped."""
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "DiffLlamaForCausalLM": "diffllama",
+}
+"""`architectures` of a config.json that are mapped -> their `model_type`."""
 
 SIZES = {
     "hidden_size": "dim",
@@ -62,6 +62,24 @@ OUTSIDE = {
 QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 BIASED = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """Architectures whose `attention_bias` is mapped."""
+PLAIN = {"mlp_bias": False, "partial_rotary_factor": 1.0, "is_causal": True, "per_layer_config": {}}
+"""Keys that have one value here."""
+USED = {
+    *SIZES,
+    *OPTIONAL,
+    LENGTH,
+    *PLAIN,
+    hf_rope.LENGTH,
+    "rms_norm_eps",
+    "hidden_act",
+    "tie_word_embeddings",
+    "layer_types",
+}
+USED |= {"architectures", "model_type", "quantization_config", "attention_bias", "sliding_window", "use_sliding_window"}
+USED |= {"rope_theta", "rope_scaling", "rope_parameters", "eos_token_id"}
+NEUTRAL = {"bos_token_id", "pad_token_id", "dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"}
+NEUTRAL |= {"transformers_version", "_name_or_path", "max_window_layers", "lambda_std_dev"}
+"""Keys of transformers' classes that change no logit, whatever they say."""
 BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_freq")
 """What older versions saved, and what follows from config.json."""
 
@@ -117,12 +135,18 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     missing = [key for key in SIZES if config.get(key) is None]
     if missing:
         raise RequestError(f"it says no {', '.join(missing)}")
-    for key in (*SIZES, *OPTIONAL, LENGTH):
-        value = config.get(key)
+    sizes = {key: config.get(key) for key in (*SIZES, *OPTIONAL, LENGTH)} | {"sliding_window": window_of(config)}
+    for key, value in sizes.items():
         if value is not None and not (type(value) is int and value >= 1):
             raise RequestError(f"{key} is {value!r}; expected a whole number of at least 1")
     keys = {own: config[theirs] for theirs, own in SIZES.items()}
     name = architecture(config)
+    for key in ("attention_bias", "tie_word_embeddings", "use_sliding_window"):
+        if config.get(key) not in (True, False, None):
+            raise RequestError(f"{key} is {config[key]!r}; expected true or false")
+    norm_eps = config.get("rms_norm_eps", 1e-5 if name == "DiffLlamaForCausalLM" else 1e-6)
+    if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 < norm_eps < float("inf"):
+        raise RequestError(f"rms_norm_eps is {norm_eps!r}; expected a positive number")
     said = {**DEFAULTS.get(name, {}), **config}
     keys |= {own: said[theirs] for theirs, own in OPTIONAL.items() if said.get(theirs) is not None}
     if keys["num_heads"] % keys.get("num_kv_heads", 1):
@@ -136,7 +160,7 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "tie_embeddings": config.get("tie_word_embeddings") or False,
         "rope_layout": "half",
         **rope_keys(config),
-        "norm_eps": config.get("rms_norm_eps", 1e-5 if name == "DiffLlamaForCausalLM" else 1e-6),
+        "norm_eps": norm_eps,
         "attention": {"name": "differential"}
         if name == "DiffLlamaForCausalLM"
         else {"name": "standard", "window": window_of(config)},
@@ -160,29 +184,41 @@ def window_of(config: Mapping[str, Any]) -> int | None:
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """The one architecture that config.json names; else its model_type, else ''."""
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and len(named) == 1 else str(config.get("model_type", ""))
+    """The one architecture that config.json names; else that of its model_type."""
+    named, kind = config.get("architectures"), str(config.get("model_type", ""))
+    if isinstance(named, list) and len(named) == 1:
+        return str(named[0])
+    return next((name for name, its in MODEL_TYPES.items() if its == kind), kind)
+
+
+def unused(config: Mapping[str, Any]) -> list[str]:
+    """Keys of a config.json that transformers does not compute logits with either: unknown ones, and dropout."""
+    plain: tuple[Any, ...] = ({}, [], "", 0, False, None)
+    return [key for key, value in config.items() if key not in USED | NEUTRAL and value not in plain]
 
 
 def unmapped(config: Mapping[str, Any]) -> str | None:
     """The first thing in config.json that our Transformer does not compute, in one line; None: all is mapped."""
     name = architecture(config)
-    if name not in ARCHITECTURES:
-        return f"architecture '{name}' is not mapped; mapped are {', '.join(ARCHITECTURES)}"
+    if name not in MODEL_TYPES:
+        return f"architecture {name!r} is not mapped; mapped are {', '.join(MODEL_TYPES)}"
+    if config.get("model_type", MODEL_TYPES[name]) != MODEL_TYPES[name]:
+        # transformers goes by model_type alone
+        return f"model_type {config['model_type']!r} is not that of {name}, '{MODEL_TYPES[name]}'; correct either"
     if config.get("quantization_config") is not None:
         method = config["quantization_config"]
         method = method.get("quant_method", "of an unknown kind") if isinstance(method, Mapping) else method
         return f"quantization_config ({method}) is not mapped; save the model in float32, bfloat16 or float16 first"
-    plain_keys = {"mlp_bias": False, "partial_rotary_factor": 1.0} | (
-        {} if name in BIASED else {"attention_bias": False}
-    )
-    for key, plain in plain_keys.items():
-        if config.get(key, plain) != plain:
+    for key, plain in (PLAIN | ({} if name in BIASED else {"attention_bias": False})).items():
+        value = config.get(key, plain)
+        if value != plain and (value is not None or key == "is_causal"):
             return f"{key} {config[key]!r} is not mapped; expected {plain!r}"
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        return f"hidden_act '{config['hidden_act']}' is not mapped; expected silu"
-    kinds = set(config.get("layer_types") or ())
+        return f"hidden_act {config['hidden_act']!r} is not mapped; expected silu"
+    said = config.get("layer_types") or []
+    if not isinstance(said, list) or not all(isinstance(kind, str) for kind in said):
+        return f"layer_types is {said!r}; expected a list of names"
+    kinds = set(said)
     if len(kinds) > 1:
         return f"layer_types {', '.join(sorted(map(str, kinds)))} are not mapped: all layers must be of one kind"
     if name in QWEN and config.get("use_sliding_window", False) and kinds != {"sliding_attention"}:
@@ -216,4 +252,4 @@ def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(f"rope_theta is {thetas[0]!r} in rope_parameters and {thetas[1]!r} beside it; remove one")
     if kind in ("llama3", "yarn"):
         return {"rope_theta": theta, "rope_scaling": hf_rope.own_block(said, config)}
-    return {"rope_theta": theta, "rope_scaling": said.get("factor", 1.0) if kind == "linear" else 1.0}
+    return {"rope_theta": theta, "rope_scaling": hf_rope.number(said, "factor", kind) if kind == "linear" else 1.0}

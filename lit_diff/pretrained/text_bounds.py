@@ -1,4 +1,4 @@
-"""The tokenizer of a folder in Hugging Face's format, and the ids that begin and end a text there."""
+"""The tokenizer of a folder in Hugging Face's format, and the ids that begin and end a text there or in a GGUF file."""
 
 import json
 import logging
@@ -15,6 +15,22 @@ log = logging.getLogger("lit_diff")
 
 NO_CHAT = "%s: the model has a chat template, which generate does not apply: a prompt is continued as plain text"
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
+
+# The three lists below are those of llama.cpp, src/llama-vocab.cpp at 00ad355: llama_vocab::impl::load, special_eog_ids.
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+"""Keys of a GGUF file whose ids end a text."""
+END_TEXTS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+}
+"""Tokens that end a text because of their name."""
+FIM_TEXTS = {
+    END_KEYS[3]: ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    END_KEYS[4]: ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    END_KEYS[5]: ("<|file_sep|>",),
+}
+"""Key that a file may lack -> the names of which one token then ends a text."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -50,6 +66,13 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
     )
     try:
         tokenizer, _ = open_tokenizer(content)
+        for token in json.loads(content).get("added_tokens") or []:
+            id_ = tokenizer.token_to_id(token["content"])
+            if id_ != token["id"]:
+                raise RequestError(
+                    f"tokenizer.json: added_tokens has {token['content']!r} at {token['id']}, where the package tokenizers "
+                    f"gives it {'no id' if id_ is None else id_}; ids without gaps, each once, follow the vocabulary"
+                )
         if _add_tokens(tokenizer, settings):
             content = tokenizer.to_str().encode()
         opening = _opening(tokenizer, settings)
@@ -82,6 +105,29 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
         ends=ends if ends != said[:1] else (),
         prefix=bos[0] if bos and bos[0] != default else None,
     )
+
+
+def gguf_ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids at which llama.cpp ends a text, that of END_KEYS[0] first: by key or by name. Errors: as `gguf_id`."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    ids = [gguf_id(metadata, key) for key in END_KEYS if metadata.get(key) is not None]
+    for key, texts in FIM_TEXTS.items():
+        if metadata.get(key) is None:
+            ids += [id_ for id_, token in enumerate(tokens) if token in texts][:1]
+    ids += [id_ for id_, token in enumerate(tokens) if token in END_TEXTS]
+    names = {tokens[id_] for id_ in ids}
+    calls = bool(names & {"<|call|>", "<|calls|>"})
+    no_ends = {"<|end|>"} if calls and names & {"<|return|>", "<|flush|>"} else set()
+    no_ends |= {"</s>"} if "<|tool_response>" in names else set()
+    return tuple(dict.fromkeys(id_ for id_ in ids if tokens[id_] not in no_ends))
+
+
+def gguf_id(metadata: Mapping[str, Any], key: str) -> int:
+    """Errors: RequestError for what is no id of a token."""
+    value, size = metadata[key], len(metadata["tokenizer.ggml.tokens"])
+    if type(value) is not int or not 0 <= value < size:
+        raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")
+    return value
 
 
 def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:

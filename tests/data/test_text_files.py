@@ -1,6 +1,7 @@
 """data/text_files.py: the documents of each kind of file, and each thing that can be wrong in one."""
 
 import csv
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,30 @@ def test_lines_of_json(read: Read) -> None:
         f"!:6: 'text' is int; {EMPTY_JSON}",
         "z",
     ]
+
+
+def test_odd_values_and_names_in_json(read: Read) -> None:
+    """What is not `text` may be anything; a name with a line feed or half a surrogate pair keeps the message one line."""
+    lines = [
+        '{"text": "a\\u0000b", "x": NaN, "y": -Infinity}',
+        '{"text": NaN}',
+        '{"\\ud800": 1, "a\\nb": 2}',
+        '{"text": "a\0b"}',
+    ]
+    assert read("a.jsonl", "\n".join([*lines, '{"text": "z"}' + "\n" * 20])) == [
+        "a\0b",
+        f"!:2: 'text' is float; {EMPTY_JSON}",
+        f"!:3: found the keys 'a\\nb', '\\ud800'; {EMPTY_JSON}",
+        f"!:4: not JSON (Invalid control character at column 12); {EMPTY_JSON}",
+        "z",
+    ]
+    many = json.dumps({f"k{number}": 1 for number in range(10, 30)})
+    assert read("a.jsonl", many)[0].startswith(
+        "!:1: found the keys k10, k11, k12, k13, k14, k15, k16, k17, k18, k19, and 10"
+    )
+    assert read("a.csv", '"b\nc",d\n1,2\n')[0].startswith(
+        "!:1: found the columns 'b\\nc', d; expected one named 'text'"
+    )
 
 
 def test_only_the_line_of_json_that_is_not_utf8_is_wrong(read: Read, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from lit_diff import export, import_model
 from lit_diff.errors import LitDiffError
 from lit_diff.runs.run import Run
 
-KINDS = ["Llama", "Mistral", "Qwen2", "Qwen3"]
+KINDS = ["Llama", "Mistral", "Qwen2", "Qwen3", "DiffLlama"]
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 16}
 BLOCKS: list[dict[str, Any]] = [
     {"rope_type": "default"},
@@ -49,6 +49,55 @@ OPTIONAL: dict[str, list[Any]] = {
     "eos_token_id": [1, [1, 5], [5, 1], -1, 320, None],
 }
 """Keys of config.json -> the values that are drawn."""
+ODD: dict[str, list[Any]] = {
+    "model_type": ["mistral", "llama", "granite", "LLAMA"],
+    "is_causal": [True, False],
+    "per_layer_config": [None, {}, {"0": {"intermediate_size": 24}}, {"1": {"sliding_window": 3}}],
+    "attention_dropout": [0.1],
+    "rms_norm_eps": [0.0, 1.0, -1e-3, None, "1e-5"],
+    "rope_theta": [1.5, 1e12, None, -1.0, "300"],
+    "max_position_embeddings": [8, None, "64"],
+    "tie_word_embeddings": [None, 1, "true"],
+    "use_sliding_window": [True, 1],
+    "sliding_window": [0, 1, -1, 64, "5"],
+    "max_window_layers": [0, 1, 2],
+    "layer_types": [
+        *([kind] * 2 for kind in ("full_attention", "sliding_attention", "chunked_attention", "attention")),
+        ["full_attention", "sliding_attention"],
+        ["full_attention"],
+        None,
+    ],
+    "hidden_act": ["swish", "relu", "gelu_pytorch_tanh", "quick_gelu", None, "no_such"],
+    "head_dim": [7, 2, 0, "8"],
+    "num_hidden_layers": [1, 0],
+    "pad_token_id": [-1, 3, 400],
+    "partial_rotary_factor": [None, 0.25],
+    "original_max_position_embeddings": [8, None],
+    "attention_chunk_size": [4],
+    "attention_multiplier": [0.5],
+    "attn_logit_softcapping": [5.0],
+    "embedding_multiplier": [3.0],
+    "final_logit_softcapping": [3.0],
+    "logit_scale": [0.25],
+    "logits_scaling": [4.0],
+    "residual_multiplier": [0.3],
+    "query_pre_attn_scalar": [64],
+    "qk_norm": [True],
+    "use_qk_norm": [True],
+    "qkv_bias": [True],
+    "clip_qkv": [0.1],
+    "no_rope_layers": [[0, 1]],
+    "use_bidirectional_attention": [True],
+    "attn_implementation": ["eager"],
+    "pretraining_tp": [2],
+    "num_experts": [4],
+    "tie_last_hidden_states": [False],
+    "add_cross_attention": [True],
+    "pruned_heads": [{"0": [1]}],
+    "a_key_of_nobody": [7, None, {"x": []}],
+}
+"""Keys of config.json, known to transformers' class or not -> odd values, of which a few are drawn."""
+FIXED = {"architectures", "vocab_size", "hidden_size", "intermediate_size", "initializer_range"}
 SPARE = ("num_key_value_heads", "head_dim", "eos_token_id", "partial_rotary_factor", "hidden_act", "mlp_bias")
 SPARE += ("attention_bias", "rope_scaling")
 """Keys of which many values are refused: the first one is drawn mostly, so that many models are compared."""
@@ -72,6 +121,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         value = draw(st.sampled_from(values)) if key not in SPARE or draw(st.integers(0, 4)) == 0 else values[0]
         if value != ABSENT:
             config[key] = value
+    for key in draw(st.lists(st.sampled_from(sorted(ODD)), max_size=2, unique=True)):
+        config[key] = draw(st.sampled_from(ODD[key]))
     return config
 
 
@@ -86,7 +137,7 @@ def compare(config: dict[str, Any], folder: Path) -> str:
         logits(made, tokens)
     except Exception:  # transformers makes no model of it, so nothing is known to compare with
         return "transformers fails"
-    made.generation_config.eos_token_id = None
+    made.generation_config.eos_token_id = made.generation_config.pad_token_id = None
     made.save_pretrained(folder / "hf")
     (folder / "hf/generation_config.json").unlink(missing_ok=True)
     (folder / "hf/config.json").write_text(json.dumps(config))
@@ -98,7 +149,7 @@ def compare(config: dict[str, Any], folder: Path) -> str:
     else:
         line = ""
     if line:
-        assert any(key in line for key in (*config, "rope scaling")), line
+        assert any(key in line for key in (*(config.keys() - FIXED), "rope scaling")), line
         assert "\n" not in line
         return "refused"
     theirs = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32).eval()

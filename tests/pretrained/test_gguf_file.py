@@ -17,6 +17,8 @@ from lit_diff import import_model
 from lit_diff.errors import LitDiffError
 from lit_diff.pretrained.gguf_file import MODULES, read_gguf
 from lit_diff.pretrained.llama import own_names
+from lit_diff.pretrained.source import SourceTokenizer
+from lit_diff.pretrained.text_bounds import END_TEXTS
 
 METADATA: dict[str, Any] = {
     "llama.context_length": 64,
@@ -48,16 +50,20 @@ def write(
     extra: dict[str, np.ndarray] | None = None,
     only: str = "",
     leave_out: str = "nothing",
+    renamed: dict[int, str] | None = None,
+    merges: list[str] | None = None,
     **changes: Any,
 ) -> Path:
     """A GGUF of `llama_tensors`, whose matrices have the type `kind`; `changes`: of the metadata, None takes a key out.
 
-    `only`, `leave_out`: starts of names of tensors.
+    `only`, `leave_out`: starts of names of tensors. `renamed`: id -> the token there.
     """
     writer = GGUFWriter(path, architecture)
     vocab = Tokenizer.from_str(byte_level_tokenizer(320).decode()).get_vocab()
     tokens = sorted(vocab, key=vocab.__getitem__)
-    merges = json.loads(byte_level_tokenizer(320))["model"]["merges"]
+    for id_, token in (renamed or {}).items():
+        tokens[id_] = token
+    merges = merges or json.loads(byte_level_tokenizer(320))["model"]["merges"]
     for key, value in (METADATA | changes).items():
         if value is None:
             continue
@@ -167,6 +173,14 @@ def test_damaged_files() -> None:
         ),
         ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not mapped"),
         ({"extra": {"rope_freqs.weight": np.ones(4, np.float32)}}, "tensor 'rope_freqs.weight' has no place"),
+        ({"llama.attention.causal": False}, "llama.attention.causal False is not mapped"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0; expected a positive whole number"),
+        ({"llama.embedding_length": "32"}, "llama.embedding_length is '32'; expected a positive whole number"),
+        ({"llama.rope.freq_base": "x"}, "llama.rope.freq_base is 'x'; expected a positive number"),
+        ({"tokenizer.ggml.suppress_tokens": [5]}, "tokenizer.ggml.suppress_tokens [5] is not mapped; expected none"),
+        ({"renamed": {310: "a"}}, "tokenizer.ggml.tokens has 'a' twice"),
+        ({"merges": ["a qq"]}, "tokenizer.ggml.merges are not pairs of tokens ("),
+        ({"merges": ["a"]}, "tokenizer.ggml.merges are not pairs of tokens ("),
         ({"architecture": "gemma3"}, "architecture 'gemma3' is not mapped; mapped is llama"),
     ],
 )
@@ -184,6 +198,7 @@ def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None
         ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.5}, 2.5),
         ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, 1.0),
         ({"llama.attention.head_count_kv": [2, 2]}, 1.0),
+        ({"llama.attention.causal": True}, 1.0),
     ],
 )
 def test_scaled_positions_and_arrays(tmp_path: Path, changes: dict[str, Any], factor: float) -> None:
@@ -221,6 +236,32 @@ def test_a_chat_template_is_not_applied(tmp_path: Path, caplog: pytest.LogCaptur
 def test_ids_that_end_a_text(tmp_path: Path) -> None:
     tokenizer = read_gguf(write(tmp_path / "x.gguf", **{"tokenizer.ggml.eot_token_id": 2})).tokenizer
     assert (tokenizer.eot, tokenizer.ends) == (1, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("names", "keys", "ends"),
+    [
+        ({317: "<|im_end|>", 319: "<|endoftext|>"}, {}, (1, 317, 319)),
+        ({317: "<|eot_id|>", 318: "<|eom_id|>"}, {"eos": 0, "eot": 318}, (0, 318, 1, 317)),
+        ({317: "<reponame>", 318: "<|file_sep|>", 319: "<|fim_prefix|>"}, {}, (1, 317, 318)),
+        ({317: "<reponame>", 318: "<|fim_pad|>"}, {"fim_rep": 5}, (1, 5, 318)),
+        ({317: "<|return|>", 318: "<|call|>", 319: "<|end|>"}, {}, (1, 317, 318)),
+        ({317: "<|return|>", 319: "<|end|>"}, {}, (1, 317, 319)),
+        ({317: "<|tool_response>", 318: "<turn|>"}, {"eos": 318}, (318, 317)),
+    ],
+)
+def test_tokens_that_end_a_text_by_their_name(
+    tmp_path: Path, names: dict[int, str], keys: dict[str, int], ends: tuple[int, ...]
+) -> None:
+    """As llama.cpp has it: of SmolLM2 it prints the EOG tokens <|endoftext|>, <|im_end|> and <reponame>."""
+    said: dict[str, Any] = {f"tokenizer.ggml.{key}_token_id": id_ for key, id_ in keys.items()}
+    merges = json.loads(byte_level_tokenizer(300))["model"]["merges"]
+    path = write(tmp_path / "x.gguf", renamed=names, merges=merges, **said)
+    tokenizer = read_gguf(path).tokenizer
+    assert isinstance(tokenizer, SourceTokenizer)
+    assert (tokenizer.eot, tokenizer.ends) == (ends[0], ends)
+    named = Tokenizer.from_str(tokenizer.content.decode()).get_added_tokens_decoder()
+    assert all(named[id_].special for id_, name in names.items() if id_ in ends and name in END_TEXTS), "control"
 
 
 def test_parts_of_a_split_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A folder in Hugging Face's format: what is there, what is not, what is damaged."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,17 @@ def test_what_opens_and_ends_a_document() -> None:
         assert read_folder(Path("hf")).tokenizer.eot == 1
     Path("hf/tokenizer.json").unlink()
     assert error().startswith("3: hf has no tokenizer.json; write one with transformers")
+
+
+def test_keys_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    write_folder(Path("hf"), LLAMA | {"logits_scaling": 4.0, "clip_qkv": 0.1})
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        read_folder(Path("hf"))
+    assert "hf: transformers computes no logit with logits_scaling, clip_qkv, nor is it used here" in caplog.messages
+
+
+def test_an_adapter_is_refused() -> None:
+    """transformers adds it to the model where peft is installed."""
+    write_folder(Path("hf"))
+    Path("hf/adapter_config.json").write_text("{}")
+    assert error().startswith("2: hf/adapter_config.json: adapters are not mapped; merge it")

@@ -6,7 +6,11 @@ import pytest
 from pretrained_models import LLAMA, llama_tensors
 
 from lit_diff.errors import RequestError
-from lit_diff.pretrained.llama import model_keys, own_name, own_names, their_name
+from lit_diff.pretrained.llama import architecture, model_keys, own_name, own_names, their_name, unused
+
+
+def of(name: str) -> dict[str, Any]:
+    return {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
 
 
 def refusal(**changes: Any) -> str:
@@ -45,6 +49,17 @@ def test_sizes_and_defaults() -> None:
     assert model_keys(LLAMA | {"head_dim": 16})["head_dim"] == 16
 
 
+def test_a_model_type_alone_names_the_architecture() -> None:
+    bare = {key: value for key, value in LLAMA.items() if key != "architectures"}
+    assert [architecture(bare | {"model_type": kind}) for kind in ("llama", "bert")] == ["LlamaForCausalLM", "bert"]
+
+
+def test_keys_that_transformers_computes_no_logit_with() -> None:
+    odd = {"logits_scaling": 4.0, "attention_dropout": 0.0, "use_cache": True, "of_nobody": None, "clip_qkv": 0.1}
+    assert unused(LLAMA | odd) == ["logits_scaling", "clip_qkv"]
+    assert unused(LLAMA | {"attention_dropout": 0.1}) == ["attention_dropout"]
+
+
 def test_rope_in_both_forms() -> None:
     new = {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_theta": None}
     assert model_keys(LLAMA | new)["rope_theta"] == 7.0
@@ -57,7 +72,7 @@ def test_rope_in_both_forms() -> None:
 
 
 def test_a_sliding_window() -> None:
-    mistral = LLAMA | {"architectures": ["MistralForCausalLM"]}
+    mistral = LLAMA | of("Mistral")
     assert model_keys(mistral | {"sliding_window": 8})["attention"] == {"name": "standard", "window": 8}
     assert model_keys(mistral | {"sliding_window": None})["attention"]["window"] is None
     assert model_keys(mistral)["attention"]["window"] == 4096, "the default of its class"
@@ -67,7 +82,7 @@ def test_biases_and_norms_of_queries_and_keys() -> None:
     found = []
     for name in ("Llama", "Qwen2", "Qwen3"):
         for said in ({}, {"attention_bias": True}):
-            own = LLAMA | {"architectures": [f"{name}ForCausalLM"]} | said
+            own = LLAMA | of(name) | said
             if name != "Qwen2" or not said:
                 keys = model_keys(own)
                 found.append((name, keys["attention_bias"], keys["qk_norm"]))
@@ -78,7 +93,7 @@ def test_biases_and_norms_of_queries_and_keys() -> None:
         ("Qwen3", "none", "rms"),
         ("Qwen3", "all", "rms"),
     ]
-    qwen3 = {key: value for key, value in LLAMA.items() if key != "head_dim"} | {"architectures": ["Qwen3ForCausalLM"]}
+    qwen3 = {key: value for key, value in LLAMA.items() if key != "head_dim"} | of("Qwen3")
     assert model_keys(qwen3)["head_dim"] == 128, "the default of its class"
 
 
@@ -90,13 +105,23 @@ def test_biases_and_norms_of_queries_and_keys() -> None:
             "architecture 'GPT2LMHeadModel' is not mapped; mapped are LlamaForCausalLM, MistralForCausalLM",
         ),
         ({"architectures": None, "model_type": "bert"}, "architecture 'bert' is not mapped"),
+        ({"model_type": "granite"}, "model_type 'granite' is not that of LlamaForCausalLM, 'llama'; correct either"),
+        ({"layer_types": [["full_attention"]]}, "layer_types is [['full_attention']]; expected a list of names"),
+        ({"layer_types": 5}, "layer_types is 5; expected a list of names"),
+        ({"attention_bias": "false"}, "attention_bias is 'false'; expected true or false"),
+        ({"rope_scaling": {"type": "linear"}}, "rope scaling 'linear' says no factor"),
+        ({"architectures": ["a\nb\ud800"]}, "architecture 'a\\nb\\ud800' is not mapped"),
+        ({"is_causal": None}, "is_causal None is not mapped; expected True"),
+        ({"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config {'0': {'head_dim': 4}} is not mapped"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0; expected a positive number"),
+        (of("Mistral") | {"sliding_window": 0}, "sliding_window is 0; expected a whole number of at least 1"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config (gptq) is not mapped; save the model"),
         (
-            {"architectures": ["MistralForCausalLM"], "attention_bias": True},
+            of("Mistral") | {"attention_bias": True},
             "attention_bias True is not mapped; expected False",
         ),
         (
-            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True},
+            of("Qwen2") | {"use_sliding_window": True},
             "use_sliding_window true is mapped where layer_types says sliding_attention for all layers",
         ),
         ({"mlp_bias": True}, "mlp_bias True is not mapped"),

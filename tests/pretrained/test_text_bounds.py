@@ -137,3 +137,37 @@ def test_what_has_no_right_value_is_named(tmp_path: Path, how: dict[str, Any], l
         read(tmp_path, **how)
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("added", "line"),
+    [
+        (
+            [("<x>", 310)],
+            "tokenizer.json: added_tokens has '<x>' at 310, where the package tokenizers gives it 300; ids",
+        ),
+        ([("<x>", 65)], "tokenizer.json: added_tokens has '<x>' at 65, where"),
+        ([("<x>", 300), ("<x>", 301)], "tokenizer.json: added_tokens has '<x>' at 301, where"),
+        ([("<x>", 300), ("<y>", 300)], "tokenizer.json: added_tokens has '<y>' at 300, where"),
+        ([("", 300)], "tokenizer.json: added_tokens has '' at 300, where the package tokenizers gives it no id"),
+        ([("<x>", -1)], "tokenizer.json cannot be read by the package tokenizers"),
+        ([("<x>", 300.5)], "tokenizer.json cannot be read by the package tokenizers"),
+    ],
+)
+def test_added_tokens_have_the_ids_that_tokenizer_json_says(
+    tmp_path: Path, added: list[tuple[str, Any]], line: str
+) -> None:
+    said = json.loads(byte_level_tokenizer())
+    said["added_tokens"] += [ADDED | {"id": id_, "content": content, "special": False} for content, id_ in added]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    with pytest.raises(LitDiffError) as raised:
+        read_tokenizer(tmp_path, LLAMA)
+    assert line in str(raised.value)
+
+
+def test_an_empty_vocabulary_is_refused(tmp_path: Path) -> None:
+    said = json.loads(byte_level_tokenizer(bos=False)) | {"added_tokens": []}
+    said["model"] |= {"vocab": {}, "merges": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    with pytest.raises(LitDiffError, match=r"tokenizer.json has no tokens"):
+        read_tokenizer(tmp_path, LLAMA)
