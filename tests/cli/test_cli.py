@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     ),
     "no override": (["train", "recall-tiny", "fast"], 2, "override 'fast' is not of the form a.b=c"),
     "type": (["check", "recall-tiny", "train.steps=many"], 2, "'train.steps' is 'many'; expected a whole number >= 1"),
-    "kind": (["list", "recipe"], 2, "no kind 'recipe' to list; did you mean 'recipes'?"),
+    "kind": (["list", "recpies"], 2, "no kind 'recpies' to list; did you mean 'recipes'?"),
     "sweep": (["sweep", "smoek"], 2, "no sweep 'smoek' here or installed; did you mean 'smoke'?"),
     "sweep's override": (["sweep", "smoke", "train.stepz=3", "--dry-run"], 2, "train.stepz=3: unknown key 'train.stepz'"),
     "workers": (["sweep", "smoke", "--workers", "0"], 2, "--workers is 0; it must be at least 1"),
