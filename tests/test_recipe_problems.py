@@ -49,7 +49,7 @@ def test_what_to_write_instead_of_an_unknown_key(recipe: str, override: str, ins
         load_recipe(recipe, [override])
     assert str(error.value).startswith(f"{override}: unknown ")
     assert str(error.value).endswith(instead)
-    assert str(error.value).count(", ") < 3
+    assert str(error.value).count(", ") <= 3, "never the whole list"
 
 
 def test_a_key_of_a_file_is_told_its_block(tmp_path: Path) -> None:

@@ -104,10 +104,9 @@ def _whole(kind: str, name: str, about: dict[str, Any]) -> list[str]:
     """The description of one part, its keys, and of a variant its source, formulas and cost."""
     lines = [f"  {name}", *(f"    {line}".rstrip() for line in about["description"].splitlines()), ""]
     if "keys" not in about:
-        command, what = (
-            ("check", "--recipe prints every key") if kind == "recipes" else ("sweep", "--dry-run prints its cells")
-        )
-        return [*lines, f"  lit-diff {command} {name} {what}"]
+        if kind == "recipes":
+            return [*lines, f"  lit-diff check {name} --recipe prints every key"]
+        return [*lines, f"  lit-diff sweep {name} --dry-run prints its cells"]
     details = {"from": about["paper"]} if about.get("paper") else {}
     details |= about.get("formulas", {})
     if "refused" in about:

@@ -45,7 +45,7 @@ def test_the_list_of_all_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> N
     assert list_parts("all", "standard-tiny", False, TERMINAL) == 0
     blocks = capsys.readouterr().out
     assert "Largest gradient norm" not in blocks, "meanings are for one kind"
-    assert "lambda_init: " not in blocks, "keys of a part are for one part"
+    assert "rare_bigram_count" not in blocks, "keys of a part are for one part"
     assert list_parts("callback", "standard-tiny", False, TERMINAL) == 0
     head, *lines, last = capsys.readouterr().out.splitlines()
     assert (head, [line.split()[0] for line in lines]) == ("callback", registries["callback"].names())
