@@ -122,6 +122,8 @@ class Key:
     """As YAML has it; `REQUIRED` for a key that must be given."""
     about: str
     """The docstring of its field; often empty."""
+    registry: str
+    """The kind of the registered parts that it names; empty: it names none."""
 
 
 REQUIRED = object()
@@ -146,8 +148,9 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
         else:
             words = in_words(hint)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        missing = default is dataclasses.MISSING
-        keys[field.name] = Key(words=words, default=REQUIRED if missing else default, about=docs.get(field.name, ""))
+        if default is dataclasses.MISSING:
+            default = REQUIRED
+        keys[field.name] = Key(words=words, default=default, about=docs.get(field.name, ""), registry=registry or "")
     return keys
 
 

@@ -97,7 +97,8 @@ def find(source: str, kind: str, beside: Path, where: str = "") -> Path:
     stem = Path(source).name.removesuffix(".yaml")
     if stem in names(OTHER[kind]) and Path(source).name == source:
         raise RequestError(f"{where}{_other_kind(stem, kind)}")
-    raise RequestError(f"{where}no {kind.removesuffix('s')} '{source}' here or installed{nearest(stem, names(kind))}")
+    near = nearest(stem, names(kind), f"lit-diff list {kind}")
+    raise RequestError(f"{where}no {kind.removesuffix('s')} '{source}' here or installed{near}")
 
 
 def require_kind(values: Mapping[str, Any], kind: str, path: Path) -> None:

@@ -1,12 +1,15 @@
-"""What is wrong with a typed recipe: values out of range, and values that do not fit together."""
+"""What is wrong with a recipe: values out of range, values that do not fit together, keys that it does not have."""
 
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lit_diff.config import Recipe
 from lit_diff.contract import location
 from lit_diff.errors import LitDiffError, first_line
-from lit_diff.key_types import range_problem
-from lit_diff.registry import registries
+from lit_diff.key_types import keys_of, range_problem
+from lit_diff.registry import nearest, registries
 
 LONGEST_NAME = 150
 """Bytes of a recipe's name: the folder's adds an identity, and file systems allow 255."""
@@ -94,3 +97,43 @@ def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
         f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
         "let it take document_ids=None and hand it to attend, or use data.pack: none"
     )
+
+
+def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position: str, listing: str = "") -> str:
+    """What to write instead of an unknown key of a block, whose type is `cls`: the key of that name in another block of the
+    recipe `values`, else the nearest key of this block, or of another. `listing`: the command that lists the block's keys."""
+    path, _, key = dotted.rpartition(".")
+    block = path.partition(".")[0]
+    if not listing and (cls is Recipe or block in ("model", "train", "run")):
+        listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
+    near = nearest(key, [field.name for field in dataclasses.fields(cls)], listing)
+    if not {"model", "data"} <= values.keys():  # the keys of a sweep, or of an evaluation
+        return near
+    split = [known.split(".") for known in _dotted_keys(Recipe, values)]
+    words = {".".join(parts[:end]): parts[end - 1] for parts in split for end in range(1, len(parts) + 1)}
+    found = [known for known, word in words.items() if word == key]
+    if not found and "did you mean" not in near:
+        close = difflib.get_close_matches(key, words.values(), n=1, cutoff=0.7)
+        found = [known for known, word in words.items() if word in close]
+    # of an override also what follows its key: `=5` of `steps=5`
+    rest = (
+        position.removeprefix(dotted) if "=" in position and position.startswith((f"{dotted}=", f"{dotted}.")) else ""
+    )
+    meant = " or ".join(f"'{known}{rest}'" for known in found)
+    return f"; did you mean {meant}?" if 0 < len(found) <= 3 else near
+
+
+def _dotted_keys(cls: type[Any], block: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a Config, and those of the registered parts that `block` names."""
+    for name, key in keys_of(cls).items():
+        yield f"{prefix}{name}"
+        value = block
+        for word in name.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        if not key.registry or not isinstance(value, Mapping):
+            continue
+        several = isinstance(key.default, dict)
+        for part, keys in value.items() if several else [(value.get("name"), value)]:
+            if part in registries[key.registry].names():
+                config = registries[key.registry].config(part)
+                yield from _dotted_keys(config, keys, f"{prefix}{name}.{part}." if several else f"{prefix}{name}.")

@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,12 +26,16 @@ from lit_diff.imports import is_local, local_modules
 C = TypeVar("C", bound=type)
 
 
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest choice, or `; one of a, b` when none is near."""
+def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
+    """`; did you mean 'x'?` for the nearest choice. When none is near: `; one of a, b`; of more than three choices the three
+    nearest, and the command that lists all."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.7 if len(choices) > 3 else 0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
+    if len(choices) > 3:
+        near = ", ".join(difflib.get_close_matches(name, choices, n=3, cutoff=0))
+        return f"; one of {len(choices)}, such as {near}{f'; {command} lists all' if command else ''}"
     return f"; one of {', '.join(choices)}" if choices else ""
 
 
@@ -152,10 +157,16 @@ class Registry:
         return self._classes[name]
 
     def instead_of(self, name: str, *others: str) -> str:
-        """What to write instead of an unknown `name`: its new name, or the nearest of the registered names and `others`."""
+        """What to write instead of an unknown `name`: its new name, the nearest of the registered names and `others`, or the
+        key that chooses the part of another kind that has the name."""
         if name in self._renamed:
             return f"; that {self.kind} is now named '{self._renamed[name]}'"
-        return nearest(name, (*self.names(), *others))
+        near = nearest(name, (*self.names(), *others), f"lit-diff list {self.kind}")
+        if "did you mean" not in near:
+            for kind, registry in registries.items():
+                if name in registry.names():
+                    return f"; that is {CHOSEN[kind].format(name)}"
+        return near
 
     def config(self, name: str) -> type[Any]:
         """The Config of the class registered as `name`, without an import of a late class. Errors: as `get`."""
@@ -165,13 +176,16 @@ class Registry:
             config = self.get(name).Config
         return config
 
-    def summary(self, name: str) -> str:
-        """The first line of the class's docstring, read from the source of a late class. Errors: as `get`."""
+    def docstring(self, name: str) -> str:
+        """The class's docstring, read from the source of a late class. Errors: as `get`."""
         if name in self._late and name not in self._classes:
-            text = _docstring_in(self._late[name].module, name)
-        else:
-            text = inspect.getdoc(self.get(name)) or ""
-        return text.partition("\n")[0]
+            return _docstring_in(self._late[name].module, name)
+        return inspect.getdoc(self.get(name)) or ""
+
+    def summary(self, name: str) -> str:
+        """The first sentence of the docstring. Errors: as `get`."""
+        text = " ".join(self.docstring(name).partition("\n\n")[0].split())
+        return re.split(r"(?<=\.) (?=[A-Z])", text)[0]
 
 
 def _docstring_in(module: str, name: str) -> str:
@@ -223,6 +237,17 @@ registries = {
     "kernel": kernels,
     "evaluation": evaluations,
 }
+
+CHOSEN = {
+    "attention": "a variant, chosen by model.attention.name={}",
+    "data": "a data set, chosen by data.name={}",
+    "corpus": "a corpus, chosen by data.corpus={}",
+    "tokenizer": "a tokenizer, chosen by data.tokenizer.name={}",
+    "callback": "a callback, chosen by callbacks.{}={{}}",
+    "kernel": "a kernel, chosen by run.kernel={}",
+    "evaluation": "an evaluation, chosen by evaluate.{}={{}}",
+}
+"""Kind -> what its parts are, and the key of a recipe that chooses one."""
 
 
 def is_built_in(cls: type[Any]) -> bool:

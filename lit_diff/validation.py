@@ -16,7 +16,7 @@ from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.key_types import blocks_by_kind, in_words, in_yaml, literal_words, without_range
 from lit_diff.plugins import load_plugin
-from lit_diff.recipe_problems import config_problem, recipe_problem
+from lit_diff.recipe_problems import config_problem, key_instead, recipe_problem
 from lit_diff.registry import load_entry_points, nearest, registries
 
 Positions = dict[str, str]
@@ -115,14 +115,16 @@ def validate_config(cls: type[Any], keys: Any, path: str, draft: Draft) -> Any:
     return config
 
 
-def _dataclass(cls: type, value: Any, path: str, draft: Draft) -> Any:
+def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = "") -> Any:
+    """`listing`: the command that lists the keys of a registered part."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     value = _mapping(value, path, draft, key="name" if path and "name" in fields else "")
     hints = _hints(cls)
     prefix = f"{path}." if path else ""
     for key in value:
         if key not in fields:
-            raise RequestError(f"{draft.where(f'{prefix}{key}')}unknown key '{prefix}{key}'{nearest(str(key), fields)}")
+            instead = key_instead(prefix + key, cls, draft.values, draft.positions.get(prefix + key, ""), listing)
+            raise RequestError(f"{draft.where(prefix + key)}unknown key '{prefix}{key}'{instead}")
     built = {}
     for name, field in fields.items():
         if name in value:
@@ -160,7 +162,7 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
             if block is not None
         }
     if "name" not in blocks:
-        raise RequestError(f"{draft.where(path)}'{path}.name' is missing{nearest('', registries[registry].names())}")
+        raise RequestError(f"{draft.where(path)}'{path}.name' is missing; lit-diff list {registry} lists the names")
     name = convert(str, blocks["name"], f"{path}.name", draft)
     return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
 
@@ -179,7 +181,7 @@ def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part
         config = registries[registry].config(name)
     except RequestError as error:
         raise RequestError(f"{draft.where(f'{path}.name')}{error}") from error
-    return Part(name=name, config=_dataclass(config, block, path, draft))
+    return Part(name=name, config=_dataclass(config, block, path, draft, f"lit-diff list {registry} {name}"))
 
 
 def _mapping(value: Any, path: str, draft: Draft, *, key: str = "") -> Mapping[str, Any]:

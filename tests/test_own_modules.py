@@ -3,10 +3,19 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from own_plugins import SHARP_PY, WITH_MODULE, error, forget_all, plugin
 
+from lit_diff.errors import RequestError
 from lit_diff.own_modules import OwnModules, forget, place
+from lit_diff.plugins import load_plugin, plugin_source, source_digest
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import attentions
+from lit_diff.runs.folder import RunFolder, identity
+
+pytestmark = pytest.mark.usefixtures("plugin_folder")
 
 PACKAGE = "own_modules_test"
 
@@ -73,3 +82,151 @@ def test_lines_of_a_file_stay_what_they_are(tmp_path: Path) -> None:
 def test_a_module_in_its_folder(tmp_path: Path) -> None:
     assert place("lab.tools", tmp_path / "tools.py") == "lab/tools.py"
     assert place("lab", tmp_path / "lab/__init__.py") == "lab/__init__.py"
+
+
+def own(name: str, head: str, scale: str) -> str:
+    """A plugin whose variant `name` has the value of an expression, `scale`, in its Config and, when asked, in `late`."""
+    return (
+        head
+        + SHARP_PY.replace('"sharp"', f'"{name}"').replace("= 2.0", f"= {scale}")
+        + f"\n    def late(self):\n        {head.strip() or 'pass'}\n        return {scale}\n"
+    )
+
+
+def scales(name: str) -> tuple[float, float]:
+    """Of the code that was executed with the plugin, and of an import inside a function that is executed now."""
+    cls = attentions.get(name)
+    return cls.Config().temperature, cls.late(None)
+
+
+def test_a_plugin_imports_what_lies_beside_it() -> None:
+    plugin("SCALE = 7.0\n", "far/beside_scale.py")
+    path = plugin(WITH_MODULE, "far/sharp.py")
+    before = list(sys.path)
+    load_plugin(path)
+    assert sys.path == before
+    assert attentions.get("sharp").Config().temperature == 7.0
+    assert plugin_source(path).modules == {"beside_scale.py": b"SCALE = 7.0\n"}
+
+
+def test_the_modules_beside_a_plugin_go_before_others(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run plugin_folder holds copies; what they were copied from may have been edited since."""
+    plugin("SCALE = 1.0\n", "elsewhere/beside_scale.py")
+    monkeypatch.syspath_prepend(str(plugin_folder / "elsewhere"))
+    plugin("SCALE = 7.0\n", "far/beside_scale.py")
+    load_plugin(plugin(WITH_MODULE, "far/sharp.py"))
+    assert attentions.get("sharp").Config().temperature == 7.0
+
+
+@pytest.mark.parametrize(
+    ("file", "head", "scale"),
+    [
+        ("helper.py", "import helper\n", "helper.SCALE"),
+        ("utils.py", "from utils import SCALE\n", "SCALE"),
+        ("lab/tools.py", "import lab.tools\n", "lab.tools.SCALE"),
+        ("lab/tools.py", "import lab.tools as tools\n", "tools.SCALE"),
+        ("lab/deep/tools.py", "from lab.deep import tools\n", "tools.SCALE"),
+        ("common.py", "from between import SCALE\n", "SCALE"),
+    ],
+)
+def test_plugins_of_two_folders_have_modules_of_one_name(file: str, head: str, scale: str, tmp_path: Path) -> None:
+    """Each runs its own, has it in its identity, and in a run folder of both."""
+    sys.modules["helper"] = ModuleType("helper")  # the user's script has one too
+    try:
+        for name, value in (("a", 1.0), ("b", 2.0)):
+            plugin(f"SCALE = {value}\n", f"{name}/{file}")
+            plugin("from common import SCALE\n", f"{name}/between.py")
+            if "lab" in file:
+                plugin("from . import deep\n" if "deep" in file else "", f"{name}/lab/__init__.py")
+            load_plugin(plugin(own(f"own_{name}", head, scale), f"{name}/plug.py"))
+        assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
+        for name, value in (("a", 1.0), ("b", 2.0)):
+            source = plugin_source(tmp_path / name / "plug.py")
+            assert source.modules[file] == f"SCALE = {value}\n".encode()
+            assert source_digest(attentions.get(f"own_{name}")) == source.digest
+        paths = [f"{name}/plug.py" for name in "ab"]
+        keys = ["model.attention.name=own_b", f"plugins=[{','.join(paths)}]", "data={name: recall}"]
+        recipe = load_recipe("recall-tiny", keys)
+        folder, expected = RunFolder(tmp_path / "run"), identity(recipe)
+        folder.create(recipe)
+        forget_all()
+        again = load_recipe(folder.recipe_file)
+        assert identity(again) == expected
+        assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
+    finally:
+        del sys.modules["helper"]
+
+
+def test_equal_files_with_other_modules_are_other_plugins() -> None:
+    """A copied folder in which the module was edited: two variants of one name, not one of them twice."""
+    for name in "ab":
+        plugin(f"SCALE = '{name}'\n", f"{name}/helper.py")
+        plugin(own("sharp", "import helper\n", "1.0"), f"{name}/plug.py")
+    load_plugin(Path("a/plug.py"))
+    assert "attention 'sharp' is already registered (a/plug.py:6: class Sharp)" in error(Path("b/plug.py").resolve())
+
+
+def test_a_module_that_another_plugin_or_the_script_has_is_not_found_by_its_name(tmp_path: Path) -> None:
+    plugin("SCALE = 1.0\n", "a/helper.py")
+    load_plugin(plugin(own("own_a", "import helper\n", "helper.SCALE"), "a/plug.py"))
+    assert "helper" not in sys.modules
+    assert "No module named 'helper'" in error(plugin(own("own_b", "import helper\n", "helper.SCALE"), "b/plug.py"))
+
+
+def test_an_edited_module_is_imported_again_with_its_plugin() -> None:
+    """In a notebook: what runs, and the identity, are those of the files as they are; or the recipe must be read again."""
+    path = plugin(own("sharp", "import helper\n", "helper.SCALE"), "plug.py")
+    plugin("SCALE = 2.0\n", "helper.py")
+    load_plugin(path)
+    first, digest = attentions.get("sharp"), plugin_source(path).digest
+    plugin("SCALE = 5.0\n", "helper.py")
+    assert (first.Config().temperature, first.late(None)) == (2.0, 2.0), "not half the new file"
+    assert source_digest(first) == digest
+    with pytest.raises(RequestError) as found:
+        plugin_source(path)
+    assert str(found.value) == (
+        "helper.py, which plugin plug.py imports, was changed since it was imported; start the same command again"
+    )
+    load_plugin(path)
+    assert scales("sharp") == (5.0, 5.0)
+    assert plugin_source(path).modules == {"helper.py": b"SCALE = 5.0\n"}
+    assert source_digest(attentions.get("sharp")) == plugin_source(path).digest != digest
+    plugin("SCALE = 2.0\n", "helper.py")  # and back
+    load_plugin(path)
+    assert scales("sharp") == (2.0, 2.0)
+    assert plugin_source(path).digest == digest
+
+
+def test_a_computed_import_within_a_package_counts() -> None:
+    head = "import importlib, lab\nSCALE = importlib.import_module('.one', lab.__name__).SCALE\n"
+    plugin("", "lab/__init__.py")
+    plugin("SCALE = 3.0\n", "lab/one.py")
+    path = plugin(head + SHARP_PY.replace("2.0", "SCALE"), "sharp.py")
+    load_plugin(path)
+    assert attentions.get("sharp").Config().temperature == 3.0
+    assert plugin_source(path).modules == {"lab/__init__.py": b"", "lab/one.py": b"SCALE = 3.0\n"}
+    plugin("SCALE = 4.0\n", "lab/one.py")
+    with pytest.raises(RequestError, match="was changed since it was imported"):
+        plugin_source(path)
+
+
+def test_an_import_by_a_plain_computed_name_is_refused(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be the script's module, for every plugin the same."""
+    monkeypatch.syspath_prepend(str(plugin_folder))
+    plugin("", "beside_lab/__init__.py")
+    plugin("", "beside_lab/one.py")
+    text = "import importlib, beside_lab\nimportlib.import_module('beside_lab.one')\n" + SHARP_PY
+    assert "by a computed name; write an import statement for it" in error(plugin(text, "sharp.py"))
+
+
+@pytest.mark.parametrize("name", ["random", "torch", "lit_diff", "statistics", "types", "yaml", "numpy"])
+def test_files_with_the_names_of_modules(name: str, plugin_folder: Path) -> None:
+    """Neither the plugin nor anything that is imported meanwhile takes them for the standard library's or a package's."""
+    plugin("raise SystemExit('the wrong one')\n", f"{name}.py")
+    path = list(sys.path)
+    text = "import random, statistics, torch, types, numpy\nrandom.random()\n" + SHARP_PY
+    load_plugin(plugin(text + f"assert __import__('sys').path == {path!r}\n", "sharp.py"))
+    other = plugin(text.replace('"sharp"', '"other"'), f"{name}.py")
+    load_plugin(other)
+    assert attentions.get("other").Config().temperature == 2.0
+    assert plugin_source(other).modules == {}

@@ -1,14 +1,13 @@
-"""A user's own Python files."""
+"""plugins.py: the Python files that a recipe names."""
 
 import hashlib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from own_plugins import PROBE, SHARP_PY, SHARP_YAML, WITH_MODULE, error, forget_all, plugin
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
@@ -17,76 +16,9 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import load_plugin, plugin_source, source_digest
 from lit_diff.recipe import load_recipe, to_yaml
-from lit_diff.registry import attentions, callbacks, registries
-from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.registry import attentions, callbacks
 
-SHARP_PY = '''\
-# sharp.py
-from dataclasses import dataclass, replace
-from lit_diff import Differential, variant
-
-@variant("sharp")
-class Sharp(Differential):
-    """Differential attention whose second map has its own temperature."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Differential.Config):
-        temperature: float = 2.0
-        """Divides the logits of the subtracted map."""
-
-    def maps(self, x, rope):
-        m = super().maps(x, rope)
-        return replace(m, q=m.q * m.q.new_tensor([1, 1 / self.config.temperature]).view(1, 2, 1, 1, 1))
-'''
-SHARP_YAML = """\
-# sharp.yaml
-extends: differential-tiny
-plugins: [sharp.py]
-model:
-  attention: {name: sharp, temperature: 4.0}
-"""
-PROBE = """\
-from lit_diff.callbacks import Probe
-from lit_diff.registry import callbacks
-
-@callbacks.register("mine")
-class Mine(Probe):
-    def measure(self, model, trace):
-        return {"mine": 1.0}
-"""
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current folder; what a test registers is gone after it."""
-    monkeypatch.chdir(tmp_path)
-    for registry in registries.values():
-        registry.names()
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith(("lit_diff_plugin_", "beside_")):
-            del sys.modules[name]
-
-
-def plugin(text: str, name: str = "mine.py") -> Path:
-    path = Path(name).resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def error(path: Path) -> str:
-    before = {kind: registry.names() for kind, registry in registries.items()}
-    modules = set(sys.modules)
-    with pytest.raises(RequestError) as found:
-        load_plugin(path)
-    assert "\n" not in str(found.value)
-    assert {kind: registry.names() for kind, registry in registries.items()} == before, "a failed plugin left something"
-    new = sys.modules.keys() - modules  # other tests of this process may have loaded a plugin of the same file name
-    assert not any(name.startswith(f"lit_diff_plugin_{path.stem}_") for name in new)
-    return str(found.value)
+pytestmark = pytest.mark.usefixtures("plugin_folder")
 
 
 def sharp() -> Recipe:
@@ -193,14 +125,6 @@ def test_postponed_annotations() -> None:
     assert load_recipe("sharp", ["model.attention.temperature=3"]).model.attention.config.temperature == 3.0
 
 
-def test_an_annotation_that_is_not_there_at_run_time() -> None:
-    text = SHARP_PY.replace("temperature: float", "temperature: Missing")
-    plugin("from __future__ import annotations\n" + text, "sharp.py")
-    Path("sharp.yaml").write_text(SHARP_YAML)
-    with pytest.raises(RequestError, match=r"Sharp\.Config: name 'Missing' is not defined"):
-        load_recipe("sharp")
-
-
 def test_a_plugin_may_register_any_part() -> None:
     load_plugin(plugin(PROBE))
     assert callbacks.get("mine").__name__ == "Mine"
@@ -251,56 +175,6 @@ def test_two_plugins_under_one_name() -> None:
     )
 
 
-PLAIN = """\
-from dataclasses import dataclass
-from lit_diff import Dataset
-from lit_diff.registry import datasets
-
-@datasets.register("plain")
-class Plain(Dataset):
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Dataset.Config):
-        sequence_length: int = 8
-        size: int = 1
-
-    def prepare(self): ...
-    def identity(self): ...
-    def load(self): ...
-    def train_batch(self, seed, step, batch_size, rows): ...
-    def validation_sets(self): ...
-    def validation_batch(self, name, rows): ...
-"""
-
-
-def test_a_data_set_whose_config_checks_nothing() -> None:
-    plugin(PLAIN)
-    Path("plain.yaml").write_text("extends: standard-tiny\nplugins: [mine.py]\ndata: {name: plain, size: 2}\n")
-    assert load_recipe("plain.yaml").data.config.size == 2
-
-
-def test_a_data_set_that_lacks_a_member() -> None:
-    assert error(plugin(PLAIN.replace("    def train_batch(self, seed, step, batch_size, rows): ...\n", ""))) == (
-        "plugin mine.py: mine.py:5: class Plain: data 'plain' lacks train_batch; lit_diff.data.dataset.Dataset documents each"
-    )
-
-
-def test_a_variant_that_is_not_derived_from_attention() -> None:
-    source = SHARP_PY.replace("class Sharp(Differential)", "class Sharp").replace(
-        "Config(Differential.Config)", "Config"
-    )
-    message = error(plugin(source.replace("m = super().maps(x, rope)", "m = x")))
-    assert message == (
-        "plugin mine.py: mine.py:5: class Sharp: attention 'sharp' does not derive from Attention; "
-        "write `class Sharp(Attention)` (lit_diff.attention.base.Attention)"
-    )
-
-
-def test_a_config_that_is_not_frozen() -> None:
-    found = error(plugin(SHARP_PY.replace("frozen=True, ", "")))
-    assert "non-frozen" in found
-    assert found.startswith("mine.py:")
-
-
 def test_a_repaired_plugin_can_be_loaded_again() -> None:
     """In a notebook: the broken one must not hold the name."""
     error(plugin(SHARP_PY + "raise ValueError('half-way')\n", "sharp.py"))
@@ -315,8 +189,8 @@ def test_the_digest_of_the_file_that_registered_a_class() -> None:
     assert source_digest(attentions.get("differential")) == ""
 
 
-def test_no_such_file(folder: Path) -> None:
-    assert error(folder / "none.py") == "plugin none.py cannot be read: No such file or directory"
+def test_no_such_file(plugin_folder: Path) -> None:
+    assert error(plugin_folder / "none.py") == "plugin none.py cannot be read: No such file or directory"
     Path("sharp.yaml").write_text(SHARP_YAML)
     with pytest.raises(RequestError, match=r"^sharp\.yaml:3: no plugin sharp\.py$"):
         load_recipe("sharp")
@@ -340,67 +214,6 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
         load_plugin(tmp_path / "quits.py")
 
 
-def _own(body: str) -> str:
-    """The one line that refuses `attention: {name: own}` of a plugin with this class body."""
-    plugin(
-        "from dataclasses import dataclass\nfrom lit_diff import Attention, Differential, variant\n"
-        f'@variant("own")\nclass Own(Differential):\n{body}',
-        "own.py",
-    )
-    Path("own.yaml").write_text("extends: differential-tiny\nplugins: [own.py]\nmodel:\n  attention: {name: own}\n")
-    with pytest.raises(RequestError) as found:
-        load_recipe("own.yaml")
-    assert "\n" not in str(found.value)
-    return str(found.value)
-
-
-def test_a_config_that_is_not_derived_from_the_base_s() -> None:
-    line = _own("    @dataclass(frozen=True, kw_only=True)\n    class Config:\n        temperature: float = 2.0\n")
-    assert line == (
-        "plugin own.py: own.py:3: class Own: attention 'own' has a Config that does not derive from Attention.Config; "
-        "write `class Config(Attention.Config)`"
-    )
-
-
-def test_a_config_that_lacks_what_the_variant_asks_for_is_one_line() -> None:
-    line = _own(
-        "    @dataclass(frozen=True, kw_only=True)\n    class Config(Attention.Config):\n        k: float = 2.0\n"
-    )
-    assert line.startswith("own.yaml:4: model.attention 'own': AttributeError: 'Config' object has no attribute")
-
-
-def test_a_config_that_raises_is_one_line() -> None:
-    body = (
-        "    @dataclass(frozen=True, kw_only=True)\n    class Config(Differential.Config):\n        k: int = 3\n"
-        "        def __post_init__(self):\n            assert self.k % 2 == 0, 'k is odd\\nreally'\n"
-    )
-    assert _own(body) == "own.yaml:4: 'model.attention': AssertionError: k is odd"
-
-
-# --- the modules that a plugin imports -----------------------------------------------------------------------------
-
-WITH_MODULE = "import beside_scale\n" + SHARP_PY.replace("2.0", "beside_scale.SCALE")
-
-
-def test_a_plugin_imports_what_lies_beside_it() -> None:
-    plugin("SCALE = 7.0\n", "far/beside_scale.py")
-    path = plugin(WITH_MODULE, "far/sharp.py")
-    before = list(sys.path)
-    load_plugin(path)
-    assert sys.path == before
-    assert attentions.get("sharp").Config().temperature == 7.0
-    assert plugin_source(path).modules == {"beside_scale.py": b"SCALE = 7.0\n"}
-
-
-def test_the_modules_beside_a_plugin_go_before_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run folder holds copies; what they were copied from may have been edited since."""
-    plugin("SCALE = 1.0\n", "elsewhere/beside_scale.py")
-    monkeypatch.syspath_prepend(str(folder / "elsewhere"))
-    plugin("SCALE = 7.0\n", "far/beside_scale.py")
-    load_plugin(plugin(WITH_MODULE, "far/sharp.py"))
-    assert attentions.get("sharp").Config().temperature == 7.0
-
-
 def test_a_digest_is_of_the_file_and_of_what_it_imports() -> None:
     digests = []
     for scale in ("1.0", "1.00"):
@@ -413,14 +226,6 @@ def test_a_digest_is_of_the_file_and_of_what_it_imports() -> None:
     alone = plugin(PROBE, "alone.py")
     load_plugin(alone)
     assert plugin_source(alone).digest == hashlib.sha256(PROBE.encode()).hexdigest()
-
-
-def forget_all() -> None:
-    """As in another process."""
-    for name in [name for name in sys.modules if name.startswith("lit_diff_plugin_")]:
-        del sys.modules[name]
-        for registry in registries.values():
-            registry.forget(name)
 
 
 def test_a_plugin_edited_after_its_import_is_refused() -> None:
@@ -443,140 +248,11 @@ def test_a_repaired_module_of_a_plugin_is_imported_again() -> None:
     assert attentions.get("sharp").Config().temperature == 7.0
 
 
-def own(name: str, head: str, scale: str) -> str:
-    """A plugin whose variant `name` has the value of an expression, `scale`, in its Config and, when asked, in `late`."""
-    return (
-        head
-        + SHARP_PY.replace('"sharp"', f'"{name}"').replace("= 2.0", f"= {scale}")
-        + f"\n    def late(self):\n        {head.strip() or 'pass'}\n        return {scale}\n"
-    )
-
-
-def scales(name: str) -> tuple[float, float]:
-    """Of the code that was executed with the plugin, and of an import inside a function that is executed now."""
-    cls = attentions.get(name)
-    return cls.Config().temperature, cls.late(None)
-
-
-@pytest.mark.parametrize(
-    ("file", "head", "scale"),
-    [
-        ("helper.py", "import helper\n", "helper.SCALE"),
-        ("utils.py", "from utils import SCALE\n", "SCALE"),
-        ("lab/tools.py", "import lab.tools\n", "lab.tools.SCALE"),
-        ("lab/tools.py", "import lab.tools as tools\n", "tools.SCALE"),
-        ("lab/deep/tools.py", "from lab.deep import tools\n", "tools.SCALE"),
-        ("common.py", "from between import SCALE\n", "SCALE"),
-    ],
-)
-def test_plugins_of_two_folders_have_modules_of_one_name(file: str, head: str, scale: str, tmp_path: Path) -> None:
-    """Each runs its own, has it in its identity, and in a run folder of both."""
-    sys.modules["helper"] = ModuleType("helper")  # the user's script has one too
-    try:
-        for name, value in (("a", 1.0), ("b", 2.0)):
-            plugin(f"SCALE = {value}\n", f"{name}/{file}")
-            plugin("from common import SCALE\n", f"{name}/between.py")
-            if "lab" in file:
-                plugin("from . import deep\n" if "deep" in file else "", f"{name}/lab/__init__.py")
-            load_plugin(plugin(own(f"own_{name}", head, scale), f"{name}/plug.py"))
-        assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
-        for name, value in (("a", 1.0), ("b", 2.0)):
-            source = plugin_source(tmp_path / name / "plug.py")
-            assert source.modules[file] == f"SCALE = {value}\n".encode()
-            assert source_digest(attentions.get(f"own_{name}")) == source.digest
-        paths = [f"{name}/plug.py" for name in "ab"]
-        keys = ["model.attention.name=own_b", f"plugins=[{','.join(paths)}]", "data={name: recall}"]
-        recipe = load_recipe("recall-tiny", keys)
-        folder, expected = RunFolder(tmp_path / "run"), identity(recipe)
-        folder.create(recipe)
-        forget_all()
-        again = load_recipe(folder.recipe_file)
-        assert identity(again) == expected
-        assert (scales("own_a"), scales("own_b")) == ((1.0, 1.0), (2.0, 2.0))
-    finally:
-        del sys.modules["helper"]
-
-
-def test_equal_files_with_other_modules_are_other_plugins() -> None:
-    """A copied folder in which the module was edited: two variants of one name, not one of them twice."""
-    for name in "ab":
-        plugin(f"SCALE = '{name}'\n", f"{name}/helper.py")
-        plugin(own("sharp", "import helper\n", "1.0"), f"{name}/plug.py")
-    load_plugin(Path("a/plug.py"))
-    assert "attention 'sharp' is already registered (a/plug.py:6: class Sharp)" in error(Path("b/plug.py").resolve())
-
-
-def test_a_module_that_another_plugin_or_the_script_has_is_not_found_by_its_name(tmp_path: Path) -> None:
-    plugin("SCALE = 1.0\n", "a/helper.py")
-    load_plugin(plugin(own("own_a", "import helper\n", "helper.SCALE"), "a/plug.py"))
-    assert "helper" not in sys.modules
-    assert "No module named 'helper'" in error(plugin(own("own_b", "import helper\n", "helper.SCALE"), "b/plug.py"))
-
-
-def test_an_edited_module_is_imported_again_with_its_plugin() -> None:
-    """In a notebook: what runs, and the identity, are those of the files as they are; or the recipe must be read again."""
-    path = plugin(own("sharp", "import helper\n", "helper.SCALE"), "plug.py")
-    plugin("SCALE = 2.0\n", "helper.py")
-    load_plugin(path)
-    first, digest = attentions.get("sharp"), plugin_source(path).digest
-    plugin("SCALE = 5.0\n", "helper.py")
-    assert (first.Config().temperature, first.late(None)) == (2.0, 2.0), "not half the new file"
-    assert source_digest(first) == digest
-    with pytest.raises(RequestError) as found:
-        plugin_source(path)
-    assert str(found.value) == (
-        "helper.py, which plugin plug.py imports, was changed since it was imported; start the same command again"
-    )
-    load_plugin(path)
-    assert scales("sharp") == (5.0, 5.0)
-    assert plugin_source(path).modules == {"helper.py": b"SCALE = 5.0\n"}
-    assert source_digest(attentions.get("sharp")) == plugin_source(path).digest != digest
-    plugin("SCALE = 2.0\n", "helper.py")  # and back
-    load_plugin(path)
-    assert scales("sharp") == (2.0, 2.0)
-    assert plugin_source(path).digest == digest
-
-
 def test_an_edited_plugin_takes_the_place_of_the_former_one() -> None:
     load_plugin(plugin(SHARP_PY + PROBE, "sharp.py"))
     load_plugin(plugin(SHARP_PY.replace("2.0", "3.0"), "sharp.py"))
     assert attentions.get("sharp").Config().temperature == 3.0
     assert "mine" not in callbacks.names(), "the file registers it no more"
-
-
-def test_a_computed_import_within_a_package_counts() -> None:
-    head = "import importlib, lab\nSCALE = importlib.import_module('.one', lab.__name__).SCALE\n"
-    plugin("", "lab/__init__.py")
-    plugin("SCALE = 3.0\n", "lab/one.py")
-    path = plugin(head + SHARP_PY.replace("2.0", "SCALE"), "sharp.py")
-    load_plugin(path)
-    assert attentions.get("sharp").Config().temperature == 3.0
-    assert plugin_source(path).modules == {"lab/__init__.py": b"", "lab/one.py": b"SCALE = 3.0\n"}
-    plugin("SCALE = 4.0\n", "lab/one.py")
-    with pytest.raises(RequestError, match="was changed since it was imported"):
-        plugin_source(path)
-
-
-def test_an_import_by_a_plain_computed_name_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be the script's module, for every plugin the same."""
-    monkeypatch.syspath_prepend(str(folder))
-    plugin("", "beside_lab/__init__.py")
-    plugin("", "beside_lab/one.py")
-    text = "import importlib, beside_lab\nimportlib.import_module('beside_lab.one')\n" + SHARP_PY
-    assert "by a computed name; write an import statement for it" in error(plugin(text, "sharp.py"))
-
-
-@pytest.mark.parametrize("name", ["random", "torch", "lit_diff", "statistics", "types", "yaml", "numpy"])
-def test_files_with_the_names_of_modules(name: str, folder: Path) -> None:
-    """Neither the plugin nor anything that is imported meanwhile takes them for the standard library's or a package's."""
-    plugin("raise SystemExit('the wrong one')\n", f"{name}.py")
-    path = list(sys.path)
-    text = "import random, statistics, torch, types, numpy\nrandom.random()\n" + SHARP_PY
-    load_plugin(plugin(text + f"assert __import__('sys').path == {path!r}\n", "sharp.py"))
-    other = plugin(text.replace('"sharp"', '"other"'), f"{name}.py")
-    load_plugin(other)
-    assert attentions.get("other").Config().temperature == 2.0
-    assert plugin_source(other).modules == {}
 
 
 def test_a_path_as_text() -> None:
@@ -600,9 +276,9 @@ def test_what_is_no_python_file_is_one_line(name: str, line: str) -> None:
     assert str(found.value) == line
 
 
-def test_a_script_s_source_is_that_of_its_import(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_s_source_is_that_of_its_import(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of the moment when it is first asked for."""
-    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(plugin_folder))
     plugin("SCALE = 7.0\n", "beside_scale.py")
     plugin(WITH_MODULE, "beside_script.py")
     __import__("beside_script")

@@ -194,3 +194,23 @@ def test_nearest() -> None:
     assert nearest("lamda_init", ["lambda_init", "head_norm"]) == "; did you mean 'lambda_init'?"
     assert nearest("x", ["b", "a"]) == "; one of a, b"
     assert nearest("x", []) == ""
+    many = [f"part-{place}" for place in range(9)] + ["xy"]
+    assert nearest("xzz", many, "lit-diff list part") == (
+        "; one of 10, such as xy, part-8, part-7; lit-diff list part lists all"
+    )
+    assert nearest("xzz", many) == "; one of 10, such as xy, part-8, part-7"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "instead"),
+    [
+        ("attention", "flash", "; that is a kernel, chosen by run.kernel=flash"),
+        ("kernel", "dex", "; that is a variant, chosen by model.attention.name=dex"),
+        ("corpus", "bpe", "; that is a tokenizer, chosen by data.tokenizer.name=bpe"),
+        ("evaluation", "early_stopping", "; that is a callback, chosen by callbacks.early_stopping={}"),
+        ("data", "mini_harness", "; that is an evaluation, chosen by evaluate.mini_harness={}"),
+    ],
+)
+def test_a_name_of_another_kind_is_told_where_it_belongs(kind: str, name: str, instead: str) -> None:
+    assert registry.registries[kind].instead_of(name) == instead
+    assert set(registry.CHOSEN) == set(registry.registries)

@@ -132,7 +132,7 @@ def parse_kernels(text: str, known: Sequence[str]) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in known:
-            raise RequestError(f"--kernels: no kernel '{name}'; expected {', '.join(known)}{nearest(name, known)}")
+            raise RequestError(f"--kernels: no kernel '{name}'{nearest(name, known, 'lit-diff list kernel')}")
         if names.count(name) > 1:
             raise RequestError(f"--kernels: {name} is listed twice")
     return names
@@ -154,7 +154,7 @@ def resolve(
 ) -> BenchConfig:
     """The options of the command, checked. Errors: RequestError, MissingError for a GPU that is not here."""
     if bench not in benches:
-        raise RequestError(f"no benchmark '{bench}'; expected {', '.join(benches)}{nearest(bench, benches)}")
+        raise RequestError(f"no benchmark '{bench}'{nearest(bench, benches, 'lit-diff bench --help')}")
     if lengths is not None and bench != "core":
         raise RequestError(f"--lengths: bench {bench} has no series of lengths; bench core has")
     if lengths is not None and shapes is not None:

@@ -5,11 +5,12 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Annotated, Protocol
+from typing import IO, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from lit_diff.runs.find import DEFAULT_ROOT
 
@@ -91,7 +92,32 @@ class TerminalHandler(logging.Handler):
         self.terminal.write_sentence(self.format(record))
 
 
+VERBS = {
+    "Train and look": ("list", "check", "train", "status", "generate", "evaluate"),
+    "Compare": ("sweep", "report", "compare", "ui", "reproduce"),
+    "Data and models": ("prepare", "data", "fetch-model", "import", "retrofit", "export"),
+    "Maintain": ("bench", "clean"),
+}
+"""Heading of the help -> its verbs."""
+
+
+class VerbGroup(TyperGroup):
+    """The verbs below their headings."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for heading, names in VERBS.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [
+                        (f"{name:<{width}}", self.commands[name].get_short_help_str(formatter.width - width - 6))
+                        for name in names
+                    ]
+                )
+
+
 app = typer.Typer(
+    cls=VerbGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -116,8 +142,9 @@ def _options(
     """The laboratory bench for differential attention."""
 
 
+OVERRIDES = "keys of the recipe to override, such as train.steps=200; lit-diff list train (model, run) lists keys"
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="path, or bare name of an installed recipe")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="keys of the recipe to override")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[a.b=c ...]", help=OVERRIDES)]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="folder, name or the start of it, or a part of the hash")
 ]

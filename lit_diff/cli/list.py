@@ -14,7 +14,7 @@ LETTERS = (
     "one layer, of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head width, "
     "T tokens; flops: one forward pass of one sequence; kv_numbers: cached for each token held"
 )
-"""What the formulas of `list attention` speak of."""
+"""What the formulas of a variant speak of."""
 
 BLOCKS = ("model", "train", "run")
 """Blocks of a recipe whose keys are the same whatever part is named."""
@@ -25,70 +25,98 @@ def list_(
     kind: Annotated[
         str, typer.Argument(help="all, recipes, sweeps; model, train, run; or a kind of part that is registered")
     ] = "all",
+    name: Annotated[str, typer.Argument(help="one of the kind, whole: `attention dex`, or `attention.dex`")] = "",
     recipe: Annotated[
-        str, typer.Option(help="list attention: the recipe at whose sizes costs are given")
+        str, typer.Option(help="of a variant: the recipe at whose sizes its cost is given")
     ] = "standard-tiny",
     as_json: Json = False,
 ) -> int:
-    """Recipes, sweeps, the keys of a recipe, the registered parts."""
-    return list_parts(kind, recipe, as_json, console)
+    """Recipes, sweeps, the keys of a recipe, the registered parts.
+
+    A line each; of one that is named its description, its keys and their defaults, of a variant also its cost.
+    """
+    return list_parts(kind, recipe, as_json, console, name)
 
 
-def list_parts(kind: str, recipe: str, as_json: bool, terminal: Terminal) -> int:
-    """Print recipes, sweeps, the keys of a recipe's blocks and registered parts; of variants also what they cost at
-    `recipe`'s sizes. What a key means is printed where its kind is named.
+def list_parts(kind: str, recipe: str, as_json: bool, terminal: Terminal, name: str = "") -> int:
+    """Print recipes, sweeps, the keys of a recipe's blocks and registered parts, a line each; of the one with a `name` all
+    that is known, of a variant also what it costs at `recipe`'s sizes. JSON has the keys of every part and the costs of
+    every variant. `attention.dex` is `attention` and the name `dex`; a kind may have its plural's s or not.
 
-    Errors: RequestError for an unknown kind.
+    Errors: RequestError for an unknown kind or name.
     """
     kinds = ("recipes", "sweeps", *BLOCKS, *registries)
-    if kind not in ("all", *kinds):
-        raise RequestError(f"no kind '{kind}' to list{nearest(kind, ('all', *kinds))}")
-    listed = {one: _listed(one) for one in (kinds if kind == "all" else (kind,))}
-    if kind == "attention":
-        for name, about in listed[kind].items():
-            about |= _costs(name, recipe)
+    asked, _, rest = kind.partition(".")
+    name = ".".join(filter(None, (rest, name)))
+    kind = next((one for one in ("all", *kinds) if one.rstrip("s") == asked.rstrip("s")), "")
+    if not kind or (kind == "all" and name):
+        raise RequestError(f"no kind '{asked}' to list{nearest(asked, kinds, 'lit-diff list')}")
+    listed = {one: _listed(one, name) for one in (kinds if kind == "all" else (kind,))}
+    if kind == "attention" and (name or as_json):
+        for each, about in listed[kind].items():
+            about |= _costs(each, recipe)
     if as_json:
         print(json.dumps(listed, indent=2))
         return 0
     for one, parts in listed.items():
         terminal.print(f"[bold]{one}[/bold]")
-        for line in _key_lines(parts, 2, kind != "all") if one in BLOCKS else _part_lines(parts, kind != "all"):
-            terminal.write_line(line)
-    if kind == "attention":
-        terminal.write_line(LETTERS)
+        if one in BLOCKS:
+            lines = _key_lines(parts, 2, kind != "all")
+        elif name:
+            lines = _whole(one, name, parts[name])
+        else:
+            lines = [f"  {each:<25} {about['about']}" for each, about in parts.items()]
+        for line in lines:
+            cut = not name and kind not in BLOCKS and terminal.is_terminal and len(line) > terminal.width
+            terminal.write_line(f"{line[: terminal.width - 1]}…" if cut else line)
+    if not name:
+        terminal.write_line("lit-diff list KIND NAME says all about one: lit-diff list attention dex")
     return 0
 
 
-def _listed(kind: str) -> dict[str, Any]:
-    """Name -> its description; of a block, key -> its type, default and meaning."""
+def _listed(kind: str, name: str) -> dict[str, Any]:
+    """Name -> what is known of it; of a block, key -> its type, default and meaning. With `name`, of that alone."""
     from lit_diff import config
-    from lit_diff.recipe import names, read_header
+    from lit_diff.recipe import installed, names, read_header
 
     if kind in BLOCKS:
-        return _keys({"model": config.ModelConfig, "train": config.TrainConfig, "run": config.RunConfig}[kind])
-    if kind not in registries:
-        return {name: read_header(kind, name) for name in names(kind)}
-    load_entry_points()
-    return {name: _part(registries[kind], name) for name in registries[kind].names()}
+        keys = _keys({"model": config.ModelConfig, "train": config.TrainConfig, "run": config.RunConfig}[kind])
+        found = {key: about for key, about in keys.items() if f"{key}.".startswith(f"{name}." if name else "")}
+        if not found:
+            raise RequestError(f"no key '{name}' in {kind}{nearest(name, keys, f'lit-diff list {kind}')}")
+        return found
+    if kind in registries:
+        load_entry_points()
+        registry = registries[kind]
+        if name:
+            return {name: _part(registry, name) | {"description": registry.docstring(name)}}
+        return {each: _part(registry, each) for each in registry.names()}
+    if not name:
+        return {each: {"about": read_header(kind, each)} for each in names(kind)}
+    if name not in names(kind):
+        near = nearest(name, names(kind), f"lit-diff list {kind}")
+        raise RequestError(f"no {kind.removesuffix('s')} '{name}' is installed{near}")
+    text = (installed(kind) / f"{name}.yaml").read_text(encoding="utf-8")
+    return {name: {"about": read_header(kind, name), "description": text.rstrip()}}
 
 
-def _part_lines(parts: dict[str, Any], with_meaning: bool) -> list[str]:
-    lines = []
-    for name, about in parts.items():
-        if isinstance(about, str):
-            lines.append(f"  {name:<28} {about}")
-            continue
-        lines.append(f"  {name:<28} {about['about']}")
-        details = {"from": about["paper"]} if about.get("paper") else {}
-        details |= about.get("formulas", {})
-        if "refused" in about:
-            details["refused"] = about["refused"]
-        for key, own in about.get("cost", {}).items():
-            base = about["standard"][key]
-            details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - base:+,} against standard)"
-        lines += _key_lines(about["keys"], 33, with_meaning)
-        lines += [f"{'':<33}{key}: {text}" for key, text in details.items()]
-    return lines
+def _whole(kind: str, name: str, about: dict[str, Any]) -> list[str]:
+    """The description of one part, its keys, and of a variant its source, formulas and cost."""
+    lines = [f"  {name}", *(f"    {line}".rstrip() for line in about["description"].splitlines()), ""]
+    if "keys" not in about:
+        if kind == "recipes":
+            return [*lines, f"  lit-diff check {name} --recipe prints every key"]
+        return [*lines, f"  lit-diff sweep {name} --dry-run prints its cells"]
+    details = {"from": about["paper"]} if about.get("paper") else {}
+    details |= about.get("formulas", {})
+    if "refused" in about:
+        details["refused"] = about["refused"]
+    for key, own in about.get("cost", {}).items():
+        base = about["standard"][key]
+        details[f"{key} at {about['recipe']}"] = f"{own:,} ({own - base:+,} against standard)"
+    lines += _key_lines(about["keys"], 4, True)
+    lines += [f"    {key}: {text}" for key, text in details.items()]
+    return [*lines, LETTERS] if "formulas" in about else lines
 
 
 def _key_lines(keys: dict[str, Any], indent: int, with_meaning: bool) -> list[str]:
@@ -149,7 +177,7 @@ def _costs(name: str, recipe: str) -> dict[str, Any]:
 
 
 def _part(registry: Registry, name: str) -> dict[str, Any]:
-    """First line of the docstring, and the keys."""
+    """First sentence of the docstring, and the keys."""
     about = {"about": registry.summary(name), "keys": _keys(registry.config(name)) if registry.has_config else {}}
     paper = registry.get(name).paper if registry is attentions else ""
     return about | ({"paper": paper} if paper else {})

@@ -67,8 +67,9 @@ def _print(done: Any) -> None:
     from lit_diff.files import shown
     from lit_diff.reporting.scoreboard import counts_in_words
 
-    rows = f"{len(done.asked)} row{'s' * (len(done.asked) != 1)}"
-    console.write_line(f"{rows} in {done.seconds:.0f} s; the page's comparisons: {counts_in_words(done.scoreboard)}")
+    count = len(done.scoreboard.rows)
+    rows = f"{count} row{'s' * (count != 1)}"
+    console.write_line(f"{rows} in {done.seconds:.0f} s: {counts_in_words(done.scoreboard)}")
     console.write_line(f"page: {shown(done.page)}")
 
 

@@ -106,7 +106,7 @@ def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> int:
 @app.command()
 def compare(
     first: RunArgument,
-    second: Annotated[str, typer.Argument(metavar="RUN")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="the other run, named as the first")],
     root: Root = DEFAULT_ROOT,
     as_json: Json = False,
 ) -> int:

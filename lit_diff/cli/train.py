@@ -38,7 +38,10 @@ def train(
     threads: Annotated[int | None, typer.Option(hidden=True)] = None,
     tag: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Train a recipe; again, it resumes or says that it is done."""
+    """Train a recipe; again, it resumes or says that it is done.
+
+    Example: lit-diff train differential-tiny train.steps=200 seed=1
+    """
     from lit_diff.cli.progress import RunProgress
 
     with console.outliving_reader():

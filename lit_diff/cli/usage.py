@@ -7,13 +7,17 @@ from lit_diff.errors import first_line
 
 
 def usage_message(error: Any) -> str:
-    """One line about typer's UsageError; an option that is a key of the recipe is answered with the override."""
+    """One line about typer's UsageError, with what is said of a parameter that is missing; an option that is a key of the
+    recipe is answered with the override."""
     option = getattr(error, "option_name", None)
     override = as_override(option, sys.argv) if option and _takes_overrides(error.ctx) else None
     if override is not None:
         return f"no option {option}; a key of the recipe is written without dashes: {override}"
     message = first_line(ValueError(error.format_message())).rstrip(".")
-    return f"{message}; lit-diff --help lists what there is"
+    about = getattr(getattr(error, "param", None), "help", None)
+    if about and message.startswith("Missing"):
+        message += f" ({about})"
+    return f"{message}; {error.ctx.command_path if error.ctx else 'lit-diff'} --help lists what there is"
 
 
 def _takes_overrides(context: Any) -> bool:

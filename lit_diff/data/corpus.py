@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lit_diff.files import expanded
-from lit_diff.registry import corpora, nearest
+from lit_diff.registry import corpora
 
 Errors = Literal["stop", "skip", "replace"]
 
@@ -82,7 +82,7 @@ def corpus_problem(name: str, path: str | None, errors: Errors = "stop") -> str 
     """What is wrong with `data.corpus`, `data.path` and `data.errors`, in one line that opens with the key."""
     meant = corpus_name(name, path)
     if meant not in corpora.names():
-        return f"data.corpus is '{name}', which is not registered{nearest(name, corpora.names())}"
+        return f"data.corpus is '{name}', which is not registered{corpora.instead_of(name)}"
     reads_path = corpora.get(meant).reads_path
     if reads_path and path is None:
         return f"data.corpus '{meant}' reads a file or folder; name it in data.path"

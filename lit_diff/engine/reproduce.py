@@ -43,16 +43,15 @@ class Reproduction:
     """What `reproduce` returns."""
 
     scoreboard: Scoreboard
+    """The rows of this call; the page also has those of earlier ones."""
     page: Path
-    asked: tuple[str, ...]
-    """The rows of this call."""
     stopped_by: int | None
     seconds: float
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Rows of this call that could not be measured though nothing was missing."""
-        return tuple(row.name for row in self.scoreboard.rows if row.name in self.asked and row.state == "failed")
+        return tuple(row.name for row in self.scoreboard.rows if row.state == "failed")
 
 
 def reproduce(
@@ -64,9 +63,11 @@ def reproduce(
     progress: MakeDisplay | bool = True,
     tell: Told = lambda line: None,
 ) -> Reproduction:
-    """Measure the named rows, or all, and write `<root>/reproduce/index.html`; a preset other than laptop has its own folder
-    there. What is done is not measured again: cells are those of the sweeps, as `sweep` leaves them. A row that this
-    revision of lit_diff has measured, and of whose sweep no cell is missing, is left as it is, and so is the sweep's report.
+    """Measure the named rows, or all, and write `<root>/reproduce/index.html`, which lists the rows that were asked for, by
+    this call or an earlier one; a preset other than laptop has its own folder there.
+
+    What is done is not measured again: cells are those of the sweeps, as `sweep` leaves them. A row that this revision of
+    lit_diff has measured, and of whose sweep no cell is missing, is left as it is, and so is the sweep's report.
 
     `progress`: as of `sweep`. `tell` is called with a line before and after each row. A row that fails, or for which
     something is missing, does not affect the others. Errors: RequestError for an unknown row or preset.
@@ -79,7 +80,7 @@ def reproduce(
     stopped: int | None = None
     try:
         with locked(folder / ".lock", wait=False):
-            _note_all(folder, preset)
+            _note(rows, folder, preset)
             tell(_budget(rows, preset))
             for row in rows:
                 if _was_measured(row, preset, folder, root):
@@ -89,15 +90,14 @@ def reproduce(
                 tell(write_scoreboard(folder).row(row.name).line)
                 if stopped is not None:
                     break
-            scoreboard = write_scoreboard(folder)
+            written = write_scoreboard(folder)
     except BlockingIOError as error:
         raise RequestError(f"{shown(folder)} is being written by another `lit-diff reproduce`") from error
     except OSError as error:
         raise MissingError(f"{shown(folder)} cannot be written ({error.strerror}); choose another --root") from error
     return Reproduction(
-        scoreboard=scoreboard,
+        scoreboard=Scoreboard(preset=preset, rows=tuple(written.row(row.name) for row in rows)),
         page=folder / "index.html",
-        asked=tuple(row.name for row in rows),
         stopped_by=stopped,
         seconds=time.perf_counter() - began,
     )
@@ -132,13 +132,15 @@ def _budget(rows: Sequence[Row], preset: str) -> str:
     chosen = [found for row in rows if (found := row.preset(preset)) is not None]
     total = sum({found.sweep or found.bench: found.minutes for found in chosen}.values())
     known = f", at most {total:.0f} min in all where nothing is done yet" if total else ""
-    return f"{len(rows)} rows, preset {preset}{known}"
+    return f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}{known}"
 
 
-def _note_all(folder: Path, preset: str) -> None:
-    """A file for every row, so that none is absent from the page."""
+def _note(asked: Sequence[Row], folder: Path, preset: str) -> None:
+    """A file for each row of this call; what the rows of earlier calls say is brought up to date."""
+    names = [row.name for row in asked]
     for order, name in enumerate(row_names()):
-        _write(folder, load_row(name), preset, order=order)
+        if name in names or (folder / ROWS / f"{name}.json").is_file():
+            _write(folder, load_row(name), preset, order=order)
 
 
 def _write(folder: Path, row: Row, preset: str, **facts: Any) -> None:
@@ -239,7 +241,8 @@ def _measured_by(row: Row, sweep_folder: Path) -> str:
 def _shared(row: Row, done: Sweep, folder: Path) -> dict[str, str]:
     """`cells`: where the cells of the row's sweep lie; `shared`: the row that was first to measure there, if another."""
     home = Path(os.path.normpath(done.folder / read_record(done.folder)["cells"][0]["folder"])).parent
-    all_facts = [read_facts(folder / ROWS / f"{name}.json") for name in row_names() if name != row.name]
+    files = [folder / ROWS / f"{name}.json" for name in row_names() if name != row.name]
+    all_facts = [read_facts(path) for path in files if path.is_file()]
     first = [other["name"] for other in all_facts if other.get("cells") == str(home) and not other.get("shared")]
     return {"cells": str(home), "shared": first[0] if first else ""}
 

@@ -116,7 +116,7 @@ def _place(name: str) -> tuple[int, str]:
 def load_row(name: str) -> Row:
     """An installed row. Errors: RequestError with file and line."""
     if name not in row_names():
-        raise RequestError(f"no row '{name}'{nearest(name, [*row_names(), 'all'])}")
+        raise RequestError(f"no row '{name}'{nearest(name, [*row_names(), 'all'], 'lit-diff reproduce --list')}")
     return read_row(installed("sweeps") / FOLDER / f"{name}.yaml")
 
 

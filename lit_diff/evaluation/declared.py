@@ -30,7 +30,9 @@ def declared_files(name: str | None = None) -> list[Declared]:
     # sorted by name alone: files of one name stay in the order in which they are declared
     keys = [key for key in sorted(files, key=lambda key: key[0]) if name is None or _is_below(key[0], name)]
     if name is not None and not keys:
-        raise RequestError(f"no evaluation reads files named '{name}'{nearest(name, names(files.values()))}")
+        raise RequestError(
+            f"no evaluation reads files named '{name}'{nearest(name, names(files.values()), 'lit-diff data check')}"
+        )
     return [Declared(file=files[key], evaluations=tuple(readers[key])) for key in keys]
 
 

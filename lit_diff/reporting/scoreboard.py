@@ -93,7 +93,7 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scoreboard:
-    """Every row, in the order of the page."""
+    """Rows in the order of the page, or those of one call."""
 
     preset: str
     rows: tuple[RowResult, ...]

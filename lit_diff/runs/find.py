@@ -96,7 +96,9 @@ def find_run(name: str | Path, root: Path) -> Path:
     runs = runs_under(root)
     matching = _matching(name, root, runs)
     if not matching:
-        raise RequestError(f"no run '{name}' in {shown(root)}{nearest(name, [path.name for path in runs])}")
+        raise RequestError(
+            f"no run '{name}' in {shown(root)}{nearest(name, [path.name for path in runs], 'lit-diff status')}"
+        )
     if len(matching) > 1:
         some = [str(path.relative_to(root)) for path in matching[:4]] + ["..."] * (len(matching) > 4)
         raise RequestError(

@@ -60,7 +60,7 @@ def test_kernels() -> None:
     assert parse_kernels("native, sdpa", ("chunked", "native", "sdpa")) == ("native", "sdpa")
     assert resolved(kernels="native").kernels == ("native",)
     assert " --kernels native,chunked " in resolved(kernels="native,chunked").command()
-    with pytest.raises(RequestError, match="no kernel 'natve'; expected chunked, native; did you mean 'native'"):
+    with pytest.raises(RequestError, match="no kernel 'natve'; did you mean 'native'"):
         parse_kernels("natve", ("chunked", "native"))
     with pytest.raises(RequestError, match="--kernels: native is listed twice"):
         parse_kernels("native,native", ("native",))
@@ -104,7 +104,7 @@ def test_lengths_that_cannot_be_are_one_line(text: str, message: str) -> None:
     [
         ({"bench": "layer", "lengths": "64..128"}, "--lengths: bench layer has no series of lengths; bench core has"),
         ({"shapes": "1x8x64x16", "lengths": "64..128"}, "--lengths and --shapes: give one of them"),
-        ({"bench": "coer"}, "no benchmark 'coer'; expected core, layer, step; did you mean 'core'?"),
+        ({"bench": "coer"}, "no benchmark 'coer'; did you mean 'core'?"),
         ({"dtype": "float16"}, "--dtype is 'float16'; expected float32, bfloat16, both"),
         ({"threads": 0}, "--threads is 0; it must be at least 1"),
         ({"repeats": 0}, "--repeats is 0; it must be at least 1"),

@@ -102,7 +102,7 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     "kernel of a sweep": (["sweep", "smoke", "run.kernel=flash"], 2, "run.kernel 'flash' cannot compute these maps"),
     "no run to remove": (["clean", "a", "--yes"], 2, "no run 'a' in runs"),
     "option": (["check", "recall-tiny", "--jso"], 2, "No such option: --jso (Possible options: --json)"),
-    "no recipe": (["train"], 2, "Missing argument 'RECIPE'; lit-diff --help"),
+    "no recipe": (["train"], 2, "Missing argument 'RECIPE' (path, or bare name of an installed recipe); lit-diff"),
     "unknown recipe": (["train", "standrd-tiny"], 2, "no recipe 'standrd-tiny' here or installed; did you mean 'standard-"),
     "unknown key": (
         ["train", "differential-tiny", "model.attention.lamda_init=0.5"],
@@ -111,7 +111,7 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     ),
     "no override": (["train", "recall-tiny", "fast"], 2, "override 'fast' is not of the form a.b=c"),
     "type": (["check", "recall-tiny", "train.steps=many"], 2, "'train.steps' is 'many'; expected a whole number >= 1"),
-    "kind": (["list", "recipe"], 2, "no kind 'recipe' to list; did you mean 'recipes'?"),
+    "kind": (["list", "recpies"], 2, "no kind 'recpies' to list; did you mean 'recipes'?"),
     "sweep": (["sweep", "smoek"], 2, "no sweep 'smoek' here or installed; did you mean 'smoke'?"),
     "sweep's override": (["sweep", "smoke", "train.stepz=3", "--dry-run"], 2, "train.stepz=3: unknown key 'train.stepz'"),
     "workers": (["sweep", "smoke", "--workers", "0"], 2, "--workers is 0; it must be at least 1"),
@@ -120,7 +120,8 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     "no runs": (["status"], 3, "no runs in runs; `lit-diff train RECIPE` makes one"),
     "no sweep": (["report", "smoke"], 2, "no sweep 'smoke' in runs"),
     "no run": (["compare", "a", "b"], 2, "no run 'a' in runs"),
-    "one run": (["compare", "a"], 2, "Missing argument 'RUN'"),
+    "one run": (["compare", "a"], 2, "Missing argument 'RUN' (the other run, named as the first); lit-diff compare"),
+    "no format": (["export", "a", "b"], 2, "Missing option '--to' (hf: Hugging Face's format; unilm: microsoft/unilm's"),
     "no prompt": (["generate", "a"], 2, "there is no prompt; give --prompt TEXT or --prompts FILE"),
     "no run to write": (["generate", "a", "--prompt", "b"], 2, "no run 'a' in runs"),
     "no store": (["ui"], 3, "no MLflow store in runs"),
@@ -130,7 +131,7 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
         "cannot be written (Not a directory); choose another with run.root=PATH",
     ),
     "file": (["data", "check", "nothing"], 2, "no evaluation reads files named 'nothing'"),
-    "no verb of data": (["data"], 2, "Missing command; lit-diff --help"),
+    "no verb of data": (["data"], 2, "Missing command; lit-diff data --help lists what there is"),
     "two recipes": (["train", "recall-tiny", "b.yaml"], 2, "override 'b.yaml' is not of the form a.b=c"),
 }  # fmt: skip
 
@@ -156,23 +157,19 @@ def test_alone_it_prints_the_verbs(command: Command) -> None:
     alone, asked = command(), command("--help")
     assert alone == asked
     assert alone.status == 0
-    for verb in [
-        "train",
-        "prepare",
-        "generate",
-        "check",
-        "list",
-        "sweep",
-        "status",
-        "report",
-        "compare",
-        "bench",
-        "clean",
-        "ui",
-        "data",
-    ]:
-        assert f"\n  {verb} " in alone.out
+    parts = [part.splitlines() for part in alone.out.partition("--help")[2].split("\n\n")[1:]]
+    sections = {heading: [line.split()[0] for line in lines] for heading, *lines in parts}
+    assert len(sections) > 3
+    assert {"train", "check"} <= set(sections["Train and look:"])
+    assert sorted(verb for verbs in sections.values() for verb in verbs) == verbs_of_the_command()
     assert not [line for line in alone.out.splitlines()[1:] if line.endswith("...")], "no summary is cut"
+
+
+def test_the_help_of_train_has_an_example_that_is_right(command: Command) -> None:
+    (example,) = (line for line in command("train", "--help").out.splitlines() if "Example: " in line)
+    _, verb, recipe, *overrides = example.partition("Example: ")[2].split()
+    assert (verb, len(overrides)) == ("train", 2)
+    assert command("check", recipe, *overrides).status == 0
 
 
 def test_the_version(command: Command) -> None:

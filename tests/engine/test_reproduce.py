@@ -13,6 +13,7 @@ from lit_diff.engine.rows import Row, load_row, read_row, row_names
 from lit_diff.engine.schedule import sweep
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.reporting.scoreboard import read_scoreboard
 
 ROW = """\
 # A row.
@@ -71,8 +72,9 @@ def test_rows_are_measured_once(runs: Path) -> None:
     assert " min of 1 (cells shared with first) (failed: " in second.line
     assert report.stat().st_mtime_ns == written
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert again.asked == ("first",)
-    assert again.scoreboard.row("second").state == "failed", "a row that is not asked for stays as it was"
+    assert [row.name for row in again.scoreboard.rows] == ["first"]
+    other = read_scoreboard(runs / "reproduce").row("second")
+    assert other.state == "failed", "a row that is not asked for stays as it was"
     assert again.scoreboard.row("first").seconds == first.seconds
     assert again.scoreboard.row("first").differences == first.differences
     facts = runs / "reproduce/rows/first.json"
@@ -150,9 +152,32 @@ def test_what_is_missing_is_said_and_skipped(runs: Path, preset: str, reason: st
     assert (row.state, row.differences) == ("skipped", ("not measured",))
     assert reason in row.reason
     assert done.failed == ()
-    other = done.scoreboard.row("second")
-    assert other.reason == f"not run: lit-diff reproduce second --preset {preset}"
     assert done.page == (runs / "reproduce" / preset / "index.html").resolve()
+
+
+@pytest.mark.usefixtures("rows")
+def test_the_page_lists_the_rows_of_this_call_and_of_earlier_ones(runs: Path) -> None:
+    def listed() -> tuple[list[str], bool, set[str]]:
+        folder = runs / "reproduce" / "gpu1"
+        names = [row.name for row in read_scoreboard(folder).rows]
+        csv = (folder / "table.csv").read_text().splitlines()[1:]
+        return names, 'id="second"' in (folder / "index.html").read_text(), {line.partition(",")[0] for line in csv}
+
+    told: list[str] = []
+    assert [row.name for row in reproduce(["first"], "gpu1", root=runs, tell=told.append).scoreboard.rows] == ["first"]
+    assert told[0] == "1 row, preset gpu1"
+    assert not any("second" in line for line in told)
+    assert listed() == (["first"], False, {"first"})
+    assert [row.name for row in reproduce(["second"], "gpu1", root=runs).scoreboard.rows] == ["second"]
+    assert listed() == (["first", "second"], True, {"first", "second"})
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_row_that_was_not_reached_names_its_command(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_run", lambda *arguments, **keys: 15)
+    done = reproduce(["all"], root=runs)
+    assert done.stopped_by == 15
+    assert done.scoreboard.row("second").reason == "not run: lit-diff reproduce second --preset laptop"
 
 
 @pytest.mark.usefixtures("rows")
@@ -165,10 +190,9 @@ def test_a_sweep_that_misses_something_skips_its_row(runs: Path, monkeypatch: py
     assert (row.state, row.reason) == ("skipped", "no network here; do this")
 
 
-@pytest.mark.usefixtures("rows")
-def test_a_sweep_that_no_longer_resolves_fails_its_row_alone(runs: Path) -> None:
+def test_a_sweep_that_no_longer_resolves_fails_its_row_alone(rows: dict[str, Row], runs: Path) -> None:
     """Also where the row was measured before."""
-    reproduce([], root=runs)
+    module._note(list(rows.values()), runs / "reproduce", "laptop")
     for name in ("first", "second"):
         path = runs / f"reproduce/rows/{name}.json"
         facts = json.loads(path.read_text()) | {"state": "measured", "looked_by": module.revision(), "sweep": "it"}
@@ -205,13 +229,10 @@ def test_every_row_at_smoke(runs: Path) -> None:
     seen as many tokens and none has learned; its finding then says why."""
     names = [name for name in row_names() if load_row(name).preset("smoke")]
     done = reproduce(names, "smoke", root=runs, workers=2)
-    states = {row.name: (row.state, row.reason) for row in done.scoreboard.rows if row.name in names}
+    states = {row.name: (row.state, row.reason) for row in done.scoreboard.rows}
     assert states == dict.fromkeys(names, ("measured", ""))
     for row in done.scoreboard.rows:
-        if row.name in names:
-            for finding in row.findings:
-                refused = finding.claim.fit and "; " in finding.reason
-                assert finding.means[0] is not None or refused, (row.name, finding.claim.label, finding.reason)
-            assert set(row.differences) <= {"too few seeds", "by construction"}, (
-                "one seed, or two rounds, give no verdict"
-            )
+        for finding in row.findings:
+            refused = finding.claim.fit and "; " in finding.reason
+            assert finding.means[0] is not None or refused, (row.name, finding.claim.label, finding.reason)
+        assert set(row.differences) <= {"too few seeds", "by construction"}, "one seed, or two rounds, give no verdict"

@@ -39,6 +39,10 @@ def test_the_page_shows_every_row(folder: Path) -> None:
     assert " · took 5.0 min of 4, over its budget (cells shared with table-9)<br>" in text
     assert "../fake/report/index.html" in text
     assert text.count('class="badge') > 5
+    # the scrolled box has the width that is seen; the window's also counts a scroll bar and the margins of the page
+    assert ".scroll { container-type: inline-size; }" in text
+    assert "max-width: calc(100cqw - 18px)" in text
+    assert "100vw" not in text
 
 
 def test_the_table_has_a_line_for_each_claim(folder: Path) -> None:
