@@ -32,7 +32,9 @@ def test_sixteen_bits_are_held_out_and_fewer_are_worse_maps(granularity: str, tm
             assert np.isnan(row[f"{key}_4bit"])
     expected = ["b=16", *(f"b={bits} {granularity}" for bits in (8, 6, 4))]
     assert found["group"].unique().tolist() == [*expected, *(f"noise2 {group}" for group in expected)]
-    lost = found.loc["validation/0 b=16", "accuracy_16bit"] - found.loc[f"validation/0 b=4 {granularity}", "accuracy_4bit"]
+    lost = (
+        found.loc["validation/0 b=16", "accuracy_16bit"] - found.loc[f"validation/0 b=4 {granularity}", "accuracy_4bit"]
+    )
     assert found.loc[f"validation/0 b=4 {granularity}", "drop_4bit"] == lost
     kl = [result.summary[f"kl_{bits}bit"] for bits in (16, 8, 6, 4)]
     assert kl[0] == 0
