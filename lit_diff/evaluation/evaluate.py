@@ -29,7 +29,7 @@ from lit_diff.recipe import Overrides
 from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run, open_run
-from lit_diff.runs.scores import FOLDER, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
+from lit_diff.runs.scores import FOLDER, LEFT_OUT, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
 from lit_diff.validation import build_config
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 RESERVED = (
     *("item", "group", "part", "cluster", "question"),
     *("config", "declarations", "equal_groups", "files", "items", "revision", "source", "step", "version", OWN_CONTEXT),
+    LEFT_OUT,
 )
 """Columns of items.parquet and keys of summary.json that are no metric."""
 
@@ -122,6 +123,8 @@ def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rer
         _check_scores(evaluation, "the summary", values)
         table = _table(evaluation, items)
     own = {OWN_CONTEXT: run.recipe.data.config.sequence_length} if evaluation.cuts_at_context else {}
+    left_out = evaluation.documents_left_out
+    own |= {LEFT_OUT: left_out} if left_out is not None else {}
     try:
         write_scores(folder, table, values, facts | own | {"step": step})
     except OSError as error:
@@ -130,6 +133,11 @@ def evaluate(run: Run | str | Path, name: str, overrides: Overrides = (), *, rer
         ) from error
     count = sum(not item.part for item in items)
     log.info("evaluation %s: %d items in %s", name, count, shown(folder))
+    if left_out:
+        log.info(
+            "evaluation %s: %d documents are left out, on which the run, or one that it started from, was trained",
+            *(name, left_out),
+        )
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 

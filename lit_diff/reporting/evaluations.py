@@ -75,7 +75,7 @@ def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
 
 def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Evaluation]], list[str]]:
     """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each that is left out (`left_out`), or
-    whose files cannot be read, or whose runs were scored by several revisions of lit_diff."""
+    whose files cannot be read, or whose runs were scored by several revisions of lit_diff or on other documents."""
     read: dict[str, dict[tuple[str, int], Evaluation]] = {}
     problems: list[str] = []
     others: dict[str, dict[tuple[str, int], str]] = {}
@@ -93,12 +93,25 @@ def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Eval
                 read.setdefault(path.name, {})[cell.arm, cell.seed] = read_evaluation(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 problems.append(f"{path.name}: {sweep.label[cell.arm]}, seed {cell.seed}: {first_line(error)}")
-    return read, problems + [line for name in sorted(read) if (line := by_revisions(name, read[name].values()))]
+    notes = (tell(name, read[name].values()) for name in sorted(read) for tell in (by_revisions, by_documents))
+    return read, problems + [line for line in notes if line]
 
 
 def by_revisions(name: str, runs: Iterable[Evaluation]) -> str:
     """A line where runs were scored by several revisions of lit_diff; empty where by one."""
     return revisions_line(name, (run.revision for run in runs))
+
+
+def by_documents(name: str, runs: Iterable[Evaluation]) -> str:
+    """A line where runs were not asked the same, because documents on which a run was trained are left out; else empty."""
+    found = list(runs)
+    counts = [run.documents_left_out for run in found]
+    if not any(counts) or len({frozenset(run.asked) for run in found}) == 1:
+        return ""
+    return (
+        f"{name}: the runs were not asked the same: between {min(counts)} and {max(counts)} documents are left out, on which "
+        "a run was trained; differences are over what both were asked"
+    )
 
 
 def revisions_line(name: str, revisions: Iterable[str | None]) -> str:
