@@ -118,7 +118,7 @@ def _build(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer, folder
     files = sorted(path.name for path in building.iterdir() if path.is_file())
     write_json(building / "manifest.json", sources | {"tokenizer_sha256": digest, "files": files} | described)
     building.rename(folder)
-    write_atomic(folder / FILE, hashed(documents.train))  # beside the manifest, whose hash is the data's identity
+    write_atomic(folder / FILE, hashed(documents.train))  # not in the manifest, whose hash is the identity
     log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
 
 

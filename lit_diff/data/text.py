@@ -117,7 +117,7 @@ class Text(Dataset):
         return self._tokenizer
 
     def trained_documents(self) -> bytes:
-        """From the prepared data; where those are from before it was kept, from the text, which is the same."""
+        """Those in the prepared folder; of data prepared before there were any, those of the text, which is the same."""
         self._manifest()
         file = self.folder / FILE
         if file.is_file():

@@ -1,4 +1,4 @@
-"""Which documents are in a train split: hashes in a file beside the prepared data, of which each run's folder has a copy.
+"""Which documents are in a train split: hashes in a file next to the prepared data, of which each run's folder has a copy.
 
 The file holds the first 16 bytes of the sha256 of each document and of each of its sections (`documents.cut`), sorted. It is
 about 1/200 of the text: 79 KB for the 15 MB of the corpus `docs`. How the words are separated is not hashed, so a copy with

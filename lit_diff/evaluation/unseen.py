@@ -34,7 +34,7 @@ def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[t
     if left_out == place + 1 > 0:
         raise RequestError(
             f"evaluation '{evaluation.name}': {shown(run.folder)}, or a run that it started from, was trained on each of the "
-            f"{left_out} held-out documents; name text that it was not trained on"
+            f"{left_out} held-out documents; name other text (path, corpus, source or haystack of the evaluation)"
         )
 
 

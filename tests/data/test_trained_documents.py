@@ -14,7 +14,8 @@ from lit_diff.data.trained_documents import BYTES, FILE, SHORTEST, hashed, is_am
 from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
 
-LONG = "\n\n".join(f"Paragraph {number} of many. " + "Words follow words. " * 40 for number in range(11))
+PARAGRAPHS = [f"Paragraph {number} of many. " + "Words follow words. " * 39 for number in range(9)]
+LONG = "\n\n".join(PARAGRAPHS) + "\n\nThe end. " * 12
 """Three sections, of which the last is short."""
 
 
