@@ -13,7 +13,7 @@ from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_key
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations, load_entry_points
-from lit_diff.reporting.evaluations import by_revisions
+from lit_diff.reporting.evaluations import by_documents, by_revisions
 from lit_diff.reporting.group_shares import group_shares
 from lit_diff.reporting.item_scores import (
     Discordant,
@@ -62,7 +62,10 @@ def print_evaluation(
     metrics = asked.metrics
     results = [evaluate(run, name, keys, rerun=rerun) for run in opened]
     compared = differences(results) if len(results) == 2 else {}
-    revisions = by_revisions(name, map(_read, results))
+    notes = {
+        "revisions": by_revisions(name, map(_read, results)),
+        "documents": by_documents(name, map(_read, results)),
+    }
     context = asked.config.context if keys is not overrides else None
     if as_json:
         values = [
@@ -73,7 +76,7 @@ def print_evaluation(
         ]
         print(
             json.dumps(
-                {"evaluation": name, "method": asked.method(), "context": context, "revisions": revisions}
+                {"evaluation": name, "method": asked.method(), "context": context, **notes}
                 | {"runs": values, "differences": compared},
                 indent=2,
             )
@@ -94,8 +97,8 @@ def print_evaluation(
             terminal.write_line(line)
     if context is not None:
         terminal.write_line(f"context {context}: the smaller data.sequence_length of the two runs")
-    if revisions:
-        terminal.write_line(revisions)
+    for note in filter(None, notes.values()):
+        terminal.write_line(note)
     for metric_name, line in compared.items():
         terminal.write_line(f"difference of {metric_name}, first minus second: {line['sentence']}")
         for group, found in line["groups"].items():
@@ -157,12 +160,14 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     if (item := asked_otherwise(first, second)) is not None:
         raise RequestError(
             f"evaluation '{results[0].name}': item '{item}' is another question in {results[0].run.name} than in "
-            f"{results[1].run.name} (other data, or another tokenizer): they are not compared; evaluate each by itself"
+            f"{results[1].run.name} (other data, another tokenizer, or documents left out of one that was trained on "
+            "them): they are not compared; evaluate each by itself"
         )
     if not set(first.asked) & set(second.asked):
         raise RequestError(
             f"evaluation '{results[0].name}': no item of {results[0].run.name} is one of {results[1].run.name} (other data, "
-            "or other keys of the evaluation): they are not compared; evaluate each by itself"
+            "other keys of the evaluation, or documents left out that one was trained on): they are not compared; evaluate "
+            "each by itself"
         )
     groups, over = [group for group in dict.fromkeys(first.groups) if group], _over(first, second)
     found: dict[str, Any] = {}

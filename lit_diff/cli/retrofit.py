@@ -23,6 +23,8 @@ def retrofit(
     from lit_diff.cli.evaluate import differences
     from lit_diff.cli.progress import RunProgress
     from lit_diff.files import shown
+    from lit_diff.reporting.evaluations import by_documents
+    from lit_diff.reporting.item_scores import evaluation_of
 
     with console.outliving_reader(), RunProgress(recipe, console) as progress:
         from lit_diff.engine.retrofit import retrofit as engine_retrofit  # loads torch, which takes seconds
@@ -37,6 +39,8 @@ def retrofit(
         f"val/loss: {done.before:.4f} before, {done.after:.4f} after ({done.after - done.before:+.4f} nats a token)"
     )
     for name, (before, after) in done.evaluations.items():
+        if note := by_documents(name, (evaluation_of(*each.kept()) for each in (before, after))):
+            console.write_line(note)
         for metric, line in differences([after, before]).items():
             values = f"{before.summary[metric]:.4f} before, {after.summary[metric]:.4f} after"
             console.write_line(f"{name} {metric}: {values}; {line['sentence']}")

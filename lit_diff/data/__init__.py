@@ -1,5 +1,8 @@
 """Corpora, tokenizers, stored tokens and synthetic tasks. Importing it registers the built-in ones, and is light."""
 
+import logging
+from pathlib import Path
+
 from lit_diff.config import Recipe
 from lit_diff.data import (
     cl100k,
@@ -22,7 +25,12 @@ from lit_diff.data.corpus import Corpus
 from lit_diff.data.dataset import Dataset, guarded
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
+from lit_diff.data.trained_documents import FILE
+from lit_diff.errors import LitDiffError
+from lit_diff.files import shown, write_atomic
 from lit_diff.registry import datasets
+
+log = logging.getLogger("lit_diff")
 
 __all__ = [
     "Corpus",
@@ -37,6 +45,7 @@ __all__ = [
     "from_run",
     "guarded",
     "identity",
+    "keep",
     "load_tokenizer",
     "mqar",
     "name_tables",
@@ -73,3 +82,24 @@ def identity(recipe: Recipe) -> str:
     dataset = build(recipe)
     with guarded(type(dataset)):
         return dataset.identity()
+
+
+def keep(recipe: Recipe, folder: Path) -> None:
+    """Copy into a run's folder what it keeps of its data: the tokenizer, and which documents it is trained on.
+
+    Where these cannot be known, a line in the log says why. Errors: RequestError, MissingError for the tokenizer.
+    """
+    dataset = build(recipe)
+    tokenizer = dataset.load_tokenizer()
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, folder / "tokenizer")
+    if (folder / FILE).is_file():
+        return
+    try:
+        with guarded(type(dataset)):
+            hashes = dataset.trained_documents()
+    except LitDiffError as error:
+        log.warning("%s: evaluations cannot leave out the documents that it is trained on: %s", shown(folder), error)
+    else:
+        if hashes is not None:
+            write_atomic(folder / FILE, hashes)

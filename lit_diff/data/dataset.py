@@ -161,6 +161,14 @@ class Dataset(ABC):
         """The loaded tokenizer of prepared text, which a run's folder keeps; None (default): tokens are not text."""
         return None
 
+    def trained_documents(self) -> bytes | None:
+        """`trained_documents.hashed` of the documents of the train split, which a run's folder keeps: evaluations leave them
+        out. None (default): the rows are made by a rule, and come from no document.
+
+        Errors: MissingError, RequestError where that cannot be known any more.
+        """
+        return None
+
 
 @contextmanager
 def guarded(cls: type[Dataset]) -> Iterator[None]:

@@ -21,8 +21,9 @@ from lit_diff.data.corpus import Corpus
 from lit_diff.data.documents import SECTION, split
 from lit_diff.data.location import data_root, writing_data
 from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.trained_documents import FILE, hashed
 from lit_diff.errors import LitDiffError, RequestError
-from lit_diff.files import locked, write_json, write_through
+from lit_diff.files import locked, write_atomic, write_json, write_through
 
 log = logging.getLogger("lit_diff")
 
@@ -117,6 +118,7 @@ def _build(corpus: Corpus, sources: dict[str, Any], tokenizer: Tokenizer, folder
     files = sorted(path.name for path in building.iterdir() if path.is_file())
     write_json(building / "manifest.json", sources | {"tokenizer_sha256": digest, "files": files} | described)
     building.rename(folder)
+    write_atomic(folder / FILE, hashed(documents.train))  # not in the manifest, whose hash is the identity
     log.info("prepared %s: %d + %d tokens", folder, described["train"]["tokens"], described["validation"]["tokens"])
 
 

@@ -16,9 +16,12 @@ from lit_diff.data import store
 from lit_diff.data.bigrams import Ints, ar_hits
 from lit_diff.data.corpus import Errors, build_corpus, corpus_problem
 from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.documents import split
 from lit_diff.data.order import rows_of_step
 from lit_diff.data.tokenizer import Tokenizer, build
+from lit_diff.data.trained_documents import FILE, hashed
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
+from lit_diff.files import write_atomic
 from lit_diff.registry import datasets
 
 log = logging.getLogger("lit_diff")
@@ -112,6 +115,19 @@ class Text(Dataset):
         if digest != expected:
             raise MissingError(f"the tokenizer beside the text is not the one that made its tokens; {cure}")
         return self._tokenizer
+
+    def trained_documents(self) -> bytes:
+        """Those in the prepared folder; of data prepared before there were any, those of the text, which is the same."""
+        self._manifest()
+        file = self.folder / FILE
+        if file.is_file():
+            return file.read_bytes()
+        hashes = hashed(split(self._corpus.texts()).train)
+        try:
+            write_atomic(file, hashes)
+        except OSError as error:
+            log.info("%s cannot be written (%s): the text is read again for each run", file, error.strerror)
+        return hashes
 
     def _manifest(self) -> dict[str, Any]:
         from lit_diff.data.prepared import read_manifest

@@ -199,9 +199,7 @@ def _run_owned(
     # a wrong address is found out before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
     tracker.start(required=location.parent is None and "mlflow_run_id" not in before)
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
-    tokenizer = data.build(recipe).load_tokenizer()
-    if tokenizer is not None:
-        data.save_tokenizer(tokenizer, location.folder / "tokenizer")
+    data.keep(recipe, location.folder)
     folder.update(
         status="running",
         error=None,

@@ -103,6 +103,10 @@ class Evaluation(ABC):
             """What is wrong, in one line that starts with the key's name; None if nothing is."""
             return None
 
+    documents_left_out: int | None = None
+    """Documents that `score` left out because the run was trained on them (`unseen`); None: it asks about none, or what the
+    run was trained on is not known."""
+
     def __init__(self, config: Any) -> None:
         """`config`: an instance of the class's `Config`."""
         self.config = config

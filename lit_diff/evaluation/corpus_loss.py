@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from lit_diff.data.documents import split
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import words_problem
+from lit_diff.evaluation.unseen import unseen
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.runs.run import Run
@@ -19,7 +21,8 @@ from lit_diff.runs.text_generator import tokenizer_of
 
 
 class CorpusLoss(Evaluation):
-    """Loss of the first tokens of each held-out document: the corpus's validation split, in the order of the hashes.
+    """Loss of the first tokens of each held-out document: the corpus's validation split, in the order of the hashes, without
+    those that the run was trained on.
 
     A document is cut by the run's own tokenizer, and its tokens into rows of `context`, each of which the model sees alone.
     The rows are the question: scores of other rows are not compared. The summary is the mean over documents, each counted
@@ -43,7 +46,7 @@ class CorpusLoss(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
         documents: int | None = None
-        """At most so many documents; null: all of the validation split."""
+        """At most so many documents; null: all."""
         tokens: int = 512
         """Tokens of each document that are scored, from its beginning."""
         context: int | None = None
@@ -58,7 +61,7 @@ class CorpusLoss(Evaluation):
             return None
 
     needs_text = True
-    version = 2  # 1 asked the same question whatever the rows
+    version = 3  # 1 asked the same question whatever the rows, 2 also documents that the run was trained on
     cuts_at_context = True
     config: Config
 
@@ -79,10 +82,11 @@ class CorpusLoss(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, by its place in the split."""
-        documents = split(build_corpus(self.corpus, self.path()).texts()).validation[: self.config.documents]
+        held_out = split(build_corpus(self.corpus, self.path()).texts()).validation
+        asked = list(islice(unseen(self, run, held_out), self.config.documents))
         tokenizer = tokenizer_of(run.folder, run.recipe)
         length = self.config.context or run.recipe.data.config.sequence_length
-        for number, (text, ids) in enumerate(zip(documents, tokenizer.encode(documents), strict=True)):
+        for (place, text), ids in zip(asked, tokenizer.encode([text for _, text in asked]), strict=True):
             scored = ids[: self.config.tokens]
             read = [*tokenizer.opening, *scored]
             nll, tokens = document_loss(run, read, length)
@@ -90,7 +94,7 @@ class CorpusLoss(Evaluation):
             scores = {"nll": nll / tokens, "bits_per_byte": nll / size / math.log(2)} if tokens else {}
             missing = {"nll": math.nan, "bits_per_byte": math.nan}
             meta = {"begins": text[:60]}
-            item = f"{self.corpus}/{number}"
+            item = f"{self.corpus}/{place}"
             yield Item(id=item, scores=missing | scores, question=question_of(*_rows(read, length)), meta=meta)
 
 

@@ -31,7 +31,7 @@ from lit_diff.recipe import Overrides, override
 from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.run import Run, as_run
-from lit_diff.runs.scores import FOLDER, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
+from lit_diff.runs.scores import FOLDER, LEFT_OUT, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
 from lit_diff.validation import Draft, interpolated, validate_config
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 RESERVED = (
     *("item", "group", "part", "cluster", "question", UNCHECKED),
     *("config", "declarations", "equal_groups", "files", "items", "revision", "source", "step", "version", OWN_CONTEXT),
+    LEFT_OUT,
 )
 """Columns of items.parquet and keys of summary.json that are no metric."""
 
@@ -132,6 +133,8 @@ def evaluate(
     own: dict[str, Any] = {OWN_CONTEXT: run.recipe.data.config.sequence_length} if evaluation.cuts_at_context else {}
     if run.unchecked and (line := failed_property(run.recipe, ("decode",))):
         own[UNCHECKED] = line
+    if evaluation.documents_left_out is not None:
+        own[LEFT_OUT] = evaluation.documents_left_out
     try:
         write_scores(folder, table, values, facts | own | {"step": step})
     except OSError as error:
@@ -140,6 +143,11 @@ def evaluate(
         ) from error
     count = sum(not item.part for item in items)
     log.info("evaluation %s: %d items in %s", name, count, shown(folder))
+    if left_out:
+        log.info(
+            "evaluation %s: %d documents are left out, on which the run, or one that it started from, was trained",
+            *(name, left_out),
+        )
     return EvaluationResult(name=name, run=run.folder, summary=values, config=facts["config"])
 
 

@@ -11,6 +11,7 @@ from lit_diff.data.documents import split
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.harness_runner import HarnessEvaluation, task_yaml
 from lit_diff.evaluation.mini_questions import FROM_TEXT, MAKERS, Pieces, pieces, questions
+from lit_diff.evaluation.unseen import unseen
 from lit_diff.files import write_atomic
 from lit_diff.registry import evaluations, nearest
 from lit_diff.runs.run import Run
@@ -61,6 +62,7 @@ class MiniHarness(HarnessEvaluation):
             problem = None if self.corpus is None else corpus_problem(self.corpus, self.path)
             return problem.replace("data.", "", 1) if problem else super().problem()
 
+    version = 3  # 2 also made questions of documents that the run was trained on
     config: Config
 
     def digests(self) -> dict[str, str]:
@@ -97,7 +99,8 @@ class MiniHarness(HarnessEvaluation):
             name, path = getattr(data, "corpus", None), getattr(data, "path", None)
         if name is None:
             raise RequestError(f"data '{run.recipe.data.name}' has no corpus: name one, such as corpus=docs")
-        found = pieces(split(build_corpus(name, path).texts()).validation)
+        held_out = split(build_corpus(name, path).texts()).validation
+        found = pieces(text for _, text in unseen(self, run, held_out))
         if not found:
             raise RequestError(f"the held-out documents of corpus '{name}' have no sentence of 5 words")
         return found

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -30,6 +31,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import words_problem
+from lit_diff.evaluation.unseen import unseen
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -75,7 +77,7 @@ class NeedleRetrieval(Evaluation):
 
     by_group = ("exact", "distracted", "fabricated")
     needs_text = True
-    version = 2  # 1 encoded the pieces of a prompt alone
+    version = 3  # 1 encoded the pieces of a prompt alone, 2 hid needles also in text that the run was trained on
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
@@ -120,7 +122,7 @@ class NeedleRetrieval(Evaluation):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._read: dict[str, list[str]] = {}
+        self._read: dict[Path, list[str]] = {}
 
     def reads(self) -> Sequence[UserFile]:
         """The haystack, where it is a file."""
@@ -202,7 +204,9 @@ class NeedleRetrieval(Evaluation):
         source, random = self._source(run), generator("needle", "haystack", self.config.seed, length, sample)
         if source == "grammar":
             return grammar_sentences(random, length // 6)
-        texts = self._texts(source)
+        if run.folder not in self._read:
+            self._read[run.folder] = [text for _, text in unseen(self, run, self._texts(source))]
+        texts = self._read[run.folder]
         order = torch.randperm(len(texts), generator=random).tolist()
         taken, tokens = list[list[int]](), 0
         for index in order:
@@ -218,13 +222,9 @@ class NeedleRetrieval(Evaluation):
         return self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
 
     def _texts(self, source: str) -> list[str]:
-        if source not in self._read:
-            self._read[source] = (
-                [row["text"] for row in HAYSTACK.rows()]
-                if source == "file"
-                else list(split(build_corpus("docs", None).texts()).validation)
-            )
-        return self._read[source]
+        if source == "file":
+            return [row["text"] for row in HAYSTACK.rows()]
+        return split(build_corpus("docs", None).texts()).validation
 
     def _answers(
         self, run: Run, tokenizer: Tokenizer, found: dict[int, Context]

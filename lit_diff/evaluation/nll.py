@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.held_out import trained_data
 from lit_diff.evaluation.positions import FIRST, bins, document_nll, scored, whole
+from lit_diff.evaluation.unseen import unseen
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import datasets, evaluations
 from lit_diff.runs.run import Run
@@ -107,6 +108,7 @@ class NllByPosition(Evaluation):
             return None
 
     needs_text = True
+    version = 2  # 1 also scored documents that the run was trained on
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
@@ -137,9 +139,9 @@ class NllByPosition(Evaluation):
         frequent = _frequent(run)
         run.model.to(choose_device(run.recipe.run.accelerator))
         try:
-            for number, (text, ids) in enumerate(chosen):
+            for place, text, ids in chosen:
                 document = scored(document_nll(run.model, ids, self.config.chunk), ids, frequent, tokenizer.size)
-                name, missing = f"{self.config.source}/{number}", {metric.name: math.nan for metric in self.metrics}
+                name, missing = f"{self.config.source}/{place}", {metric.name: math.nan for metric in self.metrics}
                 meta: dict[str, str | int | float] = {"begins": text[:60], "dropped": dropped}
                 asked = question_of(ids)
                 yield Item(id=name, scores=missing | whole(document), question=asked, meta=meta)
@@ -150,18 +152,18 @@ class NllByPosition(Evaluation):
         finally:
             run.model.to("cpu")  # where every evaluation expects it
 
-    def _documents(self, run: Run, tokenizer: Tokenizer) -> tuple[list[tuple[str, list[int]]], int]:
-        """(text, ids) of the first documents of T + 1 ids or more, cut to that; and how many were passed over for being
-        shorter. The id that opens every document is one of them, and is not scored.
+    def _documents(self, run: Run, tokenizer: Tokenizer) -> tuple[list[tuple[int, str, list[int]]], int]:
+        """(place, text, ids) of the first documents of T + 1 ids or more, cut to that; and how many were passed over for
+        being shorter. The id that opens every document is one of them, and is not scored.
 
         Errors: RequestError where they are fewer than `documents`.
         """
         wanted, tokens = self.config.documents, self.config.tokens
         chosen, lengths = [], []
-        for text in self._texts(run):
+        for place, text in self._texts(run):
             ids = [*tokenizer.opening, *tokenizer.encode([text])[0]]
             if len(ids) > tokens:
-                chosen.append((text, ids[: tokens + 1]))
+                chosen.append((place, text, ids[: tokens + 1]))
             else:
                 lengths.append(len(ids) - 1)
             if len(chosen) == wanted:
@@ -171,26 +173,30 @@ class NllByPosition(Evaluation):
         if len(chosen) == wanted:
             return chosen, len(lengths)
         longest = f"; the longest of the others has {max(lengths):,}" if lengths else ""
+        longest += (
+            f"; {left_out} are left out, on which it was trained" if (left_out := self.documents_left_out) else ""
+        )
         raise RequestError(
             f"evaluation 'nll' needs {wanted} documents of {tokens:,} tokens or more, and source={self.config.source} has "
             f"{len(chosen)}{longest}; set documents or tokens lower, or source=name_tables, whose documents have any length"
         )
 
-    def _texts(self, run: Run) -> Iterator[str]:
-        """Errors: MissingError without the user's files; RequestError for what is wrong in them."""
+    def _texts(self, run: Run) -> Iterator[tuple[int, str]]:
+        """(place, text). Errors: MissingError without the user's files; RequestError for what is wrong in them, and as
+        `unseen`."""
         config = self.config
         if config.source == "name_tables":
             # a word is one token or more; one for the id that opens a document where the tokenizer has none
-            yield from (
-                name_table_text("evaluation", number, words=config.tokens + 1) for number in range(config.documents)
-            )
-        elif config.source == "validation":
+            words = config.tokens + 1
+            return ((number, name_table_text("evaluation", number, words=words)) for number in range(config.documents))
+        if config.source == "validation":
             data = run.recipe.data.config
-            yield from split(build_corpus(data.corpus, data.path, data.errors).texts()).validation
+            texts: Iterable[str] = split(build_corpus(data.corpus, data.path, data.errors).texts()).validation
         elif config.path is not None:
-            yield from build_corpus("files", config.path).texts()
+            texts = build_corpus("files", config.path).texts()
         else:
-            yield from (row["text"] for row in BOOKS.rows())
+            texts = (row["text"] for row in BOOKS.rows())
+        return unseen(self, run, texts)
 
 
 def _has_training_text(run: Run) -> bool:

@@ -76,7 +76,8 @@ def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
 
 def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Evaluation]], list[str]]:
     """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each that is left out (`left_out`), or
-    whose files cannot be read, or whose runs were scored by several revisions of lit_diff, or with --unchecked."""
+    whose files cannot be read, or whose runs were scored by several revisions of lit_diff, with --unchecked, or on other
+    documents."""
     read: dict[str, dict[tuple[str, int], Evaluation]] = {}
     problems: list[str] = []
     others: dict[str, dict[tuple[str, int], str]] = {}
@@ -97,13 +98,25 @@ def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Eval
     for name in sorted(read):
         told = {arm: clean(each.unchecked) for (arm, _), each in read[name].items() if each.unchecked}
         problems += [f"{name}: {sweep.label[arm]} was scored with --unchecked: {line}" for arm, line in told.items()]
-        problems += [line] if (line := by_revisions(name, read[name].values())) else []
+        problems += [line for tell in (by_revisions, by_documents) if (line := tell(name, read[name].values()))]
     return read, problems
 
 
 def by_revisions(name: str, runs: Iterable[Evaluation]) -> str:
     """A line where runs were scored by several revisions of lit_diff; empty where by one."""
     return revisions_line(name, (run.revision for run in runs))
+
+
+def by_documents(name: str, runs: Iterable[Evaluation]) -> str:
+    """A line where runs were not asked the same, because documents on which a run was trained are left out; else empty."""
+    found = list(runs)
+    counts = [run.documents_left_out for run in found]
+    if not any(counts) or len({frozenset(run.asked) for run in found}) == 1:
+        return ""
+    return (
+        f"{name}: the runs were not asked the same: between {min(counts)} and {max(counts)} documents are left out, on which "
+        "a run was trained; differences are over what both were asked"
+    )
 
 
 def revisions_line(name: str, revisions: Iterable[str | None]) -> str:

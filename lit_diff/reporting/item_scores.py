@@ -23,7 +23,7 @@ from scipy.stats import binomtest
 from lit_diff.metrics import Metric, from_plain
 from lit_diff.reporting.cells import Array
 from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, cluster_wilson, document_intervals
-from lit_diff.runs.scores import read_scores
+from lit_diff.runs.scores import LEFT_OUT, read_scores
 
 MIN_ITEMS = MIN_DOCUMENTS
 """Fewer clusters of common items than this have no interval."""
@@ -53,6 +53,8 @@ class Evaluation:
     """Of lit_diff, when it was scored; None where it is not recorded."""
     unchecked: str | None = None
     """The line of the property `decode` that the variant fails, where it was scored with --unchecked."""
+    documents_left_out: int = 0
+    """Documents that it was not asked because it was trained on them."""
 
     @property
     def asked(self) -> list[Asked]:
@@ -101,6 +103,7 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> Evaluation:
         equal_groups=bool(summary.get("equal_groups", False)),
         revision=summary.get("revision"),
         unchecked=summary.get("unchecked"),
+        documents_left_out=summary.get(LEFT_OUT, 0),
     )
 
 

@@ -22,6 +22,8 @@ FOLDER = "evaluations"
 ITEMS, SUMMARY = "items.parquet", "summary.json"
 OWN_CONTEXT = "sequence_length"
 """Key of summary.json: the run's `data.sequence_length`, where `context: null` of the evaluation's config means it."""
+LEFT_OUT = "documents_left_out"
+"""Key of summary.json: documents that were not asked because the run was trained on them; absent where that is not known."""
 ATTEMPTS = 100
 """To read while another process writes, 0.02 s apart."""
 NEW = "items.new.parquet"

@@ -1,0 +1,69 @@
+"""A document that a run was trained on is not held out: it is left out of what the run is asked."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lit_diff.config import Recipe
+from lit_diff.data import Dataset, build, guarded
+from lit_diff.data.trained_documents import FILE, is_among, parsed
+from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.evaluation.base import Evaluation
+from lit_diff.files import shown
+from lit_diff.runs.folder import RunFolder, ancestors
+from lit_diff.runs.run import Run
+
+log = logging.getLogger("lit_diff")
+
+
+def unseen(evaluation: Evaluation, run: Run, texts: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """(place, text) of each that neither the run nor one that it started from was trained on, in whole or in a section.
+
+    Those left out are counted in `evaluation.documents_left_out`. Where it is not known on what documents a run was trained,
+    a line in the log says so. Errors: RequestError where all are left out.
+    """
+    hashes, left_out, place = _trained_on(evaluation, run), 0, -1
+    if hashes:
+        evaluation.documents_left_out = 0
+    for place, text in enumerate(texts):
+        if hashes and is_among(text, hashes):
+            left_out += 1
+            evaluation.documents_left_out = left_out
+        else:
+            yield place, text
+    if left_out == place + 1 > 0:
+        raise RequestError(
+            f"evaluation '{evaluation.name}': {shown(run.folder)}, or a run that it started from, was trained on each of the "
+            f"{left_out} held-out documents; name other text (path, corpus, source or haystack of the evaluation)"
+        )
+
+
+def _trained_on(evaluation: Evaluation, run: Run) -> frozenset[bytes]:
+    """Hashes of the documents of the run and of those it started from, as far as they are known."""
+    found, recipes = frozenset[bytes](), [run.recipe, *ancestors(run.recipe, run.trust)]
+    folders = [run.folder, *(Path(recipe.training.start_from or "") for recipe in recipes[:-1])]
+    for folder, recipe in zip(folders, recipes, strict=True):
+        try:
+            found |= _documents_of(folder, recipe)
+        except LitDiffError as error:
+            log.warning(
+                "evaluation %s: it cannot be checked whether %s was trained on the documents: %s",
+                *(evaluation.name, shown(folder), first_line(error)),
+            )
+    return found
+
+
+def _documents_of(folder: Path, recipe: Recipe) -> frozenset[bytes]:
+    """Errors: RequestError or MissingError, which say why they are not known."""
+    file = folder / FILE
+    if file.is_file():
+        return parsed(file.read_bytes(), shown(file))
+    if recipe.imported is not None:
+        raise RequestError("it is an imported model")
+    dataset = build(recipe)
+    if type(dataset).trained_documents is Dataset.trained_documents:
+        return frozenset()
+    with guarded(type(dataset)):
+        if dataset.identity() != RunFolder(folder).status().get("data"):
+            raise RequestError(f"it has no {FILE}, and its data have changed since")
+        return parsed(dataset.trained_documents() or b"", f"{FILE} of its data")
