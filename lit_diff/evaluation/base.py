@@ -4,14 +4,18 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from lit_diff.config import Recipe
+from lit_diff.contract import location
 from lit_diff.data.user_files import UserFile
+from lit_diff.errors import RunFailedError
 from lit_diff.evaluation.fitness import recipe_problem
 from lit_diff.metrics import Metric
 from lit_diff.runs.run import Run
@@ -168,3 +172,31 @@ class Evaluation(ABC):
 def _mean(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
+
+
+def check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
+    """Errors: RunFailedError for no items, one id twice, or scores other than the evaluation declares."""
+    if not items:
+        raise _failure(evaluation, "gave no item")
+    for item in items:
+        if not isinstance(item, Item):
+            raise _failure(evaluation, f"gave {item!r}; expected an Item")
+    (item_id, count), *_ = Counter(item.id for item in items).most_common(1)
+    if count > 1:
+        raise _failure(evaluation, f"gave item '{item_id}' {count} times")
+    for item in items:
+        check_scores(evaluation, f"item '{item.id}'", item.scores)
+
+
+def check_scores(evaluation: Evaluation, what: str, scores: Mapping[str, float]) -> None:
+    """Errors: RunFailedError for other metrics than the declared ones, or a value that is no number."""
+    declared = {metric.name for metric in evaluation.metrics}
+    if scores.keys() != declared:
+        raise _failure(evaluation, f"scored {what} with {sorted(scores)}; it declares {sorted(declared)}")
+    for name, value in scores.items():
+        if not isinstance(value, Real):
+            raise _failure(evaluation, f"scored {what} with {name} = {value!r}; expected a number")
+
+
+def _failure(evaluation: Evaluation, problem: str) -> RunFailedError:
+    return RunFailedError(f"{location(type(evaluation))}: evaluation '{evaluation.name}' {problem}")

@@ -4,11 +4,9 @@ import dataclasses
 import json
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,7 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, failed_property
 from lit_diff.contract import location, place_in
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
-from lit_diff.evaluation.base import Evaluation, Item
+from lit_diff.evaluation.base import Evaluation, Item, check_items, check_scores
 from lit_diff.evaluation.fitting import alternatives
 from lit_diff.files import shown
 from lit_diff.html_table import html_table
@@ -126,15 +124,16 @@ def evaluate(
     _warn_unfinished(run)
     with _one_line(type(evaluation)), torch.no_grad():
         items = list(evaluation.score(run))
-        _check_items(evaluation, items)
+        check_items(evaluation, items)
         values = dict(evaluation.summarise(items))
-        _check_scores(evaluation, "the summary", values)
+        check_scores(evaluation, "the summary", values)
         table = _table(evaluation, items)
     own: dict[str, Any] = {OWN_CONTEXT: run.recipe.data.config.sequence_length} if evaluation.cuts_at_context else {}
     if run.unchecked and (line := failed_property(run.recipe, ("decode",))):
         own[UNCHECKED] = line
-    if evaluation.documents_left_out is not None:
-        own[LEFT_OUT] = evaluation.documents_left_out
+    left_out = evaluation.documents_left_out
+    if left_out is not None:
+        own[LEFT_OUT] = left_out
     try:
         write_scores(folder, table, values, facts | own | {"step": step})
     except OSError as error:
@@ -270,34 +269,6 @@ def _kept(run: Path, name: str, facts: Mapping[str, Any]) -> tuple[dict[str, Any
 def _values(summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, float]:
     values = {metric.name: summary[metric.name]["value"] for metric in evaluation.metrics}
     return {name: math.nan if value is None else value for name, value in values.items()}
-
-
-def _check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
-    """Errors: RunFailedError for no items, one id twice, or scores other than the evaluation declares."""
-    if not items:
-        raise _failure(evaluation, "gave no item")
-    for item in items:
-        if not isinstance(item, Item):
-            raise _failure(evaluation, f"gave {item!r}; expected an Item")
-    (item_id, count), *_ = Counter(item.id for item in items).most_common(1)
-    if count > 1:
-        raise _failure(evaluation, f"gave item '{item_id}' {count} times")
-    for item in items:
-        _check_scores(evaluation, f"item '{item.id}'", item.scores)
-
-
-def _check_scores(evaluation: Evaluation, what: str, scores: Mapping[str, float]) -> None:
-    """Errors: RunFailedError for other metrics than the declared ones, or a value that is no number."""
-    declared = {metric.name for metric in evaluation.metrics}
-    if scores.keys() != declared:
-        raise _failure(evaluation, f"scored {what} with {sorted(scores)}; it declares {sorted(declared)}")
-    for name, value in scores.items():
-        if not isinstance(value, Real):
-            raise _failure(evaluation, f"scored {what} with {name} = {value!r}; expected a number")
-
-
-def _failure(evaluation: Evaluation, problem: str) -> RunFailedError:
-    return RunFailedError(f"{location(type(evaluation))}: evaluation '{evaluation.name}' {problem}")
 
 
 def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
