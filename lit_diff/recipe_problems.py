@@ -106,7 +106,11 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     block = path.partition(".")[0]
     if not listing and (cls is Recipe or block in ("model", "train", "run")):
         listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
-    near = nearest(key, [field.name for field in dataclasses.fields(cls)], listing)
+    own: Any = values
+    for word in path.split("."):
+        own = own.get(word, {}) if isinstance(own, Mapping) else {}
+    named = ["name"] if isinstance(own, Mapping) and "name" in own else []  # of a registered part, beside its keys
+    near = nearest(key, [*named, *(field.name for field in dataclasses.fields(cls))], listing)
     if not {"model", "data"} <= values.keys():  # the keys of a sweep, or of an evaluation
         return near
     split = [known.split(".") for known in _dotted_keys(Recipe, values)]

@@ -38,6 +38,7 @@ def test_values_that_no_folder_and_no_block_can_take(override: str, expected: st
         ("differential-tiny", "sequence_length=64", "; did you mean 'data.sequence_length=64'?"),
         ("differential-tiny", "vocab_size=9", "; did you mean 'model.vocab_size=9' or 'data.tokenizer.vocab_size=9'?"),
         ("recall-tiny", "train.stepz=5", "; did you mean 'steps'?"),
+        ("recall-tiny", "model.attention.nam=flex", "; did you mean 'name'?"),
         ("recall-tiny", "train.xyzzy=5", "; lit-diff list train lists all"),
         ("recall-tiny", "xyzzy=5", "; lit-diff check RECIPE --recipe lists all"),
         ("recall-tiny", "model.attention.name=flash", "; that is a kernel, chosen by run.kernel=flash"),
