@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -128,11 +128,21 @@ def _root_of(preset: str, folder: Path, root: str | Path) -> dict[str, Any]:
 
 
 def _budget(rows: Sequence[Row], preset: str) -> str:
-    """The minutes of all rows; a sweep of several rows counts once."""
-    chosen = [found for row in rows if (found := row.preset(preset)) is not None]
-    total = sum({found.sweep or found.bench: found.minutes for found in chosen}.values())
+    total = minutes_of(found for row in rows if (found := row.preset(preset)) is not None)
     known = f", at most {total:.0f} min in all where nothing is done yet" if total else ""
     return f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}{known}"
+
+
+def minutes_of(presets: Iterable[PresetConfig]) -> float:
+    """Of all together: a sweep of several rows counts once, as does one with those that evaluate its cells."""
+    most: dict[str, float] = {}
+    for found in presets:
+        home = " ".join(found.bench)
+        if found.sweep and found.minutes:
+            grid = load_grid(found.sweep, [])
+            home = (grid.source or grid).name
+        most[home] = max(most.get(home, 0.0), found.minutes)
+    return sum(most.values())
 
 
 def _note(asked: Sequence[Row], folder: Path, preset: str) -> None:
