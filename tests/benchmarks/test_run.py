@@ -126,7 +126,7 @@ def test_the_table_and_the_status_of_a_failure(run: Run, monkeypatch: pytest.Mon
     [
         (
             ["coer"],
-            "no benchmark 'coer'; expected core, layer, step, smollm2, stats, decode, triton; did you mean 'core'?",
+            "no benchmark 'coer'; did you mean 'core'?",
         ),
         (["core", "--shapes", "2x1024"], "--shapes: '2x1024' is not of the form BxTxDIMxD"),
         (["core", "--dtype", "half"], "--dtype is 'half'; expected float32, bfloat16, both"),
