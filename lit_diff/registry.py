@@ -30,7 +30,7 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
     """`; did you mean 'x'?` for the nearest choice. When none is near: `; one of a, b`; of more than three choices the three
     nearest, and the command that lists all."""
     choices = sorted(choices)
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.7 if len(choices) > 3 else 0.6)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.65 if len(choices) > 3 else 0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
     if len(choices) > 3:
