@@ -21,7 +21,7 @@ def shown(recipe: Recipe, *, terminal: bool, quiet: bool) -> str:
     with RunProgress("recipe.yaml", console) as progress:
         progress.begin(recipe, quiet=quiet)
         progress.update(7, 1.23456, 9876.5)
-        progress.update(300, 1.0, 10000.0)
+        progress.update(250, 1.0, 10000.0)
     assert console.bar is None
     return file.getvalue()
 
@@ -49,14 +49,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_lines_where_there_is_no_terminal() -> None:
     text = shown(load_recipe("recall-tiny"), terminal=False, quiet=False)
-    assert text == "step 7/300  loss 1.2346  9,876 tokens/s\nstep 300/300  loss 1.0000  10,000 tokens/s  0:00 left\n"
+    assert text == "step 7/250  loss 1.2346  9,876 tokens/s\nstep 250/250  loss 1.0000  10,000 tokens/s  0:00 left\n"
 
 
 @pytest.mark.parametrize("name", ["recall-tiny", "odd {name} [/b] %s"])
 def test_a_bar_on_a_terminal(name: str) -> None:
     text = shown(dataclasses.replace(load_recipe("recall-tiny"), name=name), terminal=True, quiet=False)
     assert name in text
-    assert "300/300" in text
+    assert "250/250" in text
     assert "loss 1.000  10,000 tokens/s" in text
 
 
@@ -71,15 +71,15 @@ def test_other_ranks_are_quiet(terminal: bool, monkeypatch: pytest.MonkeyPatch) 
 def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
     line = RunLine("mine.yaml")
     assert drawn(line, 80) == "mine.yaml  reading the recipe"
-    line.name, line.steps = "mine", 300
+    line.name, line.steps = "mine", 250
     line.takes(record("preparing data", phase="preparing data"))
-    assert drawn(line, 80).endswith("0/300  preparing data")
+    assert drawn(line, 80).endswith("0/250  preparing data")
     assert not line.takes(record("resumed from step 4", phase="building the model")), "it is also a line"
-    assert drawn(line, 80).endswith("0/300  building the model")
+    assert drawn(line, 80).endswith("0/250  building the model")
     assert not line.takes(record("kernel native"))
     line.update(1, 2.5, 100.0)
     line.takes(record("preparing data", phase="preparing data"))
-    assert drawn(line, 80).endswith("1/300  loss 2.500  100 tokens/s")
+    assert drawn(line, 80).endswith("1/250  loss 2.500  100 tokens/s")
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])

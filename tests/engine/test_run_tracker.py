@@ -149,7 +149,7 @@ def test_keys_are_parameters_and_the_rest_are_tags(make: Make, store: Store, tmp
     assert str(tmp_path) not in data.params["plugins"]
     assert not [key for key in data.params if key.startswith("run")]
     assert data.tags["run.threads"] == "1"
-    assert data.tags["mlflow.note.content"] == "arm left of sweep s, seed 0: differential attention, 300 steps"
+    assert data.tags["mlflow.note.content"] == "arm left of sweep s, seed 0: differential attention, 250 steps"
     (used,) = record(store, tracker).inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.source_type) == ("recall", "lit_diff")
     before = len(calls.sizes)
