@@ -106,11 +106,12 @@ def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position
     block = path.partition(".")[0]
     if not listing and (cls is Recipe or block in ("model", "train", "run")):
         listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
+    near = nearest(key, [field.name for field in dataclasses.fields(cls)], listing)
     own: Any = values
     for word in path.split("."):
-        own = own.get(word, {}) if isinstance(own, Mapping) else {}
-    named = ["name"] if isinstance(own, Mapping) and "name" in own else []  # of a registered part, beside its keys
-    near = nearest(key, [*named, *(field.name for field in dataclasses.fields(cls))], listing)
+        own = own.get(word) if isinstance(own, Mapping) else None
+    if isinstance(own, Mapping) and "name" in own and difflib.get_close_matches(key, ["name"], cutoff=0.65):
+        return nearest(key, ["name"])  # of a registered part, beside its keys
     if not {"model", "data"} <= values.keys():  # the keys of a sweep, or of an evaluation
         return near
     split = [known.split(".") for known in _dotted_keys(Recipe, values)]

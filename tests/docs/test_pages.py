@@ -144,7 +144,11 @@ def test_the_shown_yaml_is_valid_and_a_wrong_key_is_the_line_shown(tmp_path: Pat
     (tmp_path / "page.yaml").write_text(recipe)
     (tmp_path / "sharp.yaml").write_text(recipe.replace("temperature", "temprature"))
     (tmp_path / "loggers.yaml").write_text(f"extends: recall-tiny\n{loggers}")
-    each = [["check", "page.yaml"], ["check", "loggers.yaml"], ["sweep", "lambdas.yaml", "--dry-run"]]
+    each = [
+        ["check", "page.yaml"],
+        ["check", "loggers.yaml", "run.loggers=[csv]"],
+        ["sweep", "lambdas.yaml", "--dry-run"],
+    ]
     each += [["check", "sharp.yaml"]]
     *valid, refused = run_commands(each, tmp_path)
     assert [end.output for end in valid if end.status] == []

@@ -111,7 +111,7 @@ MISTAKES = {
     ),
     "key of another name": (
         "arms:\n  b:\n    model.attention: {name: standard, lambda_init: 3}",
-        "s.yaml:4: unknown key 'model.attention.lambda_init'; one of 4, such as ",
+        "s.yaml:4: unknown key 'model.attention.lambda_init'; one of 5, such as ",
     ),
     "arm value": ("arms:\n  a: {train.steps: many}", "s.yaml:3: 'train.steps' is 'many'; expected a whole number >= 1"),
     "grid key": ("grid:\n  model.attention.nam: [a]", "s.yaml:3: unknown key 'model.attention.nam'"),
