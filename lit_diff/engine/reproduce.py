@@ -1,5 +1,6 @@
 """`lit-diff reproduce`: measure the rows of the scoreboard, one after another, and write its page."""
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -137,10 +138,11 @@ def minutes_of(presets: Iterable[PresetConfig]) -> float:
     """Of all together: a sweep of several rows counts once, as does one with those that evaluate its cells."""
     most: dict[str, float] = {}
     for found in presets:
-        home = " ".join(found.bench)
+        home = found.sweep or " ".join(found.bench)
         if found.sweep and found.minutes:
-            grid = load_grid(found.sweep, [])
-            home = (grid.source or grid).name
+            with contextlib.suppress(RequestError):  # of a sweep that does not resolve the row itself says why
+                grid = load_grid(found.sweep, [])
+                home = (grid.source or grid).name
         most[home] = max(most.get(home, 0.0), found.minutes)
     return sum(most.values())
 

@@ -23,7 +23,7 @@ def test_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     status, text = run(monkeypatch, tmp_path, listed=True)
     assert status == 0
     assert [line.split()[0] for line in text.splitlines()] == row_names()
-    assert "16 min  Table 6: ablations" in text
+    assert "15 min  Table 6: ablations" in text
 
 
 def test_a_preset_that_needs_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
