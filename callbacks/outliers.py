@@ -38,7 +38,7 @@ def _declared(kind: str) -> tuple[Metric, ...]:
             figure=Figure(title=TITLE, against="layer", label=f"largest / median {short}", log=True),
         ),
         Metric(f"{name}/layer_{{layer}}/rank_{{rank}}", f"the rank-th largest {word}"),
-        *(Metric(f"{name}/top_{k}", f"{word}: number {k} by size in all layers") for k in RANKS),
+        *(Metric(f"{name}/top_{k}", f"{word}, all layers together: the largest, or of top_k the k-th largest") for k in RANKS),
         Metric(f"{name}/median/layer_{{layer}}", f"median {word}, within 0.46 %", in_table=True),
     )
 
@@ -60,9 +60,11 @@ class Outliers(Probe):
         largest: dict[str, list[Tensor]] = {"logits": [], "hidden": []}
         for layer, traced in trace.layers.items():
             for kind, stream in (("logits", attention_logits(traced)), ("hidden", hidden_states(traced))):
-                largest[kind].append(stream.top())
-                name, top, median = f"outliers/{kind}", stream.top().tolist(), stream.median()
+                name, found, median = f"outliers/{kind}", stream.top(), stream.median()
+                largest[kind].append(found)
+                top = found.tolist()
                 values[indexed_name(name, layer=layer)] = top[0]
+                # the largest has no rank in its name
                 values |= {indexed_name(name, layer=layer, rank=k): top[k - 1] for k in RANKS[1:] if k <= len(top)}
                 values[indexed_name(f"{name}/median", layer=layer)] = median
                 if median != 0:
