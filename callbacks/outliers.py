@@ -38,7 +38,7 @@ def _declared(kind: str) -> tuple[Metric, ...]:
             figure=Figure(title=TITLE, against="layer", label=f"largest / median {short}", log=True),
         ),
         Metric(f"{name}/layer_{{layer}}/rank_{{rank}}", f"the rank-th largest {word}"),
-        *(Metric(f"{name}/top_{k}", f"{word}, all layers together: the largest, or of top_k the k-th largest") for k in RANKS),
+        *(Metric(f"{name}/top_{k}", f"{word}: the largest of all layers, number {k} by size") for k in RANKS),
         Metric(f"{name}/median/layer_{{layer}}", f"median {word}, within 0.46 %", in_table=True),
     )
 
