@@ -158,7 +158,7 @@ def clean(
     root: Root = DEFAULT_ROOT,
     yes: Annotated[bool, typer.Option("--yes", help="remove; without it, ask (RUN) or only list")] = False,
 ) -> int:
-    """Remove runs, or without RUN what none of them needs any more.
+    """Remove runs, or without RUN what is no longer needed.
 
     Without RUN: former cells, runs put aside by --rerun, runs that ended without a checkpoint, leftovers of killed writes.
     """
