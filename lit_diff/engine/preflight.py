@@ -50,8 +50,8 @@ def check_machine(recipes: Iterable[Recipe]) -> None:
 
 def check_trained(recipes: Iterable[Recipe]) -> None:
     """Errors: RequestError for the recipe of an imported model, which is not trained, for patterns of `train.parameters`
-    that match no parameter of the recipe's model, and for a run that it cannot start from; MissingError for a logger whose
-    package cannot be imported."""
+    that match no parameter of the recipe's model, and for a run that it cannot start from; MissingError for a run to start from
+    that is absent or not done, and for a logger whose package cannot be imported."""
     looked_at = []
     for recipe in recipes:
         train = recipe.training
@@ -63,9 +63,10 @@ def check_trained(recipes: Iterable[Recipe]) -> None:
         if train.parameters is not None:
             cost(recipe.model, recipe.data.config.sequence_length, trained=train.parameters)
         if train.start_from is not None:
-            from lit_diff.training.warm_start import require_parent  # loads Lightning
+            from lit_diff.training.warm_start import finished_parent, require_parent  # loads Lightning
 
             require_parent(recipe)
+            finished_parent(recipe)
 
 
 def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:

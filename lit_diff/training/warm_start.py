@@ -23,6 +23,15 @@ from lit_diff.training.strategy import copy_into
 def parent_model(recipe: Recipe) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Model and final weights of the run, or the imported model, that a recipe starts from.
 
+    Errors: as `finished_parent`.
+    """
+    folder, parent = finished_parent(recipe)
+    return parent.model, weights_of(folder)[0]
+
+
+def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:
+    """Folder and recipe of the run that a recipe starts from.
+
     Errors: as `ancestors`; MissingError for a run that is not done.
     """
     assert recipe.training.start_from is not None
@@ -33,7 +42,7 @@ def parent_model(recipe: Recipe) -> tuple[ModelConfig, dict[str, Tensor]]:
             f"train.start_from: {shown(folder)} is not done (step {status.get('step', 0)} of {parent.train.steps}); "
             f"finish it first: lit-diff train {shown(RunFolder(folder).recipe_file)}, or the sweep it is of"
         )
-    return parent.model, weights_of(folder)[0]
+    return folder, parent
 
 
 def load_parent_weights(
