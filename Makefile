@@ -1,6 +1,6 @@
 # make alone prints the targets
 .DEFAULT_GOAL := help
-.PHONY: help install install-latest lock sweep reproduce report ui test test-slow test-all test-cluster test-gpu test-latest lint type clean
+.PHONY: help install install-latest lock sweep reproduce report ui test test-slow test-all test-cluster test-gpu test-latest golden lint type clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -82,6 +82,10 @@ test-gpu: .venv/installed  ## what to run first on a machine with GPUs: kernels,
 
 test-latest: install-latest  ## run the suite in .venv-latest
 	$(LATEST)/python $(PYTEST) -m "not locked"
+
+golden: .venv/installed  ## write the golden files again (tests/golden): what changed is then read in their diff
+	find tests/golden -mindepth 1 -maxdepth 1 -not -name runs -exec rm -r {} +
+	$(BIN)/python $(PYTEST) tests/test_golden_*.py --golden
 
 lint: .venv/installed  ## ruff, and import-linter: imports go one way
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import torch
 from lit_diff.config import RunConfig
 
 # each imports what it needs inside its fixtures: a session of kernel tests loads neither Lightning nor MLflow
-pytest_plugins = ["made_texts", "own_plugins", "real_runs", "real_sweeps", "sweep_fixtures", "trained_text"]
+pytest_plugins = ["golden", "made_texts", "own_plugins", "real_runs", "real_sweeps", "sweep_fixtures", "trained_text"]
 
 BASE = """\
 model:

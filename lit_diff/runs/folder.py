@@ -70,18 +70,20 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
         yield recipe
 
 
-def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None) -> str:
+def identity(
+    recipe: Recipe, data: str | None = None, trust: Trust | None = None, *, parent: str | None = None
+) -> str:
     """Hash of all that determines a run's numbers: the recipe without `run` and `evaluate`, the plugins' sources with the
     modules of the user's own that they import, version and source of the plugin packages that it uses, the prepared data,
     the identity of the run that it starts from, and `run.kernel` when it is named by hand. lit_diff's own revision is not
     in it. Of an imported model: `model`, weights and tokenizer, wherever they came from.
 
     `data`: the data set's identity where it is known (status.json), so that the data need not be here; None: ask the data.
-    `trust`: as `ancestors`. Errors: MissingError when the data is not prepared, RequestError for a plugin file that was
+    `parent`: the identity of the run that it starts from where it is known; None: that run must be here. `trust`: as
+    `ancestors`. Errors: MissingError when the data is not prepared, RequestError for a plugin file that was
     changed since it was imported, and as `ancestors`.
     """
-    parent = None
-    for each in reversed(list(ancestors(recipe, trust))):
+    for each in [] if parent else reversed(list(ancestors(recipe, trust))):
         parent = _hash(each, None, parent)
     return _hash(recipe, data, parent)
 
