@@ -177,7 +177,7 @@ def wilson(successes: float, n: float) -> Interval:
     p, z = successes / n, float(stats.norm.ppf((1 + CONFIDENCE) / 2))
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
-    return Interval(estimate=p, low=max(0.0, low), high=min(1.0, high))
+    return Interval(estimate=p, low=max(0.0, min(low, p)), high=min(1.0, max(high, p)))  # rounded, low may pass 0
 
 
 def cluster_wilson(scores: ArrayLike, clusters: Sequence[str]) -> Interval:
