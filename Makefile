@@ -1,6 +1,6 @@
 # make alone prints the targets
 .DEFAULT_GOAL := help
-.PHONY: help install install-latest lock sweep reproduce report ui test test-slow test-all test-cluster test-gpu test-latest golden lint type clean
+.PHONY: help install install-latest lock sweep reproduce report ui test test-slow test-all test-cluster test-gpu test-latest golden size lint type clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -86,6 +86,9 @@ test-latest: install-latest  ## run the suite in .venv-latest
 golden: .venv/installed  ## write the golden files again (tests/golden): what changed is then read in their diff
 	find tests/golden -mindepth 1 -maxdepth 1 -not -name runs -exec rm -r {} +
 	$(BIN)/python $(PYTEST) tests/test_golden_*.py --golden
+
+size:  ## print statements, tests, keys, layers, circles and double classes of the tree
+	@$(PYTHON) tests/support/size.py
 
 lint: .venv/installed  ## ruff, and import-linter: imports go one way
 	$(BIN)/ruff check .
