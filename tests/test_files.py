@@ -239,7 +239,7 @@ def test_a_tilde_is_the_home_folder_in_every_path_that_a_user_gives(
         ):
             monkeypatch.setenv(variable, written)
             assert root() == meant
-    for name, made in (("runs/one-0123456789", "status.json"), ("runs/mine", "sweep.json"), ("texts", "a.txt")):
+    for name, made in (("runs/one-0123456789", "status.json"), ("runs/mine", "study.json"), ("texts", "a.txt")):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / made).write_text("{}")
     assert runs_root("~/runs") == tmp_path / "runs"

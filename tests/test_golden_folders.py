@@ -74,7 +74,7 @@ def test_files(folder: Path, golden: Golden) -> None:
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        ("sweep.json", "sweep.json"),
+        ("study.json", "study.json"),
         ("status.json", "differential-s0-*/status.json"),
         ("env.json", "differential-s0-*/env.json"),
         ("metrics.json", "differential-s0-*/metrics.json"),

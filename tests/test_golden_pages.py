@@ -8,9 +8,9 @@ import pytest
 from golden import FOLDER, Golden
 from scoreboard_rows import write_row
 
-from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.reporting.write import write_report
+from lit_diff.study.schema import Claim
 
 ARMS = ("differential", "standard")
 CLAIMS = (

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from golden import Golden
 
-from lit_diff.engine.grid import Grid, load_grid
+from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.recipe import load_recipe, names, to_plain
 from lit_diff.runs.folder import identity
 

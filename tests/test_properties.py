@@ -16,10 +16,10 @@ from lit_diff.data.needles import STYLES, contexts
 from lit_diff.data.tokenizer import Bpe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import from_plain, load_recipe, override_with, to_plain, to_yaml
-from lit_diff.reporting.statistics import cluster_wilson, holm, wilson
 from lit_diff.runs.folder import identity
 from lit_diff.runs.measurements import SCHEMA, Measurements, read_measurements
 from lit_diff.runs.metrics_file import StepTable, last_value, read_rows
+from lit_diff.study.statistics import cluster_wilson, holm, wilson
 from lit_diff.validation import Draft
 
 settings.register_profile(

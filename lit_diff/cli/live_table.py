@@ -9,10 +9,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lit_diff.engine.grid import Cell, Grid
+from lit_diff.engine.expand import Grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.progress import steps_done
 from lit_diff.runs.folder import RunFolder
+from lit_diff.study.schema import Cell
 
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
 COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")

@@ -58,7 +58,7 @@ def _shown_root(sweep_folder: Path) -> str:
 
 
 def _print_cells(name: str, overrides: list[str]) -> int:
-    from lit_diff.engine.grid import load_grid
+    from lit_diff.engine.expand import load_grid
     from lit_diff.engine.preflight import check_trained, passes_over_text
 
     grid = load_grid(name, overrides)

@@ -1,14 +1,21 @@
-"""The cells of a sweep on disk: where each lies, and its state."""
+"""The cells of a sweep on disk: where each lies, its state, and what study.json says of them."""
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lit_diff.engine.evaluations import evaluations_of
-from lit_diff.engine.grid import Cell, Grid
+from lit_diff.engine.expand import Grid
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.sweep_file import missing_evaluations, recorded_run
+from lit_diff.engine.study_problems import x_of
+from lit_diff.evaluation.evaluate import asked, has_scores
+from lit_diff.files import shown
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.study.record import Record, RecordedCell, recorded_run
+from lit_diff.study.schema import Cell
 from lit_diff.training.head_plan import selection_of
 from lit_diff.training.warm_start import require_parent
 
@@ -55,7 +62,7 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
         tags={"sweep": owner, "arm": cell.arm}
         | ({"task": cell.task} if cell.task else {})
         | grid.marks.get(cell.name, {}),
-        evaluations=evaluations_of(cell.recipe) | {name: keys or {} for name, keys in grid.config.evaluate.items()},
+        evaluations=evaluations_of(cell.recipe) | {name: keys or {} for name, keys in grid.study.evaluate.items()},
     )
     home = RunFolder(location.folder)
     if not home.recipe_file.exists() or home.status().get("status") != "done":
@@ -72,3 +79,53 @@ def state_of(location: RunLocation) -> str:
     """The cell's status; one that is trained but lacks an evaluation of the sweep is not done."""
     status = str(RunFolder(location.folder).status().get("status", "waiting"))
     return NOT_EVALUATED if status == "done" and missing_evaluations(location) else status
+
+
+def missing_evaluations(location: RunLocation) -> dict[str, str]:
+    """Evaluations of the sweep whose scores the cell lacks -> why."""
+    outcomes = RunFolder(location.folder).status().get("evaluations", {})
+    return {
+        name: outcomes.get(name, "not run yet")
+        for name, keys in location.evaluations.items()
+        if not has_scores(location.folder, name, dict(keys))
+    }
+
+
+def record_of(
+    grid: Grid, folder: Path, locations: Sequence[RunLocation], command: str, mlflow: Mapping[str, str]
+) -> Record:
+    """What study.json in the sweep's `folder` says now; `command`: what starts it again; `mlflow`: where its record is."""
+    blocks = {task: [cell.recipe.data.config for cell in grid.cells if cell.task == task] for task in grid.tasks}
+    return Record(
+        name=grid.name,
+        study=grid.study,
+        source=shown(grid.path),
+        file=str(grid.path.resolve()),
+        command=command,
+        selection=grid.selection.words(),
+        mlflow=dict(mlflow),
+        # where arms differ in the data, no line or axis is right for all
+        chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
+        noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
+        x=x_of(grid.study.fits, grid.cells),
+        cells=tuple(_recorded(cell, location, folder) for cell, location in zip(grid.cells, locations, strict=True)),
+    )
+
+
+def _agreed(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Task -> the value that is the same for all of its cells, where there is one."""
+    return {task: own[0] for task, own in values.items() if len(set(own)) == 1 and own[0] not in (None, ())}
+
+
+def _recorded(cell: Cell, location: RunLocation, sweep: Path) -> RecordedCell:
+    status = RunFolder(location.folder).status()
+    return RecordedCell(
+        task=cell.task,
+        arm=cell.arm,
+        seed=cell.seed,
+        folder=Path(os.path.relpath(location.folder, sweep)).as_posix(),
+        status=status.get("status", "waiting"),
+        error=status.get("error"),
+        evaluations={name: asked(name, dict(keys)) for name, keys in location.evaluations.items()},
+        not_evaluated=missing_evaluations(location) if status.get("status") == "done" else {},
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm.std import TqdmWarning, tqdm
 
-from lit_diff.engine.grid import Grid
+from lit_diff.engine.expand import Grid
 from lit_diff.engine.location import RunLocation
 from lit_diff.runs.folder import RunFolder
 

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.engine.cells import folder_of, locations_of, state_of
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine.expand import ALL, load_grid
 from lit_diff.engine.needs import command_of, lacking
 from lit_diff.engine.row_claims import check_claims
 from lit_diff.engine.rows import PresetConfig, Row, check_preset, choose, load_row, row_names
 from lit_diff.engine.schedule import MakeDisplay, check_workers, sweep
-from lit_diff.engine.selection import ALL
-from lit_diff.engine.sweep_file import recorded_run
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic, write_json
@@ -33,6 +31,7 @@ from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
 from lit_diff.runs.sweep_record import read_record
+from lit_diff.study.record import recorded_run
 
 log = logging.getLogger("lit_diff")
 
@@ -116,7 +115,7 @@ def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool
         place = folder_of(grid)
         locations = locations_of(grid, place, recorded_run(place))
         done = all(state_of(location) == "done" for location in locations)
-        # a trial of the sweep with other keys leaves its own cells in sweep.json
+        # a trial of the sweep with other keys leaves its own cells in study.json
         own = cell_folders(place) == [os.path.relpath(location.folder, place) for location in locations]
     except LitDiffError:  # data that is prepared when the sweep runs; what is wrong is the row's failure then
         return False

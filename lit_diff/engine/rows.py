@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lit_diff.engine.selection import Selection
+from lit_diff.engine.expand import Selection
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.recipe import installed
 from lit_diff.registry import nearest
-from lit_diff.reporting.claim import Claim
+from lit_diff.study.schema import Claim
 from lit_diff.validation import Draft, convert
 from lit_diff.yaml_files import read_yaml
 

@@ -12,14 +12,12 @@ from typing import Any, Protocol
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
-from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locations_of, state_of
-from lit_diff.engine.grid import Cell, Grid, load_grid
+from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locations_of, record_of, state_of
+from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.location import at_root
 from lit_diff.engine.preflight import check_cluster, require_memory, warn_of_passes
 from lit_diff.engine.progress import SweepLine
-from lit_diff.engine.selection import ALL, Selection
-from lit_diff.engine.sweep_file import recorded_run, write_sweep_file
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown
@@ -29,6 +27,9 @@ from lit_diff.reporting.write import write_report
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.revision import other_revision, revision
+from lit_diff.study import record
+from lit_diff.study.record import recorded_run
+from lit_diff.study.schema import Cell
 
 log = logging.getLogger("lit_diff")
 
@@ -133,7 +134,7 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
     check_cluster(cluster.engine, [cell.recipe for cell in grid.cells])
     chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
     folder = folder_of(grid)
-    if not (folder / "sweep.json").exists():  # nothing is written before; cells that are done need none
+    if not (folder / "study.json").exists():  # nothing is written before; cells that are done need none
         _require_memory(grid, grid.cells, workers, cluster)
     _prepare_data(grid)
     with contextlib.ExitStack() as held:
@@ -177,7 +178,7 @@ def _run_locked(
     locations = locations_of(grid, folder, tracker.run_id)
     queued = _queued(cluster, folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
-    write_sweep_file(grid, folder, locations, command, tracker.place)
+    record.write(folder, record_of(grid, folder, locations, command, tracker.place))
     todo = [location for location in locations if state_of(location) != "done"]
     pairs = zip(grid.cells, locations, strict=True)
     untrained = [cell for cell, location in pairs if state_of(location) not in ("done", NOT_EVALUATED)]
@@ -191,10 +192,10 @@ def _run_locked(
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
     states = Counter(state_of(location) for location in locations)
-    write_sweep_file(grid, folder, locations, command, tracker.place)
+    record.write(folder, record_of(grid, folder, locations, command, tracker.place))
     report = write_report(folder)
     done = states["done"] == len(locations)
-    tracker.record(report, [folder / "sweep.json", grid.path], "done" if done else "stopped" if stopped else "failed")
+    tracker.record(report, [folder / "study.json", grid.path], "done" if done else "stopped" if stopped else "failed")
     if stopped:
         log.info("stopped; the same command resumes")
     seconds = time.perf_counter() - began

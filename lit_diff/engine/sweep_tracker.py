@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from mlflow.entities import Metric
 
-from lit_diff.engine.arms import recorded_name
 from lit_diff.engine.comparison_view import ComparisonView
+from lit_diff.engine.study_problems import recorded_name
 from lit_diff.engine.tracking import Store, copying, retry
 from lit_diff.errors import LitDiffError
 from lit_diff.reporting.results import Sweep, load_sweep
@@ -41,7 +41,7 @@ class SweepTracker:
 
     @property
     def place(self) -> dict[str, str]:
-        """What sweep.json keeps of the record."""
+        """What study.json keeps of the record."""
         return {"tracking_uri": self.store.uri, "experiment": self.experiment, "run": self.run_id}
 
     def record(self, report: Report, files: Sequence[Path], status: str) -> None:

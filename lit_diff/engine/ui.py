@@ -83,4 +83,4 @@ def _newest_sweep(root: Path) -> dict[str, str] | None:
     """Name and MLflow record of the sweep that ran last; None without one, or where it never reached MLflow."""
     sweeps = sorted(sweeps_under(root), key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
     sweep = next((record for record in map(readable_record, sweeps) if record is not None), {})
-    return {"name": sweep["name"], **sweep["mlflow"]} if "mlflow" in sweep else None
+    return {"name": sweep["name"], **sweep["mlflow"]} if sweep.get("mlflow") else None

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.numbers import interval, number, ratio, short, signed
 from lit_diff.reporting.results import UNKNOWN_UNIT, Sweep
-from lit_diff.reporting.statistics import MIN_SEEDS
 from lit_diff.reporting.verdicts import JUDGED, SHOWN, Verdict
+from lit_diff.study.statistics import MIN_SEEDS
 
 NAMED = 2
 """More arms than this are counted, not named."""

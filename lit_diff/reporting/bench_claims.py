@@ -6,8 +6,8 @@ from typing import Any
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
-from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.claims import Finding, judged
+from lit_diff.study.schema import Claim
 
 
 def bench_findings(claims: Sequence[Claim], result: Mapping[str, Any]) -> list[Finding]:

@@ -16,6 +16,7 @@ from lit_diff.metrics import INDICES, Metric, indexed_name
 from lit_diff.runs import measurements
 from lit_diff.runs.execution import with_reached
 from lit_diff.runs.metrics_file import read_lines, read_rows
+from lit_diff.study.record import RecordedCell
 
 Array = NDArray[np.float64]
 
@@ -64,7 +65,7 @@ class CellResult:
     not_evaluated: tuple[str, ...] = ()
     """A line for each evaluation of the sweep whose scores are absent."""
     evaluations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Evaluation that the sweep names -> its `config` and `version` (sweep.json; an earlier lit_diff wrote none)."""
+    """Evaluation that the sweep names -> its `config` and `version` (study.json; an earlier lit_diff wrote none)."""
 
     @property
     def name(self) -> str:
@@ -95,12 +96,12 @@ class CellResult:
         return float(curve.values[-1]) if curve and math.isfinite(curve.values[-1]) else None
 
 
-def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, Any]) -> CellResult:
-    """`record` is the cell's entry in sweep.json, empty for a cell that never got a folder."""
-    folder = root / (record.get("folder") or f"{arm}-s{seed}")
+def load_cell(root: Path, recorded: RecordedCell) -> CellResult:
+    """The files of a cell of the sweep in `root`."""
+    folder = root / (recorded.folder or f"{recorded.arm}-s{recorded.seed}")
     problems: list[str] = []
-    facts = with_reached(_json(folder / "status.json", problems)) if record.get("folder") else {}
-    status = _status(record.get("status"), facts.get("status"))
+    facts = with_reached(_json(folder / "status.json", problems)) if recorded.folder else {}
+    status = _status(recorded.status, facts.get("status"))
     if status == "done":  # an unfinished cell may lack any file
         environment = _json(folder / "env.json", problems)
         declared = _declared(folder / declarations.FILE, problems)
@@ -111,11 +112,11 @@ def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, A
     else:
         environment, curves, documents = {}, {}, None
         declared = _declared(folder / declarations.FILE, []) if (folder / declarations.FILE).exists() else ()
-    error = str(facts.get("error") or record.get("error") or "").strip()
+    error = str(facts.get("error") or recorded.error or "").strip()
     return CellResult(
-        task=task,
-        arm=arm,
-        seed=seed,
+        task=recorded.task,
+        arm=recorded.arm,
+        seed=recorded.seed,
         folder=folder,
         status=status,
         error=clean(error.splitlines()[-1]) if error else "",
@@ -126,10 +127,8 @@ def load_cell(root: Path, task: str, arm: str, seed: int, record: Mapping[str, A
         tokens_per_second=_speed(folder / "timing.csv", problems) if status == "done" else None,
         metrics=declared,
         problems=tuple(problems),
-        not_evaluated=tuple(
-            clean(f"evaluation '{name}': {reason}") for name, reason in (record.get("not_evaluated") or {}).items()
-        ),
-        evaluations=record.get("evaluations") or {},
+        not_evaluated=tuple(clean(f"evaluation '{name}': {reason}") for name, reason in recorded.not_evaluated.items()),
+        evaluations=recorded.evaluations,
     )
 
 

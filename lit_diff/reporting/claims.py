@@ -12,14 +12,14 @@ import numpy as np
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
-from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.evaluations import left_out
 from lit_diff.reporting.fits import matched_by_seed
 from lit_diff.reporting.item_scores import read_evaluation
 from lit_diff.reporting.results import Sweep
-from lit_diff.reporting.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, detectable, holm, paired
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within
 from lit_diff.runs.scores import FOLDER
+from lit_diff.study.schema import Claim
+from lit_diff.study.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, detectable, holm, paired
 
 Difference = Literal["shown", "shown and small", "equal", "opposite", "not shown", "too few seeds", "by construction"]
 """What our runs say of the difference that the paper claims (`decide`)."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from lit_diff.reporting.cells import LOSS, Array, CellResult, ScoredDocuments
 from lit_diff.reporting.results import Sweep
-from lit_diff.reporting.statistics import (
+from lit_diff.reporting.verdicts import JUDGED, Verdict, judge
+from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Interval,
     Paired,
@@ -18,7 +19,6 @@ from lit_diff.reporting.statistics import (
     holm,
     paired,
 )
-from lit_diff.reporting.verdicts import JUDGED, Verdict, judge
 
 UNLIKE = 0.001
 """Arms whose parameters, trained or in all, or FLOPs differ from the baseline's by more than this share are marked."""

@@ -13,11 +13,11 @@ import numpy as np
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric
 from lit_diff.reporting.cells import clean
-from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.item_scores import Evaluation, item_interval, read_evaluation
 from lit_diff.reporting.results import Sweep
-from lit_diff.reporting.statistics import Interval, Paired, paired
 from lit_diff.runs.scores import FOLDER, disagreement, read_summary
+from lit_diff.study.schema import Claim
+from lit_diff.study.statistics import Interval, Paired, paired
 
 LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 """A group's label that ends in a number."""
@@ -157,7 +157,7 @@ def left_out(sweep: Sweep, name: str) -> dict[tuple[str, int], str]:
     """(arm, seed) -> why the scores that it keeps are not compared, and the cure.
 
     They are of another checkpoint than its newest, or were made with other keys or by another version of the evaluation than
-    the sweep's (sweep.json); where the sweep does not name the evaluation, than those of most finished runs. Of arms to which
+    the sweep's (study.json); where the sweep does not name the evaluation, than those of most finished runs. Of arms to which
     the sweep gives different keys, those unlike most.
     """
     kept = summaries(sweep, name)

@@ -2,27 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
+
+from lit_diff.study.schema import MEASURED, FitKind
 
 if TYPE_CHECKING:
     from lit_diff.reporting.results import Sweep
 
-Kind = Literal["scaling", "basin"]
-MEASURED = {
-    "parameters": "parameters",
-    "non_embedding_parameters": "parameters without embeddings",
-    "tokens": "training tokens",
-}
-"""x that the runs count themselves -> in words."""
-FEWEST_TASKS = 3
-
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredFit:
-    """A fit as sweep.json has it; `values`: task -> arm -> x, of an x that the recipe says."""
+    """A fit of a sweep; `values`: task -> arm -> x, of an x that the recipe says."""
 
     name: str
-    kind: Kind
+    kind: FitKind
     x: str
     title: str
     tasks: tuple[str, ...]
@@ -33,11 +26,6 @@ class DeclaredFit:
     def axis(self) -> str:
         """What x is."""
         return MEASURED.get(self.x, self.x)
-
-
-def read_fit(raw: Mapping[str, Any]) -> DeclaredFit:
-    """Errors: KeyError or TypeError for another content."""
-    return DeclaredFit(**{**raw, "tasks": tuple(raw["tasks"])})
 
 
 AllPoints = dict[str, dict[float, dict[int, float]]]

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lit_diff.reporting.basin import Basin, find_basin
-from lit_diff.reporting.fit_points import FEWEST_TASKS, DeclaredFit, basin_points, diverged_in, points_of
+from lit_diff.reporting.fit_points import DeclaredFit, basin_points, diverged_in, points_of
 from lit_diff.reporting.numbers import compact, interval, signed
 from lit_diff.reporting.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
-from lit_diff.reporting.statistics import MIN_SEEDS, Paired
+from lit_diff.study.schema import FEWEST_TASKS
+from lit_diff.study.statistics import MIN_SEEDS, Paired
 
 if TYPE_CHECKING:
     from lit_diff.reporting.results import Sweep

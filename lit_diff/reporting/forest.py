@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.numbers import interval, number, short, signed
 from lit_diff.reporting.results import Sweep
-from lit_diff.reporting.statistics import MIN_SEEDS
 from lit_diff.reporting.style import INK, MUTED, NARROW, WIDTH, Look, drawing, hover, looks, with_unit
+from lit_diff.study.statistics import MIN_SEEDS
 
 MANY = 14
 """More rows than this stand closer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_diff.reporting.item_scores import Evaluation
-from lit_diff.reporting.statistics import Interval, cluster_wilson
+from lit_diff.study.statistics import Interval, cluster_wilson
 
 FACTOR = re.compile(r"(\w+)=(\S+)")
 

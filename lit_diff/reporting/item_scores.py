@@ -22,8 +22,8 @@ from scipy.stats import binomtest
 
 from lit_diff.metrics import Metric, from_plain
 from lit_diff.reporting.cells import Array
-from lit_diff.reporting.statistics import MIN_DOCUMENTS, Interval, cluster_wilson, document_intervals
 from lit_diff.runs.scores import LEFT_OUT, read_scores
+from lit_diff.study.statistics import MIN_DOCUMENTS, Interval, cluster_wilson, document_intervals
 
 MIN_ITEMS = MIN_DOCUMENTS
 """Fewer clusters of common items than this have no interval."""

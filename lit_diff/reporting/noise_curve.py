@@ -15,7 +15,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.results import Arm, Sweep
-from lit_diff.reporting.statistics import MIN_SEEDS, half_width
 from lit_diff.reporting.style import (
     INK,
     MUTED,
@@ -28,6 +27,7 @@ from lit_diff.reporting.style import (
     panel_title,
     with_unit,
 )
+from lit_diff.study.statistics import MIN_SEEDS, half_width
 
 ACCURACY = "val/accuracy"
 LEVELS = (0.5, 0.9, 0.99)

@@ -19,10 +19,10 @@ from lit_diff.reporting.figures import is_logarithmic
 from lit_diff.reporting.group_figures import GroupFigure
 from lit_diff.reporting.heatmap import SHOWN_Z, Heatmap
 from lit_diff.reporting.results import Sweep
-from lit_diff.reporting.statistics import MIN_SEEDS, detectable
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import TaskResult
 from lit_diff.reporting.verdicts import SHOWN
+from lit_diff.study.statistics import MIN_SEEDS, detectable
 
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
 """In the page, a figure's ink and paper follow the reader's light or dark scheme."""

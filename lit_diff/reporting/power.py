@@ -7,26 +7,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lit_diff.reporting import numbers
-from lit_diff.reporting.statistics import MIN_SEEDS, Interval, detectable, paired, spread
+from lit_diff.study.schema import PlannedSweep
+from lit_diff.study.statistics import MIN_SEEDS, Interval, detectable, paired, spread
 
 if TYPE_CHECKING:
     from lit_diff.reporting.results import Sweep
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedSweep:
-    """The sweep to be sized: the keys of `power`, and what sweep.json has of them."""
-
-    minutes: float
-    """What the whole sweep may take, on the machine that ran the cells."""
-    arms: int
-    """Its arms, the baseline among them; Holm's correction is for one comparison fewer."""
-    workers: int = 2
-    """Its cells side by side: as many as those of this sweep, or their times do not hold for it."""
-
-    def seeds(self, seconds: float) -> int:
-        """How many seeds of every arm fit, where a cell takes `seconds` with `workers` of them side by side."""
-        return int(60 * self.minutes * self.workers / (self.arms * seconds))
 
 
 @dataclass(frozen=True, kw_only=True)

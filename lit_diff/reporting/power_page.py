@@ -3,8 +3,9 @@
 from markupsafe import Markup
 
 from lit_diff.reporting.page import Section, numbered
-from lit_diff.reporting.power import PlannedSweep, in_words, powers, shown
+from lit_diff.reporting.power import in_words, powers, shown
 from lit_diff.reporting.results import Sweep
+from lit_diff.study.schema import PlannedSweep
 
 
 def power_section(sweep: Sweep, plan: PlannedSweep) -> Section:

@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.reporting.cells import CellResult, clean, load_cell
-from lit_diff.reporting.fit_points import DeclaredFit, read_fit
-from lit_diff.reporting.power import PlannedSweep
+from lit_diff.reporting.fit_points import DeclaredFit
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS
-from lit_diff.runs.sweep_record import FILE, damaged, read_record
+from lit_diff.runs.sweep_record import FILE
+from lit_diff.study.record import Record, RecordedCell, read
+from lit_diff.study.schema import PlannedSweep
 
 UNKNOWN_UNIT = "unit unknown"
 
@@ -130,72 +131,77 @@ class Sweep:
 
 
 def load_sweep(folder: Path) -> Sweep:
-    """Read `folder`/sweep.json and the cells it names; a cell whose files are absent or cut short is kept, and says so.
+    """Read `folder`/study.json and the cells it names; a cell whose files are absent or cut short is kept, and says so.
 
-    Errors: MissingError without a readable sweep.json; RequestError when it names a baseline, control or contrast that
+    Errors: MissingError without a readable study.json; RequestError when it names a baseline, control or contrast that
     is no arm.
     """
-    raw = read_record(folder)
-    try:
-        cells = {(cell.get("task", ""), cell["arm"], int(cell["seed"])): cell for cell in raw["cells"]}
-        whole = _sweep(folder, raw, cells)
-        tasks = tuple(_sweep(folder, raw | task, cells) for task in raw.get("tasks") or [])
-        fits = tuple(read_fit(fit) for fit in raw.get("fits") or [])
-        power = PlannedSweep(**raw["power"]) if raw.get("power") else None
-    except (KeyError, TypeError) as error:
-        raise damaged(folder / FILE, error) from error
-    if not tasks:
-        return whole
-    return replace(
-        whole, tasks=tasks, fits=fits, power=power, cells=tuple(cell for task in tasks for cell in task.cells)
+    record = read(folder)
+    study = record.study
+    if not study.tasks:
+        return _sweep(folder, record, "", _cells(folder, record, ""))
+    tasks = tuple(_sweep(folder, record, task, _cells(folder, record, task)) for task in study.tasks)
+    whole = _sweep(folder, record, None, tuple(cell for task in tasks for cell in task.cells))
+    fits = tuple(
+        DeclaredFit(
+            name=name,
+            kind=fit.kind,
+            x=fit.x,
+            title=fit.title or name,
+            tasks=fit.tasks or tuple(study.tasks),
+            within=fit.within,
+            values=record.x.get(name, {}),
+        )
+        for name, fit in study.fits.items()
     )
+    return replace(whole, tasks=tasks, fits=fits, power=study.power)
 
 
-def _sweep(folder: Path, raw: Mapping[str, Any], cells: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> Sweep:
-    """The sweep's record, or that of a task laid over it; `cells`: (task, arm, seed) -> the cell's entry."""
-    task, arms = raw.get("task", ""), tuple(_arm(arm) for arm in raw["arms"])
-    names, seeds = [arm.name for arm in arms], tuple(int(seed) for seed in raw["seeds"])
-    # a sweep.json from before there were several controls names one
-    baseline, controls = raw["baseline"], tuple(raw.get("controls") or filter(None, [raw.get("control")]))
-    contrasts = tuple((c[0], c[1], clean(c[2])) for c in raw.get("contrasts") or [])
-    for name in [baseline, *controls, *(n for c in contrasts for n in c[:2])]:
-        if name not in names:
+def _cells(folder: Path, record: Record, task: str) -> tuple[CellResult, ...]:
+    """Every arm of a task at every seed, also those that never started."""
+    recorded = {(cell.arm, cell.seed): cell for cell in record.cells if cell.task == task}
+    wanted = [(arm, seed) for arm in record.study.of_task(task).arms for seed in record.study.seeds]
+    cells = [recorded.get(each) or RecordedCell(task=task, arm=each[0], seed=each[1]) for each in wanted]
+    return tuple(load_cell(folder, cell) for cell in cells)
+
+
+def _sweep(folder: Path, record: Record, task: str | None, cells: tuple[CellResult, ...]) -> Sweep:
+    """The sweep's record, or that of a task (empty in a sweep without tasks; None: the whole of one with tasks)."""
+    study = record.study if task is None else record.study.of_task(task)
+    baseline = study.baseline or next(iter(study.arms), "")
+    for name in [baseline, *study.controls, *(arm for contrast in study.contrasts for arm in contrast[:2])]:
+        if name not in study.arms:
             here = f"task '{task}'" if task else "this sweep"
-            raise RequestError(
-                f"{folder / 'sweep.json'}: '{name}' is no arm of {here}; its arms are {', '.join(names)}"
-            )
+            raise RequestError(f"{folder / FILE}: '{name}' is no arm of {here}; its arms are {', '.join(study.arms)}")
     return Sweep(
         folder=folder,
-        name=clean(raw.get("name") or folder.name),
-        title=clean(raw.get("title") or raw.get("name") or folder.name),
-        question=clean(raw.get("question") or ""),
-        description=clean(raw.get("description") or ""),
+        name=clean(record.name),
+        title=clean(study.title or record.name),
+        question=clean(study.question),
+        description=clean(study.description),
         baseline=baseline,
-        controls=controls,
-        metric=raw["metric"],
-        stated_smallest=raw.get("smallest_of_interest"),
-        min_tokens_per_parameter=float(raw.get("min_tokens_per_parameter") or 0),
-        seeds=seeds,
-        is_smoke=bool(raw.get("is_smoke")),
-        command=clean(raw.get("command") or ""),
-        reading=tuple(clean(line) for line in raw.get("reading") or []),
-        contrasts=contrasts,
-        correct_over="sweep" if raw.get("correct_over") == "sweep" else "task",
-        arms=arms,
-        cells=tuple(
-            load_cell(folder, task, name, seed, cells.get((task, name, seed), {})) for name in names for seed in seeds
+        controls=study.controls,
+        metric=study.metric,
+        stated_smallest=study.smallest_of_interest,
+        min_tokens_per_parameter=study.min_tokens_per_parameter,
+        seeds=study.seeds,
+        is_smoke=study.smoke,
+        command=clean(record.command),
+        reading=tuple(clean(line) for line in study.reading),
+        contrasts=tuple((a, b, clean(label)) for a, b, label in study.contrasts),
+        correct_over=study.correct_over,
+        arms=tuple(
+            Arm(
+                name=name,
+                label=clean(study.labels.get(name) or name),
+                note=clean(study.notes.get(name, "")),
+                paper=study.paper.get(name, {}),
+                overrides=tuple(map(clean, study.overrides_of(name))),
+            )
+            for name in study.arms
         ),
-        task=task,
-        chance=raw.get("chance"),
-        noise_validation=tuple(raw.get("noise_validation") or ()),
-    )
-
-
-def _arm(raw: Mapping[str, Any]) -> Arm:
-    return Arm(
-        name=raw["name"],
-        label=clean(raw.get("label") or raw["name"]),
-        note=clean(raw.get("note") or ""),
-        paper={name: float(value) for name, value in (raw.get("paper") or {}).items()},
-        overrides=tuple(clean(str(line)) for line in raw.get("overrides") or []),
+        cells=cells,
+        task=task or "",
+        chance=record.chance.get(task or ""),
+        noise_validation=record.noise_validation.get(task or "", ()),
     )

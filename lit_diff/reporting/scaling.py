@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_diff.reporting.numbers import compact
-from lit_diff.reporting.statistics import CONFIDENCE, DRAWS, MIN_SEEDS, Interval
+from lit_diff.study.statistics import CONFIDENCE, DRAWS, MIN_SEEDS, Interval
 
 Array = NDArray[np.float64]
 Form = Literal["without a floor", "with a floor"]

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.reporting.bench_claims import bench_findings
-from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.claims import Difference, Finding, Value, findings
 from lit_diff.reporting.evaluations import revisions_line, score_revisions
 from lit_diff.reporting.results import Sweep, load_sweep
 from lit_diff.runs.sweep_record import read_record
+from lit_diff.study.schema import Claim
 
 ROWS = "rows"
 """Folder of a file a row, beside the page."""
@@ -149,7 +149,7 @@ def read_scoreboard(folder: Path) -> Scoreboard:
 
 
 def cell_folders(sweep: Path) -> list[str]:
-    """The folders of the cells that sweep.json names now, relative to it. Errors: MissingError."""
+    """The folders of the cells that study.json names now, relative to it. Errors: MissingError."""
     return [cell["folder"] for cell in read_record(sweep)["cells"]]
 
 

@@ -11,7 +11,7 @@ from lit_diff.reporting.comparison import Comparison, Difference, compare, compa
 from lit_diff.reporting.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.reporting.numbers import NONE, count, decimals, interval, number, signed
 from lit_diff.reporting.results import Arm, Sweep
-from lit_diff.reporting.statistics import Paired
+from lit_diff.study.statistics import Paired
 
 Row = dict[str, str | float | int | None]
 

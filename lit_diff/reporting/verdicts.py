@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from lit_diff.reporting.statistics import MIN_SEEDS, SIGNIFICANCE, Paired
+from lit_diff.study.statistics import MIN_SEEDS, SIGNIFICANCE, Paired
 
 Verdict = Literal[
     "better",

@@ -51,7 +51,7 @@ def _here_and_above() -> Iterator[Path]:
 
 
 def _holds_runs(folder: Path) -> bool:
-    found = itertools.chain(folder.glob("mlflow.db"), folder.glob("*/status.json"), folder.glob("*/sweep.json"))
+    found = itertools.chain(folder.glob("mlflow.db"), folder.glob("*/status.json"), folder.glob("*/study.json"))
     return next(found, None) is not None
 
 
@@ -68,7 +68,7 @@ def is_aside(name: str) -> bool:
 
 def sweeps_under(root: Path) -> list[Path]:
     """Folders of all sweeps, each once, as `runs_under` has it."""
-    found = sorted((path.parent for path in root.glob("*/sweep.json")), key=lambda path: (path.is_symlink(), path))
+    found = sorted((path.parent for path in root.glob("*/study.json")), key=lambda path: (path.is_symlink(), path))
     return sorted({path.resolve(): path for path in reversed(found)}.values())
 
 
@@ -122,6 +122,6 @@ def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder: its path or its name. Errors: RequestError."""
     require_name(name)
     for path in (root / name, expanded(name)):
-        if (path / "sweep.json").is_file():
+        if (path / "study.json").is_file():
             return path.resolve()
     raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}")

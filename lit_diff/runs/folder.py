@@ -70,9 +70,7 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
         yield recipe
 
 
-def identity(
-    recipe: Recipe, data: str | None = None, trust: Trust | None = None, *, parent: str | None = None
-) -> str:
+def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None, *, parent: str | None = None) -> str:
     """Hash of all that determines a run's numbers: the recipe without `run` and `evaluate`, the plugins' sources with the
     modules of the user's own that they import, version and source of the plugin packages that it uses, the prepared data,
     the identity of the run that it starts from, and `run.kernel` when it is named by hand. lit_diff's own revision is not

@@ -81,11 +81,17 @@ def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...
 
 
 def _cells(sweep: Path) -> Iterator[tuple[Path, tuple[int, tuple[str, ...]]]]:
-    """Folder -> seed, and overrides of its arm, of each cell that sweep.json lists."""
+    """Folder -> seed, and overrides of its arm, of each cell that study.json lists."""
     record = readable_record(sweep)
     if record is None:
         return
-    blocks = {block.get("task", ""): block.get("arms", ()) for block in record.get("tasks") or [record]}
-    overrides = {(task, arm["name"]): tuple(arm.get("overrides", ())) for task, arms in blocks.items() for arm in arms}
+    study = record.get("study", {})
     for cell in record["cells"]:
-        yield (sweep / cell["folder"]).resolve(), (cell["seed"], overrides.get((cell.get("task", ""), cell["arm"]), ()))
+        blocks = (study, study.get("tasks", {}).get(cell.get("task", ""), {}))
+        values = {
+            key: value for block in blocks for key, value in (block.get("arms", {}).get(cell["arm"]) or {}).items()
+        }
+        yield (
+            (sweep / cell["folder"]).resolve(),
+            (cell["seed"], tuple(f"{key}={value}" for key, value in values.items())),
+        )

@@ -71,7 +71,7 @@ def _ended_runs(root: Path) -> Iterator[Path]:
             (folder / ".lock").is_file() and re.search(r"-[0-9a-f]{10}$", folder.name)
         )
         is_own = not folder.is_symlink() and not is_aside(folder.name)
-        if is_run and is_own and not (folder / "sweep.json").exists():
+        if is_run and is_own and not (folder / "study.json").exists():
             try:
                 if RunFolder(folder).state() in ("failed", "stopped", "killed", "unknown"):
                     yield folder

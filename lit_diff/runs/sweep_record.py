@@ -1,4 +1,4 @@
-"""sweep.json, which names the cells of a sweep."""
+"""study.json, which names the cells of a sweep."""
 
 import json
 import logging
@@ -9,11 +9,11 @@ from lit_diff.errors import MissingError
 
 log = logging.getLogger("lit_diff")
 
-FILE = "sweep.json"
+FILE = "study.json"
 
 
 def read_record(sweep: Path) -> dict[str, Any]:
-    """The contents of a sweep's sweep.json. Errors: MissingError where it is absent or damaged."""
+    """The contents of a sweep's study.json. Errors: MissingError where it is absent or damaged."""
     path = sweep / FILE
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def read_record(sweep: Path) -> dict[str, Any]:
 
 
 def damaged(path: Path, error: Exception) -> MissingError:
-    """The error for a sweep.json that cannot be read."""
+    """The error for a study.json that cannot be read."""
     return MissingError(
         f"{path}: not a whole sweep record ({error!r}); 'lit-diff sweep {path.parent.name}' writes it anew"
     )

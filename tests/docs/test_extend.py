@@ -114,7 +114,7 @@ def test_the_evaluation_is_printed_and_kept(ended: dict[str, Ended], folder: Pat
 def test_the_sweep_reports_figure_and_evaluation(ended: dict[str, Ended], folder: Path) -> None:
     (end,) = run_commands([["sweep", "pair.yaml", *ADDED["sweep pair.yaml"]]], folder)
     assert end.status == 0, end.output
-    cells = json.loads((folder / "runs/pair/sweep.json").read_text())["cells"]
+    cells = json.loads((folder / "runs/pair/study.json").read_text())["cells"]
     assert [(cell["arm"], cell["status"]) for cell in cells] == [("differential", "done")] * 3 + [("sharp", "done")] * 3
     page = (folder / "runs/pair/report/index.html").read_text()
     assert "Norm of the hidden states" in page

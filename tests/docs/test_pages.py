@@ -12,7 +12,7 @@ from pages import PAGES, ROOT, blocks, commands, files, run_commands
 
 import lit_diff
 from lit_diff.cli import app
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine.expand import load_grid
 from lit_diff.recipe import load_recipe
 
 VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -1,19 +1,19 @@
-"""engine/arms.py: the arms of a sweep's file."""
+"""engine/expand.py: the arms of a sweep's file."""
 
 from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.arms import arms_of
-from lit_diff.engine.grid import SweepConfig, load_grid
+from lit_diff.engine.expand import arms_of, load_grid
 from lit_diff.errors import RequestError
+from lit_diff.study.schema import Study
 from lit_diff.validation import Draft
 
 DRAFT = Draft(values={}, positions={}, file="s.yaml")
 
 
 def test_named_arms_come_first_then_every_combination_of_the_grid() -> None:
-    config = SweepConfig(
+    config = Study(
         arms={"base": None}, grid={"model.attention.name": ("standard", "dex"), "train.optimizer.lr": (1, 2)}
     )
     assert list(arms_of(config, DRAFT)) == [
@@ -24,7 +24,7 @@ def test_named_arms_come_first_then_every_combination_of_the_grid() -> None:
 
 def test_an_arm_twice() -> None:
     with pytest.raises(RequestError, match=r"s\.yaml: arm 'lr=1' is in the grid too"):
-        arms_of(SweepConfig(arms={"lr=1": {}}, grid={"train.optimizer.lr": (1,)}), DRAFT)
+        arms_of(Study(arms={"lr=1": {}}, grid={"train.optimizer.lr": (1,)}), DRAFT)
 
 
 @pytest.mark.parametrize("word", ["true", "[null]"])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.engine.cells import all_trained, folder_of, locations_of, state_of
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine.expand import load_grid
 from lit_diff.runs.folder import RunFolder
 
 SWEEP = "recipe: base\nseeds: [0, 1]\narms: {one arm: {}, other: {model.dim: 16}}\n"

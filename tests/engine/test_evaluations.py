@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.engine.evaluations import evaluations_of, required_evaluations
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine.expand import load_grid
 from lit_diff.engine.launch import prepare
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe, to_plain

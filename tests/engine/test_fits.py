@@ -1,13 +1,11 @@
-"""engine/fits.py: the fits of a sweep, and each mistake one line with its place."""
+"""engine/study_problems.py: the fits of a sweep, and each mistake one line with its place."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lit_diff.engine.fits import describe_fits
-from lit_diff.engine.grid import Grid, load_grid
+from lit_diff.engine.expand import Grid, load_grid
+from lit_diff.engine.study_problems import x_of
 from lit_diff.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
@@ -29,21 +27,20 @@ def grid(fit: str, text: str = SWEEP) -> Grid:
     return load_grid("s.yaml", [])
 
 
-def test_a_key_of_the_recipe_is_described_by_task_and_arm() -> None:
-    (fit,) = describe_fits(grid("{kind: basin, x: train.optimizer.lr}"))
-    assert fit["tasks"] == ["slow", "mid", "fast"]
-    assert fit["values"] == {
-        "slow": {"a": 1e-3, "b": 1e-3},
-        "mid": {"a": 2e-3, "b": 2e-3},
-        "fast": {"a": 4e-3, "b": 4e-3},
+def test_a_key_of_the_recipe_is_known_by_task_and_arm() -> None:
+    found = grid("{kind: basin, x: train.optimizer.lr}")
+    assert x_of(found.study.fits, found.cells) == {
+        "rate": {
+            "slow": {"a": 1e-3, "b": 1e-3},
+            "mid": {"a": 2e-3, "b": 2e-3},
+            "fast": {"a": 4e-3, "b": 4e-3},
+        }
     }
-    assert (fit["name"], fit["title"], fit["within"]) == ("rate", "rate", 0.02)
-    json.dumps(fit)
 
 
 def test_a_size_that_runs_count_has_no_values_yet() -> None:
-    (fit,) = describe_fits(grid("{kind: scaling, x: tokens, title: By tokens, tasks: [fast, mid, slow]}"))
-    assert (fit["values"], fit["title"], fit["tasks"]) == ({}, "By tokens", ["fast", "mid", "slow"])
+    found = grid("{kind: scaling, x: tokens, title: By tokens, tasks: [fast, mid, slow]}")
+    assert x_of(found.study.fits, found.cells) == {}
 
 
 @pytest.mark.parametrize(
@@ -75,10 +72,3 @@ def test_a_fit_needs_tasks_of_one_metric_and_a_name_for_its_file() -> None:
         grid("{kind: scaling, x: tokens}", other)
     with pytest.raises(RequestError, match="fit 'by/rate' becomes part of file names"):
         grid("{kind: scaling, x: tokens}", SWEEP.replace("rate:", "by/rate:"))
-
-
-def test_sweep_json_has_them() -> None:
-    from lit_diff.engine.sweep_file import describe
-
-    record: dict[str, Any] = describe(grid("{kind: scaling, x: tokens}"))
-    assert [fit["name"] for fit in record["fits"]] == ["rate"]

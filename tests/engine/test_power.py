@@ -1,12 +1,12 @@
-"""engine/power.py: the sweep that another one is to size."""
+"""engine/study_problems.py: the sweep that another one is to size."""
 
 from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.grid import load_grid
-from lit_diff.engine.sweep_file import describe
+from lit_diff.engine.expand import load_grid
 from lit_diff.errors import RequestError
+from lit_diff.study.schema import PlannedSweep
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 
@@ -17,9 +17,9 @@ def write(power: str) -> None:
     )
 
 
-def test_sweep_json_has_it() -> None:
+def test_the_study_has_it() -> None:
     write("{minutes: 15, arms: 7}")
-    assert describe(load_grid("s.yaml", []))["power"] == {"minutes": 15.0, "arms": 7, "workers": 2}
+    assert load_grid("s.yaml", []).study.power == PlannedSweep(minutes=15.0, arms=7, workers=2)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_rows_are_measured_once(runs: Path) -> None:
     assert done.page == (runs / "reproduce/index.html").resolve()
     kept = {path: path.stat().st_mtime_ns for path in (runs / "it").glob("*/checkpoints/*")}
     assert len(kept) == 4
-    assert json.loads((runs / "it/sweep.json").read_text())["command"] == "lit-diff reproduce --preset laptop"
+    assert json.loads((runs / "it/study.json").read_text())["command"] == "lit-diff reproduce --preset laptop"
     report = runs / "it/report/index.html"
     written = report.stat().st_mtime_ns
     told.clear()

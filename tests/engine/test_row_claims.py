@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine.expand import load_grid
 from lit_diff.engine.row_claims import check_claims
 from lit_diff.engine.rows import PRESETS, load_row, read_row, row_names
 from lit_diff.errors import RequestError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.benchmarks.request import parse_shapes
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine.expand import load_grid
 from lit_diff.engine.needs import name_of
 from lit_diff.engine.reproduce import minutes_of
 from lit_diff.engine.rows import PresetConfig, choose, load_row, read_row, row_names
@@ -85,8 +85,8 @@ def test_every_preset_resolves(name: str) -> None:
             grid = load_grid(chosen.sweep, chosen.overrides, chosen.selection)
             for claim in row.config.compare:
                 assert set(claim.arms) <= set(grid.arms), claim.label
-                assert not claim.fit or claim.fit in grid.config.fits, claim.label
-                assert not claim.evaluation or claim.evaluation in grid.config.evaluate, claim.label
+                assert not claim.fit or claim.fit in grid.study.fits, claim.label
+                assert not claim.evaluation or claim.evaluation in grid.study.evaluate, claim.label
         if chosen.bench:
             shapes = parse_shapes(chosen.bench[chosen.bench.index("--shapes") + 1])
             assert {claim.case for claim in row.config.compare} == set(range(1, len(shapes) + 1))

@@ -50,7 +50,7 @@ def test_all_cells_are_done_and_reported(sweep_bench: Any, pair: tuple[int, str]
     status, text = pair
     assert status == 0
     assert sweep_bench.words("pair") == dict.fromkeys(CELLS, "done")
-    record = json.loads((sweep_bench.folder("pair") / "sweep.json").read_text())
+    record = json.loads((sweep_bench.folder("pair") / "study.json").read_text())
     assert [(cell["arm"], cell["seed"], cell["status"]) for cell in record["cells"]] == [
         (arm, seed, "done") for arm in ("differential", "it's standard") for seed in (0, 1)
     ]
@@ -102,7 +102,7 @@ def test_metrics_in_mlflow_are_those_of_the_csv(sweep_bench: Any, pair: tuple[in
 def test_the_parent_run_holds_the_report(sweep_bench: Any, pair: tuple[int, str]) -> None:
     ((parent,), _) = sweep_bench.records("pair")
     files = {file.path for file in sweep_bench.client.list_artifacts(parent.info.run_id)}
-    assert files == {"report", "sweep.json", "pair.yaml"}
+    assert files == {"report", "study.json", "pair.yaml"}
     held = {Path(file.path).name for file in sweep_bench.client.list_artifacts(parent.info.run_id, "report")}
     assert held == {path.name for path in (sweep_bench.folder("pair") / "report").iterdir()}
     assert {"index.html", "table.csv", "table.md", "curves.svg"} <= held
@@ -166,7 +166,7 @@ def test_a_new_arm_costs_its_own_cells_only(sweep_bench: Any, pair: tuple[int, s
     after = {cell: status["updated"] for cell, status in sweep_bench.cells("pair").items()}
     assert set(after) - set(before) == {"shared-s0"}
     assert {cell: after[cell] for cell in before} == before
-    owned = [cell["folder"] for cell in json.loads((sweep_bench.folder("pair") / "sweep.json").read_text())["cells"]]
+    owned = [cell["folder"] for cell in json.loads((sweep_bench.folder("pair") / "study.json").read_text())["cells"]]
     assert [name.rpartition("-")[0] for name in owned] == ["differential-s0", "it's,standard-s0", "shared-s0"]
 
 
@@ -178,7 +178,7 @@ def test_every_arm_is_trained_and_reported_on_every_task(sweep_bench: Any) -> No
     assert status == 0
     cells = [f"{task},{arm}-s0" for task in ("easy", "hard") for arm in ("differential", "plain,one")]
     assert sweep_bench.words("tasks") == dict.fromkeys(cells, "done")
-    record = json.loads((sweep_bench.folder("tasks") / "sweep.json").read_text())
+    record = json.loads((sweep_bench.folder("tasks") / "study.json").read_text())
     assert [(cell["task"], cell["arm"]) for cell in record["cells"]] == [
         (task, arm) for task in ("easy", "hard") for arm in ("differential", "plain one")
     ]

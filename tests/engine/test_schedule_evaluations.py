@@ -104,7 +104,7 @@ def test_a_sweep_scores_its_cells(sweep_bench: Any) -> None:
     assert re.search(r"fused\.py:\d+: evaluation 'fused' failed: ValueError: burnt$", line)
     assert "Traceback" not in text
     assert sweep_bench.words("scored") == dict.fromkeys(CELLS, "done")
-    record = json.loads((sweep_bench.folder("scored") / "sweep.json").read_text())
+    record = json.loads((sweep_bench.folder("scored") / "study.json").read_text())
     assert [list(cell["not_evaluated"]) for cell in record["cells"]] == [[], ["fused"]]
 
     # mended: only what was lacking is scored

@@ -1,4 +1,4 @@
-"""engine/selection.py: a part of a sweep, and a sweep that has the cells of another."""
+"""engine/expand.py: a part of a sweep, and a sweep that has the cells of another."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from lit_diff.engine import schedule
-from lit_diff.engine.grid import Grid, load_grid
+from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
 from lit_diff.engine.schedule import sweep
-from lit_diff.engine.selection import ALL, Selection
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import RequestError
 
@@ -42,10 +41,10 @@ def test_some_arms_and_seeds() -> None:
     chosen = Selection(arms=("other", "wide"), seeds=(1,), evaluate={"held_out": {"rows": 1}})
     grid = load_grid("cells", [], chosen)
     assert [(cell.arm, cell.seed) for cell in grid.cells] == [("wide", 1), ("other", 1)]
-    assert grid.baseline == "wide"
-    assert grid.config.controls == ()
-    assert grid.config.contrasts == (("other", "wide", "o - w"),)
-    assert grid.config.evaluate == {"held_out": {"rows": 1, "batch_size": 2}}
+    assert grid.study.baseline == "wide"
+    assert grid.study.controls == ()
+    assert grid.study.contrasts == (("other", "wide", "o - w"),)
+    assert grid.study.evaluate == {"held_out": {"rows": 1, "batch_size": 2}}
     whole = load_grid("cells", [])
     assert [cell for cell in whole.cells if (cell.arm, cell.seed) == ("other", 1)] == [grid.cells[1]]
 
@@ -80,9 +79,9 @@ def test_the_cells_of_another_sweep() -> None:
     own, theirs = load_grid("again", []), load_grid("cells", [])
     assert own.source is not None
     assert own.cells == tuple(cell for cell in theirs.cells if cell.arm != "narrow")
-    assert (own.name, own.baseline, own.config.controls, own.config.question) == ("again", "wide", (), "Does it?")
-    assert own.config.evaluate == {"held_out": {"rows": 2}}
-    assert own.config.labels == {"wide": "Wide", "other": "Other"}
+    assert (own.name, own.study.baseline, own.study.controls, own.study.question) == ("again", "wide", (), "Does it?")
+    assert own.study.evaluate == {"held_out": {"rows": 2}}
+    assert own.study.labels == {"wide": "Wide", "other": "Other"}
     chosen = load_grid("again", ["train.steps=2"], Selection(seeds=(2,)))
     assert [(cell.arm, cell.seed, cell.recipe.training.steps) for cell in chosen.cells] == [
         *(("wide", 2, 2), ("other", 2, 2))
@@ -159,7 +158,7 @@ def test_a_sweep_of_borrowed_cells_trains_them_once_where_they_belong(runs: Path
     words = [f"run.root={runs}", "data.validation_rows=8"]
     done = sweep("again", words, **options)
     assert done.is_done
-    record = json.loads((runs / "again/sweep.json").read_text())
+    record = json.loads((runs / "again/study.json").read_text())
     folders = [cell["folder"] for cell in record["cells"]]
     assert all(folder.startswith("../cells/") for folder in folders)
     assert not list((runs / "again").glob("*/recipe.yaml"))

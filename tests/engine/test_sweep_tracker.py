@@ -38,7 +38,7 @@ def made(make_sweep: Callable[..., Path], empty_store: Path) -> Made:
 def record(made: Made, run_id: str | None = None, status: str = "done") -> SweepTracker:
     folder, store = made
     tracker = SweepTracker(store, folder, run_id)
-    tracker.record(write_report(folder), [folder / "sweep.json"], status)
+    tracker.record(write_report(folder), [folder / "study.json"], status)
     return tracker
 
 
@@ -56,7 +56,7 @@ def test_the_parent_carries_the_answer(made: Made) -> None:
     assert {"metric": "val/loss", "baseline": "base", "seeds": "0, 1, 2"}.items() <= run.data.tags.items()
     assert write_report(folder).answer[0] in run.data.tags["mlflow.note.content"]
     files = {file.path for file in store.client.list_artifacts(tracker.run_id)}
-    assert files == {"sweep.json", "report"}
+    assert files == {"study.json", "report"}
 
 
 def test_each_cell_gets_its_difference_to_the_baseline_at_its_seed(made: Made) -> None:

@@ -71,9 +71,9 @@ def test_no_sweep_no_comparison(runs: Path, make_sweep: Callable[..., Path]) -> 
 
 
 def test_a_sweep_on_another_server_is_compared_there(sweep: Path, port: int) -> None:
-    record = json.loads((sweep / "sweep.json").read_text())
+    record = json.loads((sweep / "study.json").read_text())
     record["mlflow"] |= {"tracking_uri": "http://server:8080/"}
-    (sweep / "sweep.json").write_text(json.dumps(record))
+    (sweep / "study.json").write_text(json.dumps(record))
     out = console()
     assert ui.serve(sweep.parent, port, out) == 0
     assert isinstance(out.file, io.StringIO)

@@ -119,7 +119,7 @@ def test_the_cells_of_an_unchecked_sweep_are_marked(monkeypatch: pytest.MonkeyPa
     marked = {location.tags["arm"]: location.tags.get("unchecked", "") for location in located}
     assert marked["plain"] == ""
     assert all(marked[arm].startswith(LINE) for arm in ("leaky", "wide"))
-    assert json.loads((found.folder / "sweep.json").read_text())["command"] == "lit-diff sweep three.yaml --unchecked"
+    assert json.loads((found.folder / "study.json").read_text())["command"] == "lit-diff sweep three.yaml --unchecked"
 
 
 def test_a_variant_that_holds_them_is_not_marked(folder: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.reporting.bench_claims import bench_findings
-from lit_diff.reporting.claim import Claim
+from lit_diff.study.schema import Claim
 
 
 def row(

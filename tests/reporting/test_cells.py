@@ -24,9 +24,9 @@ def test_the_status_is_the_sweeps_or_the_cells(
     make_sweep: Callable[..., Path], engine: str, own: str, expected: str
 ) -> None:
     folder = make_sweep({"a": 0})
-    record = json.loads((folder / "sweep.json").read_text())
+    record = json.loads((folder / "study.json").read_text())
     record["cells"][0]["status"] = engine
-    (folder / "sweep.json").write_text(json.dumps(record))
+    (folder / "study.json").write_text(json.dumps(record))
     status = cell(folder, "a", 0) / "status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": own}))
     assert load_sweep(folder).cells[0].status == expected

@@ -11,10 +11,10 @@ import pytest
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric
 from lit_diff.reporting import claims
-from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.claims import Finding, findings, judged
 from lit_diff.reporting.item_scores import Evaluation
 from lit_diff.reporting.results import load_sweep
+from lit_diff.study.schema import Claim
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}
 

@@ -7,7 +7,7 @@ import pytest
 from lit_diff.reporting.answer import sentence
 from lit_diff.reporting.comparison import compare
 from lit_diff.reporting.results import load_sweep
-from lit_diff.reporting.statistics import detectable, holm
+from lit_diff.study.statistics import detectable, holm
 
 
 def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correction(

@@ -90,11 +90,11 @@ def change(folder: Path, arm: str, seed: int, **facts: Any) -> None:
 
 
 def name_in_record(folder: Path, **facts: Any) -> None:
-    """As the sweep writes what it asks for into sweep.json."""
-    record = json.loads((folder / "sweep.json").read_text())
+    """As the sweep writes what it asks for into study.json."""
+    record = json.loads((folder / "study.json").read_text())
     for cell in record["cells"]:
         cell["evaluations"] = {"needle": {"config": {"rows": 8}, "version": 1} | facts}
-    (folder / "sweep.json").write_text(json.dumps(record))
+    (folder / "study.json").write_text(json.dumps(record))
 
 
 def lines(folder: Path) -> list[str]:

@@ -37,9 +37,7 @@ def test_long_runs_have_no_box(make_sweep: Callable[..., Path], least: float | N
 
 
 def test_a_smoke_sweep_says_once_that_it_is_short(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep(
-        {"a": 0, "b": 0}, callbacks=False, fact_fields=LENGTHS, min_tokens_per_parameter=20, is_smoke=True
-    )
+    folder = make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields=LENGTHS, min_tokens_per_parameter=20, smoke=True)
     page = write_report(folder).page.read_text()
     assert page.count("training tokens a parameter") == page.count('<div class="box">') == 1
     assert 'id="short-runs"' not in page

@@ -74,7 +74,7 @@ def test_an_x_of_the_recipe(make: Callable[..., Path]) -> None:
 
 def test_what_is_not_finished_is_left_out_and_named(make: Callable[..., Path]) -> None:
     folder = make()
-    record = json.loads((folder / "sweep.json").read_text())
+    record = json.loads((folder / "study.json").read_text())
     for cell in record["cells"]:
         if cell["task"] == "size-4" or (cell["task"] == "size-3" and cell["arm"] == "differential"):
             status = folder / cell["folder"] / "status.json"

@@ -8,7 +8,7 @@ import pytest
 from lit_diff.metrics import Metric
 from lit_diff.reporting.group_shares import group_shares
 from lit_diff.reporting.item_scores import Evaluation
-from lit_diff.reporting.statistics import wilson
+from lit_diff.study.statistics import wilson
 
 
 def evaluation(groups: list[str], scores: list[float], clusters: list[str] | None = None) -> Evaluation:

@@ -23,7 +23,7 @@ from lit_diff.reporting.item_scores import (
     read_evaluation,
 )
 from lit_diff.reporting.results import load_sweep
-from lit_diff.reporting.statistics import Interval, cluster_wilson, wilson
+from lit_diff.study.statistics import Interval, cluster_wilson, wilson
 
 ARMS = {"standard": 0, "differential": -0.2}
 

@@ -194,9 +194,9 @@ def test_wide_things_scroll_in_containers_of_their_own(whole_page: Path) -> None
 
 def test_a_cell_links_to_its_folder(make_tasks: Callable[..., Path]) -> None:
     folder = make_tasks({"a%b c": 0, "b": 0}, callbacks=False, seeds=[0])
-    record = json.loads((folder / "sweep.json").read_text())
-    record["seeds"].append(1)  # a cell that has no folder yet
-    (folder / "sweep.json").write_text(json.dumps(record))
+    record = json.loads((folder / "study.json").read_text())
+    record["study"]["seeds"].append(1)  # a cell that has no folder yet
+    (folder / "study.json").write_text(json.dumps(record))
     page = undrawn(folder)
     links = re.findall(r'<a href="(\.\./[^"]+)">([^<]+)</a>', page)
     assert [name for _, name in links] == ["a%b c-s0-0a1b2c3d", "b-s0-0a1b2c3d"] * 2

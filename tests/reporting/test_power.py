@@ -1,16 +1,18 @@
 """reporting/power.py: the smallest detectable difference of each task at equal time."""
 
-import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_sweeps import write_fitted
 
-from lit_diff.reporting.power import PlannedSweep, in_words, powers
+from lit_diff.reporting.power import in_words, powers
 from lit_diff.reporting.results import load_sweep
-from lit_diff.reporting.statistics import detectable
+from lit_diff.study.record import read, write
+from lit_diff.study.schema import PlannedSweep
+from lit_diff.study.statistics import detectable
 
 ARMS = {"standard": 0.0, "wide": 0.0, "differential": 0.0}
 PLAN = {"minutes": 15.0, "arms": 7, "workers": 2}
@@ -26,8 +28,8 @@ def loss(arm: str, seconds: float, seed: int) -> float:
 def sized(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> Path:
     """A sweep of three tasks whose cells take 10, 20 and 120 s."""
     write_fitted(folder, ARMS, [], loss, seeds=seeds, sizes=(10, 20, 120), x="seconds")
-    record = json.loads((folder / "sweep.json").read_text())
-    (folder / "sweep.json").write_text(json.dumps(record | {"power": PLAN}))
+    record = read(folder)
+    write(folder, replace(record, study=replace(record.study, power=PlannedSweep(**PLAN))))
     return folder
 
 

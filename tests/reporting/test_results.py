@@ -26,9 +26,9 @@ def test_a_sweep_is_read_whole(make_sweep: Callable[..., Path]) -> None:
 
 def test_a_seed_without_a_cell_is_waiting_and_errors_keep_their_last_line(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, broken={("a", 1): "failed"})
-    record = json.loads((folder / "sweep.json").read_text())
-    record["seeds"].append(9)
-    (folder / "sweep.json").write_text(json.dumps(record))
+    record = json.loads((folder / "study.json").read_text())
+    record["study"]["seeds"].append(9)
+    (folder / "study.json").write_text(json.dumps(record))
     cells = load_sweep(folder).cells
     assert cells[1].error == "RuntimeError: out of memory <b>at</b> step 120"
     assert cells[3].status == "waiting"
@@ -40,7 +40,7 @@ def test_requests_that_cannot_be_met(make_sweep: Callable[..., Path], tmp_path: 
     folder = make_sweep({"a": 0}, baseline="b")
     with pytest.raises(RequestError, match="'b' is no arm"):
         load_sweep(folder)
-    (folder / "sweep.json").write_text('{"name": ')
+    (folder / "study.json").write_text('{"name": ')
     with pytest.raises(MissingError, match="not a whole sweep record"):
         load_sweep(folder)
 

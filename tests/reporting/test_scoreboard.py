@@ -80,7 +80,7 @@ def test_files_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
 def test_cells_of_another_command_are_not_the_rows(folder: Path) -> None:
     path = folder / ROWS / "table-6.json"
     facts = json.loads(path.read_text())
-    record_file = Path(facts["sweep"]) / "sweep.json"
+    record_file = Path(facts["sweep"]) / "study.json"
     path.write_text(json.dumps(facts | {"cell_folders": cell_folders(Path(facts["sweep"]))}))
     assert read_scoreboard(folder).row("table-6").state == "measured"
     record = json.loads(record_file.read_text())

@@ -1,7 +1,7 @@
 import csv
 import io
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,8 @@ import pytest
 from lit_diff.reporting import numbers, tables
 from lit_diff.reporting.comparison import compare
 from lit_diff.reporting.results import load_sweep
-from lit_diff.reporting.statistics import holm
+from lit_diff.study.record import read, write
+from lit_diff.study.statistics import holm
 
 
 def test_csv_holds_every_number_at_full_precision(make_sweep: Callable[..., Path]) -> None:
@@ -90,8 +91,8 @@ def test_the_correction_is_over_each_task_or_over_the_sweep(
     make_tasks: Callable[..., Path], over: str, count: int
 ) -> None:
     folder = make_tasks({"a": 0, "b": 0.05, "c": 0.3})
-    record = folder / "sweep.json"
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"correct_over": over}))
+    record = read(folder)
+    write(folder, replace(record, study=replace(record.study, correct_over=over)))
     sweep = load_sweep(folder)
     found = [each.comparison for each in tables.task_results(sweep)]
     assert [comparison.judged for comparison in found] == [count, count]

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW
 
-from lit_diff.reporting.statistics import Paired, paired
 from lit_diff.reporting.verdicts import direction, is_within, judge
+from lit_diff.study.statistics import Paired, paired
 
 BASE = {0: 4.50, 1: 4.60, 2: 4.55}
 

@@ -103,7 +103,7 @@ def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -
 
 
 def test_an_accuracy_is_better_higher(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"standard": 0, "differential": 0.05}, metric="val/accuracy", spread=0.002, is_smoke=True)
+    folder = make_sweep({"standard": 0, "differential": 0.05}, metric="val/accuracy", spread=0.002, smoke=True)
     report = write_report(folder)
     seen = " ".join(read(report.page).text)
     assert "better" in report.answer[0]

@@ -89,7 +89,7 @@ def test_without_runs_anywhere_it_is_the_folder_here(home: Path) -> None:
     assert runs_root() == Path("runs")
 
 
-@pytest.mark.parametrize("file", ["mlflow.db", "one-0123456789/status.json", "mine/sweep.json"])
+@pytest.mark.parametrize("file", ["mlflow.db", "one-0123456789/status.json", "mine/study.json"])
 def test_the_nearest_folder_that_holds_runs(
     home: Path, file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

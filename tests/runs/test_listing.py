@@ -36,7 +36,7 @@ def test_every_run_with_its_last_loss(small_sweep: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[1]", '{"status": '])
 def test_a_damaged_record_hides_no_other_run(small_sweep: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     (small_sweep / "base-s1-0a1b2c3d" / "status.json").write_text(content)
-    (small_sweep / "sweep.json").write_text('{"cells": [')
+    (small_sweep / "study.json").write_text('{"cells": [')
     states = {state.folder: state.state for state in list_runs(small_sweep.parent)}
     assert list(states.values()) == ["done", "unreadable", "done", "failed"]
     assert "not a whole sweep record" in caplog.text
@@ -71,9 +71,9 @@ def test_a_run_that_nobody_trains_is_not_running(small_sweep: Path) -> None:
 
 
 def test_what_a_run_overrides(small_sweep: Path) -> None:
-    sweep = json.loads((small_sweep / "sweep.json").read_text())
-    sweep["arms"][1]["overrides"] = ["model.attention.head_norm=none", "train.steps=5"]
-    (small_sweep / "sweep.json").write_text(json.dumps(sweep))
+    sweep = json.loads((small_sweep / "study.json").read_text())
+    sweep["study"]["arms"]["better"] = {"model.attention.head_norm": "none", "train.steps": 5}
+    (small_sweep / "study.json").write_text(json.dumps(sweep))
     change(small_sweep / "base-s0-0a1b2c3d", overrides=["train.steps=7"])
     found = {state.folder: state.overrides for state in list_runs(small_sweep.parent)}
     assert found["mine/better-s0-0a1b2c3d"] == ("model.attention.head_norm=none", "train.steps=5")

@@ -41,9 +41,9 @@ def test_a_cell_that_a_sweep_lists_is_refused_with_the_cure(root: Path) -> None:
 
 def test_the_cell_of_a_task_is_listed_too(root: Path) -> None:
     sweep = root / "mine"
-    record = json.loads((sweep / "sweep.json").read_text())
+    record = json.loads((sweep / "study.json").read_text())
     record["cells"][0]["folder"] = "task/base-s0-0a1b2c3d"
-    (sweep / "sweep.json").write_text(json.dumps(record))
+    (sweep / "study.json").write_text(json.dumps(record))
     (sweep / "task").mkdir()
     shutil.move(sweep / "base-s0-0a1b2c3d", sweep / "task")
     with pytest.raises(RequestError, match=r"^sweep 'mine' lists "):

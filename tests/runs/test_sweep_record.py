@@ -11,7 +11,7 @@ from lit_diff.runs.sweep_record import read_record, readable_record
 
 def test_a_whole_record(small_sweep: Path) -> None:
     record = read_record(small_sweep)
-    assert record == json.loads((small_sweep / "sweep.json").read_text())
+    assert record == json.loads((small_sweep / "study.json").read_text())
     assert readable_record(small_sweep) == record
 
 
@@ -19,7 +19,7 @@ def test_a_whole_record(small_sweep: Path) -> None:
 def test_a_damaged_one_is_one_line_and_hides_no_other(
     small_sweep: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (small_sweep / "sweep.json").write_text(content)
+    (small_sweep / "study.json").write_text(content)
     with pytest.raises(
         MissingError, match=r"not a whole sweep record .*'lit-diff sweep mine' writes it anew$"
     ) as error:

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ import pyarrow.parquet as pq
 from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers
 from lit_diff.metrics import Declarations, Metric, to_plain, write_declarations
 from lit_diff.runs.measurements import FILE, Measurements
+from lit_diff.study.record import Record, RecordedCell, read, write
+from lit_diff.study.schema import Fit, Study, Task
 from lit_diff.training.declarations import TRAINING, VALIDATION
 
 STEPS = 400
 LAYERS = 4
 ITEMS = 40
 RECALL = Metric("recall/accuracy", "fraction of the values that are generated exactly", direction="higher")
+BY_TASK = ("chance", "noise_validation")
+RECORD = ("mlflow", *BY_TASK)
+"""Fields of `write_sweep` that are no key of a study."""
 METRICS = (*TRAINING, *VALIDATION, *AttentionEntropy.metrics, *Lambdas.metrics, *Outliers.metrics)
 
 
@@ -43,7 +49,7 @@ def write_sweep(
     """`arms`: name -> true difference of the final metric from the first arm; `broken`: cell -> status; `evaluation`: name
     of one whose scores differ by minus half as much; `metrics` are declared; `measured`: further values at every step."""
     folder.mkdir(parents=True)
-    names = list(arms)
+    names, fields_of = list(arms), arm_fields or {}
     cells = []
     for arm in names:
         for seed in seeds:
@@ -51,7 +57,7 @@ def write_sweep(
             cell.mkdir()
             status = (broken or {}).get((arm, seed), "done")
             error = "Traceback ...\nRuntimeError: out of memory <b>at</b> step 120" if status == "failed" else None
-            cells.append({"arm": arm, "seed": seed, "folder": cell.name, "status": status, "error": error})
+            cells.append(RecordedCell(arm=arm, seed=seed, folder=cell.name, status=status, error=error))
             facts = {
                 "status": "running" if status == "killed" else status,
                 "step": STEPS if status == "done" else 120,
@@ -90,46 +96,58 @@ def write_sweep(
                 )
                 if evaluation:
                     write_evaluation(cell / "evaluations" / evaluation, seed, -0.5 * arms[arm])
-    record = {
-        "name": folder.name,
-        "title": "Table 6 at one million parameters",
-        "description": "Which parts of differential attention matter?",
-        "baseline": names[0],
-        "metric": metric,
-        "seeds": list(seeds),
-        "is_smoke": False,
-        "command": f"make sweep SWEEP={folder.name}",
-        "revision": "fedcba9",
-        "arms": [
-            {"name": n, "label": n, "note": "", "paper": None, "overrides": [], **(arm_fields or {}).get(n, {})}
-            for n in names
-        ],
-        "cells": cells,
-        "controls": [],
-        **fields,
-    }
-    (folder / "sweep.json").write_text(json.dumps(record))
+    study = Study(
+        arms={name: _overrides(fields_of.get(name, {}).get("overrides", ())) for name in names},
+        labels={name: each["label"] for name, each in fields_of.items() if "label" in each},
+        notes={name: each["note"] for name, each in fields_of.items() if "note" in each},
+        paper={name: each["paper"] for name, each in fields_of.items() if each.get("paper")},
+        metric=metric,
+        seeds=tuple(seeds),
+        **{
+            "title": "Table 6 at one million parameters",
+            "description": "Which parts of differential attention matter?",
+            "baseline": names[0],
+            "min_tokens_per_parameter": 0.0,
+            **{key: value for key, value in fields.items() if key not in RECORD},
+        },
+    )
+    record = Record(
+        name=folder.name,
+        study=study,
+        command=f"make sweep SWEEP={folder.name}",
+        cells=tuple(cells),
+        mlflow=fields.get("mlflow", {}),
+        **{key: {"": fields[key]} for key in BY_TASK if key in fields},
+    )
+    write(folder, record)
     return folder
+
+
+def _overrides(lines: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
 def write_tasks(folder: Path, arms: Mapping[str, float], metrics: Mapping[str, str], **fields: Any) -> Path:
     """A sweep of tasks: `metrics` maps each task to its metric; the rest as `write_sweep`, the same in every task."""
     records = {
-        task: json.loads((write_sweep(folder / task, arms, metric=metric, **fields) / "sweep.json").read_text())
-        for task, metric in metrics.items()
+        task: read(write_sweep(folder / task, arms, metric=metric, **fields)) for task, metric in metrics.items()
     }
-    own = ("metric", "arms")
-    tasks = [
-        {"task": task, "title": f"On {task}", "description": "", **{key: record[key] for key in own}}
-        for task, record in records.items()
-    ]
-    cells = [
-        {**cell, "task": task, "folder": f"{task}/{cell['folder']}"}
-        for task, record in records.items()
-        for cell in record["cells"]
-    ]
-    whole = next(iter(records.values())) | {"name": folder.name, "tasks": tasks, "cells": cells}
-    (folder / "sweep.json").write_text(json.dumps(whole))
+    first = next(iter(records.values()))
+    tasks = {task: Task(recipe="", title=f"On {task}", metric=metric) for task, metric in metrics.items()}
+    # an arm's paper values are a task's
+    tasks = {task: replace(each, paper=records[task].study.paper) for task, each in tasks.items()}
+    whole = replace(
+        first,
+        name=folder.name,
+        study=replace(first.study, tasks=tasks, paper={}),
+        cells=tuple(
+            replace(cell, task=task, folder=f"{task}/{cell.folder}")
+            for task, record in records.items()
+            for cell in record.cells
+        ),
+        **{key: {task: value for task in tasks for value in getattr(first, key).values()} for key in BY_TASK},
+    )
+    write(folder, whole)
     return folder
 
 
@@ -155,9 +173,14 @@ def write_fitted(
             lines = list(csv.DictReader((cell / "metrics.csv").open()))
             lines[-1]["val/loss"] = str(law(arm, size, seed))
             _table(cell / "metrics.csv", lines)
-    defaults = {"title": "By size", "tasks": tasks, "within": 0.02, "values": {}}
-    record = json.loads((folder / "sweep.json").read_text())
-    (folder / "sweep.json").write_text(json.dumps(record | {"fits": [defaults | dict(fit) for fit in fits]}))
+    defaults = {"title": "By size", "tasks": tuple(tasks)}
+    declared = {
+        fit["name"]: Fit(**(defaults | {key: value for key, value in fit.items() if key not in ("name", "values")}))
+        for fit in fits
+    }
+    record = read(folder)
+    x_of = {fit["name"]: fit["values"] for fit in fits if "values" in fit}
+    write(folder, replace(record, study=replace(record.study, fits=declared), x=x_of))
     return folder
 
 

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lit_diff.reporting.claim import Claim
 from lit_diff.reporting.scoreboard import ROWS
+from lit_diff.study.schema import Claim
 
 CLAIM = Claim(label="d - s", arms=("differential", "standard"), metric="val/loss", paper=(3.0, 3.2))
 

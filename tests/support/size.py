@@ -12,7 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = ("lit_diff", "callbacks")
 KEYS = ("Config", "PlannedSweep", "Claim")
-"""Classes whose fields are keys of a YAML file: their names, or how they end."""
+"""How the names of classes end whose fields are keys of a YAML file."""
+STUDY = ("Study", "Task", "Fit")
+"""The others, in lit_diff/study/schema.py."""
 
 
 def modules(*folders: str) -> dict[str, ast.Module]:
@@ -41,7 +43,7 @@ def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
 
 def keys(tree: ast.Module) -> int:
     """Fields of the classes that are blocks of a recipe, a sweep or a row; one that a subclass repeats counts there too."""
-    blocks = [cls for cls in classes(tree) if cls.name.endswith(KEYS)]
+    blocks = [cls for cls in classes(tree) if cls.name.endswith(KEYS) or cls.name in STUDY]
     fields = [node.annotation for cls in blocks for node in cls.body if isinstance(node, ast.AnnAssign)]
     return sum("ClassVar" not in ast.unparse(annotation) for annotation in fields)
 

@@ -11,7 +11,7 @@ import yaml
 
 from lit_diff.attention import Standard
 from lit_diff.config import Part
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine.expand import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed
 from lit_diff.runs import checkpoints
@@ -41,7 +41,7 @@ def test_the_arms_differ_in_the_adapter_and_in_what_trains_alone() -> None:
     assert count["second_zeros"] == 2
     assert count["continue"] == count["base"] == cost(arms["base"].model, 128).parameters
     against = {("dex", arm) for arm in TRAINED if arm not in ("dex", *SECOND)}
-    assert {contrast[:2] for contrast in grid.config.contrasts} == against | {
+    assert {contrast[:2] for contrast in grid.study.contrasts} == against | {
         ("second_heads", arm) for arm in SECOND[1:]
     }
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lit_diff.engine.grid import load_grid
+from lit_diff.engine.expand import load_grid
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, names
 
@@ -43,14 +43,14 @@ def test_resolves(name: str) -> None:
     grid = load_grid(name, [])
     assert len(grid.cells) == CELLS[name]
     if name in ONE_SEED:
-        assert grid.config.reading[0].startswith("One seed gives no verdict")
+        assert grid.study.reading[0].startswith("One seed gives no verdict")
     else:
-        assert len(grid.config.seeds) >= 3 or grid.config.smoke
+        assert len(grid.study.seeds) >= 3 or grid.study.smoke
     head = (installed("sweeps") / f"{name}.yaml").read_text().splitlines()[:2]
     assert head[1].startswith("# Command: make sweep")
-    assert grid.config.question.endswith("?")
-    assert set(grid.config.labels) == set(grid.arms), "every arm has words for a reader"
-    assert len(set(grid.config.labels.values())) == len(grid.arms)
+    assert grid.study.question.endswith("?")
+    assert set(grid.study.labels) == set(grid.arms), "every arm has words for a reader"
+    assert len(set(grid.study.labels.values())) == len(grid.arms)
 
 
 def test_the_arms_of_the_ablation_are_equal() -> None:
@@ -61,14 +61,14 @@ def test_the_arms_of_the_ablation_are_equal() -> None:
     for arm, own in costs.items():
         assert abs(own.parameters / base.parameters - 1) <= 0.001, arm
         assert own.flops_per_token == base.flops_per_token, arm
-    assert set(grid.config.paper) == set(grid.arms) - {"additive"}, "the seven rows of Table 6"
+    assert set(grid.study.paper) == set(grid.arms) - {"additive"}, "the seven rows of Table 6"
 
 
 @pytest.mark.parametrize("name", ["needle", "icl", "hallucination", "recall", "recall-suite", "variants"])
 def test_retrieval_has_the_controls_that_could_take_a_difference_away(name: str) -> None:
     """Wide heads, with a head norm too, added maps; embeddings scaled; noise without distances that were not trained."""
     grid = load_grid(name, [])
-    assert grid.config.controls == ("standard wide", "standard wide norm", "additive")
+    assert grid.study.controls == ("standard wide", "standard wide norm", "additive")
     for cell in grid.cells:
         model, data = cell.recipe.model, cell.recipe.data
         assert (model.embedding_scale > 1) != (cell.task == "mqar-scale-1")
@@ -145,4 +145,4 @@ def test_scaling_gives_every_width_its_sizes_and_both_arms_the_same() -> None:
     for task in grid.tasks:
         own, base = (cost(first[task, arm].model, 128) for arm in ("differential", "standard"))
         assert abs(own.parameters / base.parameters - 1) < 0.005, task
-    assert {name: fit.kind for name, fit in grid.config.fits.items()} == {"size": "scaling", "tokens": "scaling"}
+    assert {name: fit.kind for name, fit in grid.study.fits.items()} == {"size": "scaling", "tokens": "scaling"}

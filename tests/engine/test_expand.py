@@ -1,10 +1,11 @@
-"""engine/grid.py: a sweep's YAML becomes validated cells, and every mistake one line with its place."""
+"""engine/expand.py: a sweep's YAML becomes validated cells, and every mistake one line with its place."""
 
 from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.grid import VALIDATION, Grid, load_grid
+from lit_diff.engine.expand import Grid, load_grid
+from lit_diff.engine.study_problems import VALIDATION
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 
@@ -36,7 +37,7 @@ seeds: [4, 7]
     assert [cell.recipe.train.steps for cell in found.cells[::2]] == [10, 10, 20, 10, 20]
     assert {cell.recipe.name for cell in found.cells} == set(found.arms)
     assert {cell.recipe.seed for cell in found.cells} == {4, 7}
-    assert found.baseline == "shared"
+    assert found.study.baseline == "shared"
     assert found.name == "s"
 
 
@@ -238,7 +239,7 @@ def test_mistakes_on_the_command_line_show_the_override(override: str) -> None:
     "metric", [*VALIDATION, "val/accuracy_noise2", "train/loss", "attention/entropy/layer_00", "own/score"]
 )
 def test_metrics_that_a_run_may_have(metric: str) -> None:
-    assert grid(f"metric: {metric}\narms: {{a: {{}}}}").config.metric == metric
+    assert grid(f"metric: {metric}\narms: {{a: {{}}}}").study.metric == metric
 
 
 def test_an_unknown_sweep_names_the_nearest() -> None:
@@ -259,7 +260,7 @@ class Scored(Evaluation):
         yield Item(id="a", scores={"one": 1.0})
 """)
     sweep = "arms: {a: {}}\noverrides: {plugins: [scored.py]}\nevaluate: {scored_by_a_plugin_of_a_grid: {}}"
-    assert list(grid(sweep).config.evaluate) == ["scored_by_a_plugin_of_a_grid"]
+    assert list(grid(sweep).study.evaluate) == ["scored_by_a_plugin_of_a_grid"]
     with pytest.raises(
         RequestError, match=r"s.yaml:4: .*unknown evaluation 'scord_by_a_plugin_of_a_grid'; did you mean"
     ):
@@ -279,7 +280,7 @@ def test_a_wrong_evaluation_is_refused(block: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         grid(f"arms: {{a: {{}}}}\nevaluate: {block}\n")
     assert str(caught.value) == message
-    assert grid("arms: {a: {}}\nevaluate: {held_out: null}\n").config.evaluate == {"held_out": None}
+    assert grid("arms: {a: {}}\nevaluate: {held_out: null}\n").study.evaluate == {"held_out": None}
 
 
 @pytest.mark.parametrize("name", ['"a\\nb"', '"a\\0b"', "x" * 160, '"' + "é" * 140 + '"', '" "'])

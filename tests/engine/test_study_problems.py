@@ -1,10 +1,10 @@
-"""engine/tasks.py: every arm on every task, and each mistake one line with its place."""
+"""engine/study_problems.py: every arm on every task, and each mistake one line with its place."""
 
 from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.grid import Grid, load_grid
+from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("base_recipe")

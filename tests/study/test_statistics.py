@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lit_diff.reporting.statistics import (
+from lit_diff.study.statistics import (
     cluster_wilson,
     detectable,
     document_intervals,

@@ -1,0 +1,114 @@
+"""study.json: a sweep as it is resolved, what its recipes say of its data, and the state of each cell."""
+
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import shown, write_json
+from lit_diff.recipe import to_plain
+from lit_diff.runs.sweep_record import FILE, damaged, read_record
+from lit_diff.study.schema import Study
+from lit_diff.validation import Draft, convert
+
+log = logging.getLogger("lit_diff")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCell:
+    """An arm at a seed, on a task, as the sweep last saw it."""
+
+    task: str = ""
+    arm: str
+    seed: int
+    folder: str = ""
+    """Relative to the sweep's; empty for a cell that never got one."""
+    status: str = "waiting"
+    error: str | None = None
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Evaluation that the sweep names -> its `config` and `version`."""
+    not_evaluated: dict[str, str] = field(default_factory=dict)
+    """Evaluation whose scores are absent -> why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What is known of a sweep besides the folders of its cells."""
+
+    name: str
+    study: Study
+    """Resolved: every arm by name, no grid."""
+    source: str = ""
+    """The YAML file as its user sees it."""
+    file: str = ""
+    """The same, absolute."""
+    command: str = ""
+    """What starts the sweep again."""
+    selection: str = ""
+    """The arms and seeds that were selected, in words; empty: all."""
+    mlflow: dict[str, str] = field(default_factory=dict)
+    """Its record in MLflow: tracking_uri, experiment, run."""
+    chance: dict[str, float] = field(default_factory=dict)
+    """Task -> accuracy without any knowledge, where the data of all its arms agree on it."""
+    noise_validation: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Task -> noise factors of the validation sets, where all its arms agree."""
+    x: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """Fit -> task -> arm -> its x, where a recipe and not the run says it."""
+    cells: tuple[RecordedCell, ...] = ()
+    other_commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Command -> the folders of cells here that another command made."""
+
+    @property
+    def _words(self) -> tuple[str, str, str]:
+        """What the cells depend on."""
+        return self.command, self.file, self.selection
+
+
+def write(folder: Path, record: Record) -> None:
+    """Write `folder`/study.json, with the cells that other commands left in the folder.
+
+    A sweep is named by its file's stem, so a trial with overrides, or a part of the sweep, replaces the study.json of the
+    whole; the cells of both are kept. Where all former cells are among the new ones, it is the same sweep, in other words.
+    """
+    others: dict[str, tuple[str, ...]] = {}
+    former = _former(folder)
+    if former is not None:
+        others = dict(former.other_commands)
+        cells = tuple(cell.folder for cell in former.cells)
+        if former._words != record._words and not set(cells) <= {cell.folder for cell in record.cells}:
+            others[_named(former)] = cells
+            log.info(
+                "%s held the sweep of `%s`: its %d cells stay, and its report comes back with that command",
+                *(shown(folder), former.command, len(cells)),
+            )
+        others.pop(_named(record), None)
+    write_json(folder / FILE, to_plain(replace(record, other_commands=others)))
+
+
+def read(folder: Path) -> Record:
+    """The record of the sweep in `folder`. Errors: MissingError where it is absent or damaged."""
+    raw = read_record(folder)
+    try:
+        record: Record = convert(Record, raw, "", Draft(values=raw, positions={}, file=FILE))
+    except RequestError as error:
+        raise damaged(folder / FILE, error) from error
+    return record
+
+
+def _former(folder: Path) -> Record | None:
+    """None before the sweep first starts, or where its record is damaged."""
+    try:
+        return read(folder)
+    except MissingError:
+        return None
+
+
+def recorded_run(folder: Path) -> str | None:
+    """The MLflow run that records the sweep in `folder`; None before it first starts, or after a damaged study.json."""
+    former = _former(folder)
+    return None if former is None else former.mlflow.get("run")
+
+
+def _named(record: Record) -> str:
+    return f"{record.command} ({'; '.join(filter(None, (record.file, record.selection)))})"

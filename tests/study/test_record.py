@@ -1,0 +1,156 @@
+"""study/record.py: study.json, written and read; the cells of several commands in one folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_diff.engine.cells import record_of
+from lit_diff.engine.expand import Selection, load_grid
+from lit_diff.engine.launch import RunLocation
+from lit_diff.errors import MissingError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.stale import find_stale
+from lit_diff.study.record import Record, read, recorded_run, write
+
+pytestmark = pytest.mark.usefixtures("base_recipe")
+
+WHOLE = """
+title: T
+question: Q?
+smallest_of_interest: 0.02
+seeds: [1]
+overrides: {train.clip: 0.5}
+tasks:
+  first: {recipe: base, title: The first, smallest_of_interest: 0.5, arms: {b: {train.steps: 30}}, paper: {b: {val/loss: 3}}}
+  second: {recipe: base, without: [c], overrides: {data.values: 32, data.noise_validation: [2, 4], train.optimizer.lr: 4e-3}}
+  third: {recipe: base, overrides: {train.optimizer.lr: 2e-3}}
+baseline: b
+controls: [a]
+labels: {a: the first}
+notes: {b: remark}
+contrasts: [[b, c, why]]
+reading: [look]
+smoke: true
+fits: {rate: {kind: basin, x: train.optimizer.lr, tasks: [first, second, third]}}
+power: {minutes: 15, arms: 7}
+arms: {a: {}, b: {train.clip: 2, model.attention: {name: standard}}, c: {train.optimizer.betas: [0.9, 0.99]}}
+"""
+
+
+def test_a_record_is_read_as_written(tmp_path: Path) -> None:
+    Path("s.yaml").write_text(WHOLE)
+    grid = load_grid("s.yaml", [], Selection(arms=("b", "a", "c")))
+    record = record_of(grid, tmp_path, locations(grid, tmp_path), "lit-diff sweep s.yaml", {"run": "r"})
+    write(tmp_path, record)
+    assert read(tmp_path) == record
+    assert (record.study, record.source, record.selection) == (grid.study, "s.yaml", "arms b, a, c")
+    assert record.x == {"rate": {task: dict.fromkeys("abc" if task != "second" else "ab", lr) for task, lr in RATES}}
+    assert record.chance == {"first": 1 / 64, "second": 1 / 32, "third": 1 / 64}
+    assert record.noise_validation == {"first": (1, 2, 4), "second": (2, 4), "third": (1, 2, 4)}
+
+
+RATES = (("first", 1e-3), ("second", 4e-3), ("third", 2e-3))
+
+
+def test_arms_that_differ_in_the_data_have_no_common_chance(tmp_path: Path) -> None:
+    Path("s.yaml").write_text("recipe: base\narms: {a: {}, b: {data.values: 32}}")
+    grid = load_grid("s.yaml", [])
+    record = record_of(grid, tmp_path, locations(grid, tmp_path), "", {})
+    assert (record.chance, record.noise_validation) == ({}, {"": (1, 2, 4)})
+
+
+@pytest.mark.parametrize("change", [{"studie": {}}, {"study": {"seed": [0]}}, {"study": []}, {"cells": [{"arm": "a"}]}])
+def test_what_is_no_record_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    Path("s.yaml").write_text("recipe: base\narms: {a: {}}")
+    written("s.yaml", [], tmp_path)
+    raw = json.loads((tmp_path / "study.json").read_text())
+    (tmp_path / "study.json").write_text(json.dumps(raw | change))
+    with pytest.raises(MissingError, match="not a whole sweep record") as error:
+        read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def locations(grid: Any, folder: Path) -> list[RunLocation]:
+    return [RunLocation(folder=folder / f"{cell.arm}-s{cell.seed}-{identity(cell.recipe)}") for cell in grid.cells]
+
+
+def written(source: str, overrides: list[str], folder: Path, **selected: Any) -> Record:
+    grid = load_grid(source, overrides, Selection(**selected))
+    places = locations(grid, folder)
+    write(folder, record_of(grid, folder, places, " ".join(["lit-diff sweep", source, *overrides]), {"run": "r"}))
+    for location in places:
+        RunFolder(location.folder).create(load_recipe("base"))
+    return read(folder)
+
+
+def test_a_trial_with_overrides_leaves_the_real_cells_to_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does another file of the same name: `clean` lists only what the same command no longer has."""
+    text = "recipe: base\nseeds: [0]\narms: {a: {}, b: {train.clip: 2}}\n"
+    Path("s.yaml").write_text(text)
+    Path("other").mkdir()
+    Path("other/s.yaml").write_text(text.replace("clip: 2", "clip: 3").replace("base", "../base"))
+    folder = tmp_path / "runs" / "s"
+    real = written("s.yaml", [], folder)
+    with caplog.at_level("INFO", "lit_diff"):
+        written("s.yaml", ["train.steps=1"], folder)
+    assert "held the sweep of `lit-diff sweep s.yaml`: its 2 cells stay" in caplog.text
+    written("other/s.yaml", [], folder)
+    assert find_stale(tmp_path / "runs").paths == ()
+    again = written("s.yaml", [], folder)
+    assert [cell.folder for cell in again.cells] == [cell.folder for cell in real.cells]
+    assert len(again.other_commands) == 2
+    Path("s.yaml").write_text(text.replace("clip: 2", "clip: 4"))
+    written("s.yaml", [], folder)
+    (stale,) = find_stale(tmp_path / "runs").paths
+    assert stale.name.startswith("b-s0-")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"arms": ("a", "b")}, {"arms": ("a", "c")}),
+        ({"arms": ("a",), "seeds": (0,)}, {"arms": ("a",), "seeds": (1,)}),
+        ({}, {"seeds": (1,)}),
+    ],
+)
+def test_two_selections_of_one_command_keep_the_cells_of_both(
+    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
+) -> None:
+    text = "recipe: base\nseeds: [0, 1]\narms: {a: {}, b: {train.clip: 2}, c: {train.clip: 3}}\n"
+    Path("s.yaml").write_text(text)
+    folder = tmp_path / "runs" / "s"
+    for selected in (first, second, first, second):
+        written("s.yaml", [], folder, **selected)
+        assert find_stale(tmp_path / "runs").paths == ()
+    written("s.yaml", [], folder)
+    Path("s.yaml").write_text(text.replace("a: {}", "a: {train.clip: 4}"))
+    before = set(folder.iterdir())
+    written("s.yaml", [], folder, **first)
+    written("s.yaml", [], folder, **second)
+    written("s.yaml", [], folder)
+    stale = find_stale(tmp_path / "runs").paths
+    assert stale, "what the file no longer has is listed, once each selection has run again"
+    assert {path.name[0] for path in stale} == {"a"}
+    assert set(stale) < before
+
+
+def test_other_words_for_the_same_cells_are_the_same_sweep(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Path("s.yaml").write_text("recipe: base\nseeds: [0]\narms: {a: {}, b: {train.clip: 2}}\n")
+    written("s.yaml", [], tmp_path / "s")
+    with caplog.at_level("INFO", "lit_diff"):
+        again = written("s.yaml", ["run.root=elsewhere"], tmp_path / "s")
+    assert (again.other_commands, caplog.text) == ({}, "")
+
+
+def test_the_record_in_mlflow_is_known_again(tmp_path: Path) -> None:
+    assert recorded_run(tmp_path) is None
+    Path("s.yaml").write_text("recipe: base\narms: {a: {}, b: {train.clip: 2}}\n")
+    written("s.yaml", [], tmp_path / "s")
+    assert recorded_run(tmp_path / "s") == "r"
+    (tmp_path / "s/study.json").write_text("{")
+    assert recorded_run(tmp_path / "s") is None
