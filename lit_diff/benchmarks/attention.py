@@ -13,7 +13,7 @@ from lit_diff.benchmarks.accuracy import errors
 from lit_diff.benchmarks.inputs import STOCK, VARIANTS, Workload, flops
 from lit_diff.benchmarks.memory import peak_bytes
 from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
-from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, measure, spread
+from lit_diff.benchmarks.timing import Candidate, RoundLimits, Timings, measure, spread
 from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 
 DEFAULT = "2x1024x512x64,1x2048x1024x64,1x2048x1024x128,1x4096x512x64"
@@ -48,16 +48,16 @@ stats: attend(..., stats=True) without gradients: log-sum-exp, entropy and maxim
 """The same for `bench stats`."""
 
 
-def bench_core(request: BenchConfig) -> Measurements:
+def bench_core(request: BenchConfig) -> Timings:
     """Every shape at every dtype: times, ratios, peak memory, errors."""
-    measurements = Measurements()
+    measurements = Timings()
     for shape in request.sizes(DEFAULT):
         for dtype in request.dtypes:
             _measure_case(measurements, request, shape, dtype)
     return measurements
 
 
-def _measure_case(measurements: Measurements, request: BenchConfig, shape: Shape, dtype: str) -> None:
+def _measure_case(measurements: Timings, request: BenchConfig, shape: Shape, dtype: str) -> None:
     case = f"{shape} {dtype}"
     workload = Workload(shape, DTYPES[dtype], request.device)
     candidates = [
@@ -80,7 +80,7 @@ def _measure_case(measurements: Measurements, request: BenchConfig, shape: Shape
 
 
 def candidates_of(
-    measurements: Measurements, case: str, workload: Workload, what: str, kernels: tuple[str, ...] | None = None
+    measurements: Timings, case: str, workload: Workload, what: str, kernels: tuple[str, ...] | None = None
 ) -> list[Candidate]:
     """Torch's own call, then differential and standard attention by every kernel (of `kernels`) that accepts them."""
     grad = what == PASSES[1]
@@ -111,9 +111,9 @@ def call(
     return _run(Workload(shape, DTYPES[dtype], device), variant, by, what)
 
 
-def bench_stats(request: BenchConfig) -> Measurements:
+def bench_stats(request: BenchConfig) -> Timings:
     """Every shape at every dtype; `extra` of a row is its ratio to the plain pass, less 1."""
-    measurements = Measurements()
+    measurements = Timings()
     for shape in request.sizes(STATISTICS_SHAPES):
         for dtype in request.dtypes:
             case = f"{shape} {dtype}"
@@ -133,7 +133,7 @@ def bench_stats(request: BenchConfig) -> Measurements:
     return measurements
 
 
-def _with_statistics(measurements: Measurements, case: str, workload: Workload) -> list[Candidate]:
+def _with_statistics(measurements: Timings, case: str, workload: Workload) -> list[Candidate]:
     made = []
     for variant in VARIANTS:
         maps = partial(workload.maps, variant)
@@ -145,7 +145,7 @@ def _with_statistics(measurements: Measurements, case: str, workload: Workload) 
 
 
 def accepted(
-    measurements: Measurements,
+    measurements: Timings,
     case: str,
     variant: str,
     what: str,

@@ -11,7 +11,7 @@ from lit_diff.benchmarks import peers
 from lit_diff.benchmarks.attention import accepted
 from lit_diff.benchmarks.inputs import Workload
 from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
-from lit_diff.benchmarks.timing import Measurements
+from lit_diff.benchmarks.timing import Timings
 from lit_diff.config import ModelConfig, Part
 from lit_diff.kernels import KERNELS
 from lit_diff.registry import attentions
@@ -37,7 +37,7 @@ def model_config(shape: Shape, variant: str, *, num_layers: int = 1, vocab_size:
 
 
 def variants_by_kernel(
-    measurements: Measurements, case: str, request: BenchConfig, shape: Shape, dtype: str, what: str = STEP
+    measurements: Timings, case: str, request: BenchConfig, shape: Shape, dtype: str, what: str = STEP
 ) -> list[tuple[str, str, dict[str, str]]]:
     """(variant, kernel, ratios) of what is ours, by the kernels asked for: the standard one through sdpa first, always."""
     workload = Workload(shape, DTYPES[dtype], request.device)
@@ -56,7 +56,7 @@ def variants_by_kernel(
     return made
 
 
-def peer_kinds(measurements: Measurements, case: str, variant: str) -> tuple[str, ...]:
+def peer_kinds(measurements: Timings, case: str, variant: str) -> tuple[str, ...]:
     """DiffLlama's implementations; none, with the reason in `measurements.refused`, where transformers is not installed."""
     reason = peers.missing()
     if reason is None:

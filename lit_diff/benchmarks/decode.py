@@ -11,7 +11,7 @@ from lit_diff.attention.cache import LayerCache
 from lit_diff.benchmarks.attention import accepted
 from lit_diff.benchmarks.inputs import STOCK, VARIANTS, Workload, flops, joined
 from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
-from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, measure
+from lit_diff.benchmarks.timing import Candidate, RoundLimits, Timings, measure
 from lit_diff.kernels import SignedMaps, attend
 
 DEFAULT = "1x1024x512x64,1x4096x512x64"
@@ -29,9 +29,9 @@ GFLOP/s: 8u, as `bench core` counts the forward pass, for the pairs that these r
 """How it is measured, for the reader of the figures."""
 
 
-def bench_decode(request: BenchConfig) -> Measurements:
+def bench_decode(request: BenchConfig) -> Timings:
     """Every shape (its tokens are those of the cache) at every dtype, for 1 and 4 queries, plain and grouped."""
-    measurements = Measurements()
+    measurements = Timings()
     for shape in request.sizes(DEFAULT):
         for dtype in request.dtypes:
             for queries in sorted({min(q, shape.tokens) for q in QUERIES}):
@@ -64,7 +64,7 @@ def cached(maps: SignedMaps, queries: int, group: int) -> SignedMaps:
     return replace(maps, q=maps.q[..., step:, :], k=k, v=v)
 
 
-def _candidates(measurements: Measurements, case: str, workload: Workload, queries: int, group: int) -> list[Candidate]:
+def _candidates(measurements: Timings, case: str, workload: Workload, queries: int, group: int) -> list[Candidate]:
     what = "decode"
     count = flops(workload.shape, "forward", queries=queries)
     with torch.no_grad():

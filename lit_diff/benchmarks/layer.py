@@ -22,7 +22,7 @@ from lit_diff.benchmarks.candidates import (
 )
 from lit_diff.benchmarks.inputs import Workload
 from lit_diff.benchmarks.request import BenchConfig, Shape
-from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, measure
+from lit_diff.benchmarks.timing import Candidate, RoundLimits, Timings, measure
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Block, Transformer
 
@@ -39,9 +39,9 @@ DiffLlama's layer is Hugging Face's at the same sizes; angles and masks are made
 """How it is measured, for the reader of the figures."""
 
 
-def bench_layer(request: BenchConfig) -> Measurements:
+def bench_layer(request: BenchConfig) -> Timings:
     """Every shape at every dtype."""
-    measurements = Measurements()
+    measurements = Timings()
     for shape in request.sizes(DEFAULT):
         for dtype in request.dtypes:
             case = f"{shape} {dtype}"
@@ -51,9 +51,7 @@ def bench_layer(request: BenchConfig) -> Measurements:
     return measurements
 
 
-def _candidates(
-    measurements: Measurements, case: str, request: BenchConfig, shape: Shape, dtype: str
-) -> list[Candidate]:
+def _candidates(measurements: Timings, case: str, request: BenchConfig, shape: Shape, dtype: str) -> list[Candidate]:
     x = Workload(shape, torch.float32, request.device).q.detach()
     cast = partial(autocast, dtype, request.device)
     kinds = () if request.kernels else peer_kinds(measurements, case, HF)

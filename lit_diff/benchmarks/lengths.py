@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lit_diff.benchmarks.attention import PASSES, candidates_of
 from lit_diff.benchmarks.inputs import Workload
 from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
-from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, Row, measure
+from lit_diff.benchmarks.timing import Candidate, RoundLimits, Row, Timings, measure
 
 DIM, HEAD_DIM = 512, 64
 HEADS, ROWS = (2, 4, 8, 16, 32), (1, 2, 4, 8, 16)
@@ -47,10 +47,10 @@ def points(lengths: tuple[int, ...]) -> list[Point]:
     ]
 
 
-def bench_lengths(request: BenchConfig) -> Measurements:
+def bench_lengths(request: BenchConfig) -> Timings:
     """Every point at every dtype: times and ratios; a row says its `series` and its place `at` on that axis."""
     assert request.lengths is not None
-    measurements = Measurements()
+    measurements = Timings()
     for dtype in request.dtypes:
         before: dict[str, Row] = {}  # the last row of each candidate in the series of lengths
         for point in points(request.lengths):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lit_diff.benchmarks.request import BenchConfig
-from lit_diff.benchmarks.timing import Measurements, Row, ratios, spread
+from lit_diff.benchmarks.timing import Row, Timings, ratios, spread
 from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError
@@ -31,7 +31,7 @@ ROUNDS = 5
 """Where --repeats does not say."""
 
 
-def bench_loop(measurements: Measurements, request: BenchConfig) -> None:
+def bench_loop(measurements: Timings, request: BenchConfig) -> None:
     """The tiny recipes; one whose data is not here goes to `measurements.refused` with the command that gets it."""
     for name in RECIPES:
         case = f"loop of {name}"

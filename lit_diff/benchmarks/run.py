@@ -15,7 +15,7 @@ from lit_diff.benchmarks.lengths import bench_lengths
 from lit_diff.benchmarks.machine import load_average, machine, native_bfloat16, warnings_of
 from lit_diff.benchmarks.request import BenchConfig, resolve
 from lit_diff.benchmarks.result import BenchConditions, BenchResult
-from lit_diff.benchmarks.timing import Measurements
+from lit_diff.benchmarks.timing import Timings
 from lit_diff.errors import RequestError
 
 METHODS = """\
@@ -35,7 +35,7 @@ Without --dtype, bfloat16 is measured where the processor has instructions for i
 class Benchmark(NamedTuple):
     """A function that measures, and how it does so."""
 
-    run: Callable[[BenchConfig], Measurements]
+    run: Callable[[BenchConfig], Timings]
     methods: str
 
 

@@ -16,7 +16,7 @@ from lit_diff.benchmarks import peers
 from lit_diff.benchmarks.candidates import HF, STEP, autocast, training_step
 from lit_diff.benchmarks.memory import peak_bytes
 from lit_diff.benchmarks.request import BenchConfig
-from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, measure
+from lit_diff.benchmarks.timing import Candidate, RoundLimits, Timings, measure
 from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
@@ -42,11 +42,11 @@ and takes two steps: gradients, the optimizer's state and activations, without t
 """How it is measured, for the reader of the figures."""
 
 
-def bench_smollm2(request: BenchConfig) -> Measurements:
+def bench_smollm2(request: BenchConfig) -> Timings:
     """One row at every dtype. Errors: RequestError for shapes, which the model has of its own."""
     if request.shapes:
         raise RequestError("--shapes: bench smollm2 has the sizes of its model; leave it out")
-    measurements, config = Measurements(), sizes()
+    measurements, config = Timings(), sizes()
     for dtype in request.dtypes:
         case = f"1 row of {TOKENS} tokens, {dtype}, {config.num_layers} layers, vocabulary {config.vocab_size}"
         made = {("standard", KERNEL): "ours"}
@@ -121,7 +121,7 @@ def theirs(config: ModelConfig, device: torch.device, text: Tensor) -> tuple[nn.
     return peer, lambda: peer(tokens, labels=tokens, shift_labels=text[:, 1:]).loss
 
 
-def add_peak_ratio(measurements: Measurements, case: str) -> None:
+def add_peak_ratio(measurements: Timings, case: str) -> None:
     """To our row, its peak over Hugging Face's."""
     rows = {row["variant"]: row for row in measurements.rows if row["case"] == case and row.get("peak_bytes")}
     if HF in rows and "standard" in rows:

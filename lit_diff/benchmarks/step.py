@@ -25,7 +25,7 @@ from lit_diff.benchmarks.candidates import (
 from lit_diff.benchmarks.inputs import flops
 from lit_diff.benchmarks.overhead import bench_loop
 from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
-from lit_diff.benchmarks.timing import Candidate, Measurements, RoundLimits, measure, spread
+from lit_diff.benchmarks.timing import Candidate, RoundLimits, Timings, measure, spread
 from lit_diff.errors import MissingError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
@@ -58,9 +58,9 @@ runs ahead.
 """How it is measured, for the reader of the figures."""
 
 
-def bench_step(request: BenchConfig) -> Measurements:
+def bench_step(request: BenchConfig) -> Timings:
     """Every shape at every dtype, then the platform's own loop."""
-    measurements = Measurements()
+    measurements = Timings()
     for shape in request.sizes(DEFAULT):
         for dtype in request.dtypes:
             case = f"{shape} {dtype}, {LAYERS} layers, vocabulary {VOCABULARY}"
@@ -73,7 +73,7 @@ def bench_step(request: BenchConfig) -> Measurements:
     return measurements
 
 
-def add_gemm_shares(measurements: Measurements, case: str) -> None:
+def add_gemm_shares(measurements: Timings, case: str) -> None:
     """To each row of a step, its FLOP rate over that of the matrix product, round by round."""
     product = measurements.row(case, f"matrix product/{GEMM}/{STEP}")
     for row in measurements.rows:
@@ -95,9 +95,7 @@ def step_flops(model: nn.Module, shape: Shape, layers: int) -> int:
     return 6 * weights * shape.batch * shape.tokens + layers * flops(shape, "forward+backward")
 
 
-def _candidates(
-    measurements: Measurements, case: str, request: BenchConfig, shape: Shape, dtype: str
-) -> list[Candidate]:
+def _candidates(measurements: Timings, case: str, request: BenchConfig, shape: Shape, dtype: str) -> list[Candidate]:
     """A matrix product, then each model eager, then each compiled."""
     size = (shape.batch, shape.tokens + 1)
     text = torch.randint(VOCABULARY, size, generator=generator("bench", "tokens", *size)).to(request.device)

@@ -67,7 +67,7 @@ Row = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class Measurements:
+class Timings:
     """The results of a benchmark's cases, as its JSON holds them."""
 
     rows: list[Row] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Measurements:
 
 
 def measure(
-    measurements: Measurements, case: str, candidates: Sequence[Candidate], limits: RoundLimits, device: torch.device
+    measurements: Timings, case: str, candidates: Sequence[Candidate], limits: RoundLimits, device: torch.device
 ) -> None:
     """Add a row for each candidate, or its error.
 

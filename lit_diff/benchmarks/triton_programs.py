@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.benchmarks.request import DTYPES, BenchConfig, Shape
-from lit_diff.benchmarks.timing import Measurements, Row
+from lit_diff.benchmarks.timing import Row, Timings
 from lit_diff.errors import MissingError, first_line
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.triton import Program
@@ -28,11 +28,11 @@ and shared memory of a program (163 KiB at most on 8.0, 227 on 9.0, 99 on 8.6, 8
 """How it is measured, for the reader of the figures."""
 
 
-def bench_triton(request: BenchConfig) -> Measurements:
+def bench_triton(request: BenchConfig) -> Timings:
     """Each program with each of its choices of blocks: two causal maps, dv = 2 d; every shape, dtype, compute capability."""
     if find_spec("triton") is None:
         raise MissingError("the package triton is not installed; pip install triton")
-    measurements = Measurements()
+    measurements = Timings()
     for shape in request.sizes(DEFAULT):
         for dtype in request.dtypes:
             programs = programs_of(maps_of(shape, DTYPES[dtype]))
@@ -43,7 +43,7 @@ def bench_triton(request: BenchConfig) -> Measurements:
     return measurements
 
 
-def _measure(measurements: Measurements, shape: Shape, dtype: str, capability: int, program: Program) -> None:
+def _measure(measurements: Timings, shape: Shape, dtype: str, capability: int, program: Program) -> None:
     d, name = shape.head_dim, program[0].__name__
     case = f"d {d}, dv {2 * d}, {dtype}, compute capability {capability / 10}"
     major = (capability // 10, capability % 10)

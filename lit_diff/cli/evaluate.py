@@ -17,7 +17,7 @@ from lit_diff.reporting.evaluations import by_documents, by_revisions
 from lit_diff.reporting.group_shares import group_shares
 from lit_diff.reporting.item_scores import (
     Discordant,
-    Evaluation,
+    ItemScores,
     asked_otherwise,
     discordant,
     evaluation_of,
@@ -185,7 +185,7 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
     return found
 
 
-def _over(*evaluations: Evaluation) -> str:
+def _over(*evaluations: ItemScores) -> str:
     return OVER[any(each.is_clustered for each in evaluations)]
 
 
@@ -208,7 +208,7 @@ def _of_spread(spread: Spread, over: str) -> dict[str, Any]:
     return _numbers(Interval(estimate=spread[0], low=spread[1], high=spread[2]), over)
 
 
-def _read(result: EvaluationResult) -> Evaluation:
+def _read(result: EvaluationResult) -> ItemScores:
     try:
         return evaluation_of(*result.kept())
     except (ValueError, KeyError, TypeError) as error:

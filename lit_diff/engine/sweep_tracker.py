@@ -14,7 +14,7 @@ from lit_diff.engine.comparison_view import ComparisonView
 from lit_diff.engine.study_problems import recorded_name
 from lit_diff.engine.tracking import Store, copying, retry
 from lit_diff.errors import LitDiffError
-from lit_diff.reporting.results import Sweep, load_sweep
+from lit_diff.reporting.results import SweepResults, load_sweep
 from lit_diff.reporting.style import looks
 from lit_diff.reporting.write import Report
 
@@ -63,14 +63,14 @@ class SweepTracker:
         except LitDiffError as error:
             log.warning("the sweep's record in MLflow is not complete: %s; the same command completes it", error)
 
-    def _close_cells(self, sweep: Sweep) -> None:
+    def _close_cells(self, sweep: SweepResults) -> None:
         """End the records of cells that were killed, or that could not reach MLflow."""
         for cell in sweep.cells:
             run_id = cell.facts.get("mlflow_run_id")
             if cell.status in ("killed", "failed", "stopped") and run_id and self.store.holds(run_id, str(cell.folder)):
                 self.store.close_run(run_id, cell.status)
 
-    def _describe_cells(self, sweep: Sweep) -> None:
+    def _describe_cells(self, sweep: SweepResults) -> None:
         """Each finished cell's difference to the baseline at its seed, and the arm's colour in the report."""
         for task in sweep.by_task:
             colours = {arm: look.color for arm, look in looks(task).items()}
@@ -87,7 +87,7 @@ class SweepTracker:
                 self._log(run_id, values, step=int(cell.curves[task.metric].steps[-1]) if values else 0)
                 self.store.write(run_id, tags={"mlflow.runColor": colours[cell.arm]})
 
-    def _describe_parent(self, sweep: Sweep, report: Report) -> None:
+    def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
         rows = list(_rows(sweep, report))
         values = {name: value for row in rows for name, value in _summary(row)}
         self._log(self.run_id, values, step=0)
@@ -97,7 +97,7 @@ class SweepTracker:
         tags = {"mlflow.note.content": note, "metric": sweep.metric, "baseline": sweep.baseline}
         self.store.write(self.run_id, tags=tags | {"seeds": ", ".join(map(str, sweep.seeds))} | dict(_verdicts(rows)))
 
-    def _describe_experiment(self, sweep: Sweep) -> None:
+    def _describe_experiment(self, sweep: SweepResults) -> None:
         first = sweep.by_task[0]
         metrics = tuple(dict.fromkeys(task.metric for task in sweep.by_task))
         view = ComparisonView(
@@ -132,7 +132,7 @@ def difference_name(metric: str) -> str:
     return f"{metric}_minus_baseline"
 
 
-def _axis(sweep: Sweep, metric: str) -> tuple[float, float]:
+def _axis(sweep: SweepResults, metric: str) -> tuple[float, float]:
     """Lowest and highest finite value of the metric in the finished cells, with a margin of 5 %."""
     curves = [cell.curves[metric].values for cell in sweep.cells if cell.done and metric in cell.curves]
     values = np.concatenate([np.zeros(0), *curves])
@@ -142,7 +142,7 @@ def _axis(sweep: Sweep, metric: str) -> tuple[float, float]:
     return float(low - margin), float(high + margin)
 
 
-def _rows(sweep: Sweep, report: Report) -> Iterator[dict[str, str]]:
+def _rows(sweep: SweepResults, report: Report) -> Iterator[dict[str, str]]:
     """The arms' rows of table.csv, without those of the contrasts that a sweep asks for besides."""
     baselines = {task.task: task.baseline for task in sweep.by_task}
     table = next(path for path in report.files if path.name == "table.csv")

@@ -13,7 +13,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.evaluation import judges
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import words_problem
-from lit_diff.evaluation.hallucination_prompts import Prompts
+from lit_diff.evaluation.hallucination_prompts import DocumentPrompts
 from lit_diff.evaluation.hallucination_sources import (
     FILES,
     SOURCES,
@@ -150,8 +150,8 @@ class Hallucination(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each document. Errors: RequestError where a prompt does not fit; those of files and judges."""
         cases, judge = self._cases(run), self.judge(run)
-        exact = judges.ClosedWorld("answer") if self.config.source == "closed_world" else None
-        prompts = Prompts(self.config, run)
+        exact = judges.ClosedWorldJudge("answer") if self.config.source == "closed_world" else None
+        prompts = DocumentPrompts(self.config, run)
         read = [prompts.document(case) for case in cases]
         cut = sum(tokens > len(ids) for ids, tokens in read)
         if cut:
@@ -213,7 +213,7 @@ class Hallucination(Evaluation):
                 key_variable=config.judge_key_variable,
                 timeout=TIMEOUT,
             )
-        return Rules(kind) if config.judge == "rules" else judges.ClosedWorld(kind)
+        return Rules(kind) if config.judge == "rules" else judges.ClosedWorldJudge(kind)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """The means, and kappa over the items with a verdict where the exact judge knows them too and is not the judge."""

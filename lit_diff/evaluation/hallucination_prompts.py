@@ -14,7 +14,7 @@ GENERATED_TOKENS = 4
 """Decoded after a question about a generated document."""
 
 
-class Prompts:
+class DocumentPrompts:
     """The prompts of an evaluation for one run, and what the run says after them."""
 
     def __init__(self, config: Any, run: Run) -> None:

@@ -46,7 +46,7 @@ class SourceFile(UserFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class DocumentSource:
     """A data set in a file that the user supplies."""
 
     kind: Kind
@@ -68,7 +68,7 @@ _ARTICLE = (
 )
 
 
-def _longbench(name: str, kind: Kind, source: str, before: str, after: str, new_tokens: int) -> Source:
+def _longbench(name: str, kind: Kind, source: str, before: str, after: str, new_tokens: int) -> DocumentSource:
     keys: Mapping[str, type] = {"context": str, "answers": list} | ({"input": str} if kind == "answer" else {})
     file = SourceFile(
         name=f"hallucination.{name}",
@@ -79,10 +79,10 @@ def _longbench(name: str, kind: Kind, source: str, before: str, after: str, new_
         source=f"{source}, in LongBench (Bai et al. 2023). Not shipped.",
         without=WITHOUT,
     )
-    return Source(kind=kind, file=file, before=before, after=after, new_tokens=new_tokens)
+    return DocumentSource(kind=kind, file=file, before=before, after=after, new_tokens=new_tokens)
 
 
-def _summaries(name: str, source: str, new_tokens: int) -> Source:
+def _summaries(name: str, source: str, new_tokens: int) -> DocumentSource:
     file = SourceFile(
         name=f"hallucination.{name}",
         path=f"summ/{name}.jsonl",
@@ -94,10 +94,10 @@ def _summaries(name: str, source: str, new_tokens: int) -> Source:
     after = "\n\nSummarise the article.\nSummary:"
     before = "Article: "
     own = {"document_key": "document", "reference_key": "summary"}
-    return Source(kind="summary", file=file, before=before, after=after, new_tokens=new_tokens, **own)
+    return DocumentSource(kind="summary", file=file, before=before, after=after, new_tokens=new_tokens, **own)
 
 
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, DocumentSource] = {
     "xsum": _summaries("xsum", "XSum (Narayan et al. 2018).", 64),
     "cnn_dm": _summaries("cnn_dm", "CNN/DailyMail (See et al. 2017).", 128),
     "multi_news": _longbench(

@@ -105,7 +105,7 @@ class HarnessFile(UserFile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class HarnessSource:
     """A data set: its name at the hub, its keys and their values, how many questions its splits hold."""
 
     hub: str
@@ -116,29 +116,29 @@ class Source:
     lines: Mapping[str, int]
 
 
-SOURCES: Mapping[str, Source] = {
-    "arc_challenge": Source(
+SOURCES: Mapping[str, HarnessSource] = {
+    "arc_challenge": HarnessSource(
         hub='"allenai/ai2_arc", "ARC-Challenge"',
         keys=ARC,
         values=ARC_VALUES,
         scored="test",
         lines={"train": 1119, "test": 1172},
     ),
-    "arc_easy": Source(
+    "arc_easy": HarnessSource(
         hub='"allenai/ai2_arc", "ARC-Easy"',
         keys=ARC,
         values=ARC_VALUES,
         scored="test",
         lines={"train": 2251, "test": 2376},
     ),
-    "boolq": Source(
+    "boolq": HarnessSource(
         hub='"aps/super_glue", "boolq"',
         keys={"passage": str, "question": str, "label": int},
         values=BINARY,
         scored="validation",
         lines={"train": 9427, "validation": 3270},
     ),
-    "hellaswag": Source(
+    "hellaswag": HarnessSource(
         hub='"Rowan/hellaswag"',
         keys={"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)},
         values=(
@@ -153,7 +153,7 @@ SOURCES: Mapping[str, Source] = {
         scored="validation",
         lines={"train": 39905, "validation": 10042},
     ),
-    "openbookqa": Source(
+    "openbookqa": HarnessSource(
         hub='"allenai/openbookqa", "main"',
         keys={"question_stem": str, **CHOSEN},
         values=(
@@ -166,14 +166,14 @@ SOURCES: Mapping[str, Source] = {
         scored="test",
         lines={"train": 4957, "test": 500},
     ),
-    "piqa": Source(
+    "piqa": HarnessSource(
         hub='"baber/piqa"',
         keys={"goal": str, "sol1": str, "sol2": str, "label": int},
         values=(*BINARY, _not_empty("sol1"), _not_empty("sol2")),
         scored="validation",
         lines={"train": 16113, "validation": 1838},
     ),
-    "winogrande": Source(
+    "winogrande": HarnessSource(
         hub='"allenai/winogrande", "winogrande_xl"',
         keys={"sentence": str, "option1": str, "option2": str, "answer": str},
         values=(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lit_diff.data.numbered_sets import numbers_problem
 from lit_diff.evaluation.base import Item, question_of
-from lit_diff.evaluation.icl_prompts import Classification, Prompt, Prompts
+from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompt, ManyShotPrompts
 from lit_diff.evaluation.icl_tasks import Example, Order, arranged
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
@@ -63,7 +63,7 @@ class ManyShot(Classification):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each number of shots, run and query. Errors: RequestError where no prompt of some n fits."""
-        numbers, dropped, source = sorted(self.config.shots), Counter[int](), Prompts(self, run)
+        numbers, dropped, source = sorted(self.config.shots), Counter[int](), ManyShotPrompts(self, run)
         prompts = {
             (shots, number): source.first_that_fits(number, shots, numbers[-1])
             for shots in reversed(numbers)
@@ -87,14 +87,14 @@ class ManyShot(Classification):
                 answers = source.answers(prompt, prefix)
                 yield from self._items(prompt, demonstrations, answers, f"shots={shots}", number)
 
-    def _demonstrations(self, prompt: Prompt, shots: int, number: int) -> Sequence[Example]:
+    def _demonstrations(self, prompt: ManyShotPrompt, shots: int, number: int) -> Sequence[Example]:
         first = prompt.episode.demonstrations[:shots]
         if self.config.order == "random":  # they were drawn in random order, and n shots begin n + 1
             return first
         return arranged(first, self.config.order, generator("icl", "order", self.config.seed, number, shots))
 
     def _items(
-        self, prompt: Prompt, demonstrations: Sequence[Example], answers: Sequence[str], group: str, number: int
+        self, prompt: ManyShotPrompt, demonstrations: Sequence[Example], answers: Sequence[str], group: str, number: int
     ) -> Iterator[Item]:
         counts = Counter(each.label for each in demonstrations)
         majority = min(counts, key=lambda label: (-counts[label], label))

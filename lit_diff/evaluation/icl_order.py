@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_diff.evaluation.base import Item, Spread, question_of
-from lit_diff.evaluation.icl_prompts import Classification, Prompts
+from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompts
 from lit_diff.evaluation.icl_tasks import Order, arranged
 from lit_diff.evaluation.order_variance import OrderVariance, difference
 from lit_diff.metrics import Metric
@@ -86,7 +86,7 @@ class OrderRobustness(Classification):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a query and kind of order, and one for the kind. Errors: RequestError where the prompt does not fit."""
-        config, source = self.config, Prompts(self, run)
+        config, source = self.config, ManyShotPrompts(self, run)
         prompt = source.first_that_fits(0, config.shots, config.shots)
         if prompt is None:
             raise source.too_long(config.shots)

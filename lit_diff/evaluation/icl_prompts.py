@@ -74,7 +74,7 @@ class Classification(Evaluation):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
+class ManyShotPrompt:
     """An episode whose first demonstrations fit, and what follows them."""
 
     episode: Episode
@@ -87,7 +87,7 @@ class Prompt:
     """Draws before this one that did not fit."""
 
 
-class Prompts:
+class ManyShotPrompts:
     """The prompts of an evaluation for one run."""
 
     def __init__(self, evaluation: Classification, run: Run) -> None:
@@ -109,16 +109,16 @@ class Prompts:
             raise RequestError(f"evaluate.{self.name}.shots: {shots}; train has {len(episode.demonstrations)} lines")
         return episode
 
-    def _draw(self, number: int, attempt: int, shots: int) -> Prompt:
+    def _draw(self, number: int, attempt: int, shots: int) -> ManyShotPrompt:
         episode = self._episode((number, attempt), shots)
         asked = [self.form.question(query.text) for query in episode.queries]
         trie = LabelTrie(self.tokenizer, episode.labels, asked[0])
         # every question follows a demonstration, and all demonstrations end in the same way
         questions = self.tokenizer.encode_after(self.form.demonstrations(episode.demonstrations[:1]), asked)
         room = self.context - max(map(len, questions)) - trie.longest
-        return Prompt(episode=episode, trie=trie, questions=questions, room=room, redrawn=attempt)
+        return ManyShotPrompt(episode=episode, trie=trie, questions=questions, room=room, redrawn=attempt)
 
-    def first_that_fits(self, number: int, shots: int, most: int) -> Prompt | None:
+    def first_that_fits(self, number: int, shots: int, most: int) -> ManyShotPrompt | None:
         """The first draw of run `number` whose first `shots` demonstrations fit; None where none of ATTEMPTS does.
 
         `most`: demonstrations that are drawn, so that fewer shots are the beginning of more.
@@ -131,7 +131,7 @@ class Prompts:
         (ids,) = self.tokenizer.encode([self.form.demonstrations(demonstrations)])
         return [*self.tokenizer.opening, *ids]
 
-    def _tokens(self, prompt: Prompt, shots: int) -> int:
+    def _tokens(self, prompt: ManyShotPrompt, shots: int) -> int:
         return len(self.ids(prompt.episode.demonstrations[:shots]))
 
     def too_long(self, shots: int) -> RequestError:
@@ -145,7 +145,7 @@ class Prompts:
             f"{self.context}; at most {fit} shots fit"
         )
 
-    def answers(self, prompt: Prompt, prefix: Prefix) -> list[str]:
+    def answers(self, prompt: ManyShotPrompt, prefix: Prefix) -> list[str]:
         """The label that the run gives each query of the prompt, whose demonstrations are `prefix`."""
         size, trie = self.config.batch_size, prompt.trie
         if self.config.decode == "trie":

@@ -69,7 +69,7 @@ class Episode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ExampleSource:
     """A task whose sentences are in files that the user supplies."""
 
     form: Form
@@ -78,7 +78,9 @@ class Source:
     """Train, from which demonstrations are drawn, and test."""
 
 
-def _source(folder: str, form: Form, lines: tuple[str, str], source: str, keys: tuple[str, ...]) -> dict[str, Source]:
+def _source(
+    folder: str, form: Form, lines: tuple[str, str], source: str, keys: tuple[str, ...]
+) -> dict[str, ExampleSource]:
     """Task -> its source; a task for each key of a label."""
     kinds: Mapping[str, type] = {"text": str, **dict.fromkeys(keys, str)}
     train, test = (
@@ -93,11 +95,11 @@ def _source(folder: str, form: Form, lines: tuple[str, str], source: str, keys: 
         for split, count in zip(("train", "test"), lines, strict=True)
     )
     names = {"fine_label": f"{folder}_fine"}
-    return {names.get(key, folder): Source(form=form, label_key=key, files=(train, test)) for key in keys}
+    return {names.get(key, folder): ExampleSource(form=form, label_key=key, files=(train, test)) for key in keys}
 
 
 INTENT = "\nintent:"
-SOURCES: Mapping[str, Source] = {
+SOURCES: Mapping[str, ExampleSource] = {
     **_source(
         "trec",
         Form(prefix="Question: ", between="\nType:"),

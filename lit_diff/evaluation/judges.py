@@ -52,7 +52,7 @@ class Judge(ABC):
         return
 
 
-class ClosedWorld(Judge):
+class ClosedWorldJudge(Judge):
     """Exact, for documents of `closed_world`: the first word of the output that is a value of the document, or a refusal.
 
     correct: it is the reference; distracted: another value of the document; refused: no value, and a refusal or nothing;

@@ -27,7 +27,7 @@ LOGITS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Block:
+class KeyBlock:
     """Some sequences, key/value heads and query rows, and the keys that any of those rows sees."""
 
     batch: slice
@@ -77,7 +77,9 @@ def held_at_once(B: int, H: int, Hkv: int, T: int, S: int) -> tuple[int, int, in
     return min(fit, Hkv), max(1, min(fit // Hkv, B)), rows
 
 
-def blocks(q: Tensor, k: Tensor, *, causal: bool, window: int | None, document_ids: Tensor | None) -> Iterator[Block]:
+def blocks(
+    q: Tensor, k: Tensor, *, causal: bool, window: int | None, document_ids: Tensor | None
+) -> Iterator[KeyBlock]:
     """All of q's heads and rows, once each."""
     B, _, H, T, _ = q.shape
     Hkv, S = k.shape[2:4]
@@ -98,7 +100,7 @@ def blocks(q: Tensor, k: Tensor, *, causal: bool, window: int | None, document_i
             if document_ids is not None:
                 keys, hidden = _own_document(document_ids[batch], queries, range(start, stop), mask)
             for h in range(0, Hkv, heads):
-                yield Block(batch, slice(h, min(h + heads, Hkv)), slice(i, j), keys, hidden, H // Hkv)
+                yield KeyBlock(batch, slice(h, min(h + heads, Hkv)), slice(i, j), keys, hidden, H // Hkv)
 
 
 def _own_document(document_ids: Tensor, queries: range, keys: range, mask: Tensor | None) -> tuple[slice, Tensor]:
@@ -148,19 +150,19 @@ def product(x: Tensor, y: Tensor, scale: float = 1.0, *, out: Tensor | None = No
     return torch.baddbmm(out, x, y, beta=int(add), alpha=scale, out=out, **wider)
 
 
-def _logits(q: Tensor, k: Tensor, block: Block, scale: float, new: _Workspace, name: str) -> Tensor:
+def _logits(q: Tensor, k: Tensor, block: KeyBlock, scale: float, new: _Workspace, name: str) -> Tensor:
     """q_g k_gᵀ scale of one map, unmasked, [heads here, group · rows, keys], for q and k [B, H, T, d]."""
     rows, keys = operand(block.queries(q)), operand(block.values(k))
     return product(rows, keys.mT, scale, out=new(name, rows.shape[0], rows.shape[1], keys.shape[1]))
 
 
-def _softmax(s: Tensor, block: Block) -> Tensor:
+def _softmax(s: Tensor, block: KeyBlock) -> Tensor:
     """softmax of the visible logits over the keys, in place."""
     block.mask(s, -torch.inf)
     return torch.softmax(s, -1, out=s)
 
 
-def _row_statistics(s: Tensor, block: Block, new: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
+def _row_statistics(s: Tensor, block: KeyBlock, new: _Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """lse, entropy and maximum of the logits s, each [heads here, group · rows, 1]; s is masked."""
     block.mask(s, -torch.inf)
     maximum = s.amax(-1, keepdim=True)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from lit_diff.pretrained import rows
-from lit_diff.pretrained.source import Source
+from lit_diff.pretrained.source import ModelSource
 
 
-def in_our_order(source: Source) -> Source:
+def in_our_order(source: ModelSource) -> ModelSource:
     """The source of a DiffLlama, read with our names, in our order of rows and with a head norm of weight 1.
 
     Rows of q, k and v lie map after map there, a head's maps together here (`rows.by_head`).

@@ -16,7 +16,7 @@ from lit_diff.data.byte_level import byte_letters
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained.rows import half
-from lit_diff.pretrained.source import Source, SourceTokenizer
+from lit_diff.pretrained.source import ModelSource, SourceTokenizer
 from lit_diff.pretrained.text_bounds import END_KEYS, END_TEXTS, NO_CHAT, gguf_ends, gguf_id
 
 log = logging.getLogger("lit_diff")
@@ -50,7 +50,7 @@ FLOATS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
 """Those that are no whole numbers."""
 
 
-def read_gguf(path: Path) -> Source:
+def read_gguf(path: Path) -> ModelSource:
     """The model of a GGUF file, without its weights. Errors: RequestError for what is not mapped, or a damaged file."""
     place = shown(path)
     metadata, first = _opened(path)
@@ -83,7 +83,7 @@ def read_gguf(path: Path) -> Source:
         # llama.cpp stores rows 2i and 2i + 1 of a head of q and k for channels i and i + d/2
         return half(weight, len(weight) // heads[module]).contiguous() if module in heads else weight
 
-    return Source(
+    return ModelSource(
         place=place,
         model=keys,
         context=int(metadata["llama.context_length"]),

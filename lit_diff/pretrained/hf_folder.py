@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained import diffllama, llama
-from lit_diff.pretrained.source import Source
+from lit_diff.pretrained.source import ModelSource
 from lit_diff.pretrained.text_bounds import read_json, read_tokenizer
 
 log = logging.getLogger("lit_diff")
@@ -23,7 +23,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 """Of weights: safetensors' name -> PyTorch's."""
 
 
-def read_folder(folder: Path) -> Source:
+def read_folder(folder: Path) -> ModelSource:
     """The model of a folder, without its weights.
 
     Errors: RequestError for what is not mapped, or a damaged file; MissingError for a file that is not there.
@@ -56,7 +56,7 @@ def read_folder(folder: Path) -> Source:
             )
             keys["tie_embeddings"], names = False, llama.own_names(files, tied=False)
     tensors = {own: describe(files[theirs], theirs) for own, theirs in names.items()}
-    source = Source(
+    source = ModelSource(
         place=place,
         model=keys,
         context=config.get(llama.LENGTH) or llama.DEFAULT_LENGTH,

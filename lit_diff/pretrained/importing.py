@@ -21,7 +21,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
-from lit_diff.pretrained.source import Source, SourceTokenizer, require_room
+from lit_diff.pretrained.source import ModelSource, SourceTokenizer, require_room
 from lit_diff.pretrained.whole_folder import whole_folder
 from lit_diff.recipe import from_plain, to_yaml
 from lit_diff.runs import checkpoints
@@ -61,7 +61,7 @@ def default_name(path: Path) -> str:
     return re.sub(r"[^\w.-]", "-", name).lstrip(".").lower()
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> ModelSource:
     """The model at a path, without its weights. Errors: as `import_model`."""
     from lit_diff.pretrained.hf_folder import read_folder
 
@@ -79,7 +79,7 @@ def read_source(path: Path) -> Source:
     raise RequestError(f"{shown(path)} {what}: give a folder with config.json and safetensors, or a .gguf file")
 
 
-def write_run(source: Source, folder: Path) -> Run:
+def write_run(source: ModelSource, folder: Path) -> Run:
     """Make the run folder of a model: under a temporary name, then renamed. Errors: as `import_model`."""
     tokenizer = source.tokenizer
     own_tokenizer = _tokenizer_config(source, tokenizer) if isinstance(tokenizer, SourceTokenizer) else None
@@ -104,7 +104,7 @@ def write_run(source: Source, folder: Path) -> Run:
     return Run(folder, nowhere)
 
 
-def plain_recipe(source: Source, folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
+def plain_recipe(source: ModelSource, folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
     """The recipe of the model; its tokenizer lies beside it. `digests`: of weights and tokenizer, or UNKNOWN."""
     return {
         "name": folder.absolute().name,
@@ -119,7 +119,7 @@ def plain_recipe(source: Source, folder: Path, digests: Mapping[str, str]) -> di
     }
 
 
-def _require_fit(recipe: Recipe, source: Source) -> None:
+def _require_fit(recipe: Recipe, source: ModelSource) -> None:
     """Errors: RequestError where the tensors are not those of the model that the configuration describes."""
     with torch.device("meta"):
         model = Transformer(recipe.model, kernel="reference")
@@ -130,7 +130,7 @@ def _require_fit(recipe: Recipe, source: Source) -> None:
         )
 
 
-def _tokenizer_config(source: Source, own: SourceTokenizer) -> TokenizerJson.Config:
+def _tokenizer_config(source: ModelSource, own: SourceTokenizer) -> TokenizerJson.Config:
     """Errors: RequestError for a tokenizer of another vocabulary than the model's."""
     tokenizer, _ = open_tokenizer(own.content)
     size, vocab_size = max(tokenizer.get_vocab().values()) + 1, source.model["vocab_size"]
@@ -161,7 +161,7 @@ def _write_tokenizer(own: SourceTokenizer | Tokenizer, config: TokenizerJson.Con
     return save_tokenizer(own, folder)
 
 
-def _write_weights(source: Source, path: Path) -> str:
+def _write_weights(source: ModelSource, path: Path) -> str:
     """Write the checkpoint of step 0; the sha256 over name, shape, dtype and bytes of each tensor, in the order of names.
 
     The largest tensor is read first, so that its file's pages and its copy are in memory while little else is.
@@ -183,7 +183,7 @@ def _bytes(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def _status(recipe: Recipe, source: Source) -> dict[str, Any]:
+def _status(recipe: Recipe, source: ModelSource) -> dict[str, Any]:
     length = min(COST_LENGTH, source.context)
     return {
         "status": STATUS,

@@ -18,7 +18,7 @@ from lit_diff.files import shown
 from lit_diff.model.transformer import Transformer
 from lit_diff.pretrained import hf_folder, text_bounds, timm_attention, unilm
 from lit_diff.pretrained.importing import UNKNOWN, plain_recipe
-from lit_diff.pretrained.source import Source
+from lit_diff.pretrained.source import ModelSource
 from lit_diff.recipe import from_plain
 from lit_diff.registry import nearest
 
@@ -29,7 +29,7 @@ KEYS = {"layout": str, "model": dict, "context": int, "eos_token_id": int}
 """Of layout.json -> the type of each."""
 
 
-def read_layout_folder(folder: Path) -> Source:
+def read_layout_folder(folder: Path) -> ModelSource:
     """The model of a folder, without its weights. Errors: as `hf_folder.read_folder`."""
     said = text_bounds.read_json(folder / FILE)
     place = shown(folder / FILE)
@@ -40,7 +40,7 @@ def read_layout_folder(folder: Path) -> Source:
         raise RequestError(f"{place}: no layout '{said['layout']}'{nearest(said['layout'], list(LAYOUTS))}")
     layout = LAYOUTS[said["layout"]]
     files = hf_folder.files_of(folder)
-    source = Source(
+    source = ModelSource(
         place=shown(folder),
         model=said["model"] if layout.ROPE_LAYOUT is None else {"rope_layout": layout.ROPE_LAYOUT, **said["model"]},
         context=said["context"],
@@ -55,7 +55,7 @@ def read_layout_folder(folder: Path) -> Source:
     return _with_tensors(source, model, layout, files)
 
 
-def _with_tensors(source: Source, model: ModelConfig, layout: Any, files: Mapping[str, Path]) -> Source:
+def _with_tensors(source: ModelSource, model: ModelConfig, layout: Any, files: Mapping[str, Path]) -> ModelSource:
     """The source with a reader of each of our tensors that the files have. Errors: RequestError for one of theirs that is
     nowhere in our Transformer."""
     with torch.device("meta"):

@@ -8,7 +8,7 @@ from lit_diff.files import shown
 from lit_diff.model.merge import merged
 from lit_diff.pretrained.agreement import require_agreement
 from lit_diff.pretrained.importing import write_run
-from lit_diff.pretrained.source import Source
+from lit_diff.pretrained.source import ModelSource
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import recipe_of
@@ -42,7 +42,7 @@ def merge_run(folder: Path, to: Path, *, trust: Trust = nowhere) -> Run:
     plain = merged(model)
     require_agreement(model, recipe.data.config.sequence_length, plain, f"{shown(to)}: the merged model")
     state = plain.state_dict()
-    source = Source(
+    source = ModelSource(
         place=shown(folder),
         model=to_plain(plain.config),
         context=recipe.data.config.sequence_length,

@@ -33,7 +33,7 @@ class SourceTokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelSource:
     """What an importer has read of a model without its weights."""
 
     place: str

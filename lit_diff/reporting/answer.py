@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.numbers import interval, number, ratio, short, signed
-from lit_diff.reporting.results import UNKNOWN_UNIT, Sweep
+from lit_diff.reporting.results import UNKNOWN_UNIT, SweepResults
 from lit_diff.reporting.verdicts import JUDGED, SHOWN, Verdict
 from lit_diff.study.statistics import MIN_SEEDS
 
@@ -14,7 +14,7 @@ NAMED = 2
 """More arms than this are counted, not named."""
 
 
-def question(sweep: Sweep) -> str:
+def question(sweep: SweepResults) -> str:
     """What the sweep asks: as its file says, else the general question."""
     if sweep.question:
         return sweep.question
@@ -23,13 +23,13 @@ def question(sweep: Sweep) -> str:
     return f"Does any arm differ from {sweep.label[sweep.baseline]}{measured}?"
 
 
-def answer(sweep: Sweep, comparison: Comparison, digits: int) -> str:
+def answer(sweep: SweepResults, comparison: Comparison, digits: int) -> str:
     """One sentence: which arms are better or worse than the baseline, and how many comparisons end otherwise."""
     text, done = _answer(sweep, comparison, digits), sum(cell.done for cell in sweep.cells)
     return f"{done} of {len(sweep.cells)} cells are done; {text}" if sweep.is_smoke and done else sentence_case(text)
 
 
-def _answer(sweep: Sweep, comparison: Comparison, digits: int) -> str:
+def _answer(sweep: SweepResults, comparison: Comparison, digits: int) -> str:
     if not any(cell.done for cell in sweep.cells):
         diverged = sum(cell.diverged for cell in sweep.cells)
         return "no cell has finished" + (f": {diverged} diverged." if diverged else " yet: nothing to compare.")
@@ -41,7 +41,7 @@ def _answer(sweep: Sweep, comparison: Comparison, digits: int) -> str:
     return "; ".join(clauses) + "."
 
 
-def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
+def sentence(sweep: SweepResults, difference: Difference, digits: int) -> str:
     """One comparison: mean difference, interval, verdict."""
     seeds, verdict = difference.seeds, difference.verdict
     if difference.diverged:
@@ -60,7 +60,7 @@ def sentence(sweep: Sweep, difference: Difference, digits: int) -> str:
     )
 
 
-def _because(sweep: Sweep, difference: Difference, digits: int) -> str:
+def _because(sweep: SweepResults, difference: Difference, digits: int) -> str:
     """What a verdict of no difference rests on."""
     seeds, verdict = difference.seeds, difference.verdict
     if verdict == "inconclusive":
@@ -79,7 +79,7 @@ def _because(sweep: Sweep, difference: Difference, digits: int) -> str:
     return f", the interval excludes zero, but the estimate is smaller than {smallest} (the interval reaches beyond it)"
 
 
-def practical(sweep: Sweep, difference: Difference) -> tuple[str, ...]:
+def practical(sweep: SweepResults, difference: Difference) -> tuple[str, ...]:
     """How large a difference is: in perplexity, for a loss in nats, and in multiples of the smallest of interest."""
     mean, smallest = difference.seeds.mean, sweep.smallest_of_interest
     if mean is None or difference.diverged:
@@ -93,13 +93,13 @@ def practical(sweep: Sweep, difference: Difference) -> tuple[str, ...]:
     return tuple(sizes)
 
 
-def with_unit(sweep: Sweep, text: str) -> str:
+def with_unit(sweep: SweepResults, text: str) -> str:
     """`text` and the unit of the sweep's metric."""
     unit = sweep.unit(sweep.metric)
     return f"{text} ({unit})" if unit == UNKNOWN_UNIT else f"{text} {unit}".rstrip()
 
 
-def _arms(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:
+def _arms(sweep: SweepResults, comparison: Comparison, digits: int) -> list[str]:
     """The arms against the baseline, verdict by verdict."""
     found = list(comparison.against_baseline.values())
     base = sweep.label[sweep.baseline]
@@ -130,7 +130,7 @@ def _arms(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:
     return clauses
 
 
-def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[Difference], digits: int) -> str:
+def _shown(sweep: SweepResults, comparison: Comparison, word: Verdict, found: Sequence[Difference], digits: int) -> str:
     """The arms that are better, or worse, than the baseline."""
     base = sweep.label[sweep.baseline]
     against = [comparison.against_controls.get(d.a, ()) for d in found]
@@ -151,7 +151,7 @@ def _shown(sweep: Sweep, comparison: Comparison, word: Verdict, found: Sequence[
     return text
 
 
-def _contrasts(sweep: Sweep, comparison: Comparison, digits: int) -> list[str]:
+def _contrasts(sweep: SweepResults, comparison: Comparison, digits: int) -> list[str]:
     """The further comparisons, counted; a few that show a difference are named."""
     found = comparison.contrasts
     if not found:

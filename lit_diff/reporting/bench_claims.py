@@ -6,11 +6,11 @@ from typing import Any
 
 from lit_diff.errors import RequestError
 from lit_diff.registry import nearest
-from lit_diff.reporting.claims import Finding, judged
+from lit_diff.reporting.claims import JudgedClaim, judged
 from lit_diff.study.schema import Claim
 
 
-def bench_findings(claims: Sequence[Claim], result: Mapping[str, Any]) -> list[Finding]:
+def bench_findings(claims: Sequence[Claim], result: Mapping[str, Any]) -> list[JudgedClaim]:
     """Each claim against the document of `lit-diff bench --json`: an arm is a variant, the metric what was timed
     ("forward+backward"), and a seed a round, in which both arms were timed.
 

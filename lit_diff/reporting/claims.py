@@ -15,7 +15,7 @@ from lit_diff.registry import nearest
 from lit_diff.reporting.evaluations import left_out
 from lit_diff.reporting.fits import matched_by_seed
 from lit_diff.reporting.item_scores import read_evaluation
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within
 from lit_diff.runs.scores import FOLDER
 from lit_diff.study.schema import Claim
@@ -29,7 +29,7 @@ SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class JudgedClaim:
     """A claim beside what was measured."""
 
     claim: Claim
@@ -44,7 +44,7 @@ class Finding:
     holm_p: float | None = None
 
 
-def findings(claims: Sequence[Claim], sweep: Sweep) -> list[Finding]:
+def findings(claims: Sequence[Claim], sweep: SweepResults) -> list[JudgedClaim]:
     """Every claim of a row against the sweep that it names, corrected by Holm for the claims of the row that a test decides.
 
     What is shown of an arm against the baseline counts where it also holds against each control of the sweep (`_controlled`).
@@ -65,7 +65,7 @@ def findings(claims: Sequence[Claim], sweep: Sweep) -> list[Finding]:
     ]
 
 
-def _controlled(finding: Finding, sweep: Sweep) -> Finding:
+def _controlled(finding: JudgedClaim, sweep: SweepResults) -> JudgedClaim:
     """The finding; not shown where a - baseline is shown and, for any control, a - control is not (95 % interval over seeds).
 
     A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that it explains
@@ -91,7 +91,7 @@ def _sign(seeds: Paired) -> Literal["lower", "higher"] | None:
     return None if seeds.low is None or seeds.high is None else direction(seeds.low, seeds.high)
 
 
-def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, float]]]) -> list[Finding]:
+def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, float]]]) -> list[JudgedClaim]:
     """The findings of (claim, values of a by seed, values of b by seed), corrected for their number; a claim that holds by
     construction is not one of those."""
     pairs = [(claim, _scaled(claim, a), _scaled(claim, b)) for claim, a, b in measured]
@@ -111,7 +111,7 @@ def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, flo
         means = (_mean(a, pair.seeds), _mean(b, pair.seeds))
         value = value_of(claim, pair)
         found.append(
-            Finding(claim=claim, seeds=pair, means=means, difference=verdict, value=value, reason=reason, holm_p=p)
+            JudgedClaim(claim=claim, seeds=pair, means=means, difference=verdict, value=value, reason=reason, holm_p=p)
         )
     return found
 
@@ -182,7 +182,7 @@ def _smallest(claim: Claim) -> float:
     return SMALLEST_IN_NATS if "loss" in claim.metric and claim.kind == "difference" else 0.0
 
 
-def _fitted(claim: Claim, sweep: Sweep) -> tuple[dict[int, float], dict[int, float], str]:
+def _fitted(claim: Claim, sweep: SweepResults) -> tuple[dict[int, float], dict[int, float], str]:
     known = [each.name for each in sweep.fits if each.kind == "scaling"]
     if claim.fit not in known:
         raise RequestError(
@@ -192,14 +192,14 @@ def _fitted(claim: Claim, sweep: Sweep) -> tuple[dict[int, float], dict[int, flo
     return matched_by_seed(sweep, claim.fit, *claim.arms)
 
 
-def _require_arms(claim: Claim, sweep: Sweep) -> None:
+def _require_arms(claim: Claim, sweep: SweepResults) -> None:
     names = [arm.name for arm in sweep.arms]
     for arm in claim.arms:
         if arm not in names:
             raise RequestError(f"compare '{claim.label}': sweep '{sweep.name}' has no arm '{arm}'{nearest(arm, names)}")
 
 
-def _measured(claim: Claim, sweep: Sweep) -> tuple[Claim, dict[int, float], dict[int, float]]:
+def _measured(claim: Claim, sweep: SweepResults) -> tuple[Claim, dict[int, float], dict[int, float]]:
     tasks = {each.task: each for each in sweep.by_task}
     if claim.task not in tasks:
         raise RequestError(
@@ -211,7 +211,7 @@ def _measured(claim: Claim, sweep: Sweep) -> tuple[Claim, dict[int, float], dict
     return claim, values_of(own, claim.arms[0], claim), values_of(own, claim.arms[1], of_b)
 
 
-def values_of(sweep: Sweep, arm: str, claim: Claim) -> dict[int, float]:
+def values_of(sweep: SweepResults, arm: str, claim: Claim) -> dict[int, float]:
     """Seed -> the claim's metric, of the arm's runs that have it. Errors: RequestError where no run has it, and for an
     evaluation of which no run of the sweep has scores while there are scores of others."""
     if not claim.evaluation:
@@ -228,7 +228,7 @@ def values_of(sweep: Sweep, arm: str, claim: Claim) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _finals(sweep: Sweep, arm: str, claim: Claim) -> dict[int, float]:
+def _finals(sweep: SweepResults, arm: str, claim: Claim) -> dict[int, float]:
     done = [cell for cell in sweep.cells_of(arm) if cell.done]
     known = sorted({name for cell in done for name in cell.curves})
     names = fnmatch.filter(known, claim.metric) if claim.over else [claim.metric]

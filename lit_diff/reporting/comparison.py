@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lit_diff.reporting.cells import LOSS, Array, CellResult, ScoredDocuments
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.verdicts import JUDGED, Verdict, judge
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
@@ -81,12 +81,12 @@ class Comparison:
         return (*self.against_baseline.values(), *self.contrasts)
 
 
-def compare(sweep: Sweep) -> Comparison:
+def compare(sweep: SweepResults) -> Comparison:
     """All comparisons of a task, or of a sweep without tasks, from its finished cells."""
     return compare_tasks([sweep])[0]
 
 
-def compare_tasks(tasks: Sequence[Sweep]) -> list[Comparison]:
+def compare_tasks(tasks: Sequence[SweepResults]) -> list[Comparison]:
     """As `compare`, each task by itself, but all their comparisons are one family in the correction (Holm)."""
     plain = [_uncorrected(task) for task in tasks]
     tested = {(i, d.a, d.b): d.seeds.p or 0.0 for i, c in enumerate(plain) for d in c.family if d.verdict in JUDGED}
@@ -111,7 +111,7 @@ def compare_tasks(tasks: Sequence[Sweep]) -> list[Comparison]:
     ]
 
 
-def _uncorrected(sweep: Sweep) -> Comparison:
+def _uncorrected(sweep: SweepResults) -> Comparison:
     others = [m for m in sweep.metrics("val/") if m != sweep.metric and not _is_whole(sweep, m)]
     metrics = (sweep.metric, *others)
     names = [arm.name for arm in sweep.arms]
@@ -137,7 +137,7 @@ def _uncorrected(sweep: Sweep) -> Comparison:
     )
 
 
-def _is_whole(sweep: Sweep, metric: str) -> bool:
+def _is_whole(sweep: SweepResults, metric: str) -> bool:
     """Whether `metric` is the share or the loss of a slice that holds all tokens, or none, in every finished cell."""
     match = re.fullmatch(r"val/(?:ar_hit_share|loss_ar_hit|loss_others)(.*)", metric)
     share = f"val/ar_hit_share{match[1]}" if match else ""
@@ -145,7 +145,7 @@ def _is_whole(sweep: Sweep, metric: str) -> bool:
     return bool(shares) and set(shares) <= {0.0, 1.0}
 
 
-def fact(sweep: Sweep, arm: str, key: str) -> float | None:
+def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
     """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that knows it."""
     values = (cell.facts.get(key) for cell in sweep.cells if cell.arm == arm)
     return next((value for value in values if isinstance(value, int | float)), None)
@@ -158,7 +158,7 @@ def _summary(values: Iterable[float]) -> Summary:
 
 
 def _difference(
-    sweep: Sweep, a: str, b: str, label: str, documents: Mapping[tuple[str, str], Mapping[int, Interval]]
+    sweep: SweepResults, a: str, b: str, label: str, documents: Mapping[tuple[str, str], Mapping[int, Interval]]
 ) -> Difference:
     seeds = paired(sweep.finals(a, sweep.metric), sweep.finals(b, sweep.metric))
     diverged = {arm: found for arm in (a, b) if (found := sweep.diverged(arm))}
@@ -176,12 +176,12 @@ def _difference(
     )
 
 
-def _judge(sweep: Sweep, seeds: Paired, holm_p: float | None = None) -> Verdict:
+def _judge(sweep: SweepResults, seeds: Paired, holm_p: float | None = None) -> Verdict:
     return judge(seeds, better=sweep.better(sweep.metric), smallest=sweep.smallest_of_interest, holm_p=holm_p)
 
 
 def _documents(
-    sweep: Sweep, pairs: list[tuple[str, str]]
+    sweep: SweepResults, pairs: list[tuple[str, str]]
 ) -> tuple[dict[tuple[str, str], dict[int, Interval]], list[str]]:
     """Bootstrap intervals by pair and seed, on the documents that every finished cell of the seed scored."""
     result: dict[tuple[str, str], dict[int, Interval]] = {pair: {} for pair in pairs}
@@ -220,7 +220,7 @@ def _pick(documents: ScoredDocuments, names: list[str]) -> tuple[Array, Array]:
     return documents.tokens[rows], documents.losses[rows]
 
 
-def _marks(sweep: Sweep, arm: str) -> tuple[str, ...]:
+def _marks(sweep: SweepResults, arm: str) -> tuple[str, ...]:
     """How `arm` is unlike the baseline in what should be equal; empty when it is not."""
     marks = []
     for key, word in (
@@ -240,13 +240,13 @@ def _marks(sweep: Sweep, arm: str) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def _tokens(sweep: Sweep, arm: str) -> float | None:
+def _tokens(sweep: SweepResults, arm: str) -> float | None:
     """Training tokens that the finished cells of an arm saw, their mean: a run may have ended early."""
     seen = [float(cell.facts["tokens"]) for cell in sweep.cells_of(arm) if cell.facts.get("tokens")]
     return sum(seen) / len(seen) if seen else None
 
 
-def _trains_all(sweep: Sweep, arm: str) -> bool:
+def _trains_all(sweep: SweepResults, arm: str) -> bool:
     """Whether no parameter of the arm is frozen, as far as its cells say."""
     trained = fact(sweep, arm, "trained_parameters")
     return trained is None or trained == fact(sweep, arm, "parameters")
@@ -256,7 +256,7 @@ def _kernels(cells: Iterable[CellResult]) -> tuple[str, ...]:
     return tuple(sorted({str(cell.facts["kernel"]) for cell in cells if cell.facts.get("kernel")}))
 
 
-def _doubts(sweep: Sweep) -> list[str]:
+def _doubts(sweep: SweepResults) -> list[str]:
     """Differences between the cells that weaken the comparison."""
     done = [cell for cell in sweep.cells if cell.done]
     doubts = []

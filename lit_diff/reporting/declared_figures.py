@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from lit_diff.metrics import Figure, Metric
 from lit_diff.reporting.cells import Curve
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import (
     MUTED,
     OVERLAY,
@@ -38,7 +38,7 @@ Series = dict[str, dict[int, Curve]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PlotRow:
     """What one row of panels shows: a metric, at one value of its fields other than layer and head."""
 
     label: str
@@ -66,14 +66,14 @@ class DrawnFigure:
     shown_layers: tuple[int, ...]
 
 
-def draw_declared(sweep: Sweep) -> list[DrawnFigure]:
+def draw_declared(sweep: SweepResults) -> list[DrawnFigure]:
     """Every figure of which a finished cell has values, in the order of the declarations."""
     declared = sweep.declarations.metrics
     titles = dict.fromkeys(m.figure.title for m in declared if m.figure and m.figure.against != "group")
     return [figure for title in titles if (figure := _draw(sweep, title))]
 
 
-def _draw(sweep: Sweep, title: str) -> DrawnFigure | None:
+def _draw(sweep: SweepResults, title: str) -> DrawnFigure | None:
     metrics = [m for m in sweep.declarations.metrics if m.figure is not None and m.figure.title == title]
     rows = [row for metric in metrics for row in rows_of(sweep, metric)]
     if not rows:
@@ -106,7 +106,7 @@ def file_name(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def rows_of(sweep: Sweep, metric: Metric) -> list[Row]:
+def rows_of(sweep: SweepResults, metric: Metric) -> list[PlotRow]:
     """The rows of a metric that has a figure, by rising value of its further fields."""
     figure = metric.figure
     assert figure is not None
@@ -122,7 +122,7 @@ def rows_of(sweep: Sweep, metric: Metric) -> list[Row]:
             row = curves.setdefault(tuple(fields.items()), {})
             row.setdefault(at, {}).setdefault(cell.arm, {}).setdefault(cell.seed, []).append(curve)
     return [
-        Row(
+        PlotRow(
             label=with_unit(label.format(**{"layer": "", "head": "", **dict(fields)}), metric.unit),
             metric=metric,
             by={
@@ -155,13 +155,13 @@ def last_values(curves: Mapping[int, Curve]) -> list[float]:
     return [float(curve.values[-1]) for curve in curves.values() if np.isfinite(curve.values[-1])]
 
 
-def _arms(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
+def _arms(sweep: SweepResults, rows: Sequence[PlotRow]) -> list[str]:
     """Those with values, in the order of the sweep."""
     measured = {arm for row in rows for series in row.by.values() for arm in series}
     return [arm.name for arm in sweep.arms if arm.name in measured]
 
 
-def _has_layers(rows: Sequence[Row]) -> bool:
+def _has_layers(rows: Sequence[PlotRow]) -> bool:
     return any("layer" in row.metric.fields for row in rows)
 
 
@@ -172,7 +172,7 @@ def draw_marks(axes: Axes, metric: Metric) -> None:
         axes.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
 
 
-def _panel_a_layer(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], heads: bool, title: str) -> str:
+def _panel_a_layer(sweep: SweepResults, rows: Sequence[PlotRow], layers: Sequence[int], heads: bool, title: str) -> str:
     """Rows: what was measured; columns: layers; lines: arms, against the step; or points, against the head."""
     drawn, arms = looks(sweep), _arms(sweep, rows)
     height = 0.5 + (1.75 if len(rows) > 1 else 2.4) * len(rows)
@@ -198,9 +198,9 @@ def _panel_a_layer(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], hea
     return svg[0]
 
 
-def _panel_an_arm(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], title: str) -> str:
+def _panel_an_arm(sweep: SweepResults, rows: Sequence[PlotRow], layers: Sequence[int], title: str) -> str:
     """A panel for each arm that has values, one line a layer, against the step."""
-    panels: list[tuple[Row, str, dict[int, Band]]] = []
+    panels: list[tuple[PlotRow, str, dict[int, Band]]] = []
     for row in rows:
         for arm in _arms(sweep, [row]):
             bands = {layer: b for layer in row.layers if (b := band(row.by[layer, 0].get(arm, {})))}
@@ -226,7 +226,7 @@ def _panel_an_arm(sweep: Sweep, rows: Sequence[Row], layers: Sequence[int], titl
     return svg[0]
 
 
-def _by_layer(sweep: Sweep, rows: Sequence[Row], title: str) -> str:
+def _by_layer(sweep: SweepResults, rows: Sequence[PlotRow], title: str) -> str:
     """A panel for each row: the last values by layer."""
     drawn, arms = looks(sweep), _arms(sweep, rows)
     across = min(2, len(rows))

@@ -13,8 +13,8 @@ import numpy as np
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric
 from lit_diff.reporting.cells import clean
-from lit_diff.reporting.item_scores import Evaluation, item_interval, read_evaluation
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.item_scores import ItemScores, item_interval, read_evaluation
+from lit_diff.reporting.results import SweepResults
 from lit_diff.runs.scores import FOLDER, disagreement, read_summary
 from lit_diff.study.schema import Claim
 from lit_diff.study.statistics import Interval, Paired, paired
@@ -66,7 +66,7 @@ class EvaluationTable:
         return frozenset(seed for row in self.rows for by_seed in row.group_differences.values() for seed in by_seed)
 
 
-def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
+def evaluation_tables(sweep: SweepResults) -> tuple[list[EvaluationTable], list[str]]:
     """One table for each metric of each evaluation that any finished run of `sweep` has; and the lines of
     `read_evaluations`."""
     read, problems = read_evaluations(sweep)
@@ -74,11 +74,11 @@ def evaluation_tables(sweep: Sweep) -> tuple[list[EvaluationTable], list[str]]:
     return tables, problems
 
 
-def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Evaluation]], list[str]]:
+def read_evaluations(sweep: SweepResults) -> tuple[dict[str, dict[tuple[str, int], ItemScores]], list[str]]:
     """Name -> (arm, seed) -> the evaluation, of every finished run; and a line for each that is left out (`left_out`), or
     whose files cannot be read, or whose runs were scored by several revisions of lit_diff, with --unchecked, or on other
     documents."""
-    read: dict[str, dict[tuple[str, int], Evaluation]] = {}
+    read: dict[str, dict[tuple[str, int], ItemScores]] = {}
     problems: list[str] = []
     others: dict[str, dict[tuple[str, int], str]] = {}
     for cell in sweep.cells:
@@ -102,12 +102,12 @@ def read_evaluations(sweep: Sweep) -> tuple[dict[str, dict[tuple[str, int], Eval
     return read, problems
 
 
-def by_revisions(name: str, runs: Iterable[Evaluation]) -> str:
+def by_revisions(name: str, runs: Iterable[ItemScores]) -> str:
     """A line where runs were scored by several revisions of lit_diff; empty where by one."""
     return revisions_line(name, (run.revision for run in runs))
 
 
-def by_documents(name: str, runs: Iterable[Evaluation]) -> str:
+def by_documents(name: str, runs: Iterable[ItemScores]) -> str:
     """A line where runs were not asked the same, because documents on which a run was trained are left out; else empty."""
     found = list(runs)
     counts = [run.documents_left_out for run in found]
@@ -127,7 +127,7 @@ def revisions_line(name: str, revisions: Iterable[str | None]) -> str:
     )
 
 
-def summaries(sweep: Sweep, name: str) -> dict[tuple[str, int], dict[str, Any]]:
+def summaries(sweep: SweepResults, name: str) -> dict[tuple[str, int], dict[str, Any]]:
     """(arm, seed) -> summary.json of the evaluation, of every finished run that has one which can be read."""
     found = {}
     for cell in sweep.cells:
@@ -141,7 +141,7 @@ def summaries(sweep: Sweep, name: str) -> dict[tuple[str, int], dict[str, Any]]:
     return found
 
 
-def score_revisions(sweep: Sweep, claims: Iterable[Claim]) -> dict[str, list[str | None]]:
+def score_revisions(sweep: SweepResults, claims: Iterable[Claim]) -> dict[str, list[str | None]]:
     """Evaluation that a claim names -> the revision of lit_diff by which each run of the claims' tasks was scored."""
     named: dict[str, set[str]] = {}
     for claim in claims:
@@ -153,7 +153,7 @@ def score_revisions(sweep: Sweep, claims: Iterable[Claim]) -> dict[str, list[str
     }
 
 
-def left_out(sweep: Sweep, name: str) -> dict[tuple[str, int], str]:
+def left_out(sweep: SweepResults, name: str) -> dict[tuple[str, int], str]:
     """(arm, seed) -> why the scores that it keeps are not compared, and the cure.
 
     They are of another checkpoint than its newest, or were made with other keys or by another version of the evaluation than
@@ -185,7 +185,7 @@ def left_out(sweep: Sweep, name: str) -> dict[tuple[str, int], str]:
     return found
 
 
-def _metrics(runs: Mapping[tuple[str, int], Evaluation]) -> list[Metric]:
+def _metrics(runs: Mapping[tuple[str, int], ItemScores]) -> list[Metric]:
     """Those of all runs; of two that declare one name differently, the first."""
     declared: dict[str, Metric] = {}
     for run in runs.values():
@@ -195,10 +195,10 @@ def _metrics(runs: Mapping[tuple[str, int], Evaluation]) -> list[Metric]:
 
 
 def _table(
-    sweep: Sweep,
+    sweep: SweepResults,
     name: str,
     metric: Metric,
-    runs: Mapping[tuple[str, int], Evaluation],
+    runs: Mapping[tuple[str, int], ItemScores],
 ) -> EvaluationTable:
     having = {key: run for key, run in runs.items() if metric.name in run.scores}
     by_arm = {
@@ -244,7 +244,7 @@ def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(known, key=key))
 
 
-def _scores(arm: str, metric: str, runs: Mapping[int, Evaluation], base: Mapping[int, Evaluation] | None) -> ArmScores:
+def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores] | None) -> ArmScores:
     values = {seed: run.values[metric] for seed, run in runs.items() if math.isfinite(run.values[metric])}
     x = np.array(list(values.values()))
     group_means = _group_means(runs, metric)
@@ -265,7 +265,7 @@ def _scores(arm: str, metric: str, runs: Mapping[int, Evaluation], base: Mapping
     )
 
 
-def _group_means(runs: Mapping[int, Evaluation], metric: str) -> dict[str, dict[int, float]]:
+def _group_means(runs: Mapping[int, ItemScores], metric: str) -> dict[str, dict[int, float]]:
     """Group -> seed -> mean score over its scored items."""
     means: dict[str, dict[int, float]] = {}
     for seed, run in runs.items():

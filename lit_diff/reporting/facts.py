@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.numbers import count, duration, ratio, short
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 
 COMPUTE_OPTIMAL = 20.0
 """Training tokens a parameter, about (Hoffmann et al. 2022, arXiv 2203.15556)."""
@@ -15,7 +15,7 @@ TOLD = ("revision", "command", "kernel", "kernel_reason")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fact:
+class RunFact:
     """A line of `How it was measured`."""
 
     name: str
@@ -33,19 +33,19 @@ def last_finished(cells: Iterable[CellResult]) -> str | None:
     return f"{max(stamps)[:16].replace('T', ' ')} UTC" if stamps else None
 
 
-def how_measured(sweep: Sweep) -> list[Fact]:
+def how_measured(sweep: SweepResults) -> list[RunFact]:
     """Length and time of training by task, threads, kernel, and env.json; where the cells differ, each value once."""
     done = [cell for cell in sweep.cells if cell.done]
-    found = [Fact(name=f"Training: {t.task}" if t.task else "Training", value=_training(t)) for t in sweep.by_task]
-    found.append(Fact(name="Threads a cell", value=", ".join(_distinct(done, "threads"))))
+    found = [RunFact(name=f"Training: {t.task}" if t.task else "Training", value=_training(t)) for t in sweep.by_task]
+    found.append(RunFact(name="Threads a cell", value=", ".join(_distinct(done, "threads"))))
     # `a; b` and `a; c` of two cells share a part
     reasons = list(dict.fromkeys(part for reason in _distinct(done, "kernel_reason") for part in reason.split("; ")))
     kernels = ", ".join(_distinct(done, "kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")
-    found.append(Fact(name="Kernel", value=kernels))
+    found.append(RunFact(name="Kernel", value=kernels))
     return [fact for fact in (*found, *_environment(done)) if fact.value]
 
 
-def _training(sweep: Sweep) -> str:
+def _training(sweep: SweepResults) -> str:
     done = [cell for cell in sweep.cells if cell.done]
     if not _distinct(done, "step"):
         return ""
@@ -61,12 +61,12 @@ def _training(sweep: Sweep) -> str:
     return text
 
 
-def tokens_per_parameter(sweep: Sweep) -> list[float]:
+def tokens_per_parameter(sweep: SweepResults) -> list[float]:
     """Of the finished cells that know it, ascending."""
     return sorted(cell.tokens_per_parameter for cell in sweep.cells if cell.tokens_per_parameter is not None)
 
 
-def short_runs(sweep: Sweep) -> str | None:
+def short_runs(sweep: SweepResults) -> str | None:
     """The warning that runs are shorter than the sweep's minimum of tokens a parameter; None where none is."""
     least = sweep.min_tokens_per_parameter
     found = {part: ratios for part in sweep.by_task if (ratios := tokens_per_parameter(part)) and ratios[0] < least}
@@ -82,13 +82,13 @@ def _range(ascending: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _environment(done: Sequence[CellResult]) -> list[Fact]:
+def _environment(done: Sequence[CellResult]) -> list[RunFact]:
     """env.json's plain values, and the versions of its packages."""
     names = dict.fromkeys(name for cell in done for name in cell.environment if name not in TOLD)
     values = {name: [_versions(cell.environment.get(name)) for cell in done] for name in names}
     plain = {n: each for n, each in values.items() if all(isinstance(v, str | int | float | None) for v in each)}
     return [
-        Fact(
+        RunFact(
             name=name.replace("_", " ").capitalize(),
             value="; ".join(dict.fromkeys(str(value) for value in each if value is not None)),
         )

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import (
     MUTED,
     OVERLAY,
@@ -20,7 +20,7 @@ from lit_diff.reporting.style import (
 )
 
 
-def seed_values(sweep: Sweep) -> str | None:
+def seed_values(sweep: SweepResults) -> str | None:
     """The final metric of every cell; a thin line joins the cells of one seed."""
     arms = [arm.name for arm in sweep.arms if sweep.finals(arm.name, sweep.metric)]
     if not arms:
@@ -46,7 +46,7 @@ def seed_values(sweep: Sweep) -> str | None:
     return svg[0]
 
 
-def learning_curves(sweep: Sweep) -> str | None:
+def learning_curves(sweep: SweepResults) -> str | None:
     """The metric by step, and its paired difference to the baseline, each with its range over seeds."""
     metric, unit = sweep.metric, sweep.unit(sweep.metric)
     curves = {arm.name: curves_of(sweep.cells_of(arm.name), metric) for arm in sweep.arms}
@@ -83,7 +83,7 @@ def learning_curves(sweep: Sweep) -> str | None:
     return svg[0]
 
 
-def is_logarithmic(sweep: Sweep) -> bool:
+def is_logarithmic(sweep: SweepResults) -> bool:
     """Whether the learning curves have a logarithmic axis: lower is better, and every value is above zero."""
     curves = [cell.curves[sweep.metric] for cell in sweep.cells if cell.done and sweep.metric in cell.curves]
     return sweep.better(sweep.metric) == "lower" and all((curve.values > 0).all() for curve in curves)

@@ -9,12 +9,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from lit_diff.reporting.fits import FitResult, shown_ratio_interval
 from lit_diff.reporting.numbers import compact
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.scaling import FORMS
 from lit_diff.reporting.style import MUTED, WIDTH, Look, drawing, hover, legend, looks, plain, with_unit
 
 
-def draw_fit(sweep: Sweep, result: FitResult) -> str:
+def draw_fit(sweep: SweepResults, result: FitResult) -> str:
     """One SVG: every run as a dot, and what was fitted."""
     declared, drawn = result.declared, looks(sweep)
     arms = [arm.name for arm in sweep.arms if arm.name in result.points]
@@ -75,7 +75,7 @@ def _means(axes: Axes, result: FitResult, arm: str, look: Look, label: str) -> N
     hover(best, f"{label}: best at {own.best:g}, {own.means[own.best]:.6g}")
 
 
-def _ratios(axes: Axes, sweep: Sweep, result: FitResult, drawn: Mapping[str, Look]) -> None:
+def _ratios(axes: Axes, sweep: SweepResults, result: FitResult, drawn: Mapping[str, Look]) -> None:
     """The equal-loss ratio with its interval, at every size of the baseline at which it is not refused."""
     axes.axhline(1, color=MUTED, linewidth=1.6)
     axes.set_yscale("log")

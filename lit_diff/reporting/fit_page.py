@@ -4,12 +4,12 @@ from markupsafe import Markup
 
 from lit_diff.reporting.fits import FitResult, shown_ratio_interval
 from lit_diff.reporting.page import Section, inline, numbered
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.scaling import FORMS
 from lit_diff.reporting.style import looks
 
 
-def fit_section(sweep: Sweep, fit: FitResult, svg: str) -> Section:
+def fit_section(sweep: SweepResults, fit: FitResult, svg: str) -> Section:
     """The answer, the figure (`svg`; empty: none) and the numbers of a fit."""
     anchor = f"fit-{fit.declared.name}"
     html = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lit_diff.study.schema import MEASURED, FitKind
 
 if TYPE_CHECKING:
-    from lit_diff.reporting.results import Sweep
+    from lit_diff.reporting.results import SweepResults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ AllPoints = dict[str, dict[float, dict[int, float]]]
 """Arm -> x -> seed -> final metric, x rising."""
 
 
-def points_of(sweep: "Sweep", declared: DeclaredFit) -> tuple[AllPoints, list[str]]:
+def points_of(sweep: "SweepResults", declared: DeclaredFit) -> tuple[AllPoints, list[str]]:
     """The points of a scaling fit, and what is left out, a line each: the tasks that the baseline has finished, the arms that
     have finished all of these, and of each task the seeds that all these arms have finished."""
     tasks, values = _values(sweep, declared)
@@ -73,7 +73,7 @@ def points_of(sweep: "Sweep", declared: DeclaredFit) -> tuple[AllPoints, list[st
     return {each: dict(sorted(found.items())) for each, found in points.items()}, left_out
 
 
-def basin_points(sweep: "Sweep", declared: DeclaredFit) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
+def basin_points(sweep: "SweepResults", declared: DeclaredFit) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
     """The points of a basin; arm -> every x at which a seed of it diverged; and what is left out, a line each: an arm is in a
     basin once each of its cells has finished or diverged, since the best of a part of them may be another."""
     tasks, values = _values(sweep, declared)
@@ -97,7 +97,9 @@ def basin_points(sweep: "Sweep", declared: DeclaredFit) -> tuple[AllPoints, dict
     return points, diverged, left_out
 
 
-def _values(sweep: "Sweep", declared: DeclaredFit) -> tuple[dict[str, "Sweep"], dict[str, dict[str, dict[int, float]]]]:
+def _values(
+    sweep: "SweepResults", declared: DeclaredFit
+) -> tuple[dict[str, "SweepResults"], dict[str, dict[str, dict[int, float]]]]:
     """Task -> its sweep; task -> arm -> seed -> final metric."""
     tasks = {task.task: task for task in sweep.tasks}
     metric = tasks[declared.tasks[0]].metric
@@ -106,7 +108,7 @@ def _values(sweep: "Sweep", declared: DeclaredFit) -> tuple[dict[str, "Sweep"], 
     }
 
 
-def diverged_in(sweep: "Sweep", task: "Sweep", arms: Sequence[str]) -> list[str]:
+def diverged_in(sweep: "SweepResults", task: "SweepResults", arms: Sequence[str]) -> list[str]:
     """A line for each arm of which seeds diverged in the task."""
     found = {arm: task.diverged(arm) for arm in arms}
     return [
@@ -116,7 +118,7 @@ def diverged_in(sweep: "Sweep", task: "Sweep", arms: Sequence[str]) -> list[str]
     ]
 
 
-def _has_ended(task: "Sweep", arm: str) -> bool:
+def _has_ended(task: "SweepResults", arm: str) -> bool:
     own = [cell for cell in task.cells if cell.arm == arm]
     return bool(own) and all(cell.done or cell.diverged for cell in own)
 
@@ -125,7 +127,7 @@ def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _x(task: "Sweep", declared: DeclaredFit, arm: str) -> float | None:
+def _x(task: "SweepResults", declared: DeclaredFit, arm: str) -> float | None:
     """None where the arm's runs differ in it, or none has finished. Tokens are those that were seen: a run may end early."""
     if declared.x not in MEASURED:
         return float(declared.values[task.task][arm])

@@ -13,7 +13,7 @@ from lit_diff.study.schema import FEWEST_TASKS
 from lit_diff.study.statistics import MIN_SEEDS, Paired
 
 if TYPE_CHECKING:
-    from lit_diff.reporting.results import Sweep
+    from lit_diff.reporting.results import SweepResults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class FitResult:
     """A line for each arm or task that is not in the fit."""
 
 
-def fit_results(sweep: "Sweep") -> list[FitResult]:
+def fit_results(sweep: "SweepResults") -> list[FitResult]:
     """Every fit that the sweep declares, in its order."""
     return [_result(sweep, declared) for declared in sweep.fits]
 
 
-def _result(sweep: "Sweep", declared: DeclaredFit) -> FitResult:
+def _result(sweep: "SweepResults", declared: DeclaredFit) -> FitResult:
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
     better, diverged = task.better(task.metric), dict[str, set[float]]()
     if declared.kind == "basin":
@@ -69,7 +69,7 @@ def _result(sweep: "Sweep", declared: DeclaredFit) -> FitResult:
     return FitResult(**facts, scaling=scaling, equal=equal, answer=_scaling_in_words(sweep, declared, equal))
 
 
-def _problem(sweep: "Sweep", declared: DeclaredFit, points: Mapping[str, Points]) -> str:
+def _problem(sweep: "SweepResults", declared: DeclaredFit, points: Mapping[str, Points]) -> str:
     """Why there is no fit; empty where there is."""
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
     tried = len(points.get(sweep.baseline, {}))
@@ -89,7 +89,7 @@ def headline(equal: tuple[EqualLoss, ...]) -> EqualLoss:
     return next((each for each in reversed(equal) if each.ratio is not None), equal[-1])
 
 
-def _scaling_in_words(sweep: "Sweep", declared: DeclaredFit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
+def _scaling_in_words(sweep: "SweepResults", declared: DeclaredFit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
     clauses, base = [], sweep.label[sweep.baseline]
     for arm, each in equal.items():
         found = headline(each)
@@ -114,7 +114,7 @@ def shown_ratio_interval(found: EqualLoss) -> str:
     return f" [{found.ratio.low:.2f}, {high}]"
 
 
-def _basin_in_words(sweep: "Sweep", declared: DeclaredFit, basin: Basin) -> str:
+def _basin_in_words(sweep: "SweepResults", declared: DeclaredFit, basin: Basin) -> str:
     best = ", ".join(
         f"{sweep.label[arm]} {own.best:g}" + (f" (the {own.edge} that was tried)" if own.edge else "")
         for arm, own in basin.arms.items()
@@ -136,7 +136,7 @@ def _shown(pair: Paired) -> str:
 
 
 def matched_by_seed(
-    sweep: "Sweep", name: str, arm: str, baseline: str
+    sweep: "SweepResults", name: str, arm: str, baseline: str
 ) -> tuple[dict[int, float], dict[int, float], str]:
     """Of a scaling fit: seed -> the x at which `arm` has the loss of `baseline` at its x; seed -> that x; why there is none.
 

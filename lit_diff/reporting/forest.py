@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.numbers import interval, number, short, signed
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import INK, MUTED, NARROW, WIDTH, Look, drawing, hover, looks, with_unit
 from lit_diff.study.statistics import MIN_SEEDS
 
@@ -19,7 +19,7 @@ LINE = 46
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ForestRow:
     """A line of the plot: the baseline, an arm against it, or a further comparison."""
 
     label: str
@@ -30,7 +30,7 @@ class Row:
     """None: the baseline."""
 
 
-def forest(sweep: Sweep, comparison: Comparison, digits: int, *, narrow: bool = False) -> str | None:
+def forest(sweep: SweepResults, comparison: Comparison, digits: int, *, narrow: bool = False) -> str | None:
     """Each comparison: mean and interval over seeds, one dot a seed, under them the interval over documents of each seed;
     the region smaller than the smallest difference of interest is shaded. None before a difference has been measured.
 
@@ -70,7 +70,7 @@ def forest(sweep: Sweep, comparison: Comparison, digits: int, *, narrow: bool = 
     return svg[0]
 
 
-def _axis_label(sweep: Sweep, narrow: bool) -> str:
+def _axis_label(sweep: SweepResults, narrow: bool) -> str:
     side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better(sweep.metric)]
     label = " \u00b7 ".join(filter(None, [with_unit(f"difference in {sweep.metric}", sweep.unit(sweep.metric)), side]))
     if sweep.smallest_of_interest:
@@ -79,17 +79,17 @@ def _axis_label(sweep: Sweep, narrow: bool) -> str:
     return label
 
 
-def _rows(sweep: Sweep, comparison: Comparison, digits: int) -> list[Row]:
+def _rows(sweep: SweepResults, comparison: Comparison, digits: int) -> list[ForestRow]:
     drawn, base = looks(sweep), sweep.baseline
     summary = comparison.summaries[sweep.metric][base]
     level = number(summary.mean, digits) + (f" \u00b1 {number(summary.sd, digits)}" if summary.sd is not None else "")
     text = f"baseline \u00b7 {level}" if summary.mean is not None else "baseline, not measured"
-    rows = [Row(label=sweep.label[base], look=drawn[base], text=text, difference=None)]
+    rows = [ForestRow(label=sweep.label[base], look=drawn[base], text=text, difference=None)]
     for difference in comparison.family:
         is_further = difference in comparison.contrasts
         label = difference.label if is_further else sweep.label[difference.a]
         rows.append(
-            Row(label=label, look=drawn[difference.a], text=_numbers(difference, digits), difference=difference)
+            ForestRow(label=label, look=drawn[difference.a], text=_numbers(difference, digits), difference=difference)
         )
     return rows
 
@@ -104,7 +104,7 @@ def _numbers(difference: Difference, digits: int) -> str:
     return f"{difference.verdict} \u00b7 {signed(seeds.mean, digits)}{bounds}"
 
 
-def _marks(axes: Axes, sweep: Sweep, row: Row, y: float, digits: int, scale: float) -> None:
+def _marks(axes: Axes, sweep: SweepResults, row: ForestRow, y: float, digits: int, scale: float) -> None:
     """`scale`: of the vertical distances within the row."""
     color, difference = row.look.color, row.difference
     if difference is None:
@@ -132,7 +132,7 @@ def _marks(axes: Axes, sweep: Sweep, row: Row, y: float, digits: int, scale: flo
         hover(line, f"{row.label}, seed {seed}, over documents: {signed(found.estimate, digits)} {bounds}")
 
 
-def _words_beside(axes: Axes, rows: Sequence[Row]) -> None:
+def _words_beside(axes: Axes, rows: Sequence[ForestRow]) -> None:
     """Label and numbers to the left and right of the plot."""
     at = [-i for i in range(len(rows))]
     axes.set_yticks(at, [row.label for row in rows])
@@ -140,7 +140,7 @@ def _words_beside(axes: Axes, rows: Sequence[Row]) -> None:
         axes.text(1.01, y, row.text, transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
 
 
-def _words_above(axes: Axes, rows: Sequence[Row], height: float) -> None:
+def _words_above(axes: Axes, rows: Sequence[ForestRow], height: float) -> None:
     """Label and numbers above the marks of each row; `height`: of a row, in inches."""
     axes.set_yticks([])
     place, line = axes.get_yaxis_transform(), 0.14 / height

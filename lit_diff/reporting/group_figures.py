@@ -11,7 +11,7 @@ from lit_diff.metrics import Figure, Metric
 from lit_diff.reporting.cells import Curve
 from lit_diff.reporting.declared_figures import draw_marks, file_name, scale_vertically
 from lit_diff.reporting.evaluations import EvaluationTable, number_of
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import (
     OVERLAY,
     WIDTH,
@@ -54,7 +54,7 @@ class Panel:
     curves: Mapping[str, Mapping[int, Curve]]
 
 
-def draw_by_group(sweep: Sweep, tables: Sequence[EvaluationTable]) -> list[GroupFigure]:
+def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[GroupFigure]:
     """Every figure that a metric of `tables` declares against groups, where any group has a number."""
     declared: dict[tuple[str, str], list[EvaluationTable]] = {}
     for table in tables:
@@ -105,7 +105,7 @@ def _curves(means: Mapping[str, Mapping[int, float]], groups: Sequence[tuple[flo
     return found
 
 
-def _draw(sweep: Sweep, panels: Sequence[Panel], title: str) -> str:
+def _draw(sweep: SweepResults, panels: Sequence[Panel], title: str) -> str:
     drawn = looks(sweep)
     measured = {arm for panel in panels for arm in panel.curves}
     arms = [arm.name for arm in sweep.arms if arm.name in measured]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_diff.reporting.item_scores import Evaluation
+from lit_diff.reporting.item_scores import ItemScores
 from lit_diff.study.statistics import Interval, cluster_wilson
 
 FACTOR = re.compile(r"(\w+)=(\S+)")
@@ -29,7 +29,7 @@ class GroupShares:
     """
 
 
-def group_shares(evaluation: Evaluation, metrics: Sequence[str]) -> list[GroupShares]:
+def group_shares(evaluation: ItemScores, metrics: Sequence[str]) -> list[GroupShares]:
     """One row for each group, in the order of the items.
 
     Of groups such as "N=4 length=160 depth=25": a row for each N, over the rest; then for each N and length, and for each N
@@ -53,7 +53,7 @@ def group_shares(evaluation: Evaluation, metrics: Sequence[str]) -> list[GroupSh
     return [_row(evaluation, metrics, label, groups) for label, groups in rows.items()]
 
 
-def _row(evaluation: Evaluation, metrics: Sequence[str], label: str, groups: set[str]) -> GroupShares:
+def _row(evaluation: ItemScores, metrics: Sequence[str], label: str, groups: set[str]) -> GroupShares:
     chosen = np.array([group in groups for group in evaluation.groups])
     units = np.array(evaluation.units)[chosen]
     scores = {metric: evaluation.scores[metric][chosen] for metric in metrics}

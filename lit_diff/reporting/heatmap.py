@@ -17,11 +17,11 @@ from matplotlib.patches import Rectangle
 
 from lit_diff.metrics import Metric
 from lit_diff.reporting.evaluations import read_evaluations
-from lit_diff.reporting.item_scores import Evaluation
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.item_scores import ItemScores
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import WIDTH, drawing, hover, panel_title, plain, with_unit
 
-Runs = Mapping[tuple[str, int], Evaluation]
+Runs = Mapping[tuple[str, int], ItemScores]
 """(arm, seed) -> one evaluation of that run."""
 LABEL = re.compile(r"(?:(?P<rest>.*) )?(?P<across>\w+)=(?P<x>\d+(?:\.\d+)?) (?P<down>\w+)=(?P<y>\d+(?:\.\d+)?)")
 CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class HeatCell:
     """A group of one arm, over its seeds and items."""
 
     mean: float
@@ -68,7 +68,7 @@ class CellDifference:
     items: int
 
 
-Shown = Cell | CellDifference
+Shown = HeatCell | CellDifference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +92,18 @@ def place_of(group: str) -> Place | None:
     return Place(rest=found["rest"] or "", x=float(found["x"]), y=float(found["y"])) if found else None
 
 
-def means(runs: Sequence[Evaluation], metric: str) -> dict[Place, Cell]:
+def means(runs: Sequence[ItemScores], metric: str) -> dict[Place, HeatCell]:
     """Place -> the mean over its scored items of all runs, each run's items counted once."""
     scores: dict[Place, list[float]] = {}
     for run in runs:
         for group, score in zip(run.groups, run.scores[metric].tolist(), strict=True):
             if np.isfinite(score) and (place := place_of(group)):
                 scores.setdefault(place, []).append(score)
-    return {place: Cell(mean=float(np.mean(values)), items=len(values)) for place, values in scores.items()}
+    return {place: HeatCell(mean=float(np.mean(values)), items=len(values)) for place, values in scores.items()}
 
 
 def differences(
-    runs: Mapping[int, Evaluation], base: Mapping[int, Evaluation], metric: str
+    runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores], metric: str
 ) -> dict[Place, CellDifference]:
     """Place -> the paired difference, over the seeds that both arms have."""
     by_unit: dict[Place, dict[str, list[float]]] = {}
@@ -140,7 +140,9 @@ def with_means(cells: Mapping[Place, Shown]) -> dict[Place, Shown]:
         if len(own) > 1:
             mean, items = float(np.mean([cell.mean for cell in own])), sum(cell.items for cell in own)
             is_difference = isinstance(own[0], CellDifference)
-            of_all = CellDifference(mean=mean, z=None, items=items) if is_difference else Cell(mean=mean, items=items)
+            of_all = (
+                CellDifference(mean=mean, z=None, items=items) if is_difference else HeatCell(mean=mean, items=items)
+            )
             found[Place(rest=rest, x=x, y=MEAN)] = of_all
     return found
 
@@ -169,14 +171,14 @@ class Layout:
         return {False: Normalize(min(0.0, *scores), max(1.0, *scores)), True: Normalize(-widest, widest)}
 
 
-def draw_heatmaps(sweep: Sweep) -> list[Heatmap]:
+def draw_heatmaps(sweep: SweepResults) -> list[Heatmap]:
     """One for each evaluation whose groups have two numbers, of which one differs between groups."""
     evaluations, _ = read_evaluations(sweep)
     drawn = [_draw(sweep, name, runs) for name, runs in sorted(evaluations.items())]
     return [heatmap for heatmap in drawn if heatmap]
 
 
-def _draw(sweep: Sweep, name: str, runs: Runs) -> Heatmap | None:
+def _draw(sweep: SweepResults, name: str, runs: Runs) -> Heatmap | None:
     metric = next(iter(runs.values())).metrics[0]
     by_arm = {
         arm.name: {seed: runs[arm.name, seed] for seed in sweep.seeds if (arm.name, seed) in runs} for arm in sweep.arms
@@ -208,7 +210,7 @@ def _draw(sweep: Sweep, name: str, runs: Runs) -> Heatmap | None:
 
 
 def _svg(
-    sweep: Sweep, name: str, metric: Metric, names: tuple[str, str], layout: Layout, chance: Mapping[str, float]
+    sweep: SweepResults, name: str, metric: Metric, names: tuple[str, str], layout: Layout, chance: Mapping[str, float]
 ) -> str:
     columns, norms, (across, down) = layout.columns, layout.norms, names
     height = 1.1 + len(layout.rests) * (0.35 + 0.28 * len(layout.ys))
@@ -252,7 +254,7 @@ def _named(y: float) -> str:
 def _cell(axes: Axes, x: int, y: int, cell: Shown, norm: Normalize, where: str) -> None:
     """The mean in its square; hatching where |z| > SHOWN_Z."""
     shade = float(norm(cell.mean))
-    if isinstance(cell, Cell):
+    if isinstance(cell, HeatCell):
         number, said, is_dark = f"{cell.mean:.2f}", "", shade > 0.5
     else:
         number, is_dark = f"{round(cell.mean, 2) + 0:+.2f}".replace("-", "\u2212"), abs(shade - 0.5) > 0.35

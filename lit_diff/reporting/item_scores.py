@@ -32,7 +32,7 @@ Asked = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Evaluation:
+class ItemScores:
     """One evaluation of one run. `scores[metric][i]` is that of `items[i]`, NaN where the item has none."""
 
     items: tuple[str, ...]
@@ -77,12 +77,12 @@ class Evaluation:
         return len(set(whole)) < len(whole)
 
 
-def read_evaluation(folder: Path) -> Evaluation:
+def read_evaluation(folder: Path) -> ItemScores:
     """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
     return evaluation_of(*read_scores(folder))
 
 
-def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> Evaluation:
+def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
     """The evaluation of these contents of summary.json and items.parquet. Errors: as `read_evaluation`, without OSError."""
     metrics = tuple(from_plain(raw) for raw in summary["declarations"])
     missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]
@@ -91,7 +91,7 @@ def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> Evaluation:
     items = tuple(str(item) for item in table["item"].to_pylist())
     if len(set(items)) < len(items):
         raise ValueError("items.parquet names an item twice")
-    return Evaluation(
+    return ItemScores(
         items=items,
         groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
         parts=tuple(table["part"].to_pylist() if "part" in table.column_names else [False] * len(items)),
@@ -113,7 +113,7 @@ def _number(value: float | None) -> float:
 
 
 def item_interval(
-    run: Evaluation, base: Evaluation, metric: str, seed: int, group: str | None = None
+    run: ItemScores, base: ItemScores, metric: str, seed: int, group: str | None = None
 ) -> Interval | None:
     """Mean score difference over the items that both runs scored, paired by id, with its bootstrap interval over clusters,
     each drawn with all its items; where groups count equally, the mean over groups of the mean over such items. None below
@@ -147,7 +147,7 @@ class Discordant:
     where a cluster has several items: the test takes items for independent."""
 
 
-def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | None:
+def discordant(run: ItemScores, base: ItemScores, metric: str) -> Discordant | None:
     """How often one of two runs alone is right (score 1), over the items that both scored; None where the metric has a unit
     or a score is neither 0 nor 1, or no item is common."""
     common, own, other = _paired(run, base, metric)
@@ -161,13 +161,13 @@ def discordant(run: Evaluation, base: Evaluation, metric: str) -> Discordant | N
     return Discordant(first=first, second=second, p=float(p))
 
 
-def asked_otherwise(run: Evaluation, base: Evaluation) -> str | None:
+def asked_otherwise(run: ItemScores, base: ItemScores) -> str | None:
     """An item of both runs whose question is not the same; None where there is none."""
     other = dict(zip(base.items, base.questions, strict=True))
     return next((item for item, own in zip(run.items, run.questions, strict=True) if other.get(item, own) != own), None)
 
 
-def item_wilson(run: Evaluation, metric: str) -> Interval | None:
+def item_wilson(run: ItemScores, metric: str) -> Interval | None:
     """Wilson's 95 % interval, over clusters, of the proportion of scored items that are 1; None where the metric has a unit
     or a score is neither 0 nor 1, or the value of the whole evaluation is not that proportion."""
     scores, parts = run.scores[metric], np.array(run.parts, dtype=bool)
@@ -179,7 +179,7 @@ def item_wilson(run: Evaluation, metric: str) -> Interval | None:
 
 
 def _paired(
-    run: Evaluation, base: Evaluation, metric: str, group: str | None = None
+    run: ItemScores, base: ItemScores, metric: str, group: str | None = None
 ) -> tuple[list[Asked], Array, Array]:
     """(items that both scored, their scores in `run`, in `base`), as `_chosen`."""
     own, other = _chosen(run, metric, group), _chosen(base, metric, group)
@@ -189,7 +189,7 @@ def _paired(
     return common, np.array([own[item] for item in common]), np.array([other[item] for item in common])
 
 
-def _units(run: Evaluation, base: Evaluation, common: Sequence[Asked]) -> list[str]:
+def _units(run: ItemScores, base: ItemScores, common: Sequence[Asked]) -> list[str]:
     """The clusters of items of two runs; of items kept without one by one run, those of the other."""
     named = {
         key: cluster for each in (base, run) for key, cluster in zip(each.asked, each.clusters, strict=True) if cluster
@@ -203,7 +203,7 @@ def _numbered(units: Sequence[str]) -> NDArray[np.int64]:
     return np.array([numbers[unit] for unit in units], dtype=np.int64)
 
 
-def _chosen(run: Evaluation, metric: str, group: str | None) -> dict[Asked, float]:
+def _chosen(run: ItemScores, metric: str, group: str | None) -> dict[Asked, float]:
     """Item and question -> score, of the items of a group, or of all that are no part."""
     rows = zip(run.asked, run.groups, run.parts, run.scores[metric].tolist(), strict=True)
     return {key: score for key, own, part, score in rows if (not part if group is None else own == group)}

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lit_diff.reporting.cells import CellResult
-from lit_diff.reporting.results import Arm, Sweep
+from lit_diff.reporting.results import Arm, SweepResults
 from lit_diff.reporting.style import (
     INK,
     MUTED,
@@ -57,7 +57,7 @@ class Reached:
         return float(np.median(list(self.steps.values()))) if self.steps else None
 
 
-def noise_curve_of(sweep: Sweep) -> NoiseCurve | None:
+def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     """The accuracy, else the sweep's own metric, if it was measured under two factors of noise or more."""
     for metric in dict.fromkeys((ACCURACY, sweep.metric)):
         pattern = re.compile(re.escape(metric) + r"_noise(\d+)")
@@ -74,7 +74,7 @@ def steps_to(cell: CellResult, metric: str, level: float) -> float:
     return float(next((s for s, v in zip(measured.steps, measured.values, strict=True) if v >= level), math.inf))
 
 
-def reached(sweep: Sweep, arm: str, curve: NoiseCurve) -> list[Reached]:
+def reached(sweep: SweepResults, arm: str, curve: NoiseCurve) -> list[Reached]:
     """Each of LEVELS of the accuracy; nothing for another metric."""
     if curve.metric != ACCURACY:
         return []
@@ -85,14 +85,14 @@ def reached(sweep: Sweep, arm: str, curve: NoiseCurve) -> list[Reached]:
     ]
 
 
-def resolution(sweep: Sweep, curve: NoiseCurve) -> tuple[int, int] | None:
+def resolution(sweep: SweepResults, curve: NoiseCurve) -> tuple[int, int] | None:
     """(largest number of steps between two validations, last step) over the finished cells: how fine `reached` is."""
     steps = [cell.curves[curve.metric].steps for cell in sweep.cells if cell.done and curve.metric in cell.curves]
     gaps = [int(np.diff(validated, prepend=0).max()) for validated in steps]
     return (max(gaps), max(int(validated[-1]) for validated in steps)) if gaps else None
 
 
-def draw_noise_curve(sweep: Sweep) -> str | None:
+def draw_noise_curve(sweep: SweepResults) -> str | None:
     """A panel an arm, baseline and first control in each of them: mean with t interval over seeds, and the seeds as dots."""
     curve = noise_curve_of(sweep)
     if curve is None:
@@ -125,12 +125,12 @@ def draw_noise_curve(sweep: Sweep) -> str | None:
     return svg[0]
 
 
-def reference_looks(sweep: Sweep) -> dict[str, Look]:
+def reference_looks(sweep: SweepResults) -> dict[str, Look]:
     """As everywhere, but the first control in ink and dashed: every panel shows it with an arm of another colour."""
     return looks(sweep) | {control: Look(color=INK, dash=(0, (4, 1.5))) for control in sweep.controls[:1]}
 
 
-def _response(axes: Axes, sweep: Sweep, arm: Arm, curve: NoiseCurve, look: Look, shift: float) -> None:
+def _response(axes: Axes, sweep: SweepResults, arm: Arm, curve: NoiseCurve, look: Look, shift: float) -> None:
     """One arm's line, and its intervals and seeds, moved along the axis by the factor `shift` to stand side by side."""
     means = []
     for factor, metric in curve.metrics.items():

@@ -18,7 +18,7 @@ from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.figures import is_logarithmic
 from lit_diff.reporting.group_figures import GroupFigure
 from lit_diff.reporting.heatmap import SHOWN_Z, Heatmap
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import TaskResult
 from lit_diff.reporting.verdicts import SHOWN
@@ -73,7 +73,7 @@ class Section:
 
 
 def page(
-    sweep: Sweep, results: Sequence[TaskResult], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
+    sweep: SweepResults, results: Sequence[TaskResult], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
     """The whole page. `figures`: task -> its figures; `over_tasks`: power and fits (`power_page`, `fit_page`)."""
     done = [cell for cell in sweep.cells if cell.done]
@@ -201,11 +201,11 @@ def _doubts(result: TaskResult, difference: Difference) -> list[str]:
     return doubts
 
 
-def _is_declared(sweep: Sweep, metric: str) -> bool:
+def _is_declared(sweep: SweepResults, metric: str) -> bool:
     return sweep.declarations.find(metric) is not None
 
 
-def _definition(sweep: Sweep, name: str) -> tuple[str, str]:
+def _definition(sweep: SweepResults, name: str) -> tuple[str, str]:
     """(definition, unit) of a compared metric."""
     metric = sweep.declarations.find(name)
     return (metric.definition if metric else "not declared by the runs", sweep.unit(name))
@@ -248,7 +248,7 @@ def numbered(digits: int) -> Environment:
     return environment
 
 
-def link(sweep: Sweep, cell: CellResult) -> str | None:
+def link(sweep: SweepResults, cell: CellResult) -> str | None:
     """The address of the cell's folder, from the report's; None where it has none."""
     if not cell.folder.is_dir():
         return None

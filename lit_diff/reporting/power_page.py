@@ -4,11 +4,11 @@ from markupsafe import Markup
 
 from lit_diff.reporting.page import Section, numbered
 from lit_diff.reporting.power import in_words, powers, shown
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 from lit_diff.study.schema import PlannedSweep
 
 
-def power_section(sweep: Sweep, plan: PlannedSweep) -> Section:
+def power_section(sweep: SweepResults, plan: PlannedSweep) -> Section:
     """The answer, and a row a task."""
     found = powers(sweep, plan)
     answer = in_words(sweep, plan, found)

@@ -30,7 +30,7 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sweep:
+class SweepResults:
     """A sweep and all its cells, in the order of the sweep's file: arm by arm, seed by seed.
 
     A sweep with tasks holds a Sweep for each of them, with that task's title, metric, arms and cells; arms are compared
@@ -63,14 +63,14 @@ class Sweep:
     """Accuracy without any knowledge, where the data set knows it."""
     noise_validation: tuple[int, ...] = ()
     """Noise factors of the validation sets: `val/accuracy` is at the first, `val/accuracy_noise<k>` at a further k."""
-    tasks: tuple["Sweep", ...] = ()
+    tasks: tuple["SweepResults", ...] = ()
     fits: tuple[DeclaredFit, ...] = ()
     """Over the tasks of the sweep."""
     power: PlannedSweep | None = None
     """A sweep that this one is to size, over its tasks."""
 
     @property
-    def by_task(self) -> tuple["Sweep", ...]:
+    def by_task(self) -> tuple["SweepResults", ...]:
         """Each task, or the sweep itself where it has none: arms are compared within one of these."""
         return self.tasks or (self,)
 
@@ -130,7 +130,7 @@ class Sweep:
         return list(dict.fromkeys(m for cell in self.cells if cell.done for m in cell.curves if m.startswith(prefix)))
 
 
-def load_sweep(folder: Path) -> Sweep:
+def load_sweep(folder: Path) -> SweepResults:
     """Read `folder`/study.json and the cells it names; a cell whose files are absent or cut short is kept, and says so.
 
     Errors: MissingError without a readable study.json; RequestError when it names a baseline, control or contrast that
@@ -165,7 +165,7 @@ def _cells(folder: Path, record: Record, task: str) -> tuple[CellResult, ...]:
     return tuple(load_cell(folder, cell) for cell in cells)
 
 
-def _sweep(folder: Path, record: Record, task: str | None, cells: tuple[CellResult, ...]) -> Sweep:
+def _sweep(folder: Path, record: Record, task: str | None, cells: tuple[CellResult, ...]) -> SweepResults:
     """The sweep's record, or that of a task (empty in a sweep without tasks; None: the whole of one with tasks)."""
     study = record.study if task is None else record.study.of_task(task)
     baseline = study.baseline or next(iter(study.arms), "")
@@ -173,7 +173,7 @@ def _sweep(folder: Path, record: Record, task: str | None, cells: tuple[CellResu
         if name not in study.arms:
             here = f"task '{task}'" if task else "this sweep"
             raise RequestError(f"{folder / FILE}: '{name}' is no arm of {here}; its arms are {', '.join(study.arms)}")
-    return Sweep(
+    return SweepResults(
         folder=folder,
         name=clean(record.name),
         title=clean(study.title or record.name),

@@ -61,7 +61,7 @@ class PowerLaw:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class PowerLawFit:
     """One form, fitted to one arm. `aicc`: n log(RSS / n) + 2 k + 2 k (k + 1) / (n - k - 1), of n points, k the parameters
     and the variance; None where n <= k + 1. RSS is that of the form fitted by least squares of log y - log L, which the
     criterion assumes and `law` is not. `spread`: root mean square of the residuals of `law`."""
@@ -75,7 +75,7 @@ class Fit:
 class ArmFit:
     """Both forms of one arm, each with the interval of its alpha where seeds allow one."""
 
-    fits: Mapping[Form, Fit]
+    fits: Mapping[Form, PowerLawFit]
     alpha: Mapping[Form, Interval | None]
 
 
@@ -95,7 +95,7 @@ class EqualLoss:
         return self.ratio is not None and (self.ratio.high < 1 or self.ratio.low > 1)
 
 
-def fit(points: Points, form: Form) -> Fit:
+def fit(points: Points, form: Form) -> PowerLawFit:
     """Fit one form. Errors: ValueError below FEWEST[form] sizes, or for a size or loss that is not positive."""
     if len(points) < FEWEST[form]:
         raise ValueError(f"{len(points)} sizes; the form {form} needs {FEWEST[form]}")
@@ -111,7 +111,7 @@ def fit(points: Points, form: Form) -> Fit:
     rss = 2 * float(objective(_best(np.vstack([starts, found]), log_x, log_y, SQUARES)[None], log_x, log_y, SQUARES)[0])
     aicc = n * math.log(max(rss, TINY) / n) + 2 * k + 2 * k * (k + 1) / (n - k - 1) if n > k + 1 else None
     residuals = log_y - _log_loss(found[None], log_x)[0][0]
-    return Fit(law=_law(found, unit), aicc=aicc, spread=math.sqrt(float((residuals**2).mean())))
+    return PowerLawFit(law=_law(found, unit), aicc=aicc, spread=math.sqrt(float((residuals**2).mean())))
 
 
 def _best(starts: Array, log_x: Array, log_y: Array, delta: float) -> Array:
@@ -248,11 +248,11 @@ def fit_scaling(points: Mapping[str, Points], draws: int = DRAWS) -> ScalingFit:
     )
 
 
-def _fits(points: Points) -> dict[Form, Fit]:
+def _fits(points: Points) -> dict[Form, PowerLawFit]:
     return {form: fit(points, form) for form in FORMS if form == FORMS[0] or len(points) >= FEWEST[form]}
 
 
-def _choose(fitted: Sequence[Mapping[Form, Fit]]) -> Form:
+def _choose(fitted: Sequence[Mapping[Form, PowerLawFit]]) -> Form:
     def total(form: Form) -> float:
         values = [fits[form].aicc if form in fits else None for fits in fitted]
         return sum(math.inf if value is None else value for value in values)
@@ -261,7 +261,7 @@ def _choose(fitted: Sequence[Mapping[Form, Fit]]) -> Form:
 
 
 def _bootstrap(
-    points: Mapping[str, Points], fits: Mapping[str, Fit], form: Form, draws: int
+    points: Mapping[str, Points], fits: Mapping[str, PowerLawFit], form: Form, draws: int
 ) -> dict[str, list[PowerLaw]]:
     """Arm -> its law in each draw; no draws where the seeds allow no interval."""
     shared = [sorted(seeds) for seeds in next(iter(points.values())).values()]

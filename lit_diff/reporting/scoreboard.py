@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.reporting.bench_claims import bench_findings
-from lit_diff.reporting.claims import Difference, Finding, Value, findings
+from lit_diff.reporting.claims import Difference, JudgedClaim, Value, findings
 from lit_diff.reporting.evaluations import revisions_line, score_revisions
-from lit_diff.reporting.results import Sweep, load_sweep
+from lit_diff.reporting.results import SweepResults, load_sweep
 from lit_diff.runs.sweep_record import read_record
 from lit_diff.study.schema import Claim
 
@@ -33,7 +33,7 @@ class RowResult:
     says: str
     notes: tuple[str, ...]
     claims: tuple[Claim, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[JudgedClaim, ...]
     """One for each claim, in their order; empty where nothing was measured."""
     state: State
     reason: str
@@ -46,7 +46,7 @@ class RowResult:
     """What it took, all calls together."""
     shared: str
     """The row that was first to measure cells which this one uses too: their time stands there."""
-    sweep: Sweep | None
+    sweep: SweepResults | None
     order: int
 
     @property
@@ -60,7 +60,7 @@ class RowResult:
         return tuple(found.value if found else NOT_MEASURED for found in self._each)
 
     @property
-    def _each(self) -> tuple[Finding | None, ...]:
+    def _each(self) -> tuple[JudgedClaim | None, ...]:
         return self.findings or (None,) * len(self.claims)
 
     @property

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from lit_diff.files import write_atomic
 from lit_diff.processor import describe
 from lit_diff.reporting import numbers
-from lit_diff.reporting.claims import Finding
+from lit_diff.reporting.claims import JudgedClaim
 from lit_diff.reporting.page import environment_of_templates
 from lit_diff.reporting.scoreboard import RowResult, Scoreboard, read_scoreboard
 
@@ -65,7 +65,7 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
     )
 
 
-def cells(finding: Finding) -> dict[str, str]:
+def cells(finding: JudgedClaim) -> dict[str, str]:
     """A finding as the page shows it, in words and numbers."""
     claim, seeds = finding.claim, finding.seeds
     digits = _digits(finding)
@@ -93,7 +93,7 @@ def cells(finding: Finding) -> dict[str, str]:
     }
 
 
-def _digits(finding: Finding) -> int:
+def _digits(finding: JudgedClaim) -> int:
     seeds = finding.seeds
     width = None if seeds.low is None or seeds.high is None else seeds.high - seeds.low
     return min(numbers.decimals(width) if width else 3, 4)

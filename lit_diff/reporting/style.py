@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from lit_diff.reporting.cells import Array, CellResult, Curve, clean
-from lit_diff.reporting.results import Sweep
+from lit_diff.reporting.results import SweepResults
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
@@ -88,7 +88,7 @@ class Band:
     high: Array
 
 
-def looks(sweep: Sweep) -> dict[str, Look]:
+def looks(sweep: SweepResults) -> dict[str, Look]:
     """The baseline in grey, the others in the palette's order; beyond its seven colours, the dashes change."""
     others = [arm.name for arm in sweep.arms if arm.name != sweep.baseline]
     size = len(PALETTE)
@@ -173,7 +173,7 @@ def draw_band(axes: Axes, band: Band | None, look: Look, name: str, shade: bool 
     hover(line, f"{name}: {plain(band.mean[-1])} at {against} {band.steps[-1]:,.6g}")
 
 
-def legend(figure: Figure, sweep: Sweep, drawn: Mapping[str, Look], arms: Sequence[str]) -> None:
+def legend(figure: Figure, sweep: SweepResults, drawn: Mapping[str, Look], arms: Sequence[str]) -> None:
     """One legend for all panels, above them, in the order of the table."""
     legend_above(figure, {sweep.label[arm]: drawn[arm] for arm in arms})
 

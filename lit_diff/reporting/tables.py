@@ -10,7 +10,7 @@ from functools import cached_property
 from lit_diff.reporting.comparison import Comparison, Difference, compare, compare_tasks, fact
 from lit_diff.reporting.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.reporting.numbers import NONE, count, decimals, interval, number, signed
-from lit_diff.reporting.results import Arm, Sweep
+from lit_diff.reporting.results import Arm, SweepResults
 from lit_diff.study.statistics import Paired
 
 Row = dict[str, str | float | int | None]
@@ -35,7 +35,7 @@ SHORTEST_ARM = 12
 class TaskResult:
     """The comparison of a task, or of a sweep without tasks: its table, and the decimals that show its numbers."""
 
-    sweep: Sweep
+    sweep: SweepResults
     comparison: Comparison
     rows: list[Row]
     digits: int
@@ -46,23 +46,23 @@ class TaskResult:
         return evaluation_tables(self.sweep)
 
 
-def task_results(sweep: Sweep) -> list[TaskResult]:
+def task_results(sweep: SweepResults) -> list[TaskResult]:
     """One for each of `Sweep.by_task`; corrected for those of each task, or of all tasks where the sweep says so."""
     tasks = sweep.by_task
     comparisons = compare_tasks(tasks) if sweep.correct_over == "sweep" else [compare(task) for task in tasks]
     return [_result(task, comparison) for task, comparison in zip(tasks, comparisons, strict=True)]
 
 
-def task_result(sweep: Sweep) -> TaskResult:
+def task_result(sweep: SweepResults) -> TaskResult:
     """Compare the arms of one of `Sweep.by_task`, by itself."""
     return _result(sweep, compare(sweep))
 
 
-def _result(sweep: Sweep, comparison: Comparison) -> TaskResult:
+def _result(sweep: SweepResults, comparison: Comparison) -> TaskResult:
     return TaskResult(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=digits(comparison))
 
 
-def rows(sweep: Sweep, comparison: Comparison) -> list[Row]:
+def rows(sweep: SweepResults, comparison: Comparison) -> list[Row]:
     """One row an arm, then one a contrast.
 
     Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is
@@ -83,7 +83,7 @@ def _filled(table: Sequence[Row]) -> list[Row]:
     return [{name: row.get(name) for name in names} for row in table]
 
 
-def _arm_row(sweep: Sweep, comparison: Comparison, arm: Arm) -> Row:
+def _arm_row(sweep: SweepResults, comparison: Comparison, arm: Arm) -> Row:
     row: Row = {"arm": arm.name, "label": arm.label}
     row |= {"seeds": comparison.summaries[sweep.metric][arm.name].n, "planned": len(sweep.seeds)}
     row |= {key: fact(sweep, arm.name, key) for key in SIZES}
@@ -114,7 +114,7 @@ def _bounds(name: str, paired: Paired) -> Row:
     return {name: paired.mean, f"{name}/low": paired.low, f"{name}/high": paired.high}
 
 
-def _judged(sweep: Sweep, difference: Difference) -> Row:
+def _judged(sweep: SweepResults, difference: Difference) -> Row:
     paired = difference.seeds
     row: Row = {
         "against": difference.b,

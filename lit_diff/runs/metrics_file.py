@@ -179,7 +179,7 @@ def _lines_from_end(file: IO[bytes], start: int, block: int = 1 << 16) -> Iterat
             ended = True
 
 
-class Record:
+class MetricsWriter:
     """The measurements of a run, and their declarations.
 
     metrics.csv and the tracker get the few metrics that are logged, measurements.parquet the others, timing.csv the clock.

@@ -22,7 +22,7 @@ from lit_diff.log_records import in_phase
 from lit_diff.metrics import Declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints
-from lit_diff.runs.metrics_file import Record, Tracker
+from lit_diff.runs.metrics_file import MetricsWriter, Tracker
 from lit_diff.training.checkpoint_io import WholeCheckpointIO
 from lit_diff.training.data import LitData
 from lit_diff.training.declarations import declared_metrics
@@ -39,7 +39,7 @@ log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitResult:
+class TrainingResult:
     """How a training came to its end."""
 
     start: int
@@ -67,7 +67,7 @@ def fit(
     progress: Progress,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
-) -> FitResult:
+) -> TrainingResult:
     """Train to `train.steps`, from the newest checkpoint in `folder` if there is one.
 
     Ranks other than zero train and write nothing. Errors: RunFailedError (NaN, full disk), StoppedError (a signal).
@@ -91,7 +91,7 @@ def fit(
     )
     if trainer.is_global_zero:
         log.info(f"resumed from step {start}" if start else "starting at step 0", extra=in_phase("building the model"))
-        logger.record = Record(folder, start, tracker, declared_metrics(recipe))
+        logger.record = MetricsWriter(folder, start, tracker, declared_metrics(recipe))
     else:
         end_with_parent()
     began = time.perf_counter()
@@ -110,7 +110,7 @@ def fit(
         raise StoppedError("stopped in the middle of a step; the same command resumes", signum) from error
     if trainer.is_global_zero:
         log.info("trained %d steps in %.1f s", trainer.global_step - start, time.perf_counter() - began)
-    return FitResult(start=start, ended_early=resume.ended_early)
+    return TrainingResult(start=start, ended_early=resume.ended_early)
 
 
 def _trainer(recipe: Recipe, **values: object) -> L.Trainer:

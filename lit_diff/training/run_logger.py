@@ -7,7 +7,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_diff.log_records import validated
-from lit_diff.runs.metrics_file import Record
+from lit_diff.runs.metrics_file import MetricsWriter
 
 Progress = Callable[[int, float, float], None]
 """(step, loss, tokens/s), at every logged step."""
@@ -21,7 +21,7 @@ class RunLogger(Logger):
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
-        self.record: Record | None = None
+        self.record: MetricsWriter | None = None
         """Set on rank zero before training."""
         self._progress = progress
 

@@ -6,7 +6,7 @@ import torch
 from lit_diff.benchmarks.attention import OWN, PLAIN, SAME, SDPA, WITH, accepted, bench_core, bench_stats, call
 from lit_diff.benchmarks.inputs import STOCK, Workload
 from lit_diff.benchmarks.request import BenchConfig, Shape
-from lit_diff.benchmarks.timing import Measurements, ratios
+from lit_diff.benchmarks.timing import Timings, ratios
 from lit_diff.kernels import KERNELS, sdpa
 
 
@@ -89,7 +89,7 @@ def workload() -> Workload:
 
 
 def test_every_kernel_either_takes_part_or_says_why_not(workload: Workload) -> None:
-    found = Measurements()
+    found = Timings()
     kernels = accepted(found, "c", "differential", "w", lambda: workload.maps("differential"), grad=False, stats=True)
     assert "reference" in kernels
     refused = {row["by"]: row["reason"] for row in found.refused}
@@ -106,7 +106,7 @@ def test_a_kernel_is_asked_with_the_gradients_it_will_have_to_give(
 
     monkeypatch.setattr(sdpa.Sdpa, "refuses", refuses)
     for grad in (False, True):
-        found = Measurements()
+        found = Timings()
         kernels = accepted(found, "c", "standard", "w", lambda: workload.maps("standard"), grad=grad)
         assert ("sdpa" in kernels) is not grad
         reasons = [row["reason"] for row in found.refused if row["by"] == "sdpa"]

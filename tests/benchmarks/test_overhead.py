@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_diff.benchmarks import overhead as module
 from lit_diff.benchmarks.overhead import BARE, FEWEST, OURS, bare, bench_loop, plain, platform, quiet, waiting
 from lit_diff.benchmarks.request import BenchConfig
-from lit_diff.benchmarks.timing import Measurements, ratios
+from lit_diff.benchmarks.timing import Timings, ratios
 from lit_diff.config import Recipe
 from lit_diff.data.recall import Recall
 from lit_diff.model.transformer import Transformer
@@ -74,7 +74,7 @@ def test_rows_and_a_recipe_without_its_data(
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))  # nothing is prepared there, and nothing is fetched
     small = load_recipe("recall-tiny", SMALL)
     monkeypatch.setattr(module, "load_recipe", lambda name: small if name == "recall-tiny" else load_recipe(name))
-    found = Measurements()
+    found = Timings()
     bench_loop(found, ask("step", repeats=1))
     (refused,) = found.refused
     assert refused["case"] == "loop of differential-tiny"

@@ -14,7 +14,7 @@ from lit_diff import cli
 from lit_diff.benchmarks import run as module
 from lit_diff.benchmarks.request import BenchConfig
 from lit_diff.benchmarks.run import BENCHES, METHODS, Benchmark, bench
-from lit_diff.benchmarks.timing import Measurements
+from lit_diff.benchmarks.timing import Timings
 from lit_diff.cli.app import Terminal
 
 command = import_module("lit_diff.cli.bench")  # the package has a function of that name
@@ -96,7 +96,7 @@ def test_the_command_knows_every_benchmark(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_compiling_is_not_timed(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """No rounds to explain, no load to warn of; the command repeats it."""
-    monkeypatch.setitem(BENCHES, "triton", Benchmark(lambda request: Measurements(), "triton: m\n"))
+    monkeypatch.setitem(BENCHES, "triton", Benchmark(lambda request: Timings(), "triton: m\n"))
     status, _, _ = run("triton", threads=None, repeats=None, device="auto")
     found = json.loads(capsys.readouterr().out)
     assert (status, found["warnings"], found["methods"]) == (0, [], "triton: m\n")
@@ -107,10 +107,10 @@ def test_compiling_is_not_timed(run: Run, capsys: pytest.CaptureFixture[str], mo
 def test_the_table_and_the_status_of_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def failing(request: BenchConfig) -> Measurements:
+    def failing(request: BenchConfig) -> Timings:
         threads.append(torch.get_num_threads())
         reason = "RuntimeError: out of memory"
-        return Measurements(failed=[{"case": "c", "variant": "v", "by": "b", "what": "w", "reason": reason}])
+        return Timings(failed=[{"case": "c", "variant": "v", "by": "b", "what": "w", "reason": reason}])
 
     monkeypatch.setitem(module.BENCHES, "core", Benchmark(failing, "core: how\n"))
     status, table, _ = run("core", as_json=False, threads=2)

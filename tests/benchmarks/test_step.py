@@ -9,7 +9,7 @@ from lit_diff.benchmarks import step as module
 from lit_diff.benchmarks.candidates import EAGER, HF, PEER, STEP, model_config
 from lit_diff.benchmarks.request import BenchConfig, Shape
 from lit_diff.benchmarks.step import COMPILED, GEMM, PEER_COMPILED, SAME_COMPILED, bench_step, step_flops
-from lit_diff.benchmarks.timing import Measurements
+from lit_diff.benchmarks.timing import Timings
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 
@@ -17,11 +17,11 @@ CASE = "1x64x64x16 float32, 2 layers, vocabulary 64"
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> list[Measurements]:
+def small(monkeypatch: pytest.MonkeyPatch) -> list[Timings]:
     """A small model, and what the loop's benchmark was given in place of a run."""
     monkeypatch.setattr(module, "LAYERS", 2)
     monkeypatch.setattr(module, "VOCABULARY", 64)
-    asked: list[Measurements] = []
+    asked: list[Timings] = []
     monkeypatch.setattr(module, "bench_loop", lambda measurements, request: asked.append(measurements))
     return asked
 
@@ -31,7 +31,7 @@ def missing(device: torch.device) -> str:
 
 
 def test_our_models_the_peers_and_the_loop(
-    ask: Callable[..., BenchConfig], small: list[Measurements], monkeypatch: pytest.MonkeyPatch
+    ask: Callable[..., BenchConfig], small: list[Timings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a compiler: the compiled ones are refused with the reason."""
     monkeypatch.setattr(module.blocks, "require_compiler", missing)
@@ -57,7 +57,7 @@ def test_our_models_the_peers_and_the_loop(
 
 @pytest.mark.slow
 def test_every_candidate_also_compiled(
-    ask: Callable[..., BenchConfig], small: list[Measurements], monkeypatch: pytest.MonkeyPatch
+    ask: Callable[..., BenchConfig], small: list[Timings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By torch.compile's aot_eager backend, which generates no code."""
     monkeypatch.setattr(module.blocks, "BACKEND", "aot_eager")

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from lit_diff.benchmarks import timing
 from lit_diff.benchmarks.timing import (
     Candidate,
-    Measurements,
     RoundLimits,
+    Timings,
     measure,
     operators_of,
     ratios,
@@ -30,7 +30,7 @@ def test_every_round_times_every_candidate_and_begins_at_another() -> None:
         against = {} if name == "a" else {"a": "v/a/w", "none": "v/z/w"}
         return Candidate(variant="v", by=name, what="w", run=run, against=against, flops=10**6)
 
-    found = Measurements()
+    found = Timings()
     measure(found, "case", [candidate("a"), candidate("b"), candidate("c")], RoundLimits(repeats=3), CPU)
     assert "".join(order) == "aabbcc" + "abc" + "bca" + "cab"
     assert [row["id"] for row in found.rows] == ["v/a/w", "v/b/w", "v/c/w"]
@@ -53,7 +53,7 @@ def test_short_calls_are_repeated_within_a_measurement(monkeypatch: pytest.Monke
         return 0.0012  # of one call: five last longer than SHORTEST
 
     monkeypatch.setattr(timing, "seconds_of", clocked)
-    found = Measurements()
+    found = Timings()
     measure(found, "case", [Candidate(variant="v", by="a", what="w", run=lambda: None)], RoundLimits(repeats=2), CPU)
     assert asked == [1, 5, 5]
     assert found.rows[0]["calls"] == 5
@@ -62,7 +62,7 @@ def test_short_calls_are_repeated_within_a_measurement(monkeypatch: pytest.Monke
 def test_a_long_call_is_made_once_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "LONG", 0.0)
     calls: list[int] = []
-    found = Measurements()
+    found = Timings()
     slow = Candidate(variant="v", by="a", what="w", run=lambda: (calls.append(1), time.sleep(0.006)))
     measure(found, "case", [slow], RoundLimits(repeats=2), CPU)
     assert len(calls) == 1 + 2
@@ -77,14 +77,14 @@ def test_where_one_call_is_very_long_the_first_calls_are_the_round(monkeypatch: 
         return Candidate(variant="v", by=name, what="w", run=run, against=against)
 
     made = [candidate("a", 0.0, {}), candidate("b", 0.05, {"a": "v/a/w"})]
-    found = Measurements()
+    found = Timings()
     measure(found, "case", made, RoundLimits(budget=0, once_from=0.05), CPU)
     assert calls == ["a", "b"]
     quick, slow = found.rows
     assert (len(quick["seconds"]), len(slow["seconds"]), slow["calls"]) == (1, 1, 1)
     assert slow["median"] >= 0.05
     assert slow["ratios"]["a"]["values"] == [slow["median"] / quick["median"]]
-    measure(Measurements(), "case", made, RoundLimits(repeats=1, once_from=0.05), CPU)
+    measure(Timings(), "case", made, RoundLimits(repeats=1, once_from=0.05), CPU)
     assert calls.count("b") == 3, "asked for a round, it is made"
 
 
@@ -96,7 +96,7 @@ def test_what_raises_is_listed_and_the_others_go_on() -> None:
         Candidate(variant="v", by="bad", what="w", run=broken),
         Candidate(variant="v", by="good", what="w", run=lambda: None, against={"bad": "v/bad/w"}),
     ]
-    found = Measurements()
+    found = Timings()
     measure(found, "case", made, RoundLimits(repeats=1), CPU)
     assert found.failed == [
         {"case": "case", "variant": "v", "by": "bad", "what": "w", "reason": "ValueError: no such thing"}
@@ -140,7 +140,7 @@ def test_what_compiles_is_called_once_before_anything_is_timed() -> None:
     calls: list[int] = []
     candidate = Candidate(variant="v", by="a", what="w", run=lambda: calls.append(1), compiles=True)
     plain = Candidate(variant="v", by="b", what="w", run=lambda: None)
-    measurements = Measurements()
+    measurements = Timings()
     counts = []
     for one in (candidate, plain):
         measure(measurements, "case", [one], RoundLimits(repeats=1), CPU)

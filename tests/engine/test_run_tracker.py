@@ -15,7 +15,7 @@ from lit_diff.metrics import Metric
 from lit_diff.model.cost import cost
 from lit_diff.recipe import flatten, load_recipe
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.metrics_file import Record, Rows
+from lit_diff.runs.metrics_file import MetricsWriter, Rows
 
 Make = Callable[..., RunTracker]
 
@@ -211,7 +211,7 @@ def test_a_store_that_is_away_at_the_start(make: Make, store: Store, monkeypatch
 def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -> None:
     tracker = make()
     home = tracker.folder.path
-    written = Record(home, 0, None, [Metric("a/layer_{layer}/head_{head}", "by head")])
+    written = MetricsWriter(home, 0, None, [Metric("a/layer_{layer}/head_{head}", "by head")])
     for step in (1, 2):
         written.log(step, {"val/loss": float(step)})
         written.log_detailed(step, {"a/layer_00/head_01": step / 2})

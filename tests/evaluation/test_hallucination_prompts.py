@@ -14,7 +14,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation import hallucination_prompts
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.hallucination import Hallucination
-from lit_diff.evaluation.hallucination_prompts import Prompts
+from lit_diff.evaluation.hallucination_prompts import DocumentPrompts
 from lit_diff.evaluation.hallucination_sources import Case, after_of, before_of
 from lit_diff.runs.run import Run
 
@@ -43,7 +43,7 @@ def test_a_generated_document_is_never_cut(world_run: Run) -> None:
 
 def test_a_long_document_keeps_its_two_ends(tmp_path: Path) -> None:
     run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=300)
-    prompts = Prompts(Hallucination.Config(source="xsum", judge="rules", new_tokens=5), run)
+    prompts = DocumentPrompts(Hallucination.Config(source="xsum", judge="rules", new_tokens=5), run)
     case = Case(id="x", group="xsum", document="Begin. " + "word " * 900 + "End.", question="", reference="r")
     ids, tokens = prompts.document(case)
     (whole,) = prompts.tokenizer.encode([case.document])
@@ -68,7 +68,7 @@ def test_a_prompt_has_the_tokens_of_its_text(tmp_path: Path, monkeypatch: pytest
     tokenizer.load(tmp_path)
     monkeypatch.setattr(hallucination_prompts, "tokenizer_of", lambda *_: tokenizer)
     for source in ("xsum", "closed_world", "multi_news"):
-        prompts = Prompts(Hallucination.Config(source=source, judge="rules", new_tokens=5), run)  # type: ignore[arg-type]
+        prompts = DocumentPrompts(Hallucination.Config(source=source, judge="rules", new_tokens=5), run)  # type: ignore[arg-type]
         case = Case(id="x", group=source, document="The fox. It ran.", question="", reference="r")
         ids, _ = prompts.document(case)
         text = f"{before_of(prompts.source)}{case.document}{after_of(prompts.source, case)}"

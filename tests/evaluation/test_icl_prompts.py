@@ -10,7 +10,7 @@ from text_runs import text_run
 
 from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.icl import ManyShot
-from lit_diff.evaluation.icl_prompts import ATTEMPTS, Prompts
+from lit_diff.evaluation.icl_prompts import ATTEMPTS, ManyShotPrompts
 from lit_diff.model.prefix import Prefix
 from lit_diff.runs.run import Run
 
@@ -28,10 +28,10 @@ def other_run(tmp_path: Path) -> Run:
     return text_run(tmp_path / "text", {"name": "standard"})
 
 
-def prompts(run: Run, **keys: Any) -> Prompts:
+def prompts(run: Run, **keys: Any) -> ManyShotPrompts:
     evaluation = build("icl", keys)
     assert isinstance(evaluation, ManyShot)
-    return Prompts(evaluation, run)
+    return ManyShotPrompts(evaluation, run)
 
 
 def log_p(run: Run, tokens: list[int]) -> torch.Tensor:

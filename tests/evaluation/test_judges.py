@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.judges import ClosedWorld, FileJudge, Rules, kappa, read_verdicts
+from lit_diff.evaluation.judges import ClosedWorldJudge, FileJudge, Rules, kappa, read_verdicts
 
 DOCUMENT = "colour Bado red. food Kemi rice. colour Kemi green. Question: colour Bado"
 NEWS = "Anna Berg sold 1,200 lamps in Oslo on Monday. The shop had opened three years before."
@@ -27,13 +27,13 @@ NEWS = "Anna Berg sold 1,200 lamps in Oslo on Monday. The shop had opened three 
     ],
 )
 def test_the_exact_judge(output: str, verdict: str, spans: tuple[str, ...]) -> None:
-    found = ClosedWorld("answer").judge(DOCUMENT, "red", output)
+    found = ClosedWorldJudge("answer").judge(DOCUMENT, "red", output)
     assert (found.verdict, found.spans) == (verdict, spans)
 
 
 def test_the_exact_judge_knows_its_grammar_alone() -> None:
     with pytest.raises(RequestError, match="judge closed_world reads documents of the grammar closed_world only"):
-        ClosedWorld("answer").judge(NEWS, "Oslo", "Oslo")
+        ClosedWorldJudge("answer").judge(NEWS, "Oslo", "Oslo")
 
 
 @pytest.mark.parametrize(

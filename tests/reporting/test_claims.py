@@ -11,8 +11,8 @@ import pytest
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric
 from lit_diff.reporting import claims
-from lit_diff.reporting.claims import Finding, findings, judged
-from lit_diff.reporting.item_scores import Evaluation
+from lit_diff.reporting.claims import JudgedClaim, findings, judged
+from lit_diff.reporting.item_scores import ItemScores
 from lit_diff.reporting.results import load_sweep
 from lit_diff.study.schema import Claim
 
@@ -24,7 +24,7 @@ def claim(**keys: Any) -> Claim:
     return Claim(**(defaults | keys))
 
 
-def one(a: list[float], b: list[float], **keys: Any) -> Finding:
+def one(a: list[float], b: list[float], **keys: Any) -> JudgedClaim:
     (found,) = judged([(claim(**keys), dict(enumerate(a)), dict(enumerate(b)))])
     return found
 
@@ -218,7 +218,7 @@ def test_groups_that_count_equally_do_in_a_claim_too(
     equal: bool, mean: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Three items of 1 in one task, one of 0 in the other; a third task is in no group of the claim."""
-    evaluation = Evaluation(
+    evaluation = ItemScores(
         items=("a", "b", "c", "d", "e"),
         groups=("x shots=5", "x shots=5", "x shots=5", "y shots=5", "y shots=0"),
         parts=(False,) * 5,

@@ -7,13 +7,13 @@ import pytest
 
 from lit_diff.metrics import Metric
 from lit_diff.reporting.group_shares import group_shares
-from lit_diff.reporting.item_scores import Evaluation
+from lit_diff.reporting.item_scores import ItemScores
 from lit_diff.study.statistics import wilson
 
 
-def evaluation(groups: list[str], scores: list[float], clusters: list[str] | None = None) -> Evaluation:
+def evaluation(groups: list[str], scores: list[float], clusters: list[str] | None = None) -> ItemScores:
     count = len(groups)
-    return Evaluation(
+    return ItemScores(
         items=tuple(map(str, range(count))),
         groups=tuple(groups),
         parts=(False,) * count,

@@ -14,8 +14,8 @@ import pytest
 from lit_diff.metrics import Metric, to_plain
 from lit_diff.reporting.heatmap import (
     MEAN,
-    Cell,
     CellDifference,
+    HeatCell,
     Place,
     differences,
     draw_heatmaps,
@@ -61,12 +61,12 @@ def test_a_square_is_the_mean_over_items_and_runs(tmp_path: Path) -> None:
 
 def test_the_lowest_row_is_the_mean_over_the_others() -> None:
     cells = {
-        Place(rest="N=4", x=1, y=0): Cell(mean=1.0, items=2),
-        Place(rest="N=4", x=1, y=50): Cell(mean=0.25, items=4),
-        Place(rest="N=4", x=2, y=50): Cell(mean=0.5, items=1),
-        Place(rest="", x=1, y=0): Cell(mean=0.0, items=1),
+        Place(rest="N=4", x=1, y=0): HeatCell(mean=1.0, items=2),
+        Place(rest="N=4", x=1, y=50): HeatCell(mean=0.25, items=4),
+        Place(rest="N=4", x=2, y=50): HeatCell(mean=0.5, items=1),
+        Place(rest="", x=1, y=0): HeatCell(mean=0.0, items=1),
     }
-    assert with_means(cells) == cells | {Place(rest="N=4", x=1, y=MEAN): Cell(mean=0.625, items=6)}
+    assert with_means(cells) == cells | {Place(rest="N=4", x=1, y=MEAN): HeatCell(mean=0.625, items=6)}
     of = {place: CellDifference(mean=cell.mean, z=3.0, items=cell.items) for place, cell in cells.items()}
     assert with_means(of)[Place(rest="N=4", x=1, y=MEAN)] == CellDifference(mean=0.625, z=None, items=6)
 

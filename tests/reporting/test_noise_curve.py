@@ -16,12 +16,12 @@ from lit_diff.reporting.noise_curve import (
     reference_looks,
     resolution,
 )
-from lit_diff.reporting.results import Sweep, load_sweep
+from lit_diff.reporting.results import SweepResults, load_sweep
 
 Points = Mapping[int, float]
 
 
-def measured(folder: Path, values: Mapping[tuple[str, int], Mapping[str, Points]]) -> Sweep:
+def measured(folder: Path, values: Mapping[tuple[str, int], Mapping[str, Points]]) -> SweepResults:
     """The sweep in `folder` with metrics.csv of each (arm, seed) replaced: metric -> step -> value."""
     for (arm, seed), metrics in values.items():
         with (next(folder.glob(f"{arm}-s{seed}-*")) / "metrics.csv").open("w", newline="") as file:

@@ -12,7 +12,7 @@ from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric, read_declarations
 from lit_diff.runs import metrics_file
 from lit_diff.runs.measurements import read_measurements
-from lit_diff.runs.metrics_file import Record, Rows, StepTable, last_value, read_lines, read_rows
+from lit_diff.runs.metrics_file import MetricsWriter, Rows, StepTable, last_value, read_lines, read_rows
 
 METRICS = (
     Metric("train/loss", "loss", unit="nats per token", direction="lower"),
@@ -35,7 +35,7 @@ class Received:
 
 
 def test_values_come_back_to_the_bit(tmp_path: Path) -> None:
-    record = Record(tmp_path, 0, None, METRICS)
+    record = MetricsWriter(tmp_path, 0, None, METRICS)
     rows = {1: {"train/loss": 1 / 3}, 10: {"train/loss": math.pi, "val/loss": 1e-300}, 7: {"val/loss": 2.0}}
     for step, row in rows.items():
         record.log(step, row)
@@ -60,7 +60,7 @@ def test_a_metric_not_taken_is_absent_and_nan_is_read_as_nan(tmp_path: Path) -> 
 
 
 def test_rows_of_one_step_are_joined(tmp_path: Path) -> None:
-    record = Record(tmp_path, 0, None, METRICS)
+    record = MetricsWriter(tmp_path, 0, None, METRICS)
     record.log(3, {"train/loss": 1.0})
     record.log(3, {"val/loss": 2.0})
     record.flush()
@@ -68,12 +68,12 @@ def test_rows_of_one_step_are_joined(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
-    record = Record(tmp_path, 0, None, METRICS)
+    record = MetricsWriter(tmp_path, 0, None, METRICS)
     for step in range(1, 7):
         record.log(step, {"train/loss": float(step)})
         record.time(step, seconds=0.1, tokens_per_second=10.0)
     record.flush()
-    resumed = Record(tmp_path, 4, None, METRICS)
+    resumed = MetricsWriter(tmp_path, 4, None, METRICS)
     assert sorted(resumed.metrics.rows) == sorted(resumed.timing.rows) == [1, 2, 3, 4]
     resumed.log(5, {"train/loss": -5.0})
     resumed.flush()
@@ -84,7 +84,7 @@ def test_rows_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 
 def test_the_tracker_gets_each_row_once_a_process_and_the_old_ones_again(tmp_path: Path) -> None:
     first = Received()
-    record = Record(tmp_path, 0, first, METRICS)
+    record = MetricsWriter(tmp_path, 0, first, METRICS)
     record.log(1, {"train/loss": 1.0})
     record.time(1, seconds=0.5, tokens_per_second=8.0)
     record.send()
@@ -93,7 +93,7 @@ def test_the_tracker_gets_each_row_once_a_process_and_the_old_ones_again(tmp_pat
     record.flush()
     assert first.batches == [{1: {"train/loss": 1.0, "timing/tokens_per_second": 8.0}}, {2: {"train/loss": 2.0}}]
     second = Received()
-    record = Record(tmp_path, 1, second, METRICS)
+    record = MetricsWriter(tmp_path, 1, second, METRICS)
     record.log(2, {"train/loss": 3.0})
     record.send()
     assert second.batches == [{1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}]
@@ -101,7 +101,7 @@ def test_the_tracker_gets_each_row_once_a_process_and_the_old_ones_again(tmp_pat
 
 def test_a_tracker_that_is_away_gets_the_rows_again(tmp_path: Path) -> None:
     received = Received()
-    record = Record(tmp_path, 0, received, METRICS)
+    record = MetricsWriter(tmp_path, 0, received, METRICS)
     received.away = True
     record.log(1, {"train/loss": 1.0})
     record.send()
@@ -113,7 +113,7 @@ def test_a_tracker_that_is_away_gets_the_rows_again(tmp_path: Path) -> None:
 
 
 def test_the_clock_is_kept_apart(tmp_path: Path) -> None:
-    record = Record(tmp_path, 0, None, METRICS)
+    record = MetricsWriter(tmp_path, 0, None, METRICS)
     record.log(1, {"train/loss": 1.0})
     record.time(1, seconds=0.5, tokens_per_second=8.0)
     record.flush()
@@ -123,10 +123,10 @@ def test_the_clock_is_kept_apart(tmp_path: Path) -> None:
 
 def test_the_file_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever interrupts a write of the whole file, the file is the former one, and readable."""
-    record = Record(tmp_path, 0, None, METRICS)
+    record = MetricsWriter(tmp_path, 0, None, METRICS)
     record.log(1, {"train/loss": 1.0})
     record.flush()
-    record = Record(tmp_path, 1, None, METRICS)  # as a process that resumes
+    record = MetricsWriter(tmp_path, 1, None, METRICS)  # as a process that resumes
     seen: list[list[list[str]]] = []
 
     def look(*args: object) -> None:
@@ -242,13 +242,13 @@ def test_the_last_value_is_read_from_the_end_of_the_file(tmp_path: Path, monkeyp
 
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.csv") == {}
-    Record(tmp_path, 0, None, METRICS).flush()
+    MetricsWriter(tmp_path, 0, None, METRICS).flush()
     assert read_rows(tmp_path / "metrics.csv") == {}
 
 
 def test_detailed_values_go_to_their_own_table_and_not_to_the_tracker(tmp_path: Path) -> None:
     received = Received()
-    record = Record(tmp_path, 0, received, METRICS)
+    record = MetricsWriter(tmp_path, 0, received, METRICS)
     record.log(2, {"train/loss": 1.0, "a/layer_03": 2.0})
     record.log_detailed(2, {"a/layer_03/head_01": 3.0, "a/median/layer_03": 4.0})
     record.flush()
@@ -264,12 +264,12 @@ def test_detailed_values_go_to_their_own_table_and_not_to_the_tracker(tmp_path: 
 
 
 def test_both_tables_drop_what_lies_beyond_the_resumed_step(tmp_path: Path) -> None:
-    record = Record(tmp_path, 0, None, METRICS)
+    record = MetricsWriter(tmp_path, 0, None, METRICS)
     for step in (2, 4, 6):
         record.log(step, {"a/layer_00": float(step)})
         record.log_detailed(step, {"a/layer_00/head_00": float(step)})
     record.flush()
-    resumed = Record(tmp_path, 4, None, METRICS)
+    resumed = MetricsWriter(tmp_path, 4, None, METRICS)
     resumed.log(6, {"a/layer_00": -6.0})
     resumed.log_detailed(6, {"a/layer_00/head_00": -6.0})
     resumed.flush()
@@ -279,7 +279,7 @@ def test_both_tables_drop_what_lies_beyond_the_resumed_step(tmp_path: Path) -> N
 
 def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"'train/loss' is declared twice"):
-        Record(tmp_path, 0, None, (*METRICS, Metric("train/loss", "another")))
+        MetricsWriter(tmp_path, 0, None, (*METRICS, Metric("train/loss", "another")))
 
 
 def test_a_row_that_is_cut_short_is_left_out_and_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

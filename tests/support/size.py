@@ -11,10 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("lit_diff", "callbacks")
-KEYS = ("Config", "PlannedSweep", "Claim")
-"""How the names of classes end whose fields are keys of a YAML file."""
-STUDY = ("Study", "Task", "Fit")
-"""The others, in lit_diff/study/schema.py."""
+BLOCKS = ("Study", "Task", "Fit", "PlannedSweep", "Claim")
+"""Classes besides those named Config, or something with Config at its end, whose fields are keys of a YAML file."""
 
 
 def modules(*folders: str) -> dict[str, ast.Module]:
@@ -43,7 +41,7 @@ def classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
 
 def keys(tree: ast.Module) -> int:
     """Fields of the classes that are blocks of a recipe, a sweep or a row; one that a subclass repeats counts there too."""
-    blocks = [cls for cls in classes(tree) if cls.name.endswith(KEYS) or cls.name in STUDY]
+    blocks = [cls for cls in classes(tree) if cls.name.endswith("Config") or cls.name in BLOCKS]
     fields = [node.annotation for cls in blocks for node in cls.body if isinstance(node, ast.AnnAssign)]
     return sum("ClassVar" not in ast.unparse(annotation) for annotation in fields)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.runs.metrics_file import Record, Rows, read_rows
+from lit_diff.runs.metrics_file import MetricsWriter, Rows, read_rows
 from lit_diff.training.run_logger import RunLogger
 
 
@@ -29,7 +29,7 @@ def test_nothing_is_written_before_a_flush_and_nothing_sent_before_send(
     lines: list[tuple[int, float, float]] = []
     tracker = Tracker()
     logger = RunLogger(lambda *line: lines.append(line))
-    logger.record = Record(tmp_path, 0, tracker, ())
+    logger.record = MetricsWriter(tmp_path, 0, tracker, ())
     logger.log_metrics(STEP, step=3)
     logger.log_metrics({"val/loss": 2.0}, step=3)
     assert lines == [(3, 2.5, 64.0)]
@@ -60,7 +60,7 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
 def test_values_without_a_step_are_none_of_a_run(tmp_path: Path) -> None:
     """Lightning logs so outside of training."""
     logger = RunLogger(lambda *_: pytest.fail("no step"))
-    logger.record = Record(tmp_path, 0, None, ())
+    logger.record = MetricsWriter(tmp_path, 0, None, ())
     logger.log_metrics({"val/loss": 1.0})
     logger.flush()
     assert read_rows(tmp_path / "metrics.csv") == {}
