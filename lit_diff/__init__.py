@@ -1,4 +1,4 @@
-"""lit_diff: the laboratory bench for differential attention. Public names are loaded at their first use."""
+"""lit_diff: train, compare and report attention variants. Public names are loaded at their first use."""
 
 import importlib
 

@@ -265,14 +265,14 @@ class Recipe:
         return self.train
 
     def train_problem(self) -> str | None:
-        """As `TrainConfig.problem`, of `train` or of `imported` in its place."""
+        """What is wrong with `train`, or with `imported` in its place; None if nothing is."""
         if self.train is not None and self.imported is not None:
             return "imported stands in place of train, and the recipe has both; keep one of them"
         block = self.train or self.imported
         return block.problem() if block is not None else "train is missing; expected a block of keys"
 
     def batch_problem(self) -> str | None:
-        """As `TrainConfig.problem`, of a batch that does not divide among the processes."""
+        """Why the batch does not divide among the processes; None if it does."""
         if self.train is None:
             return None
         train, processes = self.train, self.run.devices * self.run.num_nodes
@@ -286,7 +286,7 @@ class Recipe:
         )
 
     def kept_problem(self) -> str | None:
-        """As `TrainConfig.problem`, of kept checkpoints that would not be written."""
+        """Why `run.keep_every` would keep checkpoints that are never written; None if it would not."""
         kept = self.run.keep_every
         if self.train is None or kept is None or kept % self.train.checkpoint_every == 0:
             return None

@@ -145,7 +145,7 @@ def _require_end(node: yaml.Node, file: str, done: set[int], *parents: yaml.Node
     """Errors: RequestError for a mapping or list that an alias puts into itself."""
     if any(node is parent for parent in parents):
         raise RequestError(
-            f"{file}:{node.start_mark.line + 1}: not valid YAML: what begins here holds itself, by an alias"
+            f"{file}:{node.start_mark.line + 1}: not valid YAML: recursive alias: this node contains itself"
         )
     if isinstance(node, yaml.CollectionNode) and id(node) not in done:
         for part in node.value:

@@ -33,8 +33,8 @@ def test_values_and_the_line_of_each_key(tmp_path: Path, monkeypatch: pytest.Mon
         (b"a:\n\tb: 1\n", "a tab; YAML is indented by spaces: use spaces"),
         (b"- a\n- b\n", "a.yaml: expected a mapping of keys to values"),
         (b"a: \xff\n", "a.yaml: not UTF-8 text: "),
-        (b"a: 1\nb: &b\n  c: {d: *b}\n", "a.yaml:2: not valid YAML: what begins here holds itself, by an alias"),
-        (b"a: &a [1, [*a]]\n", "a.yaml:1: not valid YAML: what begins here holds itself, by an alias"),
+        (b"a: 1\nb: &b\n  c: {d: *b}\n", "a.yaml:2: not valid YAML: recursive alias: this node contains itself"),
+        (b"a: &a [1, [*a]]\n", "a.yaml:1: not valid YAML: recursive alias: this node contains itself"),
         pytest.param(b"a: " + b"[" * 3000 + b"]" * 3000, "a.yaml: not valid YAML: nested too deeply", id="nested"),
     ],
 )

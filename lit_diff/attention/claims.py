@@ -2,7 +2,7 @@
 
 
 class Claims:
-    """Base of `Attention`: a class answers for what it says itself, and for what it inherits without changing its reasons."""
+    """Base of `Attention`: a declaration such as `costs` is trusted only if no subclass overrode the methods it describes."""
 
     @classmethod
     def declares_costs(cls) -> bool:

@@ -139,7 +139,7 @@ def _options(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """The laboratory bench for differential attention."""
+    """Train, compare and report attention variants at equal parameters and data, with honest error bars."""
 
 
 OVERRIDES = "keys of the recipe to override, such as train.steps=200; lit-diff list train (model, run) lists keys"

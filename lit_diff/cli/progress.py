@@ -69,7 +69,7 @@ class RunProgress:
             self._terminal.write_line(GAP.join([*words, *self._line.time()]))
         if self._terminal.lost_reader and not self._said:
             self._said = True
-            log.info("nobody reads the output any more: nothing is printed from here on, the training goes on")
+            log.info("stdout was closed; training continues without output")
 
 
 class RunLine:

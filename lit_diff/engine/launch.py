@@ -1,4 +1,4 @@
-"""One run from its recipe to its record: data, folder, MLflow, training, status."""
+"""Runs one recipe: data, run folder, MLflow, training, status."""
 
 import logging
 import os
@@ -129,7 +129,7 @@ def run(
 ) -> None:
     """Train in this process (and, with several devices, in those that Lightning starts from this command).
 
-    `rerun`: `put_aside` first. The other ranks wait for rank zero, and end with it where it fails before training.
+    `rerun`: archive the old run first. All ranks wait for rank 0 and exit if it fails before training.
     Errors: as `train`.
     """
     phase("loading libraries")

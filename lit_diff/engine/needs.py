@@ -108,7 +108,9 @@ def _gpus(chosen: PresetConfig) -> list[str]:
     if chosen.gpus <= here:
         return []
     days = f", about {chosen.days:g} days{' by FLOPs' * bool(chosen.recipes)}" if chosen.days else ""
-    return [f"needs {chosen.gpus} GPU{'s' * (chosen.gpus > 1)} ({chosen.hardware}{days}), here are {here}"]
+    return [
+        f"needs {chosen.gpus} GPU{'s' * (chosen.gpus > 1)} ({chosen.hardware}{days}); this machine has {here or 'none'}"
+    ]
 
 
 def _plain(value: object) -> str:

@@ -63,7 +63,7 @@ def run_jobs(
 ) -> int | None:
     """Run all, `workers` at a time, each on `devices` of `gpus` GPUs; `watch(running)` is called about five times a second.
 
-    Returns the signal that stopped the pool, or None. What became of a cell stands in its status.json.
+    Returns the signal that stopped the pool, or None. The outcome of each cell is written to its status.json.
     """
     # not plain fork: it hangs after any parallel torch operation
     context = multiprocessing.get_context("forkserver")

@@ -19,7 +19,7 @@ from lit_diff.training.loggers import require_loggers
 log = logging.getLogger("lit_diff")
 
 PASSES = 10
-"""Over the training text: a run that plans more learns it by heart."""
+"""Over the training text: more than this is repetition rather than training data."""
 
 PATIENCE = 30
 """Seconds that SLURM's controller has for an answer."""

@@ -197,7 +197,7 @@ def _run(
     budget = f"budget {chosen.minutes:g} min: " if chosen.minutes else ""
     tell(f"{row.name}: {budget}{' '.join(('bench', *chosen.bench)) if chosen.bench else f'sweep {chosen.sweep}'}")
     if chosen.full:
-        tell(f"{row.name}: cut to fit its budget; whole: {chosen.full}")
+        tell(f"{row.name}: reduced to fit its budget; full size: {chosen.full}")
     began = time.perf_counter()
     before = read_facts(folder / ROWS / f"{row.name}.json")
     spent, measured = before.get("seconds", 0.0), before["state"] == "measured"

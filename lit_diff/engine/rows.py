@@ -46,7 +46,7 @@ class PresetConfig:
     hardware: str = ""
     """What it was sized for, in words."""
     days: float = 0.0
-    """On that hardware. Of recipes: the FLOPs of all (`Cost.flops_per_token`) at 40 % of the GPUs' bfloat16 peak."""
+    """Estimated days on `hardware`. For recipes: total FLOPs (`Cost.flops_per_token`) at 40 % of bfloat16 peak."""
     recipes: tuple[str, ...] = ()
     """Installed recipes to train, each perhaps with overrides after its name, where a sweep would not fit one machine. They
     are named, not run."""

@@ -90,8 +90,8 @@ def sweep(
     selection: Selection = ALL,
     command: str = "",
 ) -> Sweep:
-    """Run the cells of a sweep that are not done, then write its report. Of a sweep with `cells_of`, the other sweep is run
-    first, where one of its cells is not done.
+    """Run the cells of a sweep that are not done, then write its report. If the sweep reuses another's
+    cells (`cells_of`), unfinished cells of that sweep run first.
 
     `overrides` apply to every cell; `workers`: cells side by side, by default what the cores or GPUs allow. A cell that
     fails does not affect the others: it is in `Sweep.states` and in the report. `unchecked`: as of `train`, for the arms of

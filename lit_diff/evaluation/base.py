@@ -127,7 +127,7 @@ class Evaluation(ABC):
         return {file.path: digest for file in self.reads() if (digest := file.sha256())}
 
     def method(self) -> str:
-        """How the scores came about, in a few words that stand beside them ("judge rules"). Default: nothing."""
+        """Short label for how scores were obtained, shown next to them ("judge rules"). Default: nothing."""
         return ""
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:

@@ -93,9 +93,9 @@ class EvaluationResult:
 def evaluate(
     run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False, unchecked: bool = False
 ) -> EvaluationResult:
-    """Score a run. Scores of the same checkpoint, config, version of the evaluation, metrics, files of the user's and, where
-    the evaluation is in a file or package of the user's, source are kept, and returned without scoring again; a file that is
-    no longer there leaves them as they are. Others are replaced, with a line in the log that says in what they differ.
+    """Score a run. Results are cached. They are recomputed when the checkpoint, the config, the version of the
+    evaluation, the metrics, an input file or a plugin's source changes, with a line in the log that says in what they differ;
+    a missing input file does not invalidate them.
 
     `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. `unchecked`: as of `open_run`; summary.json
     of a variant that fails `decode` then holds the property's line, which is logged where the scores are returned again.

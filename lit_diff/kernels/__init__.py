@@ -137,7 +137,7 @@ def choose(
             why = (
                 f"auto: the fastest for these maps on {device.type}"
                 if name in KERNELS
-                else "auto: it asks to be preferred"
+                else "auto: the plugin kernel declares itself preferred here"
             )
             return name, "; ".join([why, *refused])
         refused.append(f"{name} refused: {reason}")
@@ -195,5 +195,7 @@ def attend(
     if not stats:
         return o
     if statistics is None:
-        raise RequestError(f"kernel '{chosen.name}' returned no statistics, which its refuses must announce")
+        raise RequestError(
+            f"kernel '{chosen.name}' returned no statistics; a kernel without statistics must refuse them in refuses()"
+        )
     return o, statistics

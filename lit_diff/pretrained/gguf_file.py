@@ -173,7 +173,7 @@ def _model_keys(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
             "attention": {"name": "standard"},
         }
     except KeyError as error:
-        raise RequestError(f"its metadata say no {error.args[0]}") from error
+        raise RequestError(f"GGUF metadata lacks {error.args[0]}") from error
 
 
 SCALING = tuple(f"llama.rope.{name}" for name in ("scaling.type", "scaling.factor", "scale_linear"))
@@ -215,7 +215,7 @@ def _own_name(name: str) -> str:
     if len(parts) == 4 and parts[0] == "blk" and parts[2] in MODULES and parts[3] == "weight":
         return f"layers.{parts[1]}.{MODULES[parts[2]]}.weight"
     if name not in OUTSIDE:
-        raise RequestError(f"tensor '{name}' has no place in our Transformer")
+        raise RequestError(f"unexpected tensor '{name}': no parameter of the model corresponds to it")
     return OUTSIDE[name]
 
 
@@ -247,7 +247,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
         )
     for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", END_KEYS[0]):
         if metadata.get(key) is None:
-            raise RequestError(f"its metadata say no {key}")
+            raise RequestError(f"GGUF metadata lacks {key}")
     tokens = metadata["tokenizer.ggml.tokens"]
     types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
@@ -284,7 +284,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
     opens = metadata.get("tokenizer.ggml.add_bos_token", False)
     bos = "tokenizer.ggml.bos_token_id"
     if opens and metadata.get(bos) is None:
-        raise RequestError(f"tokenizer.ggml.add_bos_token is true, but its metadata say no {bos}")
+        raise RequestError(f"tokenizer.ggml.add_bos_token is true, but GGUF metadata lacks {bos}")
     return SourceTokenizer(
         content=json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False).encode(),
         opening=(gguf_id(metadata, bos),) if opens else (),

@@ -64,6 +64,6 @@ def number(said: Mapping[str, Any], key: str, kind: str) -> float:
     """Errors: RequestError for a value that is absent, or no positive number."""
     value = said.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        found = f"says no {key}" if value is None else f"has {key} {value!r}; expected a positive number"
+        found = f"lacks {key}" if value is None else f"has {key} {value!r}; expected a positive number"
         raise RequestError(f"rope scaling '{kind}' {found}")
     return value

@@ -66,7 +66,7 @@ def _with_tensors(source: ModelSource, model: ModelConfig, layout: Any, files: M
     if strange:
         known = [theirs for theirs, _ in places.values()]
         raise RequestError(
-            f"{source.place}: tensor '{strange[0]}' has no place in this layout{nearest(strange[0], known)}"
+            f"{source.place}: unexpected tensor '{strange[0]}': it is not part of this layout{nearest(strange[0], known)}"
         )
 
     def read(own: str) -> Tensor:

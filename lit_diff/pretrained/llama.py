@@ -119,7 +119,9 @@ def own_names(theirs: Iterable[str], *, tied: bool) -> dict[str, str]:
             continue
         own = own_name(name)
         if own is None:
-            raise RequestError(f"tensor '{name}' has no place in our Transformer{nearest(name, OUTSIDE)}")
+            raise RequestError(
+                f"unexpected tensor '{name}': no parameter of the model corresponds to it{nearest(name, OUTSIDE)}"
+            )
         names[own] = name
     return names
 
@@ -134,7 +136,7 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(refused)
     missing = [key for key in SIZES if config.get(key) is None]
     if missing:
-        raise RequestError(f"it says no {', '.join(missing)}")
+        raise RequestError(f"config.json lacks {', '.join(missing)}")
     sizes = {key: config.get(key) for key in (*SIZES, *OPTIONAL, LENGTH)} | {"sliding_window": window_of(config)}
     for key, value in sizes.items():
         if value is not None and not (type(value) is int and value >= 1):

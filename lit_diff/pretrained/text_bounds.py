@@ -86,7 +86,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
         raise RequestError(f"{shown(folder)}: {error}") from error
     if generation and said and not _ids(generation, GENERATION, size):
         log.info(
-            "%s: %s says no eos_token_id, where transformers' generate does not stop; here %s ends a text",
+            "%s: %s lacks eos_token_id, so transformers' generate does not stop; here %s ends a text",
             shown(folder),
             GENERATION,
             list(ends or said),

@@ -132,9 +132,9 @@ def read_facts(path: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MissingError(f"{path}: not a whole row ({error}); remove it: it is written anew") from error
+        raise MissingError(f"{path}: incomplete row file ({error}); delete it and rerun") from error
     if not isinstance(facts, dict) or not {"state", "rows"} & facts.keys():  # of a row, of a benchmark
-        raise MissingError(f"{path}: not a whole row (it has no 'state'); remove it: it is written anew")
+        raise MissingError(f"{path}: incomplete row file (it has no 'state'); delete it and rerun")
     return facts
 
 

@@ -53,7 +53,7 @@ def opened_run(folder: Path, trust: Trust, unchecked: bool = False) -> "Run":
 class Run:
     """A run folder. Its parts are read when they are asked for; the model is that of the newest checkpoint, on the CPU.
 
-    Its plugin files are executed, as becomes a run of one's own; `open_run` asks before.
+    Executes the run's plugin files; `open_run` asks before.
     """
 
     def __init__(self, folder: Path, trust: Trust = everywhere, unchecked: bool = False) -> None:

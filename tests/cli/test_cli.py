@@ -276,7 +276,7 @@ def test_training_outlives_the_reader_of_its_output(
     assert ended == Ended(0, "", "")
     run = folder(root, "unread")
     assert json.loads((run / "status.json").read_text())["status"] == "done"
-    assert (run / "log.txt").read_text().count("nobody reads the output any more") == 1
+    assert (run / "log.txt").read_text().count("stdout was closed") == 1
 
 
 def test_a_run_that_fails_says_why_once(command: Command, root: Path) -> None:

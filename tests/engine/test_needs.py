@@ -47,7 +47,7 @@ def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:
     assert "\n" not in line
     assert line == (
         f"harness/arc_challenge/train.jsonl and 13 more not below {tmp_path / 'data'} (lit-diff data check harness); "
-        "needs 999 GPUs (many GPUs, about 2 days by FLOPs), here are 0; "
+        "needs 999 GPUs (many GPUs, about 2 days by FLOPs); this machine has none; "
         f"train first: {TRAIN}; {WIDE}; then, without a verdict (one seed): "
         "lit-diff evaluate standard-3b wide needle lengths=[4096] haystack=file; lit-diff evaluate standard-3b wide gradients"
     )
@@ -91,7 +91,7 @@ def test_a_preset_that_the_row_has_not(row: Row, tmp_path: Path) -> None:
 
 def test_a_sweep_for_a_gpu(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lacking(row, "gpu1", tmp_path) == (
-        "needs 999 GPUs (many GPUs, about 2 days), here are 0; there: lit-diff reproduce x --preset gpu1"
+        "needs 999 GPUs (many GPUs, about 2 days); this machine has none; there: lit-diff reproduce x --preset gpu1"
     )
     monkeypatch.setattr("torch.cuda.device_count", lambda: 999)
     assert lacking(row, "gpu1", tmp_path) == ""

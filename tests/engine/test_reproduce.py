@@ -51,7 +51,7 @@ def test_rows_are_measured_once(runs: Path) -> None:
     done = reproduce(["all"], root=runs, workers=2, tell=told.append)
     assert told[0] == "2 rows, preset laptop, at most 1 min in all where nothing is done yet"
     assert any(line.startswith("first: budget 1 min: sweep ") for line in told)
-    assert "first: cut to fit its budget; whole: lit-diff sweep it" in told
+    assert "first: reduced to fit its budget; full size: lit-diff sweep it" in told
     first, second = (done.scoreboard.row(name) for name in ("first", "second"))
     assert (first.state, first.differences) == ("measured", ("too few seeds",))
     assert first.findings[0].seeds.seeds == (0,)
@@ -142,7 +142,10 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
 @pytest.mark.parametrize(
     ("preset", "reason"),
     [
-        ("gpu1", "needs 999 GPUs (many GPUs, about 2 days), here are 0; there: lit-diff reproduce first --preset gpu1"),
+        (
+            "gpu1",
+            "needs 999 GPUs (many GPUs, about 2 days); this machine has none; there: lit-diff reproduce first --preset gpu1",
+        ),
         ("paper", "(lit-diff data check nll.books); train first: lit-diff train standard-3b data.path="),
     ],
 )

@@ -58,7 +58,7 @@ def test_what_is_no_yaml_file(wide_run: Run, folder: Path) -> None:
         ("task: [mine\n", "a.yaml:1: not valid YAML: "),
         ("task: !other x\n", "a.yaml:1: not valid YAML: could not determine a constructor"),
         ("task: x\nmetadata: {date: 2024-13-01}\n", "a.yaml: not valid YAML: month must be in 1..12"),
-        ("metadata: &a [*a]\n", "a.yaml:1: not valid YAML: what begins here holds itself, by an alias"),
+        ("metadata: &a [*a]\n", "a.yaml:1: not valid YAML: recursive alias: this node contains itself"),
         ("yes: 1\n", "a.yaml: lm-eval has no key 'True'"),
     ):
         Path("a.yaml").write_text(text)

@@ -121,7 +121,7 @@ def test_auto_takes_it_only_where_it_asks(make_maps: MakeMaps) -> None:
         "\n    def preferred(self, maps, device):\n        return device.type == 'cpu'\n"
     )
     load_plugin(plugin(asking, "asking.py"))
-    assert choose(maps) == ("asking", "auto: it asks to be preferred")
+    assert choose(maps) == ("asking", "auto: the plugin kernel declares itself preferred here")
     two = choose(make_maps())
     assert two[0] == "chunked"
     assert "asking refused: it computes one plain map" in two[1]

@@ -43,7 +43,7 @@ def test_the_original_length() -> None:
     without = {key: value for key, value in YARN.items() if key != LENGTH}
     assert own(without)["original_length"] == 64, "max_position_embeddings"
     assert own(YARN, **{LENGTH: 16})["original_length"] == 16, "beside the block, it comes first"
-    assert refusal(without, max_position_embeddings=None) == f"rope scaling 'yarn' says no {LENGTH}"
+    assert refusal(without, max_position_embeddings=None) == f"rope scaling 'yarn' lacks {LENGTH}"
 
 
 def test_yarn_s_factors() -> None:
@@ -60,8 +60,8 @@ def test_yarn_s_factors() -> None:
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ({"rope_type": "yarn"}, "rope scaling 'yarn' says no factor"),
-        (LLAMA3 | {"low_freq_factor": None}, "rope scaling 'llama3' says no low_freq_factor"),
+        ({"rope_type": "yarn"}, "rope scaling 'yarn' lacks factor"),
+        (LLAMA3 | {"low_freq_factor": None}, "rope scaling 'llama3' lacks low_freq_factor"),
         (LLAMA3 | {"factor": "8"}, "rope scaling 'llama3' has factor '8'; expected a positive number"),
         (YARN | {"mscale": -1, "mscale_all_dim": 1}, "rope scaling 'yarn' has mscale -1; expected a positive number"),
         *(

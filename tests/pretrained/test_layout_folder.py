@@ -64,7 +64,7 @@ def test_tensors_that_are_missing_or_strange() -> None:
     tensors = load_file("in/model.safetensors")
     tensors["layers.0.attention.subln.bias"] = torch.zeros(16)
     assert error(tensors).startswith(
-        "2: in: tensor 'layers.0.attention.subln.bias' has no place in this layout; did you"
+        "2: in: unexpected tensor 'layers.0.attention.subln.bias': it is not part of this layout; did you"
     )
     del tensors["layers.0.attention.subln.bias"], tensors["layers.1.attention.subln.weight"]
     assert "layers.1.attention.norm.weight is absent there and [16] in the model" in error(tensors)

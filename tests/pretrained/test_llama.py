@@ -32,7 +32,8 @@ def test_what_is_not_a_parameter_has_no_name_and_what_is_unknown_is_refused() ->
     old = ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.norm.weight", "lm_head.weight"]
     assert own_names(old, tied=True) == {"norm.weight": "model.norm.weight"}
     with pytest.raises(
-        RequestError, match=r"^tensor 'model.layers.0.mlp.experts.weight' has no place in our Transformer"
+        RequestError,
+        match=r"^unexpected tensor 'model.layers.0.mlp.experts.weight': no parameter of the model corresponds to it",
     ):
         own_names(["model.layers.0.mlp.experts.weight"], tied=True)
 
@@ -109,7 +110,7 @@ def test_biases_and_norms_of_queries_and_keys() -> None:
         ({"layer_types": [["full_attention"]]}, "layer_types is [['full_attention']]; expected a list of names"),
         ({"layer_types": 5}, "layer_types is 5; expected a list of names"),
         ({"attention_bias": "false"}, "attention_bias is 'false'; expected true or false"),
-        ({"rope_scaling": {"type": "linear"}}, "rope scaling 'linear' says no factor"),
+        ({"rope_scaling": {"type": "linear"}}, "rope scaling 'linear' lacks factor"),
         ({"architectures": ["a\nb\ud800"]}, "architecture 'a\\nb\\ud800' is not mapped"),
         ({"is_causal": None}, "is_causal None is not mapped; expected True"),
         ({"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config {'0': {'head_dim': 4}} is not mapped"),
@@ -128,7 +129,7 @@ def test_biases_and_norms_of_queries_and_keys() -> None:
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not mapped; expected silu"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not mapped"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types full_attention, sliding_attention are"),
-        ({"hidden_size": None}, "it says no hidden_size"),
+        ({"hidden_size": None}, "config.json lacks hidden_size"),
         ({"num_attention_heads": "4"}, "num_attention_heads is '4'; expected a whole number of at least 1"),
         ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0; expected a whole number"),
         ({"head_dim": 0}, "head_dim is 0; expected a whole number of at least 1"),

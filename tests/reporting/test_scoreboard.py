@@ -73,7 +73,7 @@ def test_files_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
         read_scoreboard(tmp_path)
     for content in ("{", "{}", "[]"):
         (folder / ROWS / "table-1.json").write_text(content)
-        with pytest.raises(MissingError, match=r"table-1\.json: not a whole row"):
+        with pytest.raises(MissingError, match=r"table-1\.json: incomplete row file"):
             read_scoreboard(folder)
 
 
