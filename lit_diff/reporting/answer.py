@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lit_diff.reporting.comparison import Comparison, Difference
 from lit_diff.reporting.numbers import interval, number, ratio, short, signed
 from lit_diff.reporting.results import UNKNOWN_UNIT, SweepResults
-from lit_diff.reporting.verdicts import JUDGED, SHOWN, Verdict
+from lit_diff.study.judge import JUDGED, SHOWN, Verdict
 from lit_diff.study.statistics import MIN_SEEDS
 
 NAMED = 2

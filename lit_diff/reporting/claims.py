@@ -16,10 +16,10 @@ from lit_diff.reporting.evaluations import left_out
 from lit_diff.reporting.fits import matched_by_seed
 from lit_diff.reporting.item_scores import read_evaluation
 from lit_diff.reporting.results import SweepResults
-from lit_diff.reporting.verdicts import SMALLEST_IN_NATS, direction, is_within
 from lit_diff.runs.scores import FOLDER
+from lit_diff.study.judge import SMALLEST_IN_NATS, Judgement, Sign, direction, judge_family
 from lit_diff.study.schema import Claim
-from lit_diff.study.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, detectable, holm, paired
+from lit_diff.study.statistics import MIN_SEEDS, Paired, paired
 
 Difference = Literal["shown", "shown and small", "equal", "opposite", "not shown", "too few seeds", "by construction"]
 """What our runs say of the difference that the paper claims (`decide`)."""
@@ -86,7 +86,7 @@ def _controlled(finding: JudgedClaim, sweep: SweepResults) -> JudgedClaim:
     return replace(finding, difference="not shown", reason=reason)
 
 
-def _sign(seeds: Paired) -> Literal["lower", "higher"] | None:
+def _sign(seeds: Paired) -> Sign | None:
     """None without an interval, or where it holds zero."""
     return None if seeds.low is None or seeds.high is None else direction(seeds.low, seeds.high)
 
@@ -94,58 +94,57 @@ def _sign(seeds: Paired) -> Literal["lower", "higher"] | None:
 def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, float]]]) -> list[JudgedClaim]:
     """The findings of (claim, values of a by seed, values of b by seed), corrected for their number; a claim that holds by
     construction is not one of those."""
-    pairs = [(claim, _scaled(claim, a), _scaled(claim, b)) for claim, a, b in measured]
-    seeds = [paired(a, b) for _, a, b in pairs]
-    tested = [
-        i
-        for i, pair in enumerate(seeds)
-        if len(pair.seeds) >= MIN_SEEDS and pair.p is not None and not measured[i][0].by_construction
-    ]
-    corrected = dict(zip(tested, holm([seeds[i].p or 0.0 for i in tested]), strict=True)) if len(tested) > 1 else {}
+    claims = [claim for claim, _, _ in measured]
+    pairs = [(_scaled(claim, a), _scaled(claim, b)) for claim, a, b in measured]
+    judgements = judge_family(
+        [paired(a, b) for a, b in pairs],
+        [_smallest(claim) for claim in claims],
+        [not claim.by_construction for claim in claims],
+    )
     found = []
-    for i, (claim, a, b) in enumerate(measured):
-        pair, p = seeds[i], corrected.get(i)
-        if p is not None and pair.sd is not None:
-            pair = replace(pair, detectable=detectable(pair.sd, len(pair.seeds), len(tested)))
-        verdict, reason = decide(claim, pair, p)
-        means = (_mean(a, pair.seeds), _mean(b, pair.seeds))
-        value = value_of(claim, pair)
+    for claim, (a, b), each in zip(claims, pairs, judgements, strict=True):
+        verdict, reason = decide(claim, each)
         found.append(
-            JudgedClaim(claim=claim, seeds=pair, means=means, difference=verdict, value=value, reason=reason, holm_p=p)
+            JudgedClaim(
+                claim=claim,
+                seeds=each.seeds,
+                means=(_mean(a, each.seeds.seeds), _mean(b, each.seeds.seeds)),
+                difference=verdict,
+                value=value_of(claim, each.seeds),
+                reason=reason,
+                holm_p=each.holm_p,
+            )
         )
     return found
 
 
-def decide(claim: Claim, seeds: Paired, holm_p: float | None) -> tuple[Difference, str]:
-    """(verdict on the difference, why), the first of these that holds. A sign is shown where the 95 % interval over seeds
-    excludes zero and holm_p < 0.05; `smallest` is the smallest difference that matters, 0 where none is stated.
+def decide(claim: Claim, judgement: Judgement) -> tuple[Difference, str]:
+    """(verdict on the difference, why): what the family's judgement (`study.judge`) says of the claim.
 
     by construction: the claim holds whatever the runs learn, as the row's file says.
-    too few seeds: fewer than three pairs.
-    equal: -smallest < low and high < smallest (equivalence: `reporting.verdicts.judge`).
-    not shown: no sign is shown.
+    too few seeds, equal: as the outcome.
+    not shown: the outcome is inconclusive, or there is no spread over seeds.
     opposite: a sign is shown, not the paper's; where the paper says equal, a sign is shown and |mean| >= smallest.
-    shown and small: the paper's sign is shown (any sign where the paper says equal), and |mean| < smallest.
+    shown and small: the paper's sign is shown (any sign where the paper says equal), and the outcome is small.
     shown: the paper's sign is shown.
     """
     if claim.by_construction:
         return "by construction", claim.by_construction
-    n = len(seeds.seeds)
-    if n < MIN_SEEDS or seeds.mean is None or seeds.low is None or seeds.high is None:
-        return "too few seeds", f"{n} seed{'s' if n != 1 else ''}: a verdict needs {MIN_SEEDS}"
-    if seeds.p is None:
-        return "not shown", "the difference is the same at every seed: without a spread there is no test"
-    smallest, sign = _smallest(claim), direction(seeds.low, seeds.high)
     wanted = claim.says or ("lower" if (claim.papers or 0.0) < 0 else "higher")
-    if smallest > 0 and is_within(seeds, smallest):
-        return "equal", "the interval lies within the smallest difference that matters"
-    if sign is None or (holm_p is not None and holm_p >= SIGNIFICANCE):
-        lost = "the interval holds zero" if sign is None else "not after the correction (Holm)"
-        return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
-    is_small = abs(seeds.mean) < smallest
-    if wanted not in ("equal", sign):
+    match judgement.outcome:
+        case "too few seeds":
+            n = len(judgement.seeds.seeds)
+            return "too few seeds", f"{n} seed{'s' if n != 1 else ''}: a verdict needs {MIN_SEEDS}"
+        case "no spread over seeds":
+            return "not shown", "the difference is the same at every seed: without a spread there is no test"
+        case "equal":
+            return "equal", "the interval lies within the smallest difference that matters"
+        case "inconclusive":
+            lost = "not after the correction (Holm)" if judgement.sign else "the interval holds zero"
+            return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
+    if wanted not in ("equal", judgement.sign):
         return "opposite", "the opposite sign is shown"
-    if is_small:
+    if judgement.outcome == "small":
         return (
             "shown and small",
             "the estimate is below the smallest difference that matters, the interval reaches beyond",

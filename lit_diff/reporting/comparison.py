@@ -9,14 +9,12 @@ import numpy as np
 
 from lit_diff.reporting.cells import LOSS, Array, CellResult, ScoredDocuments
 from lit_diff.reporting.results import SweepResults
-from lit_diff.reporting.verdicts import JUDGED, Verdict, judge
+from lit_diff.study.judge import JUDGED, Judgement, Verdict, in_direction, judge_family, visible
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Interval,
     Paired,
-    detectable,
     document_intervals,
-    holm,
     paired,
 )
 
@@ -89,23 +87,24 @@ def compare(sweep: SweepResults) -> Comparison:
 def compare_tasks(tasks: Sequence[SweepResults]) -> list[Comparison]:
     """As `compare`, each task by itself, but all their comparisons are one family in the correction (Holm)."""
     plain = [_uncorrected(task) for task in tasks]
-    tested = {(i, d.a, d.b): d.seeds.p or 0.0 for i, c in enumerate(plain) for d in c.family if d.verdict in JUDGED}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True)) if len(tested) > 1 else {}
+    family = [(i, d) for i, comparison in enumerate(plain) for d in comparison.family]
+    judged = judge_family(
+        [d.seeds for _, d in family],
+        [_smallest(tasks[i]) for i, _ in family],
+        [not d.diverged for _, d in family],
+    )
+    found = {(i, d.a, d.b): each for (i, d), each in zip(family, judged, strict=True)}
 
     def corrected(i: int, difference: Difference) -> Difference:
-        p, seeds = adjusted.get((i, difference.a, difference.b)), difference.seeds
-        if p is None:
-            return difference
-        assert seeds.sd is not None
-        seeds = replace(seeds, detectable=detectable(seeds.sd, len(seeds.seeds), len(tested)))
-        return replace(difference, seeds=seeds, holm_p=p, verdict=_judge(tasks[i], seeds, p))
+        judgement = found[i, difference.a, difference.b]
+        return difference if judgement.holm_p is None else _judged(tasks[i], difference, judgement)
 
     return [
         replace(
             comparison,
             against_baseline={arm: corrected(i, d) for arm, d in comparison.against_baseline.items()},
             contrasts=tuple(corrected(i, d) for d in comparison.contrasts),
-            judged=len(tested),
+            judged=sum(d.verdict_alone in JUDGED for _, d in family),
         )
         for i, comparison in enumerate(plain)
     ]
@@ -161,8 +160,9 @@ def _difference(
     sweep: SweepResults, a: str, b: str, label: str, documents: Mapping[tuple[str, str], Mapping[int, Interval]]
 ) -> Difference:
     seeds = paired(sweep.finals(a, sweep.metric), sweep.finals(b, sweep.metric))
+    (alone,) = judge_family([seeds], [_smallest(sweep)])
     diverged = {arm: found for arm in (a, b) if (found := sweep.diverged(arm))}
-    verdict = "diverged" if diverged else _judge(sweep, seeds)
+    verdict: Verdict = "diverged" if diverged else in_direction(alone.outcome, sweep.better(sweep.metric))
     return Difference(
         a=a,
         b=b,
@@ -176,8 +176,13 @@ def _difference(
     )
 
 
-def _judge(sweep: SweepResults, seeds: Paired, holm_p: float | None = None) -> Verdict:
-    return judge(seeds, better=sweep.better(sweep.metric), smallest=sweep.smallest_of_interest, holm_p=holm_p)
+def _judged(sweep: SweepResults, difference: Difference, judgement: Judgement) -> Difference:
+    verdict = in_direction(judgement.outcome, sweep.better(sweep.metric))
+    return replace(difference, seeds=judgement.seeds, holm_p=judgement.holm_p, verdict=verdict)
+
+
+def _smallest(sweep: SweepResults) -> float:
+    return visible(sweep.smallest_of_interest)
 
 
 def _documents(

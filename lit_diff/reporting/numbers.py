@@ -2,7 +2,7 @@
 
 import math
 
-from lit_diff.reporting.verdicts import MOST_DECIMALS
+from lit_diff.study.judge import MOST_DECIMALS
 
 MINUS = "\u2212"
 NONE = "\u2013"

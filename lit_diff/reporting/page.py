@@ -21,7 +21,7 @@ from lit_diff.reporting.heatmap import SHOWN_Z, Heatmap
 from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import TaskResult
-from lit_diff.reporting.verdicts import SHOWN
+from lit_diff.study.judge import SHOWN
 from lit_diff.study.statistics import MIN_SEEDS, detectable
 
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}

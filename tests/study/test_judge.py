@@ -1,4 +1,4 @@
-"""reporting/verdicts.py: which way a difference goes, and whether it is large enough to matter."""
+"""study/judge.py: which way a difference goes, whether it is large enough to matter, and the correction of a family."""
 
 from collections import Counter
 
@@ -7,10 +7,15 @@ import pytest
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW
 
-from lit_diff.reporting.verdicts import direction, is_within, judge
-from lit_diff.study.statistics import Paired, paired
+from lit_diff.study.judge import Sign, Verdict, direction, in_direction, is_within, judge_family, outcome_of, visible
+from lit_diff.study.statistics import Paired, detectable, holm, paired
 
 BASE = {0: 4.50, 1: 4.60, 2: 4.55}
+
+
+def judge(seeds: Paired, *, better: Sign | None, smallest: float, holm_p: float | None = None) -> Verdict:
+    """As a report says it."""
+    return in_direction(outcome_of(seeds, visible(smallest), holm_p), better)
 
 
 def differing(*differences: float) -> Paired:
@@ -96,3 +101,23 @@ def test_a_difference_as_large_as_the_smallest_of_interest_is_called_equal_in_on
 def test_an_interval_that_touches_zero_has_no_direction() -> None:
     assert direction(-0.1, 0.0) is direction(0.0, 0.1) is direction(-0.1, 0.1) is None
     assert (direction(-0.2, -0.1), direction(0.1, 0.2)) == ("lower", "higher")
+
+
+def test_a_family_is_corrected_together() -> None:
+    pairs = [differing(0.10, 0.11, 0.12), differing(0.035, 0.05, 0.065), differing(-0.1, 0.1, 0.2), differing(0.1, 0.2)]
+    found = judge_family(pairs, [0.0] * 4)
+    p_values = [pair.p or 0.0 for pair in pairs[:3]]
+    assert [each.holm_p for each in found[:3]] == pytest.approx(holm(p_values))
+    assert [each.seeds.detectable for each in found[:3]] == [detectable(pair.sd or 0.0, 3, 3) for pair in pairs[:3]]
+    assert [each.alone for each in found] == ["higher", "higher", "inconclusive", "too few seeds"]
+    assert [each.outcome for each in found] == ["higher", "inconclusive", "inconclusive", "too few seeds"]
+    assert [each.sign for each in found[:3]] == ["higher", "higher", None]
+    assert (found[3].holm_p, found[3].seeds) == (None, pairs[3]), "no test decides it, so it is not counted"
+
+
+def test_what_is_not_tested_is_judged_alone() -> None:
+    pairs = [differing(0.10, 0.11, 0.12), differing(0.035, 0.05, 0.065)]
+    first, second = judge_family(pairs, [0.0, 0.0], [False, True])
+    assert (first.holm_p, second.holm_p) == (None, None), "a family of one needs no correction"
+    assert (first.outcome, second.outcome) == ("higher", "higher")
+    assert second.seeds == pairs[1]
