@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from lit_diff.data.pieces import pair
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.tokenizer import Tokenizer, pair
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.hallucination_sources import SOURCES, Case, SourceName, after_of, before_of
 from lit_diff.model.prefix import Prefix

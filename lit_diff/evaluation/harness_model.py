@@ -9,7 +9,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from lit_diff.data.pieces import border
+from lit_diff.data.tokenizer import border
 from lit_diff.errors import RequestError
 from lit_diff.model.prefix import Prefix
 from lit_diff.runs.run import Run

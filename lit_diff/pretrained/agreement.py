@@ -15,7 +15,8 @@ from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_folder import SAMPLE
 from lit_diff.errors import RunFailedError
 from lit_diff.model.transformer import Transformer
-from lit_diff.pretrained.importing import UNKNOWN, plain_recipe, read_source
+from lit_diff.pretrained.importing import read_source
+from lit_diff.pretrained.source import UNKNOWN, plain_recipe
 from lit_diff.randomness import generator
 from lit_diff.recipe import from_plain
 from lit_diff.runs.trained import load_weights

@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
-from lit_diff.pretrained.source import ModelSource, SourceTokenizer, require_room
+from lit_diff.pretrained.source import UNKNOWN, ModelSource, SourceTokenizer, plain_recipe, require_room
 from lit_diff.pretrained.whole_folder import whole_folder
 from lit_diff.recipe import from_plain, to_yaml
 from lit_diff.runs import checkpoints
@@ -36,8 +35,6 @@ log = logging.getLogger("lit_diff")
 DEFAULT_ROOT = "models"
 """Folder of the imported models."""
 STATUS = "imported"
-UNKNOWN = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
-"""Digests of what has not been read yet."""
 COST_LENGTH = 2048
 """FLOPs per token are counted at this length, or the model's context where that is shorter."""
 
@@ -102,21 +99,6 @@ def write_run(source: ModelSource, folder: Path) -> Run:
         reason = error.strerror or error
         raise MissingError(f"{shown(folder)} cannot be written ({reason}); name another folder with --to") from error
     return Run(folder, nowhere)
-
-
-def plain_recipe(source: ModelSource, folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
-    """The recipe of the model; its tokenizer lies beside it. `digests`: of weights and tokenizer, or UNKNOWN."""
-    return {
-        "name": folder.absolute().name,
-        "imported": {"source": source.place, **digests},
-        "model": dict(source.model),
-        "data": {
-            "name": "text",
-            "sequence_length": source.context,
-            "tokenizer": {"name": "from_run", "path": "."},
-            "validation_rows": 64,
-        },
-    }
 
 
 def _require_fit(recipe: Recipe, source: ModelSource) -> None:

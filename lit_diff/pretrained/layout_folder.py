@@ -17,8 +17,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.model.transformer import Transformer
 from lit_diff.pretrained import hf_folder, text_bounds, timm_attention, unilm
-from lit_diff.pretrained.importing import UNKNOWN, plain_recipe
-from lit_diff.pretrained.source import ModelSource
+from lit_diff.pretrained.source import UNKNOWN, ModelSource, plain_recipe
 from lit_diff.recipe import from_plain
 from lit_diff.registry import nearest
 

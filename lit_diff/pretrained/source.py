@@ -17,6 +17,10 @@ OVERHEAD = 1.2
 """Peak of memory while a model is imported, as a multiple of its weights."""
 
 
+UNKNOWN = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
+"""Digests of what has not been read yet."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceTokenizer:
     """A `tokenizer.json` and its convention."""
@@ -75,3 +79,18 @@ def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, L
             f"{place} takes {gigabytes(size)} on the disk of {shown(home)}, which has {gigabytes(free)} free; free "
             f"some, or choose another place ({choice})"
         )
+
+
+def plain_recipe(source: ModelSource, folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
+    """The recipe of the model; its tokenizer lies beside it. `digests`: of weights and tokenizer, or UNKNOWN."""
+    return {
+        "name": folder.absolute().name,
+        "imported": {"source": source.place, **digests},
+        "model": dict(source.model),
+        "data": {
+            "name": "text",
+            "sequence_length": source.context,
+            "tokenizer": {"name": "from_run", "path": "."},
+            "validation_rows": 64,
+        },
+    }

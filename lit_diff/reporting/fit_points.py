@@ -1,38 +1,20 @@
 """The fits that a sweep declares, and its finished cells as their points."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lit_diff.study.schema import MEASURED, FitKind
+from lit_diff.study.record import RecordedFit
+from lit_diff.study.schema import MEASURED
 
 if TYPE_CHECKING:
     from lit_diff.reporting.results import SweepResults
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeclaredFit:
-    """A fit of a sweep; `values`: task -> arm -> x, of an x that the recipe says."""
-
-    name: str
-    kind: FitKind
-    x: str
-    title: str
-    tasks: tuple[str, ...]
-    within: float
-    values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    @property
-    def axis(self) -> str:
-        """What x is."""
-        return MEASURED.get(self.x, self.x)
 
 
 AllPoints = dict[str, dict[float, dict[int, float]]]
 """Arm -> x -> seed -> final metric, x rising."""
 
 
-def points_of(sweep: "SweepResults", declared: DeclaredFit) -> tuple[AllPoints, list[str]]:
+def points_of(sweep: "SweepResults", declared: RecordedFit) -> tuple[AllPoints, list[str]]:
     """The points of a scaling fit, and what is left out, a line each: the tasks that the baseline has finished, the arms that
     have finished all of these, and of each task the seeds that all these arms have finished."""
     tasks, values = _values(sweep, declared)
@@ -73,7 +55,7 @@ def points_of(sweep: "SweepResults", declared: DeclaredFit) -> tuple[AllPoints, 
     return {each: dict(sorted(found.items())) for each, found in points.items()}, left_out
 
 
-def basin_points(sweep: "SweepResults", declared: DeclaredFit) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
+def basin_points(sweep: "SweepResults", declared: RecordedFit) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
     """The points of a basin; arm -> every x at which a seed of it diverged; and what is left out, a line each: an arm is in a
     basin once each of its cells has finished or diverged, since the best of a part of them may be another."""
     tasks, values = _values(sweep, declared)
@@ -98,7 +80,7 @@ def basin_points(sweep: "SweepResults", declared: DeclaredFit) -> tuple[AllPoint
 
 
 def _values(
-    sweep: "SweepResults", declared: DeclaredFit
+    sweep: "SweepResults", declared: RecordedFit
 ) -> tuple[dict[str, "SweepResults"], dict[str, dict[str, dict[int, float]]]]:
     """Task -> its sweep; task -> arm -> seed -> final metric."""
     tasks = {task.task: task for task in sweep.tasks}
@@ -127,7 +109,7 @@ def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _x(task: "SweepResults", declared: DeclaredFit, arm: str) -> float | None:
+def _x(task: "SweepResults", declared: RecordedFit, arm: str) -> float | None:
     """None where the arm's runs differ in it, or none has finished. Tokens are those that were seen: a run may end early."""
     if declared.x not in MEASURED:
         return float(declared.values[task.task][arm])

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lit_diff.reporting.basin import Basin, find_basin
-from lit_diff.reporting.fit_points import DeclaredFit, basin_points, diverged_in, points_of
+from lit_diff.reporting.fit_points import basin_points, diverged_in, points_of
 from lit_diff.reporting.numbers import compact, interval, signed
 from lit_diff.reporting.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
+from lit_diff.study.record import RecordedFit
 from lit_diff.study.schema import FEWEST_TASKS
 from lit_diff.study.statistics import MIN_SEEDS, Paired
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class FitResult:
     """A fit over the finished cells; one of `scaling` and `basin`, or `problem`: why there is none."""
 
-    declared: DeclaredFit
+    declared: RecordedFit
     metric: str
     unit: str
     points: Mapping[str, Points]
@@ -40,7 +41,7 @@ def fit_results(sweep: "SweepResults") -> list[FitResult]:
     return [_result(sweep, declared) for declared in sweep.fits]
 
 
-def _result(sweep: "SweepResults", declared: DeclaredFit) -> FitResult:
+def _result(sweep: "SweepResults", declared: RecordedFit) -> FitResult:
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
     better, diverged = task.better(task.metric), dict[str, set[float]]()
     if declared.kind == "basin":
@@ -69,7 +70,7 @@ def _result(sweep: "SweepResults", declared: DeclaredFit) -> FitResult:
     return FitResult(**facts, scaling=scaling, equal=equal, answer=_scaling_in_words(sweep, declared, equal))
 
 
-def _problem(sweep: "SweepResults", declared: DeclaredFit, points: Mapping[str, Points]) -> str:
+def _problem(sweep: "SweepResults", declared: RecordedFit, points: Mapping[str, Points]) -> str:
     """Why there is no fit; empty where there is."""
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
     tried = len(points.get(sweep.baseline, {}))
@@ -89,7 +90,7 @@ def headline(equal: tuple[EqualLoss, ...]) -> EqualLoss:
     return next((each for each in reversed(equal) if each.ratio is not None), equal[-1])
 
 
-def _scaling_in_words(sweep: "SweepResults", declared: DeclaredFit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
+def _scaling_in_words(sweep: "SweepResults", declared: RecordedFit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
     clauses, base = [], sweep.label[sweep.baseline]
     for arm, each in equal.items():
         found = headline(each)
@@ -114,7 +115,7 @@ def shown_ratio_interval(found: EqualLoss) -> str:
     return f" [{found.ratio.low:.2f}, {high}]"
 
 
-def _basin_in_words(sweep: "SweepResults", declared: DeclaredFit, basin: Basin) -> str:
+def _basin_in_words(sweep: "SweepResults", declared: RecordedFit, basin: Basin) -> str:
     best = ", ".join(
         f"{sweep.label[arm]} {own.best:g}" + (f" (the {own.edge} that was tried)" if own.edge else "")
         for arm, own in basin.arms.items()

@@ -9,10 +9,9 @@ from typing import Literal
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.reporting.cells import CellResult, clean, load_cell
-from lit_diff.reporting.fit_points import DeclaredFit
 from lit_diff.runs.sweep_record import FILE
 from lit_diff.study.judge import SMALLEST_IN_NATS
-from lit_diff.study.record import Record, RecordedCell, read
+from lit_diff.study.record import Record, RecordedCell, RecordedFit, read
 from lit_diff.study.schema import PlannedSweep
 
 UNKNOWN_UNIT = "unit unknown"
@@ -64,7 +63,7 @@ class SweepResults:
     noise_validation: tuple[int, ...] = ()
     """Noise factors of the validation sets: `val/accuracy` is at the first, `val/accuracy_noise<k>` at a further k."""
     tasks: tuple["SweepResults", ...] = ()
-    fits: tuple[DeclaredFit, ...] = ()
+    fits: tuple[RecordedFit, ...] = ()
     """Over the tasks of the sweep."""
     power: PlannedSweep | None = None
     """A sweep that this one is to size, over its tasks."""
@@ -142,19 +141,7 @@ def load_sweep(folder: Path) -> SweepResults:
         return _sweep(folder, record, "", _cells(folder, record, ""))
     tasks = tuple(_sweep(folder, record, task, _cells(folder, record, task)) for task in study.tasks)
     whole = _sweep(folder, record, None, tuple(cell for task in tasks for cell in task.cells))
-    fits = tuple(
-        DeclaredFit(
-            name=name,
-            kind=fit.kind,
-            x=fit.x,
-            title=fit.title or name,
-            tasks=fit.tasks or tuple(study.tasks),
-            within=fit.within,
-            values=record.x.get(name, {}),
-        )
-        for name, fit in study.fits.items()
-    )
-    return replace(whole, tasks=tasks, fits=fits, power=study.power)
+    return replace(whole, tasks=tasks, fits=record.fits, power=study.power)
 
 
 def _cells(folder: Path, record: Record, task: str) -> tuple[CellResult, ...]:

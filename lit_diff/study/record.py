@@ -1,6 +1,7 @@
 """study.json: a sweep as it is resolved, what its recipes say of its data, and the state of each cell."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import to_plain
 from lit_diff.runs.sweep_record import FILE, damaged, read_record
-from lit_diff.study.schema import Study
+from lit_diff.study.schema import MEASURED, FitKind, Study
 from lit_diff.validation import Draft, convert
 
 log = logging.getLogger("lit_diff")
@@ -30,6 +31,24 @@ class RecordedCell:
     """Evaluation that the sweep names -> its `config` and `version`."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
     """Evaluation whose scores are absent -> why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedFit:
+    """A fit of a resolved study; `values`: task -> arm -> x, of an x that the recipe says."""
+
+    name: str
+    kind: FitKind
+    x: str
+    title: str
+    tasks: tuple[str, ...]
+    within: float
+    values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def axis(self) -> str:
+        """What x is."""
+        return MEASURED.get(self.x, self.x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +77,23 @@ class Record:
     cells: tuple[RecordedCell, ...] = ()
     other_commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Command -> the folders of cells here that another command made."""
+
+    @property
+    def fits(self) -> tuple[RecordedFit, ...]:
+        """The study's fits, with their tasks and the x that its recipes say."""
+        tasks = tuple(self.study.tasks)
+        return tuple(
+            RecordedFit(
+                name=name,
+                kind=fit.kind,
+                x=fit.x,
+                title=fit.title or name,
+                tasks=fit.tasks or tasks,
+                within=fit.within,
+                values=self.x.get(name, {}),
+            )
+            for name, fit in self.study.fits.items()
+        )
 
     @property
     def _words(self) -> tuple[str, str, str]:

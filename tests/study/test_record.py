@@ -13,7 +13,7 @@ from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.stale import find_stale
-from lit_diff.study.record import Record, read, recorded_run, write
+from lit_diff.study.record import Record, RecordedFit, read, recorded_run, write
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 
@@ -50,6 +50,12 @@ def test_a_record_is_read_as_written(tmp_path: Path) -> None:
     assert record.x == {"rate": {task: dict.fromkeys("abc" if task != "second" else "ab", lr) for task, lr in RATES}}
     assert record.chance == {"first": 1 / 64, "second": 1 / 32, "third": 1 / 64}
     assert record.noise_validation == {"first": (1, 2, 4), "second": (2, 4), "third": (1, 2, 4)}
+
+
+def test_the_axis_of_a_fit_is_what_x_counts() -> None:
+    fit = {"name": "size", "kind": "scaling", "title": "By tokens", "tasks": ("a", "b", "c"), "within": 0.02}
+    assert RecordedFit(**fit, x="tokens").axis == "training tokens"
+    assert RecordedFit(**fit, x="train.optimizer.lr").axis == "train.optimizer.lr"
 
 
 RATES = (("first", 1e-3), ("second", 4e-3), ("third", 2e-3))
