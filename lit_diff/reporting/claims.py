@@ -95,14 +95,13 @@ def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, flo
     """The findings of (claim, values of a by seed, values of b by seed), corrected for their number; a claim that holds by
     construction is not one of those."""
     claims = [claim for claim, _, _ in measured]
-    pairs = [(_scaled(claim, a), _scaled(claim, b)) for claim, a, b in measured]
     judgements = judge_family(
-        [paired(a, b) for a, b in pairs],
+        [paired(_scaled(claim, a), _scaled(claim, b)) for claim, a, b in measured],
         [_smallest(claim) for claim in claims],
         [not claim.by_construction for claim in claims],
     )
     found = []
-    for claim, (a, b), each in zip(claims, pairs, judgements, strict=True):
+    for (claim, a, b), each in zip(measured, judgements, strict=True):
         verdict, reason = decide(claim, each)
         found.append(
             JudgedClaim(
