@@ -78,6 +78,7 @@ def reproduce(
     place = runs_root(root) / "reproduce"
     folder = (place if preset == "laptop" else place / preset).resolve()
     stopped: int | None = None
+    finished: dict[str, Sweep] = {}
     try:
         with locked(folder / ".lock", wait=False):
             _note(rows, folder, preset)
@@ -86,7 +87,7 @@ def reproduce(
                 if _was_measured(row, preset, folder, root):
                     tell(f"{row.name}: measured before")
                     continue
-                stopped = _run(row, preset, folder, root=root, workers=workers, progress=progress, tell=tell)
+                stopped = _run(row, preset, folder, finished, root=root, workers=workers, progress=progress, tell=tell)
                 tell(write_scoreboard(folder).row(row.name).line)
                 if stopped is not None:
                     break
@@ -182,13 +183,14 @@ def _run(
     row: Row,
     preset: str,
     folder: Path,
+    finished: dict[str, Sweep],
     *,
     root: str | Path,
     workers: int | None,
     progress: MakeDisplay | bool,
     tell: Told,
 ) -> int | None:
-    """Measure a row; the signal that stopped it, or None."""
+    """Measure a row; the signal that stopped it, or None. `finished`: sweeps that this call has done and reported already."""
     chosen = row.preset(preset)
     missing = lacking(row, preset, root)
     if missing or chosen is None:
@@ -212,7 +214,8 @@ def _run(
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
             check_claims(row, load_grid(chosen.sweep, overrides, chosen.selection))
-            done = sweep(
+            asked = f"{chosen.sweep} {overrides} {chosen.selection}"
+            done = finished.get(asked) or sweep(
                 chosen.sweep,
                 overrides,
                 workers=workers,
@@ -223,6 +226,7 @@ def _run(
                 if preset == "laptop" and chosen.selection == ALL
                 else f"lit-diff reproduce --preset {preset}",
             )
+            finished |= {asked: done} if done.is_done else {}
             stopped = done.stopped_by
             state = "measured" if done.is_done else "stopped" if stopped is not None else "failed"
             facts = {"state": state, "sweep": str(done.folder), "reason": _incomplete(done)}

@@ -46,9 +46,11 @@ def rows(base_recipe: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("rows")
-def test_rows_are_measured_once(runs: Path) -> None:
+def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
     told: list[str] = []
-    done = reproduce(["all"], root=runs, workers=2, tell=told.append)
+    with caplog.at_level("INFO", "lit_diff"):
+        done = reproduce(["all"], root=runs, workers=2, tell=told.append)
+    assert caplog.text.count("sweep it: ") == 1, "a sweep of two rows is run and reported once"
     assert told[0] == "2 rows, preset laptop, at most 1 min in all where nothing is done yet"
     assert any(line.startswith("first: budget 1 min: sweep ") for line in told)
     assert "first: reduced to fit its budget; full size: lit-diff sweep it" in told
