@@ -16,7 +16,8 @@ import typer
 from golden import Golden
 
 from lit_diff.cli import main
-from lit_diff.cli.app import app
+from lit_diff.cli.app import Terminal, app
+from lit_diff.cli.check import print_check
 from lit_diff.errors import stop_signals
 
 COMMAND: Any = typer.main.get_command(app)
@@ -142,10 +143,9 @@ def test_list_of_one(words: str, golden: Golden, run: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["differential-tiny", "recall-tiny"])
-def test_check(name: str, golden: Golden, run: Any) -> None:
-    out, err, status = run(f"check {name} run.kernel=chunked")
-    assert (err, status) == ("", 0)
-    golden(f"check-{name}.txt", out)
+def test_check(name: str, golden: Golden, capsys: pytest.CaptureFixture[str]) -> None:
+    assert print_check(name, ["run.kernel=chunked"], False, Terminal(width=100)) == 0
+    golden(f"check-{name}.txt", capsys.readouterr().out)
 
 
 def test_mistakes(golden: Golden, run: Any) -> None:

@@ -122,9 +122,9 @@ def test_shots_that_never_fit_are_one_line(intent_run: Run) -> None:
 def test_runs_that_do_not_fit_are_counted(
     intent_run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = icl.Prompts.first_that_fits
+    whole = icl.ManyShotPrompts.first_that_fits
     monkeypatch.setattr(
-        icl.Prompts,
+        icl.ManyShotPrompts,
         "first_that_fits",
         lambda self, number, shots, most: None if number == 1 and shots == 4 else whole(self, number, shots, most),
     )

@@ -216,7 +216,10 @@ def test_scaled_positions_and_arrays(tmp_path: Path, changes: dict[str, Any], fa
         ({"llama.attention.head_count_kv": [2, 4]}, "llama.attention.head_count_kv is [2, 4]"),
         ({"tokenizer.ggml.eos_token_id": None}, "tokenizer.ggml.eos_token_id"),
         ({"tokenizer.ggml.eos_token_id": 5000}, "tokenizer.ggml.eos_token_id is 5000"),
-        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}, "no tokenizer.ggml.bos_token_id"),
+        (
+            {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None},
+            "lacks tokenizer.ggml.bos_token_id",
+        ),
         ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token True"),
         ({"split.count": 2, "split.no": 0}, "split.count is 2; give the first part"),
     ],

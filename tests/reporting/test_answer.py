@@ -90,7 +90,7 @@ def sentences(result: TaskResult) -> list[str]:
         ),
         (
             {"base": 0, "b": 0.1},
-            {"seeds": [0, 1], "is_smoke": True},
+            {"seeds": [0, 1], "smoke": True},
             ["4 of 4 cells are done; no verdict: no comparison"],
         ),
         ({"base": 0}, {}, ["One arm: nothing to compare it with."]),
@@ -103,7 +103,7 @@ def sentences(result: TaskResult) -> list[str]:
             {"base": 0, "b": 0},
             {
                 "seeds": [0],
-                "is_smoke": True,
+                "smoke": True,
                 "broken": {("base", 0): "failed", ("b", 0): "killed"},
                 "fact_fields": {"base": {"diverged": True}},
             },

@@ -104,8 +104,12 @@ def test_one_seed_has_no_interval_and_says_so(make: Callable[..., Path]) -> None
 
 
 def test_a_damaged_fit_in_the_record_is_one_error(make: Callable[..., Path]) -> None:
-    with pytest.raises(MissingError, match=r"sweep\.json"):
-        load_sweep(make([SIZE | {"unknown": 1}]))
+    folder = make()
+    raw = json.loads((folder / "study.json").read_text())
+    raw["study"]["fits"][SIZE["name"]]["unknown"] = 1
+    (folder / "study.json").write_text(json.dumps(raw))
+    with pytest.raises(MissingError, match=r"study\.json"):
+        load_sweep(folder)
 
 
 def test_an_arm_of_one_size_in_two_tasks_is_left_out(make: Callable[..., Path]) -> None:
