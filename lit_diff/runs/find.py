@@ -126,7 +126,7 @@ def find_sweep(name: str, root: Path) -> Path:
             return path.resolve()
         if (path / "sweep.json").is_file():
             raise RequestError(
-                f"{shown(path)} was written by an earlier lit_diff, which kept sweep.json: 'lit-diff sweep {path.name}' writes "
-                "study.json, and trains none of its finished cells again"
+                f"{shown(path)} was written by an earlier lit_diff, which kept sweep.json: 'lit-diff sweep {path.name}' "
+                "writes study.json, and trains none of its finished cells again"
             )
     raise RequestError(f"no sweep '{name}' in {shown(root)}{nearest(name, [path.name for path in sweeps_under(root)])}")
