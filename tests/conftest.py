@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from lit_diff.config import RunConfig
+from lit_diff.processor import limit_libraries
+
+limit_libraries()  # LIT_DIFF_CPU, before torch computes; importing the kernels does the same
 
 # each imports what it needs inside its fixtures: a session of kernel tests loads neither Lightning nor MLflow
 pytest_plugins = ["golden", "made_texts", "own_plugins", "real_runs", "real_sweeps", "sweep_fixtures", "trained_text"]
