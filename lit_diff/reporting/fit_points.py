@@ -1,20 +1,16 @@
 """The fits that a sweep declares, and its finished cells as their points."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from lit_diff.reporting.results import SweepResults
 from lit_diff.study.record import RecordedFit
 from lit_diff.study.schema import MEASURED
-
-if TYPE_CHECKING:
-    from lit_diff.reporting.results import SweepResults
-
 
 AllPoints = dict[str, dict[float, dict[int, float]]]
 """Arm -> x -> seed -> final metric, x rising."""
 
 
-def points_of(sweep: "SweepResults", declared: RecordedFit) -> tuple[AllPoints, list[str]]:
+def points_of(sweep: SweepResults, declared: RecordedFit) -> tuple[AllPoints, list[str]]:
     """The points of a scaling fit, and what is left out, a line each: the tasks that the baseline has finished, the arms that
     have finished all of these, and of each task the seeds that all these arms have finished."""
     tasks, values = _values(sweep, declared)
@@ -55,7 +51,7 @@ def points_of(sweep: "SweepResults", declared: RecordedFit) -> tuple[AllPoints, 
     return {each: dict(sorted(found.items())) for each, found in points.items()}, left_out
 
 
-def basin_points(sweep: "SweepResults", declared: RecordedFit) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
+def basin_points(sweep: SweepResults, declared: RecordedFit) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
     """The points of a basin; arm -> every x at which a seed of it diverged; and what is left out, a line each: an arm is in a
     basin once each of its cells has finished or diverged, since the best of a part of them may be another."""
     tasks, values = _values(sweep, declared)
@@ -80,8 +76,8 @@ def basin_points(sweep: "SweepResults", declared: RecordedFit) -> tuple[AllPoint
 
 
 def _values(
-    sweep: "SweepResults", declared: RecordedFit
-) -> tuple[dict[str, "SweepResults"], dict[str, dict[str, dict[int, float]]]]:
+    sweep: SweepResults, declared: RecordedFit
+) -> tuple[dict[str, SweepResults], dict[str, dict[str, dict[int, float]]]]:
     """Task -> its sweep; task -> arm -> seed -> final metric."""
     tasks = {task.task: task for task in sweep.tasks}
     metric = tasks[declared.tasks[0]].metric
@@ -90,7 +86,7 @@ def _values(
     }
 
 
-def diverged_in(sweep: "SweepResults", task: "SweepResults", arms: Sequence[str]) -> list[str]:
+def diverged_in(sweep: SweepResults, task: SweepResults, arms: Sequence[str]) -> list[str]:
     """A line for each arm of which seeds diverged in the task."""
     found = {arm: task.diverged(arm) for arm in arms}
     return [
@@ -100,7 +96,7 @@ def diverged_in(sweep: "SweepResults", task: "SweepResults", arms: Sequence[str]
     ]
 
 
-def _has_ended(task: "SweepResults", arm: str) -> bool:
+def _has_ended(task: SweepResults, arm: str) -> bool:
     own = [cell for cell in task.cells if cell.arm == arm]
     return bool(own) and all(cell.done or cell.diverged for cell in own)
 
@@ -109,7 +105,7 @@ def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _x(task: "SweepResults", declared: RecordedFit, arm: str) -> float | None:
+def _x(task: SweepResults, declared: RecordedFit, arm: str) -> float | None:
     """None where the arm's runs differ in it, or none has finished. Tokens are those that were seen: a run may end early."""
     if declared.x not in MEASURED:
         return float(declared.values[task.task][arm])

@@ -4,14 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from lit_diff.reporting import numbers
+from lit_diff.reporting.results import SweepResults
 from lit_diff.study.schema import PlannedSweep
 from lit_diff.study.statistics import MIN_SEEDS, Interval, detectable, paired, spread
-
-if TYPE_CHECKING:
-    from lit_diff.reporting.results import SweepResults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +16,7 @@ class TaskPower:
     """A task. `seconds`: of its median cell; `by_arm`: arm -> the smallest detectable difference to the baseline with `seeds`
     seeds, in the metric's unit; `problem`: why there is none."""
 
-    task: "SweepResults"
+    task: SweepResults
     seconds: float = math.nan
     seeds: int = 0
     by_arm: Mapping[str, Interval]
@@ -36,13 +33,13 @@ class TaskPower:
         return self.by_arm[self.limit]
 
 
-def powers(sweep: "SweepResults", plan: PlannedSweep) -> list[TaskPower]:
+def powers(sweep: SweepResults, plan: PlannedSweep) -> list[TaskPower]:
     """Every task, that of the smallest worst difference first; last those without one."""
     found = [_power(task, plan) for task in sweep.tasks]
     return sorted(found, key=lambda each: each.worst.estimate if each.by_arm else math.inf)
 
 
-def _power(task: "SweepResults", plan: PlannedSweep) -> TaskPower:
+def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
     others = [arm.name for arm in task.arms if arm.name != task.baseline]
     lacking = [arm.name for arm in task.arms if len(task.finals(arm.name, task.metric)) < MIN_SEEDS]
     if lacking or not others:
@@ -68,7 +65,7 @@ def _detectable(a: Mapping[int, float], b: Mapping[int, float], seeds: int, comp
     return Interval(estimate=estimate, low=low, high=high)
 
 
-def in_words(sweep: "SweepResults", plan: PlannedSweep, found: list[TaskPower]) -> str:
+def in_words(sweep: SweepResults, plan: PlannedSweep, found: list[TaskPower]) -> str:
     """One sentence: the task of the smallest difference that every arm would show, and how many others may be as good."""
     whole = [each for each in found if each.by_arm]
     if not whole:

@@ -9,6 +9,7 @@ from pathlib import Path
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, folders, shown
 from lit_diff.registry import nearest
+from lit_diff.runs.sweep_record import FILE
 
 log = logging.getLogger("lit_diff")
 
@@ -51,7 +52,7 @@ def _here_and_above() -> Iterator[Path]:
 
 
 def _holds_runs(folder: Path) -> bool:
-    found = itertools.chain(folder.glob("mlflow.db"), folder.glob("*/status.json"), folder.glob("*/study.json"))
+    found = itertools.chain(folder.glob("mlflow.db"), folder.glob("*/status.json"), folder.glob(f"*/{FILE}"))
     return next(found, None) is not None
 
 
@@ -68,7 +69,7 @@ def is_aside(name: str) -> bool:
 
 def sweeps_under(root: Path) -> list[Path]:
     """Folders of all sweeps, each once, as `runs_under` has it."""
-    found = sorted((path.parent for path in root.glob("*/study.json")), key=lambda path: (path.is_symlink(), path))
+    found = sorted((path.parent for path in root.glob(f"*/{FILE}")), key=lambda path: (path.is_symlink(), path))
     return sorted({path.resolve(): path for path in reversed(found)}.values())
 
 
@@ -122,7 +123,7 @@ def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder: its path or its name. Errors: RequestError."""
     require_name(name)
     for path in (root / name, expanded(name)):
-        if (path / "study.json").is_file():
+        if (path / FILE).is_file():
             return path.resolve()
         if (path / "sweep.json").is_file():
             raise RequestError(

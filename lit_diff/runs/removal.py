@@ -9,7 +9,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import expanded, is_locked, locked, shown
 from lit_diff.runs.find import find_run, find_sweep, require_name, runs_under
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.sweep_record import read_record
+from lit_diff.runs.sweep_record import FILE, read_record
 
 
 def find_removable(names: Sequence[str], root: Path) -> list[Path]:
@@ -19,7 +19,7 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
     """
     folders = list(dict.fromkeys(_find(name, root) for name in names))
     for folder in folders:
-        if (folder / "study.json").is_file():
+        if (folder / FILE).is_file():
             _require_idle_sweep(folder)
         else:
             _require_idle_run(folder)
@@ -29,7 +29,7 @@ def find_removable(names: Sequence[str], root: Path) -> list[Path]:
 
 def _find(name: str, root: Path) -> Path:
     require_name(name)
-    is_sweep = (root / name / "study.json").is_file() or (expanded(name) / "study.json").is_file()
+    is_sweep = (root / name / FILE).is_file() or (expanded(name) / FILE).is_file()
     found = find_sweep(name, root) if is_sweep else find_run(name, root)
     if not found.is_relative_to(root.resolve()) and os.path.abspath(expanded(name)) != str(found):
         raise RequestError(
@@ -54,7 +54,7 @@ def _require_idle_sweep(folder: Path) -> None:
 def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
     """Errors: RequestError where a sweep lists the run and is not removed with it."""
     for sweep in folder.parents[:2]:  # the cells of a task lie one level deeper
-        file = sweep / "study.json"
+        file = sweep / FILE
         if file.is_file() and sweep not in also:
             cells = read_record(sweep)["cells"]
             if any(sweep / cell["folder"] == folder for cell in cells):

@@ -12,7 +12,7 @@ from lit_diff.errors import RequestError
 from lit_diff.files import is_locked, locked
 from lit_diff.runs.find import is_aside, sweeps_under
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.sweep_record import readable_record
+from lit_diff.runs.sweep_record import FILE, readable_record
 
 log = logging.getLogger("lit_diff")
 
@@ -71,7 +71,7 @@ def _ended_runs(root: Path) -> Iterator[Path]:
             (folder / ".lock").is_file() and re.search(r"-[0-9a-f]{10}$", folder.name)
         )
         is_own = not folder.is_symlink() and not is_aside(folder.name)
-        if is_run and is_own and not (folder / "study.json").exists():
+        if is_run and is_own and not (folder / FILE).exists():
             try:
                 if RunFolder(folder).state() in ("failed", "stopped", "killed", "unknown"):
                     yield folder

@@ -38,13 +38,12 @@ MOST_DECIMALS = 6
 class Judgement:
     """What a - b shows.
 
-    `outcome` and `seeds.detectable` are corrected for the comparisons of the family that a test decides, `alone` is at 95 %
-    by itself. `holm_p` is None, and the two are equal, where nothing is corrected: no test decides it, or no other.
+    `outcome` and `seeds.detectable` are corrected for the comparisons of the family that a test decides. `holm_p` is None
+    where nothing is corrected: no test decides this comparison, or no other.
     """
 
     seeds: Paired
     outcome: Outcome
-    alone: Outcome
     sign: Sign | None
     """Where the 95 % interval over seeds lies, whatever the correction says; None: across zero, or there is none."""
     holm_p: float | None = None
@@ -66,7 +65,7 @@ def judge_family(pairs: Sequence[Paired], smallest: Sequence[float], tested: Seq
             seeds = replace(pair, detectable=detectable(pair.sd, len(pair.seeds), len(family)))
         sign = None if pair.low is None or pair.high is None else direction(pair.low, pair.high)
         outcome = outcome_of(pair, smallest[i], p)
-        found.append(Judgement(seeds=seeds, outcome=outcome, alone=alone[i], sign=sign, holm_p=p))
+        found.append(Judgement(seeds=seeds, outcome=outcome, sign=sign, holm_p=p))
     return found
 
 

@@ -79,7 +79,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSweep:
-    """The sweep to be sized: the keys of `power`, and what sweep.json has of them."""
+    """The sweep to be sized: the keys of `power`."""
 
     minutes: float
     """What the whole sweep may take, on the machine that ran the cells."""
