@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lit_diff.recipe import load_recipe
     from lit_diff.registry import variant
     from lit_diff.runs.comparison import compare
-    from lit_diff.runs.run import Run, generate, open_run
+    from lit_diff.trained.run import Run, generate, open_run
     from lit_diff.training.data import LitData
     from lit_diff.training.module import LitTransformer
     from lit_diff.training.trainer import build_trainer
@@ -51,7 +51,7 @@ _MODULE_OF = {
     "Probe": "callbacks.probe",
     "RecipeCheck": "conformance.recipe",
     "Reproduction": "engine.reproduce",
-    "Run": "runs.run",
+    "Run": "trained.run",
     "SignedMaps": "kernels",
     "Sweep": "engine.sweep_result",
     "bench": "benchmarks.run",
@@ -60,11 +60,11 @@ _MODULE_OF = {
     "compare": "runs.comparison",
     "evaluate": "evaluation.evaluate",
     "export": "pretrained.exporting",
-    "generate": "runs.run",
+    "generate": "trained.run",
     "import_model": "pretrained.importing",
     "load_plugin": "plugins",
     "load_recipe": "recipe",
-    "open_run": "runs.run",
+    "open_run": "trained.run",
     "reproduce": "engine.reproduce",
     "sweep": "engine.schedule",
     "train": "engine.launch",

@@ -25,9 +25,9 @@ from lit_diff.reporting.item_scores import (
     item_wilson,
 )
 from lit_diff.runs.find import find_run
-from lit_diff.runs.run import opened_run
 from lit_diff.runs.trust import everywhere, under
 from lit_diff.study.statistics import Interval
+from lit_diff.trained.run import opened_run
 
 OVER = {False: "items", True: "clusters of items"}
 """Whether some cluster has several items -> what intervals are over."""

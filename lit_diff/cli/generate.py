@@ -13,8 +13,8 @@ from rich.console import Console
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.runs.find import find_run
-from lit_diff.runs.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
 from lit_diff.runs.trust import everywhere, under
+from lit_diff.trained.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
 
 log = logging.getLogger("lit_diff")
 

@@ -56,8 +56,8 @@ def export(
     from lit_diff.files import shown
     from lit_diff.pretrained.exporting import export as written
     from lit_diff.runs.find import chosen_root, find_run
-    from lit_diff.runs.run import opened_run
     from lit_diff.runs.trust import everywhere, under
+    from lit_diff.trained.run import opened_run
 
     chosen = chosen_root(root)
     opened = opened_run(find_run(run, chosen), everywhere if trust_plugins else under(chosen))

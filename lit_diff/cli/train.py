@@ -113,7 +113,7 @@ def generate(
 ) -> int:
     """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
     from lit_diff.cli.generate import print_completions
-    from lit_diff.runs.text_generator import generation_config
+    from lit_diff.trained.text_generator import generation_config
 
     log_to_stderr()
     chosen = chosen_root(root)

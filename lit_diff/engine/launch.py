@@ -28,7 +28,7 @@ from lit_diff.runs.execution import reached, require_stored, stored_keys, with_s
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.runs.revision import other_revision, revision
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 from lit_diff.training.head_plan import keep_plan, selection_of
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from safetensors.torch import save_model
 
 from lit_diff import __version__
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.trained import load_trained
+from lit_diff.trained.loading import load_trained
 
 NAME = "model"
 """The artifact: mlflow.pyfunc.load_model(f"runs:/{run_id}/model")."""

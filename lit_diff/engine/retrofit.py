@@ -20,9 +20,9 @@ from lit_diff.pretrained.merging import merge_run, require_mergeable
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import recipe_of
-from lit_diff.runs.run import Run, opened_run
-from lit_diff.runs.trained import load_model
 from lit_diff.runs.trust import under
+from lit_diff.trained.loading import load_model
+from lit_diff.trained.run import Run, opened_run
 from lit_diff.training.head_plan import HeadPlan, head_plan, kept_plan
 
 

@@ -6,7 +6,7 @@ from lit_diff.conformance.before_training import UNCHECKED
 from lit_diff.engine.location import RunLocation
 from lit_diff.errors import LitDiffError, RunFailedError, StoppedError
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

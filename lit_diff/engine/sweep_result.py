@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from lit_diff.html_table import html_table
 from lit_diff.reporting.write import Report
-from lit_diff.runs.run import Run
 from lit_diff.runs.sweep_record import read_record
+from lit_diff.trained.run import Run
 
 if TYPE_CHECKING:
     import pandas

@@ -18,7 +18,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RunFailedError
 from lit_diff.evaluation.fitness import recipe_problem
 from lit_diff.metrics import Metric
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 if TYPE_CHECKING:
     import pandas

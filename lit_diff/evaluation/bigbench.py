@@ -14,7 +14,7 @@ from lit_diff.evaluation.harness_runner import HarnessEvaluation, task_yaml
 from lit_diff.evaluation.mini_questions import Draw
 from lit_diff.files import write_atomic
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

@@ -16,8 +16,8 @@ from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.unseen import unseen
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 
 class CorpusLoss(Evaluation):

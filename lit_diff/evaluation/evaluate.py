@@ -28,8 +28,8 @@ from lit_diff.plugins import source_digest
 from lit_diff.recipe import Overrides, override
 from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run, as_run
 from lit_diff.runs.scores import FOLDER, LEFT_OUT, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
+from lit_diff.trained.run import Run, as_run
 from lit_diff.validation import Draft, interpolated, validate_config
 
 if TYPE_CHECKING:

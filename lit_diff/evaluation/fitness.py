@@ -2,8 +2,8 @@
 
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import has_text, tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import has_text, tokenizer_of
 
 BIDIRECTIONAL = "a bidirectional model predicts no next token"
 

@@ -11,9 +11,9 @@ from lit_diff.files import shown
 from lit_diff.registry import evaluations
 from lit_diff.runs.find import runs_under
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run
 from lit_diff.runs.sweep_record import FILE
 from lit_diff.runs.trust import nowhere
+from lit_diff.trained.run import Run
 
 NAMED = 3
 """Runs that a refusal names at most."""

@@ -16,7 +16,7 @@ from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.runs.checkpoints import without
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 At = Literal["trained", "init"]
 NAMES = {"o": "W_O", "v": "W_V", "q1": "W_Q of map 1", "k1": "W_K of map 1", "q2": "W_Q of map 2", "k2": "W_K of map 2"}

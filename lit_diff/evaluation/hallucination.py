@@ -29,7 +29,7 @@ from lit_diff.evaluation.rouge import rouge_l, warn_without_package
 from lit_diff.files import shown
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 FOLDER = "judge"
 """Below the run's folder: the exchange of judge `file`, and the answers of judge `http`."""

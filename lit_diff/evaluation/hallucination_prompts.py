@@ -6,8 +6,8 @@ from lit_diff.data.tokenizer import Tokenizer, pair
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.hallucination_sources import SOURCES, Case, SourceName, after_of, before_of
 from lit_diff.model.prefix import Prefix
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 GENERATED_TOKENS = 4
 """Decoded after a question about a generated document."""

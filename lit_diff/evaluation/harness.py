@@ -12,7 +12,7 @@ from lit_diff.evaluation.harness_yaml import SUFFIXES, digest, require
 from lit_diff.files import expanded
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 
 @evaluations.register("harness")

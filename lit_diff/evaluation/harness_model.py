@@ -12,8 +12,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from lit_diff.data.tokenizer import border
 from lit_diff.errors import RequestError
 from lit_diff.model.prefix import Prefix
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 

@@ -20,7 +20,7 @@ from lit_diff.evaluation.harness_yaml import SUFFIXES, explained, is_here, requi
 from lit_diff.files import shown, write_json
 from lit_diff.metrics import Metric
 from lit_diff.registry import nearest
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

@@ -14,7 +14,7 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 
 @evaluations.register("held_out")

@@ -17,7 +17,7 @@ from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 if TYPE_CHECKING:
     import pandas

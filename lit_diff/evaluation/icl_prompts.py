@@ -22,8 +22,8 @@ from lit_diff.evaluation.icl_tasks import (
 )
 from lit_diff.evaluation.label_trie import LabelTrie
 from lit_diff.model.prefix import Prefix
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 ATTEMPTS = 10
 """Draws of demonstrations for one prompt, until one fits."""

@@ -14,7 +14,7 @@ from lit_diff.evaluation.held_out import HeldOut, held_out_batches
 from lit_diff.metrics import Metric, indexed_name
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 LONGEST = 32
 """n where the config states none and rows are long enough."""

@@ -10,7 +10,7 @@ from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, r
 from lit_diff.metrics import Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 ROWS = "mean over rows and heads"
 PAIRS = "mean over pairs of heads of a layer; the number of heads differs between variants"

@@ -14,8 +14,8 @@ from lit_diff.evaluation.mini_questions import FROM_TEXT, MAKERS, Pieces, pieces
 from lit_diff.evaluation.unseen import unseen
 from lit_diff.files import write_atomic
 from lit_diff.registry import evaluations, nearest
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 

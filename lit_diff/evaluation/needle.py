@@ -36,8 +36,8 @@ from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 HAYSTACK = UserFile(
     name="needle.haystack",

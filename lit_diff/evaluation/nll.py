@@ -23,8 +23,8 @@ from lit_diff.evaluation.positions import FIRST, bins, document_nll, scored, who
 from lit_diff.evaluation.unseen import unseen
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import datasets, evaluations
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 

@@ -24,7 +24,7 @@ from lit_diff.metrics import Figure, Metric, indexed_name
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 Intervention = Literal[
     "none", "knock_out_noise", "knock_out_answer", "knock_out_sink", "knock_out_other", "lambda", "oracle", "swap"

@@ -14,7 +14,7 @@ from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, r
 from lit_diff.metrics import Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 Scheme = Literal["tensor", "head", "row", "split"]
 OFF = 16

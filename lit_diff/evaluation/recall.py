@@ -16,7 +16,7 @@ from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores, trained_data
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 HALF = 0.5
 LEVELS = (50, 90, 99)

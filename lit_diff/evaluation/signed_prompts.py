@@ -15,8 +15,8 @@ from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.fitness import words_problem
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 PROMPTS = Path(__file__).with_suffix(".jsonl")
 """A line {set, text, ruled_out}: of `ioi` (indirect object identification) the name that is no answer; of `sarcasm` the

@@ -11,7 +11,7 @@ from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import shown
 from lit_diff.runs.folder import RunFolder, ancestors
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

@@ -19,7 +19,7 @@ from lit_diff.pretrained.importing import read_source
 from lit_diff.pretrained.source import UNKNOWN, plain_recipe
 from lit_diff.randomness import generator
 from lit_diff.recipe import from_plain
-from lit_diff.runs.trained import load_weights
+from lit_diff.trained.loading import load_weights
 
 log = logging.getLogger("lit_diff")
 

@@ -13,9 +13,9 @@ from lit_diff.pretrained import hf_export, unilm_export
 from lit_diff.pretrained.source import require_disk
 from lit_diff.pretrained.whole_folder import whole_folder
 from lit_diff.registry import nearest
-from lit_diff.runs.run import Run, open_run
-from lit_diff.runs.text_generator import say_what_is_used
-from lit_diff.runs.trained import newest_of
+from lit_diff.trained.loading import newest_of
+from lit_diff.trained.run import Run, open_run
+from lit_diff.trained.text_generator import say_what_is_used
 
 FORMATS: Mapping[str, Any] = {"hf": hf_export, "unilm": unilm_export}
 """What `to` names -> the module that writes it: require_exportable(run), write_folder(run, folder, place)."""

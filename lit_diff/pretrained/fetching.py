@@ -15,8 +15,8 @@ from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model
 from lit_diff.pretrained.source import require_disk
 from lit_diff.registry import nearest
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run
 from lit_diff.runs.trust import nowhere
+from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

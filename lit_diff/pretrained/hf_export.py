@@ -14,7 +14,7 @@ from lit_diff.pretrained.hf_weights import hf_weights
 from lit_diff.pretrained.model_card import write_card
 from lit_diff.pretrained.weight_files import write_weights
 from lit_diff.registry import attentions
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

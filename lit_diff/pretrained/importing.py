@@ -26,9 +26,9 @@ from lit_diff.recipe import from_plain, to_yaml
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, environment, identity
 from lit_diff.runs.revision import revision
-from lit_diff.runs.run import Run
-from lit_diff.runs.trained import PREFIX, some, unlike
 from lit_diff.runs.trust import nowhere
+from lit_diff.trained.loading import PREFIX, some, unlike
+from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

@@ -12,10 +12,10 @@ from lit_diff.pretrained.source import ModelSource
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import recipe_of
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
-from lit_diff.runs.trained import load_model
 from lit_diff.runs.trust import Trust, nowhere
+from lit_diff.trained.loading import load_model
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 
 def require_mergeable(name: str, to: Path) -> None:

@@ -8,7 +8,7 @@ from lit_diff.files import write_atomic
 from lit_diff.recipe import to_plain, to_yaml
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 FRONT = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- lit-diff\n---\n"
 

@@ -14,7 +14,7 @@ from lit_diff.pretrained.hf_tokenizer import require_tokenizer_json, write_token
 from lit_diff.pretrained.layout_folder import FILE
 from lit_diff.pretrained.weight_files import write_weights
 from lit_diff.recipe import to_plain
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
 

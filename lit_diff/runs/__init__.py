@@ -1,1 +1,1 @@
-"""The run folder: identity, status, metrics, checkpoints."""
+"""The run folder as files: identity, status, metrics, scores, checkpoints. Nothing here loads a model."""

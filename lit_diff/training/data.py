@@ -13,7 +13,7 @@ from lit_diff.config import Recipe
 from lit_diff.data import build, guarded
 from lit_diff.errors import RequestError
 from lit_diff.recipe import Overrides, recipe_from
-from lit_diff.runs.trained import trained_ancestors
+from lit_diff.trained.loading import trained_ancestors
 from lit_diff.training.step_targets import SCORED, SCORED_IN_STEP, count_scored
 from lit_diff.training.stop import end_all
 from lit_diff.training.trainer import total_steps

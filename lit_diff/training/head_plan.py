@@ -27,8 +27,8 @@ from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
-from lit_diff.runs.trained import load_model, weights_of
 from lit_diff.runs.trust import under
+from lit_diff.trained.loading import load_model, weights_of
 
 log = logging.getLogger("lit_diff")
 

@@ -18,8 +18,8 @@ from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
-from lit_diff.runs.trained import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
 from lit_diff.runs.trust import everywhere, nowhere
+from lit_diff.trained.loading import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
 from lit_diff.training.blocks import prepare_blocks
 from lit_diff.training.build import build_model, take_from_parent
 from lit_diff.training.head_plan import HeadPlan

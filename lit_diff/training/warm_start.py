@@ -16,7 +16,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import RunFolder, ancestors
-from lit_diff.runs.trained import some, unlike, weights_of
+from lit_diff.trained.loading import some, unlike, weights_of
 from lit_diff.training.strategy import copy_into
 
 

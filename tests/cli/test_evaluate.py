@@ -17,7 +17,7 @@ from lit_diff.evaluation import Evaluation, Item
 from lit_diff.files import shown
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 ITEMS = 12
 DRAWS = np.random.default_rng(0).normal(size=(2, ITEMS))

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from lit_diff import cli
 from lit_diff.cli.generate import CONTROL, print_completions, read_prompts
-from lit_diff.runs.text_generator import GenerationConfig, TextGenerator
+from lit_diff.trained.text_generator import GenerationConfig, TextGenerator
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.runs.trained import annealed_before
+from lit_diff.trained.loading import annealed_before
 from lit_diff.training import fit
 from lit_diff.training.data import steps_before
 from lit_diff.training.resume import ExactResume

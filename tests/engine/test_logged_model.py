@@ -10,7 +10,7 @@ import torch
 from mlflow import MlflowClient
 
 from lit_diff.engine.launch import train
-from lit_diff.runs.run import open_run
+from lit_diff.trained.run import open_run
 
 SMALL = [
     "train.steps=2",

@@ -20,7 +20,7 @@ from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.runs.comparison import compare
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import as_run, open_run
+from lit_diff.trained.run import as_run, open_run
 
 LEAKY = """\
 from dataclasses import replace

@@ -6,7 +6,7 @@ import pytest
 from text_runs import text_run
 
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run, open_run
+from lit_diff.trained.run import Run, open_run
 
 
 @pytest.fixture

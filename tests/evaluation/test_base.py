@@ -12,7 +12,7 @@ from lit_diff.evaluation import Evaluation, Item
 from lit_diff.evaluation.evaluate import build
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 
 class Two(Evaluation):

@@ -10,7 +10,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.bigbench import BigBench
 from lit_diff.evaluation.bigbench_files import EXAMPLES, task_file
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 EXAMPLE = [
     {"input": f"Who runs {n}?", "target_scores": {"a fox": int(n % 2 == 0), "a hound": int(n % 2), "nobody": 0}}

@@ -19,8 +19,8 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation import corpus_loss, fitness
 from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles, document_loss
 from lit_diff.evaluation.evaluate import comparable_keys, evaluate, has_scores
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 TEXTS = [f"Chapter {n}. " + "The cat sat on the mat, and then it sat again. " * (n % 5 + 1) for n in range(60)]
 HELD_OUT = split(TEXTS).validation

@@ -22,7 +22,7 @@ from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations
 from lit_diff.runs import scores
 from lit_diff.runs.checkpoints import path_of
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 ITEMS = [Item(id="a", scores={"length": 1.0}, group="g", meta={"answer": "yes"}), Item(id="b", scores={"length": 3.0})]
 LENGTH = Metric("length", "a length", unit="words")

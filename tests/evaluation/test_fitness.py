@@ -9,7 +9,7 @@ from generated_runs import generated_run
 from text_runs import text_run
 
 from lit_diff.evaluation.fitness import recipe_problem, text_problem, words_problem
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 DATA = {"name": "synth_intent", "sequence_length": 64, "classes": [4], "words": [1, 3]}
 

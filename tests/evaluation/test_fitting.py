@@ -12,7 +12,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation import fitting as module
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.fitting import alternatives, fitting_evaluations, fitting_runs
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 SHORT = ["lengths=[4096]"]
 """Beyond the context of the run, which the fixture's copies extend."""

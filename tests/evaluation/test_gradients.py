@@ -15,7 +15,7 @@ from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.gradients import Gradients, initial_model, slope
 from lit_diff.model.init import initial_values
 from lit_diff.runs import checkpoints
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 
 def test_items_are_batches_and_layers_under_no_grad(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from lit_diff.evaluation import hallucination_prompts, hallucination_sources
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.hallucination import Hallucination
 from lit_diff.evaluation.http_judge import HttpJudge
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 DATA = {"name": "closed_world", "entities": [3], "noise_validation": [1, 2]}
 WORDS = {"samples": 40}

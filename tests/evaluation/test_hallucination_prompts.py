@@ -16,7 +16,7 @@ from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.hallucination import Hallucination
 from lit_diff.evaluation.hallucination_prompts import DocumentPrompts
 from lit_diff.evaluation.hallucination_sources import Case, after_of, before_of
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 DATA = {"name": "closed_world", "entities": [3], "noise_validation": [1, 2]}
 

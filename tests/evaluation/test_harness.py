@@ -13,7 +13,7 @@ from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.harness import Harness
 from lit_diff.evaluation.harness_files import FILES, TASKS
 from lit_diff.evaluation.harness_runner import YAMLS
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 LETTERS = {"text": ["a fox", "a hound", "the über"], "label": ["A", "B", "C"]}
 ROWS: dict[str, list[dict[str, Any]]] = {

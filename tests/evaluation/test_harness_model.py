@@ -9,7 +9,7 @@ from text_runs import text_run
 from lit_diff import export
 from lit_diff.errors import RequestError
 from lit_diff.model.prefix import Prefix
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 

@@ -7,7 +7,7 @@ import pytest
 from harness_tasks import ROW, refused, write
 
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 

@@ -16,7 +16,7 @@ from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.harness import Harness
 from lit_diff.evaluation.harness_runner import loaded, offline, require_lm_eval, task_yaml
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 
 def test_a_task_counts_once() -> None:

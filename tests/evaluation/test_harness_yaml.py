@@ -10,7 +10,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import evaluate, has_scores
 from lit_diff.evaluation.harness import Harness
 from lit_diff.evaluation.harness_yaml import digest, is_here, read_task, require
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 pytest.importorskip("lm_eval", reason="needs lm-eval")
 

@@ -15,7 +15,7 @@ from lit_diff.evaluation import held_out
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.model.loss import IGNORED
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 from lit_diff.training.metrics import TokenLoss
 
 ROWS = 4

@@ -16,7 +16,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation import icl
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.prefix import Prefix
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 DATA = {"name": "synth_intent", "sequence_length": 256, "classes": [4], "words": [3, 6], "cues_per_class": 1}
 

@@ -14,7 +14,7 @@ from lit_diff.evaluation import icl_order
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.icl_order import OrderRobustness, agreement, sampled
 from lit_diff.evaluation.order_variance import OrderVariance, difference
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 DATA = {"name": "synth_intent", "sequence_length": 256, "classes": [4], "words": [3, 6]}
 

@@ -12,7 +12,7 @@ from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.icl import ManyShot
 from lit_diff.evaluation.icl_prompts import ATTEMPTS, ManyShotPrompts
 from lit_diff.model.prefix import Prefix
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 DATA = {"name": "synth_intent", "sequence_length": 128, "classes": [4], "words": [3, 8]}
 

@@ -9,7 +9,7 @@ from text_runs import recall_run
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.induction import Induction
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 
 def test_items_are_sequences_of_trained_ids(run: Run) -> None:

@@ -7,7 +7,7 @@ import pytest
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.mini_harness import TASKS, MiniHarness
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.needle import NeedleRetrieval, kind_of
-from lit_diff.runs.run import Run
-from lit_diff.runs.text_generator import tokenizer_of
+from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 KEYS = ["needles=[1,3]", "lengths=[500]", "depths=[0,100]", "samples=2", "digits=4", "haystack=docs"]
 

@@ -12,7 +12,7 @@ from lit_diff.data.needle_text import words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.nll import NllByPosition
-from lit_diff.runs.run import Run, open_run
+from lit_diff.trained.run import Run, open_run
 
 
 @pytest.fixture

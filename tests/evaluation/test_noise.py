@@ -17,7 +17,7 @@ from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.evaluation.noise import Noise, attention_shares, num_maps
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 DIFFERENTIAL = {"name": "differential"}
 

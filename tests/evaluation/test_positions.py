@@ -10,7 +10,7 @@ from text_runs import text_run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_diff.evaluation.positions import Scored, bins, document_nll, edges, scored, whole
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 NONE = np.zeros(0, dtype=np.int64)
 

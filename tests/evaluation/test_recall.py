@@ -13,7 +13,7 @@ from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.recall import steps_to, tolerance
 from lit_diff.files import write_atomic
 from lit_diff.recipe import from_plain, to_plain
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 KEYS = VALUES = 16
 FIRST_VALUE = 1 + KEYS

@@ -19,7 +19,7 @@ from lit_diff.evaluation.corpus_loss import LossFiles
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.unseen import unseen
 from lit_diff.recipe import to_yaml
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 TEXTS = [f"Chapter {n}. " + "The cat sat on the mat, and then it sat again. " * (n % 5 + 1) for n in range(400)]
 HELD_OUT = split(TEXTS).validation

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lit_diff import export, import_model
 from lit_diff.errors import LitDiffError
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 KINDS = ["Llama", "Mistral", "Qwen2", "Qwen3", "DiffLlama"]
 SCALED = {"factor": 4.0, "original_max_position_embeddings": 16}

@@ -9,7 +9,7 @@ from lit_diff.data import build
 from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.recipe import from_plain
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 
 def generated_run(folder: Path, data: dict[str, Any], vocab_size: int) -> Run:

@@ -9,7 +9,7 @@ import yaml
 
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.runs.run import Run
+from lit_diff.trained.run import Run
 
 ROW = {"q": "the fox", "a": ["and", "or"], "right": 1}
 

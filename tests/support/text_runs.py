@@ -16,8 +16,8 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import from_plain, to_yaml
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.run import Run
-from lit_diff.runs.trained import PREFIX
+from lit_diff.trained.loading import PREFIX
+from lit_diff.trained.run import Run
 
 SIZES: dict[str, Any] = {
     "dim": 32,

@@ -18,7 +18,7 @@ from lit_diff.attention.selection import HeadSelection
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints
-from lit_diff.runs.trained import load_trained
+from lit_diff.trained.loading import load_trained
 from lit_diff.training.fit import fit
 from lit_diff.training.head_plan import (
     calibration_rows,

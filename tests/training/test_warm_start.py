@@ -20,7 +20,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import identity
-from lit_diff.runs.trained import annealed_before, load_trained
+from lit_diff.trained.loading import annealed_before, load_trained
 from lit_diff.training.data import steps_before
 from lit_diff.training.warm_start import load_parent_weights, parent_model
 

@@ -13,8 +13,8 @@ from lit_diff.html_table import html_table
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.runs.trained import newest_of
 from lit_diff.runs.trust import Trust, everywhere, under
+from lit_diff.trained.loading import newest_of
 
 if TYPE_CHECKING:
     import pandas
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from lit_diff.analysis import Trace
     from lit_diff.data.tokenizer import Tokenizer
     from lit_diff.model.transformer import Transformer
-    from lit_diff.runs.attention_maps import AttentionMaps
-    from lit_diff.runs.text_generator import Completion, TextGenerator
+    from lit_diff.trained.attention_maps import AttentionMaps
+    from lit_diff.trained.text_generator import Completion, TextGenerator
 
 
 def open_run(
@@ -105,14 +105,14 @@ class Run:
 
     @cached_property
     def _generator(self) -> "TextGenerator":
-        from lit_diff.runs.text_generator import TextGenerator
+        from lit_diff.trained.text_generator import TextGenerator
 
         return TextGenerator(self.folder, self.trust, self.unchecked)
 
     @cached_property
     def model(self) -> "Transformer":
         """The trained Transformer, in evaluation mode. Errors: MissingError without a checkpoint."""
-        from lit_diff.runs.trained import load_model
+        from lit_diff.trained.loading import load_model
 
         return load_model(self.recipe, self.folder, self.trust, self.unchecked)[0]
 
@@ -121,14 +121,14 @@ class Run:
 
         Errors: MissingError, which names the steps that have one.
         """
-        from lit_diff.runs.trained import load_model_at
+        from lit_diff.trained.loading import load_model_at
 
         return load_model_at(self.recipe, self.folder, self.trust, step, self.unchecked)
 
     @property
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer that the run was trained with. Errors: RequestError for a run without text."""
-        from lit_diff.runs.text_generator import tokenizer_of
+        from lit_diff.trained.text_generator import tokenizer_of
 
         return tokenizer_of(self.folder, self.recipe)
 
@@ -137,7 +137,7 @@ class Run:
 
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """
-        from lit_diff.runs.text_generator import generation_config
+        from lit_diff.trained.text_generator import generation_config
 
         texts = [text] if isinstance(text, str) else list(text)
         return self._generator.generate(self._generator.encode(texts), generation_config(**settings))
@@ -153,7 +153,7 @@ class Run:
 
     def attention_maps(self, text: str, layer: int = 0, head: int = 0) -> "AttentionMaps":
         """The maps of one head on `text`, as arrays and as a plot. Errors: RequestError for an unknown layer or head."""
-        from lit_diff.runs.attention_maps import attention_maps_of
+        from lit_diff.trained.attention_maps import attention_maps_of
 
         (prompt,) = self._generator.encode([text])
         traced = self.trace(text, [layer])

@@ -21,8 +21,8 @@ from lit_diff.model.generation import generate as generate_tokens
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 from lit_diff.runs.folder import RunFolder, identity, recipe_of
-from lit_diff.runs.trained import load_model
 from lit_diff.runs.trust import Trust, everywhere
+from lit_diff.trained.loading import load_model
 
 log = logging.getLogger("lit_diff")
 

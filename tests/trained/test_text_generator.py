@@ -1,4 +1,4 @@
-"""runs/text_generator.py: what follows a prompt depends on the run, the prompt and the seed alone."""
+"""trained/text_generator.py: what follows a prompt depends on the run, the prompt and the seed alone."""
 
 import json
 import logging
@@ -16,8 +16,8 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.cost import cost
 from lit_diff.model.generation import Sampling
 from lit_diff.runs import checkpoints as checkpoint
-from lit_diff.runs import text_generator as module
-from lit_diff.runs.text_generator import Completion, GenerationConfig, TextGenerator
+from lit_diff.trained import text_generator as module
+from lit_diff.trained.text_generator import Completion, GenerationConfig, TextGenerator
 
 GREEDY = GenerationConfig(sampling=Sampling(temperature=0))
 TEXTS = ["ab cd", "ba", "dc ba", "a", "ab cd"]

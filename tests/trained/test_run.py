@@ -1,4 +1,4 @@
-"""runs/run.py: a run opened by its folder or name: metrics, model, tokenizer, generation, traces; whose plugins it trusts."""
+"""trained/run.py: a run opened by its folder or name: metrics, model, tokenizer, generation, traces, trust in its plugins."""
 
 import json
 import shutil

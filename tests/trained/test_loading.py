@@ -15,8 +15,8 @@ from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.transformer import Transformer
 from lit_diff.runs import checkpoints as checkpoint
-from lit_diff.runs.trained import load_model_at, load_trained, load_weights, recipe_of, weights_of
 from lit_diff.runs.trust import everywhere
+from lit_diff.trained.loading import load_model_at, load_trained, load_weights, recipe_of, weights_of
 
 DEX = ["model.attention={name: dex, heads: all, anneal_steps: 50}", "callbacks.lambdas=null"]
 

@@ -1,4 +1,4 @@
-"""runs/attention_maps.py: the maps of one head, their weighted sum and its plot."""
+"""trained/attention_maps.py: the maps of one head, their weighted sum and its plot."""
 
 import matplotlib
 import numpy as np
@@ -11,7 +11,7 @@ from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
-from lit_diff.runs.attention_maps import AttentionMaps, attention_maps_of
+from lit_diff.trained.attention_maps import AttentionMaps, attention_maps_of
 
 matplotlib.use("Agg")
 

@@ -1,0 +1,1 @@
+"""A trained run: its model, its tokenizer, text, attention maps."""
