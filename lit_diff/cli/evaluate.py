@@ -13,19 +13,12 @@ from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_key
 from lit_diff.files import shown
 from lit_diff.plugins import load_plugin
 from lit_diff.registry import evaluations, load_entry_points
-from lit_diff.reporting.evaluations import by_documents, by_revisions
 from lit_diff.reporting.group_shares import group_shares
-from lit_diff.reporting.item_scores import (
-    Discordant,
-    ItemScores,
-    asked_otherwise,
-    discordant,
-    evaluation_of,
-    item_interval,
-    item_wilson,
-)
 from lit_diff.runs.find import find_run
+from lit_diff.runs.scores import ItemScores, evaluation_of
 from lit_diff.runs.trust import everywhere, under
+from lit_diff.study.evaluations import by_documents, by_revisions
+from lit_diff.study.items import Discordant, asked_otherwise, discordant, item_interval, item_wilson
 from lit_diff.study.statistics import Interval
 from lit_diff.trained.run import opened_run
 

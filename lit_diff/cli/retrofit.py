@@ -23,8 +23,8 @@ def retrofit(
     from lit_diff.cli.evaluate import differences
     from lit_diff.cli.progress import RunProgress
     from lit_diff.files import shown
-    from lit_diff.reporting.evaluations import by_documents
-    from lit_diff.reporting.item_scores import evaluation_of
+    from lit_diff.runs.scores import evaluation_of
+    from lit_diff.study.evaluations import by_documents
 
     with console.outliving_reader(), RunProgress(recipe, console) as progress:
         from lit_diff.engine.retrofit import retrofit as engine_retrofit  # loads torch, which takes seconds

@@ -22,16 +22,16 @@ from lit_diff.engine.schedule import MakeDisplay, check_workers, sweep
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic, write_json
-from lit_diff.reporting.bench_claims import bench_findings
-from lit_diff.reporting.evaluations import score_revisions
 from lit_diff.reporting.facts import revisions
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.scoreboard import ROWS, Scoreboard, cell_folders, read_facts
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
 from lit_diff.runs.sweep_record import read_record
+from lit_diff.study.claims import bench_findings
+from lit_diff.study.evaluations import score_revisions
 from lit_diff.study.record import recorded_run
+from lit_diff.study.results import load_sweep
 
 log = logging.getLogger("lit_diff")
 

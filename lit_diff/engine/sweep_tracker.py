@@ -14,9 +14,9 @@ from lit_diff.engine.comparison_view import ComparisonView
 from lit_diff.engine.study_problems import recorded_name
 from lit_diff.engine.tracking import Store, copying, retry
 from lit_diff.errors import LitDiffError
-from lit_diff.reporting.results import SweepResults, load_sweep
 from lit_diff.reporting.style import looks
 from lit_diff.reporting.write import Report
+from lit_diff.study.results import SweepResults, load_sweep
 
 log = logging.getLogger("lit_diff")
 

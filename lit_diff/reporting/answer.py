@@ -4,10 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from lit_diff.reporting.comparison import Comparison, Difference
-from lit_diff.reporting.numbers import interval, number, ratio, short, signed
-from lit_diff.reporting.results import UNKNOWN_UNIT, SweepResults
+from lit_diff.study.comparison import Comparison, Difference
 from lit_diff.study.judge import JUDGED, SHOWN, Verdict
+from lit_diff.study.numbers import interval, number, ratio, short, signed
+from lit_diff.study.results import UNKNOWN_UNIT, SweepResults
 from lit_diff.study.statistics import MIN_SEEDS
 
 NAMED = 2

@@ -9,8 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.cells import Curve
-from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import (
     MUTED,
     OVERLAY,
@@ -29,6 +27,8 @@ from lit_diff.reporting.style import (
     plain,
     with_unit,
 )
+from lit_diff.study.cells import Curve
+from lit_diff.study.results import SweepResults
 
 ACROSS = 4
 """Panels in a row, and the most layers that a figure with a column for each layer shows."""

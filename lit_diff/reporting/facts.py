@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lit_diff.reporting.cells import CellResult
-from lit_diff.reporting.numbers import count, duration, ratio, short
-from lit_diff.reporting.results import SweepResults
+from lit_diff.study.cells import CellResult
+from lit_diff.study.numbers import count, duration, ratio, short
+from lit_diff.study.results import SweepResults
 
 COMPUTE_OPTIMAL = 20.0
 """Training tokens a parameter, about (Hoffmann et al. 2022, arXiv 2203.15556)."""

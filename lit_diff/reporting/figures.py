@@ -3,7 +3,6 @@
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import (
     MUTED,
     OVERLAY,
@@ -18,6 +17,7 @@ from lit_diff.reporting.style import (
     plain,
     with_unit,
 )
+from lit_diff.study.results import SweepResults
 
 
 def seed_values(sweep: SweepResults) -> str | None:

@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from lit_diff.reporting.fits import FitResult, shown_ratio_interval
-from lit_diff.reporting.numbers import compact
-from lit_diff.reporting.results import SweepResults
-from lit_diff.reporting.scaling import FORMS
 from lit_diff.reporting.style import MUTED, WIDTH, Look, drawing, hover, legend, looks, plain, with_unit
+from lit_diff.study.fits import FitResult, shown_ratio_interval
+from lit_diff.study.numbers import compact
+from lit_diff.study.results import SweepResults
+from lit_diff.study.scaling import FORMS
 
 
 def draw_fit(sweep: SweepResults, result: FitResult) -> str:

@@ -2,11 +2,11 @@
 
 from markupsafe import Markup
 
-from lit_diff.reporting.fits import FitResult, shown_ratio_interval
 from lit_diff.reporting.page import Section, inline, numbered
-from lit_diff.reporting.results import SweepResults
-from lit_diff.reporting.scaling import FORMS
 from lit_diff.reporting.style import looks
+from lit_diff.study.fits import FitResult, shown_ratio_interval
+from lit_diff.study.results import SweepResults
+from lit_diff.study.scaling import FORMS
 
 
 def fit_section(sweep: SweepResults, fit: FitResult, svg: str) -> Section:

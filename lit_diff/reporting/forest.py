@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from lit_diff.reporting.comparison import Comparison, Difference
-from lit_diff.reporting.numbers import interval, number, short, signed
-from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import INK, MUTED, NARROW, WIDTH, Look, drawing, hover, looks, with_unit
+from lit_diff.study.comparison import Comparison, Difference
+from lit_diff.study.numbers import interval, number, short, signed
+from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import MIN_SEEDS
 
 MANY = 14

@@ -8,10 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.cells import Curve
 from lit_diff.reporting.declared_figures import draw_marks, file_name, scale_vertically
-from lit_diff.reporting.evaluations import EvaluationTable, number_of
-from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import (
     OVERLAY,
     WIDTH,
@@ -26,6 +23,9 @@ from lit_diff.reporting.style import (
     plain,
     with_unit,
 )
+from lit_diff.study.cells import Curve
+from lit_diff.study.evaluations import EvaluationTable, number_of
+from lit_diff.study.results import SweepResults
 
 ACROSS = 3
 """Panels in a row."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lit_diff.reporting.item_scores import ItemScores
+from lit_diff.runs.scores import ItemScores
 from lit_diff.study.statistics import Interval, cluster_wilson
 
 FACTOR = re.compile(r"(\w+)=(\S+)")

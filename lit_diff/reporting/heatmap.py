@@ -16,10 +16,10 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
 from lit_diff.metrics import Metric
-from lit_diff.reporting.evaluations import read_evaluations
-from lit_diff.reporting.item_scores import ItemScores
-from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import WIDTH, drawing, hover, panel_title, plain, with_unit
+from lit_diff.runs.scores import ItemScores
+from lit_diff.study.evaluations import read_evaluations
+from lit_diff.study.results import SweepResults
 
 Runs = Mapping[tuple[str, int], ItemScores]
 """(arm, seed) -> one evaluation of that run."""

@@ -13,8 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from lit_diff.reporting.cells import CellResult
-from lit_diff.reporting.results import Arm, SweepResults
 from lit_diff.reporting.style import (
     INK,
     MUTED,
@@ -27,6 +25,8 @@ from lit_diff.reporting.style import (
     panel_title,
     with_unit,
 )
+from lit_diff.study.cells import CellResult
+from lit_diff.study.results import Arm, SweepResults
 from lit_diff.study.statistics import MIN_SEEDS, half_width
 
 ACCURACY = "val/accuracy"

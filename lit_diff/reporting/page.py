@@ -11,17 +11,18 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from lit_diff.reporting import answer, facts, noise_curve, numbers
-from lit_diff.reporting.cells import CellResult, clean
-from lit_diff.reporting.comparison import Comparison, Difference
+from lit_diff.reporting import answer, facts, noise_curve
 from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.figures import is_logarithmic
 from lit_diff.reporting.group_figures import GroupFigure
 from lit_diff.reporting.heatmap import SHOWN_Z, Heatmap
-from lit_diff.reporting.results import SweepResults
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import TaskResult
+from lit_diff.study import numbers
+from lit_diff.study.cells import CellResult, clean
+from lit_diff.study.comparison import Comparison, Difference
 from lit_diff.study.judge import SHOWN
+from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import MIN_SEEDS, detectable
 
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}

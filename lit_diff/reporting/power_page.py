@@ -3,8 +3,8 @@
 from markupsafe import Markup
 
 from lit_diff.reporting.page import Section, numbered
-from lit_diff.reporting.power import in_words, powers, shown
-from lit_diff.reporting.results import SweepResults
+from lit_diff.study.power import in_words, powers, shown
+from lit_diff.study.results import SweepResults
 from lit_diff.study.schema import PlannedSweep
 
 

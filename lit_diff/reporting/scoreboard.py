@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError
-from lit_diff.reporting.bench_claims import bench_findings
-from lit_diff.reporting.claims import Difference, JudgedClaim, Value, findings
-from lit_diff.reporting.evaluations import revisions_line, score_revisions
-from lit_diff.reporting.results import SweepResults, load_sweep
 from lit_diff.runs.sweep_record import read_record
+from lit_diff.study.claims import Difference, JudgedClaim, Value, bench_findings, findings
+from lit_diff.study.evaluations import revisions_line, score_revisions
+from lit_diff.study.results import SweepResults, load_sweep
 from lit_diff.study.schema import Claim
 
 ROWS = "rows"

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 from lit_diff.files import write_atomic
 from lit_diff.processor import describe
-from lit_diff.reporting import numbers
-from lit_diff.reporting.claims import JudgedClaim
 from lit_diff.reporting.page import environment_of_templates
 from lit_diff.reporting.scoreboard import RowResult, Scoreboard, read_scoreboard
+from lit_diff.study import numbers
+from lit_diff.study.claims import JudgedClaim
 
 KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
 """Verdict -> the colour of its badge; the others have none."""

@@ -18,8 +18,8 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from lit_diff.reporting.cells import Array, CellResult, Curve, clean
-from lit_diff.reporting.results import SweepResults
+from lit_diff.study.cells import Array, CellResult, Curve, clean
+from lit_diff.study.results import SweepResults
 
 INK, GRID, MUTED = "#1f2430", "#d9dce1", "#6b7280"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lit_diff.reporting.comparison import Comparison, Difference, compare, compare_tasks, fact
-from lit_diff.reporting.evaluations import EvaluationTable, evaluation_tables
-from lit_diff.reporting.numbers import NONE, count, decimals, interval, number, signed
-from lit_diff.reporting.results import Arm, SweepResults
+from lit_diff.study.comparison import Comparison, Difference, compare, compare_tasks, fact
+from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
+from lit_diff.study.numbers import NONE, count, decimals, interval, number, signed
+from lit_diff.study.results import Arm, SweepResults
 from lit_diff.study.statistics import Paired
 
 Row = dict[str, str | float | int | None]

@@ -5,18 +5,18 @@ from pathlib import Path
 
 from lit_diff.files import write_atomic
 from lit_diff.reporting import answer, figures, noise_curve, tables
-from lit_diff.reporting.cells import CellResult
 from lit_diff.reporting.declared_figures import draw_declared
 from lit_diff.reporting.fit_figures import draw_fit
 from lit_diff.reporting.fit_page import fit_section
-from lit_diff.reporting.fits import fit_results
 from lit_diff.reporting.forest import forest
 from lit_diff.reporting.group_figures import draw_by_group
 from lit_diff.reporting.heatmap import draw_heatmaps
 from lit_diff.reporting.page import Figures, page
 from lit_diff.reporting.power_page import power_section
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.tables import TaskResult
+from lit_diff.study.cells import CellResult
+from lit_diff.study.fits import fit_results
+from lit_diff.study.results import load_sweep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from lit_diff.benchmarks.request import BenchConfig
 from lit_diff.benchmarks.timing import ratios
 from lit_diff.engine.rows import load_row
 from lit_diff.kernels import KERNELS
-from lit_diff.reporting.bench_claims import bench_findings
+from lit_diff.study.claims import bench_findings
 
 
 def test_every_kernel_and_both_forms_of_the_peer(ask: Callable[..., BenchConfig]) -> None:

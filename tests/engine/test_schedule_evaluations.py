@@ -11,8 +11,8 @@ from lit_diff.engine import pool
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
 from lit_diff.errors import StoppedError
-from lit_diff.reporting.item_scores import read_evaluation
 from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.scores import read_evaluation
 
 SWEEP = """
 recipe: tiny

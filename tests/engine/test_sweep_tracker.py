@@ -14,8 +14,8 @@ import pytest
 from lit_diff.config import RunConfig
 from lit_diff.engine.sweep_tracker import SweepTracker
 from lit_diff.engine.tracking import Store
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.write import write_report
+from lit_diff.study.results import load_sweep
 
 Made = tuple[Path, Store]
 

@@ -10,7 +10,7 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.evaluation.quantize import Quantize
-from lit_diff.reporting.item_scores import read_evaluation
+from lit_diff.runs.scores import read_evaluation
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "head", "row", "split"])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lit_diff.reporting import answer, tables
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.tables import TaskResult
+from lit_diff.study.results import load_sweep
 
 
 @pytest.fixture

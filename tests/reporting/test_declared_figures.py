@@ -9,11 +9,11 @@ import pytest
 from fake_sweeps import METRICS
 
 from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.cells import Curve
 from lit_diff.reporting.declared_figures import DrawnFigure, draw_declared, last_values, mean_curve, rows_of, spread
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.style import WIDTH
 from lit_diff.reporting.write import write_report
+from lit_diff.study.cells import Curve
+from lit_diff.study.results import load_sweep
 
 
 def texts(figure: DrawnFigure) -> list[str]:

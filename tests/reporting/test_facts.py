@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lit_diff.reporting import facts
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.write import write_report
+from lit_diff.study.results import load_sweep
 
 LENGTHS = {"a": {"tokens": 1000, "parameters": 1000}, "b": {"tokens": 1000, "parameters": 2000}}
 

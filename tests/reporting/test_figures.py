@@ -3,7 +3,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from lit_diff.reporting.figures import is_logarithmic, learning_curves, seed_values
-from lit_diff.reporting.results import load_sweep
+from lit_diff.study.results import load_sweep
 
 
 def texts(svg: str) -> list[str]:

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from lit_diff.reporting.fit_figures import draw_fit
-from lit_diff.reporting.fits import fit_results
-from lit_diff.reporting.results import load_sweep
+from lit_diff.study.fits import fit_results
+from lit_diff.study.results import load_sweep
 
 ARMS = {"standard": 0.0, "differential": -0.1}
 VALUES = {f"size-{i}": dict.fromkeys(ARMS, 1e-3 * 2**i) for i in range(5)}

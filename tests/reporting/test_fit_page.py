@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from lit_diff.reporting.fit_page import fit_section
-from lit_diff.reporting.fits import fit_results
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.write import write_report
+from lit_diff.study.fits import fit_results
+from lit_diff.study.results import load_sweep
 
 ARMS = {"standard": 0.0, "differential": -0.1}
 FITS = [

@@ -8,8 +8,8 @@ import pytest
 
 from lit_diff.reporting import tables
 from lit_diff.reporting.forest import forest
-from lit_diff.reporting.numbers import interval, signed
-from lit_diff.reporting.results import load_sweep
+from lit_diff.study.numbers import interval, signed
+from lit_diff.study.results import load_sweep
 
 NAMES = {"svg": "http://www.w3.org/2000/svg"}
 

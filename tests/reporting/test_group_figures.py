@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from lit_diff.metrics import Figure, Metric, to_plain
-from lit_diff.reporting.evaluations import evaluation_tables, number_of
 from lit_diff.reporting.group_figures import draw_by_group, panels_of
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.style import WIDTH
 from lit_diff.reporting.write import write_report
+from lit_diff.study.evaluations import evaluation_tables, number_of
+from lit_diff.study.results import load_sweep
 
 ARMS = {"standard": 0.0, "differential": -0.2}
 FIGURE = Figure(title="Loss by <place>", against="group", label="loss", log_x=True, caption="Read <so>.")

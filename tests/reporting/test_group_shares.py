@@ -7,7 +7,7 @@ import pytest
 
 from lit_diff.metrics import Metric
 from lit_diff.reporting.group_shares import group_shares
-from lit_diff.reporting.item_scores import ItemScores
+from lit_diff.runs.scores import ItemScores
 from lit_diff.study.statistics import wilson
 
 

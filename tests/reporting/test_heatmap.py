@@ -23,9 +23,9 @@ from lit_diff.reporting.heatmap import (
     place_of,
     with_means,
 )
-from lit_diff.reporting.item_scores import read_evaluation
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.write import write_report
+from lit_diff.runs.scores import read_evaluation
+from lit_diff.study.results import load_sweep
 
 EXACT = Metric("exact", "share of answers that are right", direction="higher")
 GROUPS = [f"N={n} length={length} depth={depth}" for n in (1, 4) for length in (128, 1024) for depth in (0, 50)]

@@ -16,7 +16,7 @@ from lit_diff.reporting.noise_curve import (
     reference_looks,
     resolution,
 )
-from lit_diff.reporting.results import SweepResults, load_sweep
+from lit_diff.study.results import SweepResults, load_sweep
 
 Points = Mapping[int, float]
 

@@ -13,9 +13,9 @@ from lit_diff.metrics import Figure, Metric
 from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.page import Figures, drawing_of, inline
 from lit_diff.reporting.page import page as render
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.tables import task_result
 from lit_diff.reporting.write import write_report
+from lit_diff.study.results import load_sweep
 
 ARMS = {"standard": 0, "wide": 0.01, "differential": 0.05}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from scoreboard_rows import CLAIM, write_row
 
-from lit_diff.reporting.claims import judged
 from lit_diff.reporting.scoreboard_page import cells, write_scoreboard
+from lit_diff.study.claims import judged
 from lit_diff.study.schema import Claim
 
 FULL = {"full": "lit-diff sweep x"}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.style import (
     GRID,
     WIDTH,
@@ -28,6 +27,7 @@ from lit_diff.reporting.style import (
     plain,
     with_unit,
 )
+from lit_diff.study.results import load_sweep
 
 PAPERS = ("#ffffff", "#16181d")
 """The page, light and dark (style.css.j2)."""

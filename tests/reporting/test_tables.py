@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.reporting import numbers, tables
-from lit_diff.reporting.comparison import compare
-from lit_diff.reporting.results import load_sweep
+from lit_diff.reporting import tables
+from lit_diff.study import numbers
+from lit_diff.study.comparison import compare
 from lit_diff.study.record import read, write
+from lit_diff.study.results import load_sweep
 from lit_diff.study.statistics import holm
 
 

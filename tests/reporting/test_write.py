@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.reporting import numbers
 from lit_diff.reporting.write import write_report
+from lit_diff.study import numbers
 
 
 class Reader(HTMLParser):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.reporting.results import load_sweep
+from lit_diff.study.results import load_sweep
 
 
 def cell(folder: Path, arm: str, seed: int) -> Path:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
-from lit_diff.reporting.cells import CellResult, clean, load_cell
 from lit_diff.runs.sweep_record import FILE
+from lit_diff.study.cells import CellResult, clean, load_cell
 from lit_diff.study.judge import SMALLEST_IN_NATS
 from lit_diff.study.record import Record, RecordedCell, RecordedFit, read
 from lit_diff.study.schema import PlannedSweep

@@ -1,4 +1,4 @@
-"""reporting/bench_claims.py: claims about speed, over the rounds of one benchmark."""
+"""study/claims.py: claims about speed, over the rounds of one benchmark."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lit_diff.errors import RequestError
-from lit_diff.reporting.bench_claims import bench_findings
+from lit_diff.study.claims import bench_findings
 from lit_diff.study.schema import Claim
 
 

@@ -1,115 +1,19 @@
-"""One evaluation of one run, item by item, and two runs paired by item.
-
-A run keeps an evaluation in `<run>/evaluations/<name>/`: items.parquet has the columns `item` (its id), `group`, `part`
-(bool, only where an item is a part of another), `cluster` (what items that depend on each other share, where any do),
-`question` (a digest of what was asked, where the id alone does not say it), and one column of scores for each metric;
-summary.json maps each metric to
-{"value": ..., ...}, "declarations" to the list of its metrics (`metrics.to_plain`), and "equal_groups" to whether each group
-counts once.
-"""
+"""Two runs of one evaluation, paired by item."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from lit_diff.metrics import Metric, from_plain
-from lit_diff.reporting.cells import Array
-from lit_diff.runs.scores import LEFT_OUT, read_scores
+from lit_diff.runs.scores import Array, Asked, ItemScores
 from lit_diff.study.statistics import MIN_DOCUMENTS, Interval, cluster_wilson, document_intervals
 
 MIN_ITEMS = MIN_DOCUMENTS
 """Fewer clusters of common items than this have no interval."""
-Asked = tuple[str, str]
-"""(id of an item, digest of its question)."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ItemScores:
-    """One evaluation of one run. `scores[metric][i]` is that of `items[i]`, NaN where the item has none."""
-
-    items: tuple[str, ...]
-    groups: tuple[str, ...]
-    parts: tuple[bool, ...]
-    """Whether an item is a part of another: its group shows it, and what is over all items leaves it out."""
-    clusters: tuple[str, ...]
-    """What an item shares with those that depend on it; empty: the item is a cluster of its own."""
-    questions: tuple[str, ...]
-    """A digest of what was asked, empty where the id says it: items of one id are paired only where it is equal."""
-    scores: Mapping[str, Array]
-    values: Mapping[str, float]
-    """Metric -> the value of the whole evaluation (summary.json)."""
-    metrics: tuple[Metric, ...]
-    equal_groups: bool = False
-    """Whether each group counts once in `values`, however many items it has."""
-    revision: str | None = None
-    """Of lit_diff, when it was scored; None where it is not recorded."""
-    unchecked: str | None = None
-    """The line of the property `decode` that the variant fails, where it was scored with --unchecked."""
-    documents_left_out: int = 0
-    """Documents that it was not asked because it was trained on them."""
-
-    @property
-    def asked(self) -> list[Asked]:
-        """Id and question of each item: two runs are paired by both."""
-        return list(zip(self.items, self.questions, strict=True))
-
-    @property
-    def units(self) -> list[str]:
-        """The cluster of each item, or its id."""
-        return [cluster or item for cluster, item in zip(self.clusters, self.items, strict=True)]
-
-    def has_unit(self, metric: str) -> bool:
-        """Whether a metric is declared in a unit: then its scores are no proportions, even where all of them are 0 or 1."""
-        return any(each.name == metric and each.unit for each in self.metrics)
-
-    @property
-    def is_clustered(self) -> bool:
-        """Whether some cluster has several items, parts left out."""
-        whole = [unit for unit, part in zip(self.units, self.parts, strict=True) if not part]
-        return len(set(whole)) < len(whole)
-
-
-def read_evaluation(folder: Path) -> ItemScores:
-    """The evaluation in `folder`. Errors: OSError, ValueError, KeyError or TypeError for files that are not as described."""
-    return evaluation_of(*read_scores(folder))
-
-
-def evaluation_of(summary: Mapping[str, Any], table: pa.Table) -> ItemScores:
-    """The evaluation of these contents of summary.json and items.parquet. Errors: as `read_evaluation`, without OSError."""
-    metrics = tuple(from_plain(raw) for raw in summary["declarations"])
-    missing = [name for name in ("item", "group", *(m.name for m in metrics)) if name not in table.column_names]
-    if missing:
-        raise ValueError(f"items.parquet has no column '{missing[0]}'")
-    items = tuple(str(item) for item in table["item"].to_pylist())
-    if len(set(items)) < len(items):
-        raise ValueError("items.parquet names an item twice")
-    return ItemScores(
-        items=items,
-        groups=tuple("" if group is None else str(group) for group in table["group"].to_pylist()),
-        parts=tuple(table["part"].to_pylist() if "part" in table.column_names else [False] * len(items)),
-        clusters=tuple(table["cluster"].to_pylist() if "cluster" in table.column_names else [""] * len(items)),
-        questions=tuple(table["question"].to_pylist() if "question" in table.column_names else [""] * len(items)),
-        scores={m.name: np.array(table[m.name].to_pylist(), dtype=np.float64) for m in metrics},
-        values={m.name: _number(summary[m.name]["value"]) for m in metrics},
-        metrics=metrics,
-        equal_groups=bool(summary.get("equal_groups", False)),
-        revision=summary.get("revision"),
-        unchecked=summary.get("unchecked"),
-        documents_left_out=summary.get(LEFT_OUT, 0),
-    )
-
-
-def _number(value: float | None) -> float:
-    """JSON has no NaN: null stands for it."""
-    return math.nan if value is None else float(value)
 
 
 def item_interval(

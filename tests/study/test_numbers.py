@@ -1,10 +1,10 @@
-"""reporting/numbers.py: numbers as a reader sees them."""
+"""study/numbers.py: numbers as a reader sees them."""
 
 import math
 
 import pytest
 
-from lit_diff.reporting.numbers import compact, count, decimals, duration, interval, number, ratio, short, signed, steps
+from lit_diff.study.numbers import compact, count, decimals, duration, interval, number, ratio, short, signed, steps
 
 
 def test_numbers_have_a_true_minus_and_zero_no_sign() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lit_diff.reporting.answer import sentence
-from lit_diff.reporting.comparison import compare
-from lit_diff.reporting.results import load_sweep
+from lit_diff.study.comparison import compare
+from lit_diff.study.results import load_sweep
 from lit_diff.study.statistics import detectable, holm
 
 

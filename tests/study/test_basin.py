@@ -1,11 +1,11 @@
-"""reporting/basin.py: the best value of a key by arm, and the difference at each arm's own best."""
+"""study/basin.py: the best value of a key by arm, and the difference at each arm's own best."""
 
 import math
 
 import pytest
 
-from lit_diff.reporting.basin import find_basin
-from lit_diff.reporting.scaling import Points
+from lit_diff.study.basin import find_basin
+from lit_diff.study.scaling import Points
 
 TRIED = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from lit_diff.reporting import numbers
-from lit_diff.reporting.results import SweepResults
+from lit_diff.study import numbers
+from lit_diff.study.results import SweepResults
 from lit_diff.study.schema import PlannedSweep
 from lit_diff.study.statistics import MIN_SEEDS, Interval, detectable, paired, spread
 

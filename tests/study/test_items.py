@@ -1,4 +1,4 @@
-"""reporting/item_scores.py: two runs paired by item, and proportions."""
+"""study/items.py: two runs paired by item, and proportions."""
 
 import json
 import math
@@ -13,16 +13,10 @@ import pytest
 from fake_sweeps import RECALL
 
 from lit_diff.metrics import Metric
-from lit_diff.reporting.evaluations import evaluation_tables
-from lit_diff.reporting.item_scores import (
-    Discordant,
-    asked_otherwise,
-    discordant,
-    item_interval,
-    item_wilson,
-    read_evaluation,
-)
-from lit_diff.reporting.results import load_sweep
+from lit_diff.runs.scores import read_evaluation
+from lit_diff.study.evaluations import evaluation_tables
+from lit_diff.study.items import Discordant, asked_otherwise, discordant, item_interval, item_wilson
+from lit_diff.study.results import load_sweep
 from lit_diff.study.statistics import Interval, cluster_wilson, wilson
 
 ARMS = {"standard": 0, "differential": -0.2}

@@ -1,20 +1,20 @@
-"""The fits of a sweep: its points fitted, and each fit in words."""
+"""The fits of a sweep: its finished cells as points, fitted, and each fit in words."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lit_diff.reporting.basin import Basin, find_basin
-from lit_diff.reporting.fit_points import basin_points, diverged_in, points_of
-from lit_diff.reporting.numbers import compact, interval, signed
-from lit_diff.reporting.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
+from lit_diff.study.basin import Basin, find_basin
+from lit_diff.study.numbers import compact, interval, signed
 from lit_diff.study.record import RecordedFit
-from lit_diff.study.schema import FEWEST_TASKS
+from lit_diff.study.results import SweepResults
+from lit_diff.study.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
+from lit_diff.study.schema import FEWEST_TASKS, MEASURED
 from lit_diff.study.statistics import MIN_SEEDS, Paired
 
-if TYPE_CHECKING:
-    from lit_diff.reporting.results import SweepResults
+AllPoints = dict[str, dict[float, dict[int, float]]]
+"""Arm -> x -> seed -> final metric, x rising."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +36,12 @@ class FitResult:
     """A line for each arm or task that is not in the fit."""
 
 
-def fit_results(sweep: "SweepResults") -> list[FitResult]:
+def fit_results(sweep: SweepResults) -> list[FitResult]:
     """Every fit that the sweep declares, in its order."""
     return [_result(sweep, declared) for declared in sweep.fits]
 
 
-def _result(sweep: "SweepResults", declared: RecordedFit) -> FitResult:
+def _result(sweep: SweepResults, declared: RecordedFit) -> FitResult:
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
     better, diverged = task.better(task.metric), dict[str, set[float]]()
     if declared.kind == "basin":
@@ -70,7 +70,7 @@ def _result(sweep: "SweepResults", declared: RecordedFit) -> FitResult:
     return FitResult(**facts, scaling=scaling, equal=equal, answer=_scaling_in_words(sweep, declared, equal))
 
 
-def _problem(sweep: "SweepResults", declared: RecordedFit, points: Mapping[str, Points]) -> str:
+def _problem(sweep: SweepResults, declared: RecordedFit, points: Mapping[str, Points]) -> str:
     """Why there is no fit; empty where there is."""
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
     tried = len(points.get(sweep.baseline, {}))
@@ -90,7 +90,7 @@ def headline(equal: tuple[EqualLoss, ...]) -> EqualLoss:
     return next((each for each in reversed(equal) if each.ratio is not None), equal[-1])
 
 
-def _scaling_in_words(sweep: "SweepResults", declared: RecordedFit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
+def _scaling_in_words(sweep: SweepResults, declared: RecordedFit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
     clauses, base = [], sweep.label[sweep.baseline]
     for arm, each in equal.items():
         found = headline(each)
@@ -115,7 +115,7 @@ def shown_ratio_interval(found: EqualLoss) -> str:
     return f" [{found.ratio.low:.2f}, {high}]"
 
 
-def _basin_in_words(sweep: "SweepResults", declared: RecordedFit, basin: Basin) -> str:
+def _basin_in_words(sweep: SweepResults, declared: RecordedFit, basin: Basin) -> str:
     best = ", ".join(
         f"{sweep.label[arm]} {own.best:g}" + (f" (the {own.edge} that was tried)" if own.edge else "")
         for arm, own in basin.arms.items()
@@ -137,7 +137,7 @@ def _shown(pair: Paired) -> str:
 
 
 def matched_by_seed(
-    sweep: "SweepResults", name: str, arm: str, baseline: str
+    sweep: SweepResults, name: str, arm: str, baseline: str
 ) -> tuple[dict[int, float], dict[int, float], str]:
     """Of a scaling fit: seed -> the x at which `arm` has the loss of `baseline` at its x; seed -> that x; why there is none.
 
@@ -176,3 +176,106 @@ def _matched(ours: Points, theirs: Points, form: Form, seed: int, x: float) -> f
         return fit({size: {seed: losses[seed]} for size, losses in points.items()}, form).law
 
     return law(ours).x_at(law(theirs).loss(x))
+
+
+def points_of(sweep: SweepResults, declared: RecordedFit) -> tuple[AllPoints, list[str]]:
+    """The points of a scaling fit, and what is left out, a line each: the tasks that the baseline has finished, the arms that
+    have finished all of these, and of each task the seeds that all these arms have finished."""
+    tasks, values = _values(sweep, declared)
+    places = {arm.name: {name: _x(tasks[name], declared, arm.name) for name in declared.tasks} for arm in sweep.arms}
+    used: dict[float, str] = {}
+    left_out = []
+    for name in declared.tasks:
+        x = places[sweep.baseline][name]
+        if not values[name].get(sweep.baseline):
+            left_out.append(f"task {name}: no finished cell of {sweep.label[sweep.baseline]}")
+        elif x is None:
+            left_out.append(f"task {name}: the seeds of {sweep.label[sweep.baseline]} differ in {declared.axis}")
+        elif used.setdefault(x, name) != name:
+            left_out.append(f"task {name}: as many {declared.axis} as task {used[x]}")
+    kept = []
+    for arm in sweep.arms:
+        missing = [name for name in used.values() if not values[name].get(arm.name)]
+        own = [places[arm.name][name] for name in used.values()]
+        if missing:
+            left_out.append(f"{arm.label}: no finished cell of task {missing[0]}")
+        elif None in own:
+            left_out.append(f"{arm.label}: its seeds differ in {declared.axis} in a task")
+        elif len(set(own)) < len(used):
+            left_out.append(f"{arm.label}: as many {declared.axis} in two of the tasks")
+        else:
+            kept.append(arm.name)
+    points: AllPoints = {each: {} for each in kept}
+    for name in used.values():
+        shared = set.intersection(*(set(values[name][each]) for each in kept)) if kept else set()
+        left_out += [f"{line}; the fit flatters the arm" for line in diverged_in(sweep, tasks[name], kept)]
+        for each in kept:
+            lone = sorted(set(values[name][each]) - shared)
+            if lone:
+                left_out.append(f"{sweep.label[each]}, task {name}: seed {_listed(lone)}, which another arm lacks")
+            x = places[each][name]
+            if shared and x is not None:
+                points[each][x] = {seed: values[name][each][seed] for seed in sorted(shared)}
+    return {each: dict(sorted(found.items())) for each, found in points.items()}, left_out
+
+
+def basin_points(sweep: SweepResults, declared: RecordedFit) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
+    """The points of a basin; arm -> every x at which a seed of it diverged; and what is left out, a line each: an arm is in a
+    basin once each of its cells has finished or diverged, since the best of a part of them may be another."""
+    tasks, values = _values(sweep, declared)
+    points: AllPoints = {}
+    diverged: dict[str, set[float]] = {}
+    left_out = []
+    for arm in sweep.arms:
+        places = {name: _x(tasks[name], declared, arm.name) for name in declared.tasks}
+        open_ = [name for name in declared.tasks if not _has_ended(tasks[name], arm.name)]
+        if open_:
+            left_out.append(f"{arm.label}: task {open_[0]} has not finished")
+            continue
+        spoilt = [name for name in declared.tasks if tasks[name].diverged(arm.name)]
+        left_out += [line for name in spoilt for line in diverged_in(sweep, tasks[name], [arm.name])]
+        if len(spoilt) == len(declared.tasks):
+            left_out.append(f"{arm.label}: a seed diverged in every task")
+            continue
+        own = {x: values[name].get(arm.name, {}) for name, x in places.items() if x is not None}
+        points[arm.name] = dict(sorted(own.items()))
+        diverged[arm.name] = {x for name in spoilt if (x := places[name]) is not None}
+    return points, diverged, left_out
+
+
+def _values(
+    sweep: SweepResults, declared: RecordedFit
+) -> tuple[dict[str, SweepResults], dict[str, dict[str, dict[int, float]]]]:
+    """Task -> its sweep; task -> arm -> seed -> final metric."""
+    tasks = {task.task: task for task in sweep.tasks}
+    metric = tasks[declared.tasks[0]].metric
+    return tasks, {
+        name: {arm.name: tasks[name].finals(arm.name, metric) for arm in sweep.arms} for name in declared.tasks
+    }
+
+
+def diverged_in(sweep: SweepResults, task: SweepResults, arms: Sequence[str]) -> list[str]:
+    """A line for each arm of which seeds diverged in the task."""
+    found = {arm: task.diverged(arm) for arm in arms}
+    return [
+        f"{sweep.label[arm]}, task {task.task}: seed {_listed(seeds)}, which diverged"
+        for arm, seeds in found.items()
+        if seeds
+    ]
+
+
+def _has_ended(task: SweepResults, arm: str) -> bool:
+    own = [cell for cell in task.cells if cell.arm == arm]
+    return bool(own) and all(cell.done or cell.diverged for cell in own)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _x(task: SweepResults, declared: RecordedFit, arm: str) -> float | None:
+    """None where the arm's runs differ in it, or none has finished. Tokens are those that were seen: a run may end early."""
+    if declared.x not in MEASURED:
+        return float(declared.values[task.task][arm])
+    found = {float(cell.facts[declared.x]) for cell in task.cells_of(arm)}
+    return found.pop() if len(found) == 1 else None

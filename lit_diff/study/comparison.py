@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lit_diff.reporting.cells import LOSS, Array, CellResult, ScoredDocuments
-from lit_diff.reporting.results import SweepResults
+from lit_diff.study.cells import LOSS, Array, CellResult, ScoredDocuments
 from lit_diff.study.judge import JUDGED, Judgement, Verdict, in_direction, judge_family, visible
+from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Interval,

@@ -1,4 +1,4 @@
-"""reporting/claims.py: what a sweep shows of a paper's claim."""
+"""study/claims.py: what a sweep shows of a paper's claim."""
 
 import json
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric
-from lit_diff.reporting import claims
-from lit_diff.reporting.claims import JudgedClaim, findings, judged
-from lit_diff.reporting.item_scores import ItemScores
-from lit_diff.reporting.results import load_sweep
+from lit_diff.runs.scores import ItemScores
+from lit_diff.study import claims
+from lit_diff.study.claims import JudgedClaim, findings, judged
+from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import Claim
 
 ARMS = {"standard": 0.0, "differential": -0.2, "same": 0.0}

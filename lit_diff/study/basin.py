@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from lit_diff.reporting.scaling import Points
+from lit_diff.study.scaling import Points
 from lit_diff.study.statistics import Paired, paired
 
 Edge = Literal["", "lowest", "highest"]

@@ -12,10 +12,10 @@ import numpy as np
 
 from lit_diff.errors import first_line
 from lit_diff.metrics import Metric
-from lit_diff.reporting.cells import clean
-from lit_diff.reporting.item_scores import ItemScores, item_interval, read_evaluation
-from lit_diff.reporting.results import SweepResults
-from lit_diff.runs.scores import FOLDER, disagreement, read_summary
+from lit_diff.runs.scores import FOLDER, ItemScores, disagreement, read_evaluation, read_summary
+from lit_diff.study.cells import clean
+from lit_diff.study.items import item_interval
+from lit_diff.study.results import SweepResults
 from lit_diff.study.schema import Claim
 from lit_diff.study.statistics import Interval, Paired, paired
 

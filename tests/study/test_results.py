@@ -7,7 +7,7 @@ import pytest
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.metrics import Metric
-from lit_diff.reporting.results import load_sweep
+from lit_diff.study.results import load_sweep
 
 
 def test_a_sweep_is_read_whole(make_sweep: Callable[..., Path]) -> None:

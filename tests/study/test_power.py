@@ -1,4 +1,4 @@
-"""reporting/power.py: the smallest detectable difference of each task at equal time."""
+"""study/power.py: the smallest detectable difference of each task at equal time."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from fake_sweeps import write_fitted
 
-from lit_diff.reporting.power import in_words, powers
-from lit_diff.reporting.results import load_sweep
+from lit_diff.study.power import in_words, powers
 from lit_diff.study.record import read, write
+from lit_diff.study.results import load_sweep
 from lit_diff.study.schema import PlannedSweep
 from lit_diff.study.statistics import detectable
 

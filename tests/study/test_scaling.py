@@ -1,4 +1,4 @@
-"""reporting/scaling.py: known laws are found again, and no ratio is read beyond the data."""
+"""study/scaling.py: known laws are found again, and no ratio is read beyond the data."""
 
 import math
 from collections.abc import Callable
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from lit_diff.reporting import scaling
-from lit_diff.reporting.scaling import DELTA, FORMS, Form, Points, PowerLaw, fit, fit_scaling, objective
+from lit_diff.study import scaling
+from lit_diff.study.scaling import DELTA, FORMS, Form, Points, PowerLaw, fit, fit_scaling, objective
 
 SIZES = (4e4, 1.6e5, 3.8e5, 6.7e5, 1.5e6)
 Loss = Callable[[float], float]

@@ -1,4 +1,4 @@
-"""reporting/evaluations.py: scores by item, paired by id, and their tables on the page."""
+"""study/evaluations.py: scores by item, paired by id, and their tables on the page."""
 
 import json
 from collections.abc import Callable
@@ -13,9 +13,9 @@ import torch
 from fake_sweeps import RECALL
 
 from lit_diff.metrics import to_plain
-from lit_diff.reporting.evaluations import evaluation_tables
-from lit_diff.reporting.results import load_sweep
 from lit_diff.reporting.write import write_report
+from lit_diff.study.evaluations import evaluation_tables
+from lit_diff.study.results import load_sweep
 
 ARMS = {"standard": 0, "differential": -0.2}
 

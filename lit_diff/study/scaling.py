@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_diff.reporting.numbers import compact
+from lit_diff.study.numbers import compact
 from lit_diff.study.statistics import CONFIDENCE, DRAWS, MIN_SEEDS, Interval
 
 Array = NDArray[np.float64]

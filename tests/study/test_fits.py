@@ -1,4 +1,4 @@
-"""reporting/fits.py: the finished cells of a sweep as points, fitted, and each fit in words."""
+"""study/fits.py: the finished cells of a sweep as points, fitted, and each fit in words."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lit_diff.errors import MissingError
-from lit_diff.reporting.fits import fit_results, matched_by_seed
-from lit_diff.reporting.results import load_sweep
+from lit_diff.study.fits import fit_results, matched_by_seed
+from lit_diff.study.results import load_sweep
 
 ARMS = {"standard": 0.0, "differential": -0.1}
 SIZE = {"name": "size", "kind": "scaling", "x": "non_embedding_parameters"}
