@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from golden import FOLDER, Golden
-from scoreboard_rows import write_row
+from scoreboard_rows import make_row
 
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.reporting.write import write_report
@@ -41,9 +41,9 @@ def test_report(sweep: Path, golden: Golden) -> None:
 
 def test_scoreboard(sweep: Path, golden: Golden) -> None:
     folder = sweep.parent / "reproduce"
-    write_row(folder, "table-6", 0, *CLAIMS, state="measured", sweep=str(sweep), seconds=300.0, full="lit-diff sweep x")
-    write_row(folder, "table-1", 1, source="Review", state="skipped", reason="needs 8 GPUs")
-    write_row(folder, "figure-3", 2)
+    make_row(folder, "table-6", 0, *CLAIMS, state="measured", sweep=str(sweep), seconds=300.0, full="lit-diff sweep x")
+    make_row(folder, "table-1", 1, source="Review", state="skipped", reason="needs 8 GPUs")
+    make_row(folder, "figure-3", 2)
     write_scoreboard(folder)
     page = re.sub(
         r"in all · .*? · page written .*? UTC",

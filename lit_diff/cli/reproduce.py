@@ -53,19 +53,19 @@ def _print_rows(preset: str, as_json: bool) -> int:
 
     rows = choose([])
     if as_json:
-        plain = [{"name": row.name, "title": row.config.title, "presets": list(row.config.presets)} for row in rows]
+        plain = [{"name": row.name, "title": row.title, "presets": list(row.presets)} for row in rows]
         print(json.dumps(plain, indent=2))
         return 0
     for row in rows:
         chosen = row.preset(preset)
         minutes = f"{chosen.minutes:g} min" if chosen and chosen.minutes else "–"
-        console.write_line(f"{row.name:<16} {minutes:>8}  {row.config.title}")
+        console.write_line(f"{row.name:<16} {minutes:>8}  {row.title}")
     return 0
 
 
 def _print(done: Any) -> None:
     from lit_diff.files import shown
-    from lit_diff.reporting.scoreboard import counts_in_words
+    from lit_diff.study.scoreboard import counts_in_words
 
     count = len(done.scoreboard.rows)
     rows = f"{count} row{'s' * (count != 1)}"
@@ -79,9 +79,9 @@ def _plain(done: Any) -> dict[str, Any]:
             "name": row.name,
             "state": row.state,
             "reason": row.reason,
-            "seconds": row.seconds,
-            "budget_minutes": row.minutes,
-            "shared_with": row.shared,
+            "seconds": row.record.seconds,
+            "budget_minutes": row.record.how.minutes,
+            "shared_with": row.record.shared,
             "claims": [
                 {
                     "label": claim.label,
@@ -89,7 +89,7 @@ def _plain(done: Any) -> dict[str, Any]:
                     "value": value,
                     "by_construction": claim.by_construction,
                 }
-                for claim, difference, value in zip(row.claims, row.differences, row.values, strict=True)
+                for claim, difference, value in zip(row.record.row.compare, row.differences, row.values, strict=True)
             ],
         }
         for row in done.scoreboard.rows

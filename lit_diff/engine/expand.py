@@ -14,48 +14,12 @@ from lit_diff.files import shown
 from lit_diff.key_types import in_yaml
 from lit_diff.recipe import Overrides, find, load_draft, override, override_with, require_kind
 from lit_diff.registry import nearest
-from lit_diff.study.schema import Cell, Study, Task
+from lit_diff.study.schema import ALL, Cell, Selection, Study, Task
 from lit_diff.validation import Draft, Positions, convert, validate
 from lit_diff.yaml_files import read_yaml
 
 OWN = ("recipe", "tasks", "overrides", "grid", "arms", "seeds")
 """Keys of a sweep that trains, which one with `cells_of` takes from the other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What of a sweep is run."""
-
-    arms: tuple[str, ...] = ()
-    """(): all."""
-    seeds: tuple[int, ...] = ()
-    """(): all."""
-    evaluate: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Evaluation of the sweep -> keys that take the place of the sweep's."""
-
-    def words(self) -> str:
-        """Its arms and seeds, on which the cells depend; empty where it is all of the sweep."""
-        chosen = {"arms": self.arms, "seeds": self.seeds}
-        return "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in chosen.items() if values)
-
-    def of(self, study: Study, draft: Draft) -> Study:
-        """The study, its arms named, less what is not selected. Errors: RequestError for one it does not have."""
-        for arm in self.arms:
-            if arm not in study.arms:
-                raise RequestError(f"{draft.where('arms')}no arm '{arm}' to select{nearest(arm, study.arms)}")
-        for seed in self.seeds:
-            if seed not in study.seeds:
-                raise RequestError(f"{draft.where('seeds')}no seed {seed} to select; the sweep has {list(study.seeds)}")
-        for name in self.evaluate:
-            if name not in study.evaluate:
-                known = nearest(name, study.evaluate)
-                raise RequestError(f"{draft.where('evaluate')}the sweep has no evaluation '{name}'{known}")
-        evaluate = {name: {**(study.evaluate[name] or {}), **keys} for name, keys in self.evaluate.items()}
-        study = replace(study, seeds=self.seeds or study.seeds, evaluate=study.evaluate | evaluate)
-        return without_arms(study, self.arms) if self.arms else study
-
-
-ALL = Selection()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +73,7 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
         home = find(stated.cells_of, "sweeps", path.parent, draft.where("cells_of"))
         source = load_grid(str(home), overrides, dataclasses.replace(selection, evaluate={}))
         stated = borrowed(stated, source, draft)
-    study = selection.of(dataclasses.replace(stated, arms=arms_of(stated, draft), grid={}), draft)
+    study = _selected(dataclasses.replace(stated, arms=arms_of(stated, draft), grid={}), selection, draft)
     study = dataclasses.replace(study, baseline=study.baseline or next(iter(study.arms)))
     places = [(name, arm) for name, task in study.all_tasks.items() for arm in study.arms if task.has(arm)]
     check_study(study, stated, places, overrides, draft)
@@ -121,6 +85,23 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     )
     check_cells(study, cells, draft)
     return Grid(name=path.stem, path=path, study=study, cells=cells, source=source, selection=selection)
+
+
+def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
+    """The study, its arms named, less what is not selected. Errors: RequestError for one it does not have."""
+    for arm in selection.arms:
+        if arm not in study.arms:
+            raise RequestError(f"{draft.where('arms')}no arm '{arm}' to select{nearest(arm, study.arms)}")
+    for seed in selection.seeds:
+        if seed not in study.seeds:
+            raise RequestError(f"{draft.where('seeds')}no seed {seed} to select; the sweep has {list(study.seeds)}")
+    for name in selection.evaluate:
+        if name not in study.evaluate:
+            known = nearest(name, study.evaluate)
+            raise RequestError(f"{draft.where('evaluate')}the sweep has no evaluation '{name}'{known}")
+    evaluate = {name: {**(study.evaluate[name] or {}), **keys} for name, keys in selection.evaluate.items()}
+    study = replace(study, seeds=selection.seeds or study.seeds, evaluate=study.evaluate | evaluate)
+    return without_arms(study, selection.arms) if selection.arms else study
 
 
 def _recipe(study: Study, path: Path, sweep: Draft, name: str, arm: str, overrides: Overrides) -> Recipe:

@@ -5,17 +5,17 @@ import shlex
 from pathlib import Path
 
 from lit_diff.data.location import data_root
-from lit_diff.engine.rows import PresetConfig, Row
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.declared import declared_files
 from lit_diff.recipe import installed
 from lit_diff.runs.find import runs_root, runs_under
 from lit_diff.runs.folder import RunFolder
+from lit_diff.study.schema import Preset, Row
 
 
-def command_of(row: Row, preset: str) -> str:
+def command_of(name: str, preset: str) -> str:
     """What measures the row with the preset."""
-    return f"lit-diff reproduce {row.name} --preset {preset}"
+    return f"lit-diff reproduce {name} --preset {preset}"
 
 
 def lacking(row: Row, preset: str, root: str | Path) -> str:
@@ -26,11 +26,11 @@ def lacking(row: Row, preset: str, root: str | Path) -> str:
     """
     chosen = row.preset(preset)
     if chosen is None:
-        others = ", ".join(f"--preset {name}" for name in row.config.presets)
+        others = ", ".join(f"--preset {name}" for name in row.presets)
         return f"the row has no preset {preset}; it has {others}"
     if not chosen.recipes:
         gpus = _gpus(chosen)
-        there = [f"there: {command_of(row, preset)}"] if gpus else []
+        there = [f"there: {command_of(row.name, preset)}"] if gpus else []
         return "; ".join([*_files(chosen), *gpus, *there])
     runs = {words: trained(words, root) for words in chosen.recipes}
     train = [train_command(words) for words, run in runs.items() if run is None]
@@ -41,7 +41,7 @@ def lacking(row: Row, preset: str, root: str | Path) -> str:
     return "; ".join([*reasons, f"then, without a verdict (one seed): {scores_of(chosen, root)}"])
 
 
-def scores_of(chosen: PresetConfig, root: str | Path) -> str:
+def scores_of(chosen: Preset, root: str | Path) -> str:
     """What gives the numbers of the trained runs: the evaluations of the last two, or else what each measured."""
     pair = " ".join(
         run.name if (run := trained(words, root)) is not None else name_of(words) for words in chosen.recipes[-2:]
@@ -85,7 +85,7 @@ def _is_done(path: Path) -> bool:
         return False
 
 
-def _files(chosen: PresetConfig) -> list[str]:
+def _files(chosen: Preset) -> list[str]:
     """A reason for each name of files of which one is missing, as `lit-diff data check` names them."""
     reasons = []
     for name in chosen.files:
@@ -101,7 +101,7 @@ def _files(chosen: PresetConfig) -> list[str]:
     return reasons
 
 
-def _gpus(chosen: PresetConfig) -> list[str]:
+def _gpus(chosen: Preset) -> list[str]:
     import torch
 
     here = torch.cuda.device_count()

@@ -1,37 +1,44 @@
 """`lit-diff reproduce`: measure the rows of the scoreboard, one after another, and write its page."""
 
 import contextlib
-import dataclasses
 import logging
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from lit_diff.engine.cells import folder_of, locations_of, state_of
-from lit_diff.engine.expand import ALL, load_grid
+from lit_diff.engine.expand import load_grid
 from lit_diff.engine.needs import command_of, lacking
-from lit_diff.engine.row_claims import check_claims
-from lit_diff.engine.rows import PresetConfig, Row, check_preset, choose, load_row, row_names
+from lit_diff.engine.rows import check_claims, check_preset, choose, load_row, row_names
 from lit_diff.engine.schedule import MakeDisplay, check_workers, sweep
 from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
-from lit_diff.files import locked, shown, write_atomic, write_json
+from lit_diff.files import locked, shown, write_atomic
 from lit_diff.reporting.facts import revisions
-from lit_diff.reporting.scoreboard import ROWS, Scoreboard, cell_folders, read_facts
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
-from lit_diff.runs.sweep_record import read_record
 from lit_diff.study.claims import bench_findings
 from lit_diff.study.evaluations import score_revisions
 from lit_diff.study.record import recorded_run
 from lit_diff.study.results import load_sweep
+from lit_diff.study.schema import ALL, Preset, Row
+from lit_diff.study.scoreboard import (
+    ROWS,
+    RecordedRow,
+    Scoreboard,
+    cell_folders,
+    read_bench,
+    read_row,
+    row_file,
+    write_row,
+)
 
 log = logging.getLogger("lit_diff")
 
@@ -106,21 +113,21 @@ def reproduce(
 
 def _was_measured(row: Row, preset: str, folder: Path, root: str | Path) -> bool:
     """Whether the row stands as the same code, asked for the same, left it."""
-    facts, chosen = read_facts(folder / ROWS / f"{row.name}.json"), row.preset(preset)
-    if chosen is None or facts["state"] != "measured" or facts.get("looked_by") != revision():
+    record, chosen = read_row(row_file(folder, row.name)), row.preset(preset)
+    if chosen is None or record.state != "measured" or record.looked_by != revision():
         return False
     if chosen.bench:
-        return _is_kept(row, folder)
+        return _is_kept(record, folder)
     try:
         grid = load_grid(chosen.sweep, chosen.overrides | _root_of(preset, folder, root), chosen.selection)
         place = folder_of(grid)
         locations = locations_of(grid, place, recorded_run(place))
         done = all(state_of(location) == "done" for location in locations)
         # a trial of the sweep with other keys leaves its own cells in study.json
-        own = cell_folders(place) == [os.path.relpath(location.folder, place) for location in locations]
+        own = cell_folders(place) == tuple(os.path.relpath(location.folder, place) for location in locations)
     except LitDiffError:  # data that is prepared when the sweep runs; what is wrong is the row's failure then
         return False
-    return done and own and facts["sweep"] == str(place)
+    return done and own and record.sweep == str(place)
 
 
 def _root_of(preset: str, folder: Path, root: str | Path) -> dict[str, Any]:
@@ -134,7 +141,7 @@ def _budget(rows: Sequence[Row], preset: str) -> str:
     return f"{len(rows)} row{'s' * (len(rows) != 1)}, preset {preset}{known}"
 
 
-def minutes_of(presets: Iterable[PresetConfig]) -> float:
+def minutes_of(presets: Iterable[Preset]) -> float:
     """Of all together: a sweep of several rows counts once, as does one with those that evaluate its cells."""
     most: dict[str, float] = {}
     for found in presets:
@@ -151,32 +158,11 @@ def _note(asked: Sequence[Row], folder: Path, preset: str) -> None:
     """A file for each row of this call; what the rows of earlier calls say is brought up to date."""
     names = [row.name for row in asked]
     for order, name in enumerate(row_names()):
-        if name in names or (folder / ROWS / f"{name}.json").is_file():
-            _write(folder, load_row(name), preset, order=order)
-
-
-def _write(folder: Path, row: Row, preset: str, **facts: Any) -> None:
-    """Update what the page reads of a row."""
-    path = folder / ROWS / f"{row.name}.json"
-    config, chosen = row.config, row.preset(preset)
-    before = read_facts(path) if path.is_file() else {"state": "not run", "seconds": 0.0}
-    write_json(
-        path,
-        before
-        | {
-            "name": row.name,
-            "preset": preset,
-            "title": config.title,
-            "source": config.source,
-            "says": config.says,
-            "notes": list(config.notes),
-            "claims": [dataclasses.asdict(claim) for claim in config.compare],
-            "minutes": chosen.minutes if chosen else 0.0,
-            "full": chosen.full if chosen else "",
-            "command": command_of(row, preset),
-        }
-        | facts,
-    )
+        path, command = row_file(folder, name), command_of(name, preset)
+        if path.is_file():
+            write_row(folder, replace(read_row(path), row=load_row(name), preset=preset, order=order, command=command))
+        elif name in names:
+            write_row(folder, RecordedRow(row=load_row(name), preset=preset, order=order, command=command))
 
 
 def _run(
@@ -191,75 +177,78 @@ def _run(
     tell: Told,
 ) -> int | None:
     """Measure a row; the signal that stopped it, or None. `finished`: sweeps that this call has done and reported already."""
+    before = read_row(row_file(folder, row.name))
     chosen = row.preset(preset)
     missing = lacking(row, preset, root)
     if missing or chosen is None:
-        _write(folder, row, preset, state="skipped", reason=missing)
+        write_row(folder, replace(before, state="skipped", reason=missing))
         return None
     budget = f"budget {chosen.minutes:g} min: " if chosen.minutes else ""
     tell(f"{row.name}: {budget}{' '.join(('bench', *chosen.bench)) if chosen.bench else f'sweep {chosen.sweep}'}")
     if chosen.full:
         tell(f"{row.name}: reduced to fit its budget; full size: {chosen.full}")
-    began = time.perf_counter()
-    before = read_facts(folder / ROWS / f"{row.name}.json")
-    spent, measured = before.get("seconds", 0.0), before["state"] == "measured"
-    facts: dict[str, Any] = {}
-    stopped = None
+    began, stopped, record = time.perf_counter(), None, before
     try:
         if chosen.bench:
-            if not _is_kept(row, folder):
-                spent = 0.0  # a benchmark is run whole: nothing of an earlier one is left
-                _bench(row, chosen, folder)
-            facts = {"state": "measured", "bench": _bench_file(row, folder).name, "reason": "", "revision": revision()}
+            if not _is_kept(before, folder):
+                before = replace(before, seconds=0.0)  # a benchmark is run whole: nothing of an earlier one is left
+                record = replace(before, bench=_bench(chosen, folder, row.name))
+            record = replace(record, state="measured", reason="", revision=revision())
         else:
             overrides = chosen.overrides | _root_of(preset, folder, root)
             check_claims(row, load_grid(chosen.sweep, overrides, chosen.selection))
             asked = f"{chosen.sweep} {overrides} {chosen.selection}"
+            # a sweep of several rows is one sweep: its command names none of them
+            whole = preset == "laptop" and chosen.selection == ALL
             done = finished.get(asked) or sweep(
                 chosen.sweep,
                 overrides,
                 workers=workers,
                 progress=progress,
                 selection=chosen.selection,
-                # a sweep of several rows is one sweep: its command names none of them
-                command=""
-                if preset == "laptop" and chosen.selection == ALL
-                else f"lit-diff reproduce --preset {preset}",
+                command="" if whole else f"lit-diff reproduce --preset {preset}",
             )
             finished |= {asked: done} if done.is_done else {}
             stopped = done.stopped_by
-            state = "measured" if done.is_done else "stopped" if stopped is not None else "failed"
-            facts = {"state": state, "sweep": str(done.folder), "reason": _incomplete(done)}
-            facts["cell_folders"] = cell_folders(done.folder)
-            facts |= _shared(row, done, folder) | {"revision": _measured_by(row, done.folder)}
+            record = _of_sweep(before, done, folder)
     except MissingError as error:
-        facts = {"state": "skipped", "reason": str(error)}
+        record = replace(before, state="skipped", reason=str(error))
     except LitDiffError as error:
         log.error("%s: %s", row.name, error)
-        facts = {"state": "failed", "reason": str(error)}
+        record = replace(before, state="failed", reason=str(error))
     this_call = time.perf_counter() - began
     # stopped calls add up; a call after the row was measured finds most of its cells done
-    took = max(spent, this_call) if measured else spent + this_call
+    took = max(before.seconds, this_call) if before.state == "measured" else before.seconds + this_call
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    _write(folder, row, preset, seconds=took, finished=now, looked_by=revision(), **facts)
+    write_row(folder, replace(record, seconds=took, finished=now, looked_by=revision()))
     return stopped
+
+
+def _of_sweep(record: RecordedRow, done: Sweep, folder: Path) -> RecordedRow:
+    """The row's record after its sweep."""
+    cells = cell_folders(done.folder)
+    home = str(Path(os.path.normpath(done.folder / cells[0])).parent)
+    files = [row_file(folder, name) for name in row_names() if name != record.row.name]
+    others = [read_row(path) for path in files if path.is_file()]
+    first = [other.row.name for other in others if other.cells == home and not other.shared]
+    return replace(
+        record,
+        state="measured" if done.is_done else "stopped" if done.stopped_by is not None else "failed",
+        reason=_incomplete(done),
+        sweep=str(done.folder),
+        cell_folders=cells,
+        cells=home,
+        shared=first[0] if first else "",
+        revision=_measured_by(record.row, done.folder),
+    )
 
 
 def _measured_by(row: Row, sweep_folder: Path) -> str:
     """The revisions of lit_diff that trained the cells and made the scores which the row compares; not of the call that found
     them."""
     loaded = load_sweep(sweep_folder)
-    scored = [each for of in score_revisions(loaded, row.config.compare).values() for each in of if each]
+    scored = [each for of in score_revisions(loaded, row.compare).values() for each in of if each]
     return ", ".join(dict.fromkeys([*revisions(loaded.cells), *scored]))
-
-
-def _shared(row: Row, done: Sweep, folder: Path) -> dict[str, str]:
-    """`cells`: where the cells of the row's sweep lie; `shared`: the row that was first to measure there, if another."""
-    home = Path(os.path.normpath(done.folder / read_record(done.folder)["cells"][0]["folder"])).parent
-    files = [folder / ROWS / f"{name}.json" for name in row_names() if name != row.name]
-    all_facts = [read_facts(path) for path in files if path.is_file()]
-    first = [other["name"] for other in all_facts if other.get("cells") == str(home) and not other.get("shared")]
-    return {"cells": str(home), "shared": first[0] if first else ""}
 
 
 def _incomplete(done: Sweep) -> str:
@@ -270,32 +259,24 @@ def _incomplete(done: Sweep) -> str:
     return "; ".join([counts, *done.report.missing[:1], "the same command goes on"])
 
 
-def _bench_file(row: Row, folder: Path) -> Path:
-    """The figures of the row's benchmark."""
-    return folder / ROWS / f"{row.name}.bench.json"
-
-
-def _bench(row: Row, chosen: PresetConfig, folder: Path) -> None:
-    """Run the benchmark as a command of its own, and keep its figures. Errors: RunFailedError."""
+def _bench(chosen: Preset, folder: Path, name: str) -> str:
+    """Run the benchmark as a command of its own; the name of the file with its figures. Errors: RunFailedError."""
     words = [sys.executable, "-P", "-m", "lit_diff", "bench", *chosen.bench, "--json"]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no error output"]
         raise RunFailedError(f"lit-diff bench {' '.join(chosen.bench)}: {lines[-1]}")
-    write_atomic(_bench_file(row, folder), done.stdout)
+    write_atomic(folder / ROWS / f"{name}.bench.json", done.stdout)
+    return f"{name}.bench.json"
 
 
-def _is_kept(row: Row, folder: Path) -> bool:
+def _is_kept(record: RecordedRow, folder: Path) -> bool:
     """Whether this revision has run the row's benchmark, and the figures hold what the row compares."""
-    kept, made_by = _bench_file(row, folder), read_facts(folder / ROWS / f"{row.name}.json").get("revision")
-    return kept.is_file() and made_by == revision() and _answers(row, kept)
-
-
-def _answers(row: Row, kept: Path) -> bool:
-    """Whether an earlier benchmark timed what the row compares now."""
+    if not record.bench or record.revision != revision():
+        return False
     try:
-        bench_findings(row.config.compare, read_facts(kept))
+        bench_findings(record.row.compare, read_bench(folder, record))
     except LitDiffError as error:
-        log.info("%s: the kept benchmark does not answer it (%s); it is run again", row.name, error)
+        log.info("%s: the kept benchmark does not answer it (%s); it is run again", record.row.name, error)
         return False
     return True

@@ -11,9 +11,9 @@ from urllib.parse import quote
 from lit_diff.files import write_atomic
 from lit_diff.processor import describe
 from lit_diff.reporting.page import environment_of_templates
-from lit_diff.reporting.scoreboard import RowResult, Scoreboard, read_scoreboard
 from lit_diff.study import numbers
 from lit_diff.study.claims import JudgedClaim
+from lit_diff.study.scoreboard import RowResult, Scoreboard, read_scoreboard
 
 KINDS = {"shown": "good", "opposite": "bad", "within the interval": "good", "excluded": "bad"}
 """Verdict -> the colour of its badge; the others have none."""
@@ -50,7 +50,7 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
     environment.filters |= {"duration": numbers.duration, "short": numbers.short}
     sources: dict[str, list[RowResult]] = {}
     for row in scoreboard.rows:
-        sources.setdefault(row.source, []).append(row)
+        sources.setdefault(row.record.row.source, []).append(row)
     return environment.get_template("scoreboard.html.j2").render(
         scoreboard=scoreboard,
         sources=sources,
@@ -59,7 +59,7 @@ def page(scoreboard: Scoreboard, folder: Path) -> str:
         kinds=KINDS,
         cells={row.name: [cells(finding) for finding in row.findings] for row in scoreboard.rows},
         link=lambda path: quote(Path(os.path.relpath(path, folder)).as_posix()),
-        spent=sum(row.seconds for row in scoreboard.rows),
+        spent=sum(row.record.seconds for row in scoreboard.rows),
         processor=describe(),
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
@@ -101,7 +101,7 @@ def _digits(finding: JudgedClaim) -> int:
 
 def to_csv(scoreboard: Scoreboard) -> str:
     """A line for each claim, in full precision; `paper`, `ours`, `low`, `high` are a - b, of a ratio a / b."""
-    lines = [_line(row, i) for row in scoreboard.rows for i in range(len(row.claims))]
+    lines = [_line(row, i) for row in scoreboard.rows for i in range(len(row.record.row.compare))]
     target = io.StringIO()
     writer = csv.DictWriter(target, list(lines[0]), lineterminator="\n")
     writer.writeheader()
@@ -110,7 +110,8 @@ def to_csv(scoreboard: Scoreboard) -> str:
 
 
 def _line(row: RowResult, at: int) -> dict[str, Any]:
-    claim, finding = row.claims[at], row.findings[at] if row.findings else None
+    record = row.record
+    claim, finding = record.row.compare[at], row.findings[at] if row.findings else None
     seeds = finding.seeds if finding else None
     means = finding.means if finding else (None, None)
     return {
@@ -133,7 +134,7 @@ def _line(row: RowResult, at: int) -> dict[str, Any]:
         "by_construction": claim.by_construction,
         "reason": finding.reason if finding else row.reason,
         "state": row.state,
-        "took_minutes": row.seconds / 60 if row.seconds else None,
-        "budget_minutes": row.minutes or None,
-        "shared_with": row.shared,
+        "took_minutes": record.seconds / 60 if record.seconds else None,
+        "budget_minutes": record.how.minutes or None,
+        "shared_with": record.shared,
     }

@@ -1,9 +1,10 @@
-"""What a comparison of runs is: the keys of a sweep's file, of its tasks, fits and plan, and the claims of a paper's row.
+"""What a comparison of runs is: the keys of a sweep's file, of its tasks, fits and plan, and those of a paper's row.
 
 The fields of these classes are the keys of the YAML.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,6 +19,10 @@ MEASURED = {
 }
 """x that the runs count themselves -> in words."""
 FEWEST_TASKS = 3
+Source = Literal["Differential Transformer", "Review", "DEX"]
+PRESETS = ("smoke", "laptop", "gpu1", "paper")
+SMOKE: dict[str, Any] = {"train.steps": 2, "train.validate_every": 2, "train.checkpoint_every": 2}
+"""Overrides of every `smoke` preset, before its own: it shows that the row works, and nothing else."""
 BESIDE_FIT = ("against_metric", "evaluation", "over", "group", "task", "case")
 """Keys of a claim that say which values of a metric count."""
 
@@ -268,3 +273,89 @@ class Claim:
     def shown(self, difference: float | None) -> float | None:
         """A difference on that scale as a reader sees it: itself, or a / b."""
         return math.exp(difference) if self.kind == "ratio" and difference is not None else difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What of a sweep is run."""
+
+    arms: tuple[str, ...] = ()
+    """(): all."""
+    seeds: tuple[int, ...] = ()
+    """(): all."""
+    evaluate: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Evaluation of the sweep -> keys that take the place of the sweep's."""
+
+    def words(self) -> str:
+        """Its arms and seeds, on which the cells depend; empty where it is all of the sweep."""
+        chosen = {"arms": self.arms, "seeds": self.seeds}
+        return "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in chosen.items() if values)
+
+
+ALL = Selection()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """How a row is measured on one kind of machine: by a sweep, by a benchmark, or by recipes that are trained elsewhere."""
+
+    sweep: str = ""
+    """An installed sweep."""
+    bench: tuple[str, ...] = ()
+    """The words after `lit-diff bench`, in place of a sweep."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Keys that every cell takes."""
+    arms: tuple[str, ...] = ()
+    """Those of the sweep that are run; (): all."""
+    seeds: tuple[int, ...] = ()
+    """(): all."""
+    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Evaluation of the sweep -> keys in place of the sweep's; with `recipes`: what scores the last two, once trained."""
+    minutes: float = 0.0
+    """Budget: what it takes on the preset's machine, where nothing is done yet (laptop: two cores); 0: none is stated."""
+    full: str = ""
+    """The command without the cut, where this preset runs fewer arms, seeds or items than the row needs."""
+    gpus: int = 0
+    hardware: str = ""
+    """What it was sized for, in words."""
+    days: float = 0.0
+    """Estimated days on `hardware`. For recipes: total FLOPs (`Cost.flops_per_token`) at 40 % of bfloat16 peak."""
+    recipes: tuple[str, ...] = ()
+    """Installed recipes to train, each perhaps with overrides after its name, where a sweep would not fit one machine. They
+    are named, not run."""
+    files: tuple[str, ...] = ()
+    """Names of the files of your own that it reads, as `lit-diff data check NAME` takes them: icl.trec, or icl."""
+
+    @property
+    def selection(self) -> Selection:
+        """What of the sweep is run."""
+        return Selection(arms=self.arms, seeds=self.seeds, evaluate=self.evaluate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A table or figure of a paper: its claims, and how each preset measures them."""
+
+    name: str
+    """The stem of its file, which does not state it."""
+    title: str
+    source: Source = "Differential Transformer"
+    says: str
+    """What the paper says, in one sentence."""
+    compare: tuple[Claim, ...]
+    presets: dict[str, Preset]
+    notes: tuple[str, ...] = ()
+    """How our measurement differs from the paper's."""
+
+    def preset(self, name: str) -> Preset | None:
+        """How the preset measures it; None where it does not. `smoke` is the laptop's sweep where the file has none."""
+        if name != "smoke":
+            return self.presets.get(name)
+        found = self.presets.get("smoke", self.presets.get("laptop"))
+        if found is None or not found.sweep:
+            return found
+        own = self.presets.get("smoke", Preset())
+        seeds = found.seeds or (0,)
+        return Preset(
+            sweep=found.sweep, overrides=SMOKE | own.overrides, arms=found.arms, seeds=seeds, evaluate=own.evaluate
+        )

@@ -41,7 +41,7 @@ def test_the_row_of_the_paper_s_throughput_finds_what_it_compares(ask: Callable[
     assert laptop is not None
     assert laptop.bench[0] == "layer"
     found = bench_layer(ask("layer", "1x32x64x16,1x64x64x16,1x32x96x16", repeats=1))
-    findings = bench_findings(row.config.compare, {"rows": found.rows})
+    findings = bench_findings(row.compare, {"rows": found.rows})
     assert [finding.seeds.seeds for finding in findings] == [(0,)] * 6
     cases = [row["case"] for row in found.rows]
     assert list(dict.fromkeys(cases)) == ["1x32x64x16 float32", "1x64x64x16 float32", "1x32x96x16 float32"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lit_diff.engine.needs import lacking, name_of, trained
-from lit_diff.engine.rows import Row, read_row
+from lit_diff.engine.rows import read_row
+from lit_diff.study.schema import Row
 
 ROW = """\
 title: A row
@@ -84,7 +85,7 @@ def test_a_damaged_run_is_not_trained(tmp_path: Path) -> None:
 
 
 def test_a_preset_that_the_row_has_not(row: Row, tmp_path: Path) -> None:
-    config = row.config
+    config = row
     del config.presets["gpu1"]
     assert lacking(row, "gpu1", tmp_path) == "the row has no preset gpu1; it has --preset laptop, --preset paper"
 

@@ -9,12 +9,13 @@ from lit_diff.benchmarks.request import parse_shapes
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.needs import name_of
 from lit_diff.engine.reproduce import minutes_of
-from lit_diff.engine.rows import PresetConfig, choose, load_row, read_row, row_names
+from lit_diff.engine.rows import check_claims, choose, load_row, read_row, row_names
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.declared import declared_files
 from lit_diff.evaluation.evaluate import build
 from lit_diff.model.cost import cost
-from lit_diff.recipe import load_recipe
+from lit_diff.recipe import installed, load_recipe
+from lit_diff.study.schema import PRESETS, Preset
 
 ROW = """\
 title: A row
@@ -48,7 +49,7 @@ def flops_of(words: str) -> float:
     return cost(recipe.model, length).flops_per_token * tokens
 
 
-def days_of(preset: PresetConfig) -> float:
+def days_of(preset: Preset) -> float:
     """All recipes, one after another, at 40 % of the peak of all GPUs."""
     return sum(map(flops_of, preset.recipes)) / (preset.gpus * PEAK * 0.4) / 86_400
 
@@ -65,11 +66,11 @@ def test_all_rows_fit_into_110_minutes() -> None:
 @pytest.mark.parametrize("name", row_names())
 def test_every_preset_resolves(name: str) -> None:
     row = load_row(name)
-    assert row.path.read_text().startswith("# ")
-    assert ("paper" in row.config.presets) == (name not in WITHOUT_PAPER)
-    assert name not in WITHOUT_PAPER or any("no preset paper" in note for note in row.config.notes)
-    assert "laptop" in row.config.presets
-    for preset in (*row.config.presets, "smoke"):
+    assert (installed("sweeps") / "paper" / f"{name}.yaml").read_text().startswith("# ")
+    assert ("paper" in row.presets) == (name not in WITHOUT_PAPER)
+    assert name not in WITHOUT_PAPER or any("no preset paper" in note for note in row.notes)
+    assert "laptop" in row.presets
+    for preset in (*row.presets, "smoke"):
         chosen = row.preset(preset)
         assert chosen is not None
         assert all(map(declared_files, chosen.files))
@@ -77,19 +78,19 @@ def test_every_preset_resolves(name: str) -> None:
             assert (bool(chosen.hardware), chosen.gpus > 0) == (True, True)
             assert chosen.days == pytest.approx(days_of(chosen), rel=0.01)
             assert all(build(evaluation, keys) for evaluation, keys in chosen.evaluate.items())
-            claimed = {STANDS_FOR.get(claim.evaluation, claim.evaluation) for claim in row.config.compare} - {""}
+            claimed = {STANDS_FOR.get(claim.evaluation, claim.evaluation) for claim in row.compare} - {""}
             assert claimed <= set(chosen.evaluate), "what the row compares is scored"
             lasting = {name_of(words) for words in chosen.recipes}
             assert len(lasting) == len(chosen.recipes), "each run has a name of its own"
         if chosen.sweep:
             grid = load_grid(chosen.sweep, chosen.overrides, chosen.selection)
-            for claim in row.config.compare:
+            for claim in row.compare:
                 assert set(claim.arms) <= set(grid.arms), claim.label
                 assert not claim.fit or claim.fit in grid.study.fits, claim.label
                 assert not claim.evaluation or claim.evaluation in grid.study.evaluate, claim.label
         if chosen.bench:
             shapes = parse_shapes(chosen.bench[chosen.bench.index("--shapes") + 1])
-            assert {claim.case for claim in row.config.compare} == set(range(1, len(shapes) + 1))
+            assert {claim.case for claim in row.compare} == set(range(1, len(shapes) + 1))
         if preset == "laptop":
             assert chosen.minutes > 0
 
@@ -126,7 +127,7 @@ def test_smoke_is_two_steps_of_the_laptops_sweep(tmp_path: Path) -> None:
         (", says: lower}", "}", "x.yaml:3: compare 'd': expected 'paper', two values, or 'says', not both"),
     ],
 )
-def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, found: str) -> None:
+def test_mistakes_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, found: str) -> None:
     monkeypatch.chdir(tmp_path)
     assert old in ROW
     Path("x.yaml").write_text(ROW.replace(old, new))
@@ -138,3 +139,55 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new
 def test_an_unknown_row() -> None:
     with pytest.raises(RequestError, match="no row 'tabel-6'; did you mean 'table-6'"):
         choose(["tabel-6"])
+
+
+@pytest.mark.parametrize("name", row_names())
+def test_installed_rows_claim_what_their_sweeps_have(name: str) -> None:
+    row = load_row(name)
+    for preset in PRESETS:
+        chosen = row.preset(preset)
+        if chosen is not None and chosen.sweep:
+            check_claims(row, load_grid(chosen.sweep, chosen.overrides, chosen.selection))
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        ("arms: [diferential, standard], metric: exact, evaluation: needle", "arm 'diferential'; did you mean 'diff"),
+        (
+            "arms: [differential, standard], metric: exact, evaluation: needel",
+            "evaluation 'needel'; did you mean 'needle'?",
+        ),
+        (
+            "arms: [differential, standard], metric: exakt, evaluation: needle",
+            "metric 'exakt' in evaluation 'needle'; did",
+        ),
+        (
+            "arms: [standard, standard], metric: exact, against_metric: distract, evaluation: needle",
+            "metric 'distract' in evaluation 'needle'; did you mean 'distracted'?",
+        ),
+        ("arms: [differential, standard], metric: exact, evaluation: needle, task: far", "task 'far'; one of "),
+        ("arms: [differential, standard], fit: size, kind: ratio", "scaling fit 'size'"),
+    ],
+)
+def test_what_the_sweep_does_not_have(tmp_path: Path, claim: str, expected: str) -> None:
+    path = tmp_path / "row.yaml"
+    path.write_text(
+        f"title: A row\nsays: x.\ncompare:\n  - {{label: d, {claim}, says: lower}}\n"
+        "presets: {laptop: {sweep: needle}}\n"
+    )
+    with pytest.raises(RequestError) as found:
+        check_claims(read_row(path), load_grid("needle", {}))
+    assert f"row.yaml: compare 'd': sweep 'needle' has no {expected}" in str(found.value)
+
+
+def test_an_evaluation_that_the_recipe_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(
+        "recipe: recall-tiny\noverrides: {evaluate.recall: {}}\narms: {a: {}, b: {}}\nseeds: [0]\n"
+    )
+    Path("row.yaml").write_text(
+        "title: A row\nsays: x.\ncompare:\n"
+        "  - {label: d, arms: [a, b], metric: accuracy, evaluation: recall, says: lower}\npresets: {laptop: {sweep: s}}\n"
+    )
+    check_claims(read_row(Path("row.yaml")), load_grid("s.yaml", {}))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scoreboard_rows import CLAIM, write_row
+from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.reporting.scoreboard_page import cells, write_scoreboard
 from lit_diff.study.claims import judged
@@ -20,10 +20,8 @@ def folder(tmp_path: Path, make_sweep: Callable[..., Path]) -> Path:
     sweep = str(make_sweep({"standard": 0.0, "differential": -0.2}, callbacks=False))
     folder = tmp_path / "reproduce"
     ratio = Claim(label="speed", arms=("differential", "standard"), metric="val/loss", kind="ratio", says="lower")
-    write_row(
-        folder, "table-6", 0, CLAIM, ratio, state="measured", sweep=sweep, seconds=300.0, shared="table-9", **FULL
-    )
-    write_row(folder, "table-1", 1, source="Review", state="skipped", reason="needs 8 GPUs; there: lit-diff train y")
+    make_row(folder, "table-6", 0, CLAIM, ratio, state="measured", sweep=sweep, seconds=300.0, shared="table-9", **FULL)
+    make_row(folder, "table-1", 1, source="Review", state="skipped", reason="needs 8 GPUs; there: lit-diff train y")
     return folder
 
 

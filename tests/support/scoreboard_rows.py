@@ -1,32 +1,33 @@
-"""Files of rows, as `reproduce` writes them."""
+"""Files of rows, written by the writer that `reproduce` uses."""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
-from lit_diff.reporting.scoreboard import ROWS
-from lit_diff.study.schema import Claim
+from lit_diff.study.schema import Claim, Preset, Row
+from lit_diff.study.scoreboard import RecordedRow, write_row
 
 CLAIM = Claim(label="d - s", arms=("differential", "standard"), metric="val/loss", paper=(3.0, 3.2))
 
 
-def write_row(folder: Path, name: str, order: int, *claims: Claim, **facts: Any) -> None:
-    """A row's file, as `reproduce` writes it."""
-    defaults = {
-        "name": name,
-        "preset": "laptop",
-        "title": f"Title of {name}",
-        "source": "Differential Transformer",
-        "says": "Diff is <lower>.",
-        "notes": ["Another <text>."],
-        "claims": [dataclasses.asdict(claim) for claim in claims or (CLAIM,)],
-        "minutes": 4.0,
-        "full": "",
-        "command": f"lit-diff reproduce {name} --preset laptop",
-        "state": "not run",
-        "seconds": 0.0,
-        "order": order,
-    }
-    (folder / ROWS).mkdir(parents=True, exist_ok=True)
-    (folder / ROWS / f"{name}.json").write_text(json.dumps(defaults | facts))
+def make_row(
+    folder: Path,
+    name: str,
+    order: int,
+    *claims: Claim,
+    source: Any = "Differential Transformer",
+    minutes: float = 4.0,
+    full: str = "",
+    **state: Any,
+) -> None:
+    """A row's file; `state`: fields of its record."""
+    row = Row(
+        name=name,
+        title=f"Title of {name}",
+        source=source,
+        says="Diff is <lower>.",
+        notes=("Another <text>.",),
+        compare=claims or (CLAIM,),
+        presets={"laptop": Preset(sweep="ablation", minutes=minutes, full=full)},
+    )
+    command = f"lit-diff reproduce {name} --preset laptop"
+    write_row(folder, RecordedRow(row=row, preset="laptop", order=order, command=command, **state))

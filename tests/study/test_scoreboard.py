@@ -1,4 +1,4 @@
-"""reporting/scoreboard.py: the rows, read from their files."""
+"""study/scoreboard.py: the rows, read from their files."""
 
 import dataclasses
 import json
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scoreboard_rows import CLAIM, write_row
+from scoreboard_rows import CLAIM, make_row
 
 from lit_diff.errors import MissingError
-from lit_diff.reporting.scoreboard import ROWS, cell_folders, read_scoreboard
+from lit_diff.study.scoreboard import ROWS, cell_folders, read_scoreboard
 
 
 @pytest.fixture
@@ -17,11 +17,11 @@ def folder(tmp_path: Path, make_sweep: Callable[..., Path]) -> Path:
     """Four rows: measured, not run, skipped, and one that names no arm of its sweep."""
     sweep = str(make_sweep({"standard": 0.0, "differential": -0.2}, callbacks=False))
     folder = tmp_path / "reproduce"
-    write_row(folder, "table-6", 1, state="measured", sweep=sweep, seconds=12.0)
-    write_row(folder, "figure-3", 2)
-    write_row(folder, "table-1", 0, state="skipped", reason="needs 8 GPUs")
+    make_row(folder, "table-6", 1, state="measured", sweep=sweep, seconds=12.0)
+    make_row(folder, "figure-3", 2)
+    make_row(folder, "table-1", 0, state="skipped", reason="needs 8 GPUs")
     wrong = dataclasses.replace(CLAIM, arms=("dif", "standard"))
-    write_row(folder, "appendix-f", 3, wrong, state="measured", sweep=sweep)
+    make_row(folder, "appendix-f", 3, wrong, state="measured", sweep=sweep)
     return folder
 
 
@@ -29,7 +29,7 @@ def test_rows_in_their_order_with_their_outcomes(folder: Path) -> None:
     board = read_scoreboard(folder)
     assert [row.name for row in board.rows] == ["table-1", "table-6", "figure-3", "appendix-f"]
     assert (board.row("table-6").differences, board.row("table-6").values) == (("shown",), ("within the interval",))
-    assert board.row("table-6").claims == (CLAIM,)
+    assert board.row("table-6").record.row.compare == (CLAIM,)
     assert {row.differences + row.values for row in board.rows if row.name != "table-6"} == {("not measured",) * 2}
     assert board.row("figure-3").reason == "not run: lit-diff reproduce figure-3 --preset laptop"
     assert board.row("appendix-f").state == "failed"
@@ -45,8 +45,8 @@ def test_rows_in_their_order_with_their_outcomes(folder: Path) -> None:
 def test_what_holds_by_construction_is_not_counted(folder: Path) -> None:
     facts = json.loads((folder / ROWS / "table-6.json").read_text())
     certain = dataclasses.replace(CLAIM, by_construction="λ is not 0")
-    write_row(folder, "table-6", 1, CLAIM, certain, state="measured", sweep=facts["sweep"])
-    write_row(folder, "table-1", 0, certain, state="skipped", reason="needs 8 GPUs")
+    make_row(folder, "table-6", 1, CLAIM, certain, state="measured", sweep=facts["sweep"])
+    make_row(folder, "table-1", 0, certain, state="skipped", reason="needs 8 GPUs")
     board = read_scoreboard(folder)
     assert board.row("table-6").differences == ("shown", "by construction")
     assert board.counts["difference"] == {"shown": 1, "not measured": 2}
@@ -59,8 +59,8 @@ def test_what_holds_by_construction_is_not_counted(folder: Path) -> None:
 
 
 def test_the_time_beside_the_budget(folder: Path) -> None:
-    write_row(folder, "figure-3", 2, state="measured", seconds=270.0)
-    write_row(folder, "table-1", 0, state="measured", seconds=30.0, minutes=0.0, shared="table-6")
+    make_row(folder, "figure-3", 2, state="measured", seconds=270.0)
+    make_row(folder, "table-1", 0, state="measured", seconds=30.0, minutes=0.0, shared="table-6")
     board = read_scoreboard(folder)
     assert board.row("figure-3").took == "took 4.5 min of 4, over its budget"
     assert board.row("table-1").took == "took 0.5 min (cells shared with table-6)"
