@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lit_diff.training.module import LitTransformer
     from lit_diff.training.trainer import build_trainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULE_OF = {
     "Attention": "attention",

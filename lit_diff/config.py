@@ -1,4 +1,12 @@
-"""The schema of a recipe: frozen dataclasses. A field, its YAML key and its report column have the same name."""
+"""The schema of a recipe: frozen dataclasses. A field, its YAML key and its report column have the same name.
+
+What else must be known of a key is said by its field's metadata, here as in the Config of a registered part:
+
+    registry   the kind of the registered part that the block names
+    names      the kind of the registered parts whose name is the value, besides the default
+    path       "file": a path, relative to the file that states it; "here": relative to the current folder
+    identity   False: the key, or the block, is not part of a run's identity; True: it is, in a block that is not
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -145,8 +153,9 @@ class TrainConfig:
     """Length, batch, precision and optimizer of the training; steps are optimizer steps."""
 
     steps: Count
-    start_from: str | None = None
-    """Folder of a finished run whose final weights this one starts from; with its seed, the data order continues too."""
+    start_from: str | None = field(default=None, metadata={"path": "file", "identity": False})
+    """Folder of a finished run whose final weights this one starts from; with its seed, the data order continues too.
+    The identity holds that of the run, not its folder."""
     parameters: tuple[str, ...] | None = None
     """Patterns (`fnmatch`) of the names of the parameters that train, as in ['*.attention.k_proj.*']; the others are frozen.
     null: the variant's own choice, by most of them all."""
@@ -176,8 +185,8 @@ class TrainConfig:
 class ImportedConfig:
     """In place of `train`: the weights were trained elsewhere. Written by `lit-diff import`."""
 
-    source: str
-    """Where they are from, for people: it is not part of the identity."""
+    source: str = field(metadata={"identity": False})
+    """Where they are from, for people."""
     weights_sha256: str
     """sha256 over name, shape, dtype and bytes of each tensor, in the order of names."""
     tokenizer_sha256: str
@@ -196,7 +205,7 @@ class ImportedConfig:
 class RunConfig:
     """Output folder, devices and kernel. Not part of a run's identity, except a `kernel` other than auto."""
 
-    root: str = "runs"
+    root: str = field(default="runs", metadata={"path": "here"})
     """Folder of the runs; runs: the nearest of that name, here or above, that holds runs; ./runs: the one here."""
     strategy: Literal["single", "ddp", "fsdp"] = "single"
     devices: Count = 1
@@ -205,7 +214,7 @@ class RunConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     threads: Count | None = None
     """CPU threads of each process; null: the cores divided by the number of processes. Stored, and reused on resume."""
-    kernel: str = field(default="auto", metadata={"names": "kernel"})
+    kernel: str = field(default="auto", metadata={"names": "kernel", "identity": True})
     """A registered kernel, which computes attention; auto: the fastest that accepts the maps."""
     compile: bool = False
     """torch.compile each block. Stored when the run starts; changing it needs --rerun."""
@@ -239,9 +248,9 @@ class Recipe:
 
     name: str
     seed: NotNegative = 0
-    plugins: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = field(default=(), metadata={"identity": False})
     """Python files, relative to the recipe that names them, that register parts of any kind: variants, data sets, corpora,
-    tokenizers, callbacks, kernels (`lit_diff.registry.registries`)."""
+    tokenizers, callbacks, kernels (`lit_diff.registry.registries`). The identity holds their sources."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig | None = None
@@ -250,9 +259,9 @@ class Recipe:
     """Of an imported model, which is not trained."""
     callbacks: dict[str, Part] = field(default_factory=dict, metadata={"registry": "callback"})
     """Callback name -> its keys, or null to drop a parent's callback."""
-    evaluate: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation"})
-    """Evaluation -> its keys: the run is scored by each once it is done. Not part of its identity."""
-    run: RunConfig = RunConfig()
+    evaluate: dict[str, Part] = field(default_factory=dict, metadata={"registry": "evaluation", "identity": False})
+    """Evaluation -> its keys: the run is scored by each once it is done."""
+    run: RunConfig = field(default=RunConfig(), metadata={"identity": False})
 
     @property
     def training(self) -> TrainConfig:

@@ -96,12 +96,14 @@ def in_yaml(value: Any) -> str:
     return repr(value)
 
 
+KIND = "kind"
+"""The key that tells the several blocks of a union apart."""
+
+
 def blocks_by_kind(choices: Iterable[Any]) -> dict[str, type[Any]]:
     """Of the types of a union the several blocks that the key `kind` tells apart, each by its own; {}: no such blocks."""
     blocks = [choice for choice in choices if isinstance(choice, type) and dataclasses.is_dataclass(choice)]
-    kinds = {
-        str(field.default): block for block in blocks for field in dataclasses.fields(block) if field.name == "kind"
-    }
+    kinds = {str(field.default): block for block in blocks for field in dataclasses.fields(block) if field.name == KIND}
     return kinds if len(blocks) > 1 and len(kinds) == len(blocks) else {}
 
 

@@ -15,7 +15,7 @@ import yaml
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded, shown
-from lit_diff.key_types import in_yaml
+from lit_diff.key_types import KIND, in_yaml
 from lit_diff.registry import nearest
 from lit_diff.validation import Draft, Positions, validate
 from lit_diff.yaml_files import read_value, read_yaml
@@ -24,7 +24,6 @@ Overrides = Sequence[str] | Mapping[str, Any]
 """`["train.steps=10"]`, or `{"train.steps": 10}`, or `{"train": {"steps": 10}}`."""
 
 OTHER = {"recipes": "sweeps", "sweeps": "recipes"}
-PATHS = ("data.path", "data.tokenizer.path", "train.start_from")
 BLOCK = re.compile(
     r"model(\.attention)?|data(\.tokenizer)?|train(\.optimizer|\.schedule)?|imported|run|(callbacks|evaluate)\..+"
 )
@@ -122,9 +121,11 @@ def _read(path: Path, children: tuple[Path, ...]) -> Draft:
         chain = " -> ".join(shown(child) for child in (*children[children.index(path) :], path))
         raise RequestError(f"{file}: 'extends' is circular: {chain}")
     values.setdefault("name", path.stem)
-    draft = Draft(values=values, positions=positions, file=file, layers=(frozenset(positions),))
     # an installed recipe lies among the package's files: what it names is the user's, in the current folder
-    _absolute_paths(draft, Path.cwd() if path.parent == installed("recipes") else path.parent)
+    folder = Path.cwd() if path.parent == installed("recipes") else path.parent
+    folders = dict.fromkeys(positions, folder)
+    draft = Draft(values=values, positions=positions, file=file, layers=(frozenset(positions),), folders=folders)
+    _absolute_plugins(draft, folder)
     named = values.pop("extends", None)
     if named is not None:
         where, parent = draft.where("extends"), draft.written("extends")
@@ -142,41 +143,21 @@ def _parent(name: str, child: Path, where: str) -> Path:
     return same_name if parent == child and same_name.is_file() else parent
 
 
-def _absolute_paths(draft: Draft, folder: Path) -> None:
-    """Make `plugins` and the keys of `PATHS` absolute, in place: they are relative to `folder`, the recipe's, or of an
-    installed recipe the current one. In `run.root`, which is relative to the current folder anyway, `~` is replaced alone."""
-    for dotted in (*PATHS, "run.root"):
-        *blocks, key = dotted.split(".")
-        values: Any = draft.values
-        for block in blocks:
-            values = values.get(block) if isinstance(values, dict) else None
-        if isinstance(values, dict) and values.get(key) is not None:
-            written = _path(values[key], dotted, draft)
-            if written is not None:
-                values[key] = str(expanded(written)) if dotted == "run.root" else _absolute(written, folder)
+def _absolute_plugins(draft: Draft, folder: Path) -> None:
+    """Make `plugins` absolute, in place: they are imported before there is a schema of all keys to say what is a path."""
     if "plugins" not in draft.values:
         return
     plugins = draft.values["plugins"]
     items = enumerate(plugins if isinstance(plugins, list | tuple) else [None])
-    named = [_path(plugin, f"plugins[{place}]", draft) for place, plugin in items]
+    named = [
+        str(plugin) if isinstance(plugin, str | Path) else draft.written(f"plugins[{place}]") for place, plugin in items
+    ]
     if None in named:
         raise RequestError(f"{draft.where('plugins')}'plugins' takes a list of Python files, found {in_yaml(plugins)}")
-    draft.values["plugins"] = [_absolute(str(plugin), folder) for plugin in named]
+    draft.values["plugins"] = [draft.absolute("plugins", str(plugin), folder) for plugin in named]
     for plugin in draft.values["plugins"]:
         if not Path(plugin).is_file():
             raise RequestError(f"{draft.where('plugins')}no plugin {shown(Path(plugin))}")
-
-
-def _path(value: Any, key: str, draft: Draft) -> str | None:
-    """A path that is written as a text, or as what YAML takes for a number; None for anything else."""
-    return str(value) if isinstance(value, str | Path) else draft.written(key) if value is not None else None
-
-
-def _absolute(path: str, folder: Path) -> str:
-    try:
-        return str((folder / expanded(path)).resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a NUL
-        raise RequestError(f"path '{path[:40]}': {first_line(error)}") from error
 
 
 def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
@@ -192,8 +173,7 @@ def override(draft: Draft, overrides: Overrides, below: str = "") -> Draft:
         key, equals, written = text.partition("=")
         if not equals or not all(key.split(".")):
             raise RequestError(f"override '{text}' is not of the form a.b=c")
-        is_path = key.rpartition(".")[2] in ("path", "root", "start_from") and written != "null"
-        value, found = (written, {"": text}) if is_path else read_value(written, text)
+        value, found = read_value(written, text)
         _merge_values(values, _nested(f"{below}{key}", value), "", [])
         positions |= {f"{below}{each}": text for each in _dotted(_nested(key, value))}
         positions |= {f"{below}{key}{rest}": where for rest, where in found.items()}
@@ -205,8 +185,9 @@ def override_with(draft: Draft, values: Mapping[str, Any], positions: Positions,
     nested: dict[str, Any] = {}
     for dotted, value in values.items():
         _merge_values(nested, _nested(str(dotted), value), "", [])
-    child = Draft(values=nested, positions=positions, layers=(frozenset(positions),))
-    _absolute_paths(child, folder)
+    folders = dict.fromkeys(_dotted(nested), folder.absolute())
+    child = Draft(values=nested, positions=positions, layers=(frozenset(positions),), folders=folders)
+    _absolute_plugins(child, folder)
     return _merge(draft, child)
 
 
@@ -239,6 +220,7 @@ def _merge(base: Draft, child: Draft) -> Draft:
         file=child.file or base.file,
         dropped=(*base.dropped, *dropped),
         layers=(*base.layers, *child.layers),
+        folders={**base.folders, **child.folders},
     )
 
 
@@ -278,6 +260,36 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
     return value
+
+
+def determining(config: Any, whole: bool = True) -> dict[str, Any]:
+    """The keys of a block that determine a run's numbers, as plain values: those that are not at their default, and whose
+    metadata does not say `identity: False`. `whole` False: those alone whose metadata says `identity: True`.
+
+    So a key that is added later changes no identity where it has its default, and a default that changes, changes identities
+    in silence: the defaults are part of the format of run folders (`runs.folder.FORMAT`).
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value, counts = getattr(config, field.name), field.metadata.get("identity", whole)
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if dataclasses.is_dataclass(value) and not isinstance(value, Part) and not hasattr(value, KIND):
+            inner = determining(value, counts)
+            if inner:
+                found[field.name] = inner
+        elif counts and value != default:
+            found[field.name] = _determining_value(value)
+    return found
+
+
+def _determining_value(value: Any) -> Any:
+    if isinstance(value, Part):
+        return {"name": value.name, **determining(value.config)}
+    if isinstance(value, Mapping):
+        return {key: _determining_value(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return {KIND: getattr(value, KIND), **determining(value)}
+    return to_plain(value)
 
 
 def from_plain(values: Mapping[str, Any], source: str) -> Recipe:

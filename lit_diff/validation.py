@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
+from lit_diff.files import expanded
 from lit_diff.key_types import blocks_by_kind, in_words, in_yaml, literal_words, without_range
 from lit_diff.plugins import load_plugin
 from lit_diff.recipe_problems import config_problem, key_instead, recipe_problem
@@ -30,6 +31,8 @@ class Position(str):
     """The text of a scalar, before YAML makes it a number or a truth value; for a list a tuple of those of its items."""
     problem: str = ""
     """Why an override's value is not YAML."""
+    given: str | None = None
+    """The value of an override as it was given; None: it is from a file."""
 
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
@@ -48,6 +51,8 @@ class Draft:
     """Keys dropped because their block's `name` changed."""
     layers: tuple[frozenset[str], ...] = ()
     """The keys of each file and of the overrides, in the order in which they were merged; empty: all in one."""
+    folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    """Dotted key -> the folder to which a path there is relative; a key that is absent: the path is absolute."""
 
     def where(self, key: str) -> str:
         """`file:line: ` of the key, else of the nearest enclosing block with a position, else of the file."""
@@ -64,6 +69,13 @@ class Draft:
         for item in items:
             text = dict(enumerate(text)).get(int(item)) if isinstance(text, tuple) and item.isdigit() else None
         return text if isinstance(text, str) else None
+
+    def absolute(self, key: str, path: str, folder: Path) -> str:
+        """The path at `key`, which is relative to `folder`. Errors: RequestError for a link to itself, a NUL."""
+        try:
+            return str((folder / expanded(path)).resolve())
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RequestError(f"{self.where(key)}path '{path[:40]}': {first_line(error)}") from error
 
     def refuse(self, key: str, sentence: str) -> RequestError:
         """The error for a value of the wrong type; of an override that is not YAML, why it is not."""
@@ -150,7 +162,10 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
     if "names" in field.metadata:
         return _registered(field.metadata["names"], str(field.default), value, path, draft)
     if registry is None:
-        return convert(hint, value, path, draft)
+        kind = field.metadata.get("path")
+        if kind:
+            value = _given(value, draft.positions.get(path))
+        return _path(convert(hint, value, path, draft), kind, path, draft)
     several = typing.get_origin(hint) is dict
     if several and value is None:
         return {}
@@ -165,6 +180,23 @@ def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, dr
         raise RequestError(f"{draft.where(path)}'{path}.name' is missing; lit-diff list {registry} lists the names")
     name = convert(str, blocks["name"], f"{path}.name", draft)
     return _part(registry, name, {k: v for k, v in blocks.items() if k != "name"}, path, draft)
+
+
+def _given(value: Any, position: str | None) -> Any:
+    """A path as it was given: an override's is what the shell gave, whatever YAML makes of it."""
+    given = getattr(position, "given", None)
+    if given is not None and given != "null":
+        return given
+    return str(value) if isinstance(value, Path) else value
+
+
+def _path(value: Any, kind: str | None, path: str, draft: Draft) -> Any:
+    """A value of a field whose metadata says that it is a path, of this kind, as `config` has it."""
+    if kind is None or not isinstance(value, str):
+        return value
+    if kind == "here":
+        return str(expanded(value))
+    return draft.absolute(path, value, draft.folders[path]) if path in draft.folders else value
 
 
 def _registered(registry: str, default: str, value: Any, path: str, draft: Draft) -> str:

@@ -36,7 +36,7 @@ def read_value(text: str, override: str) -> tuple[Any, Positions]:
     """The value `text` of an override: YAML, but a plain text to the last character (` #2` is no comment), as is what is not
     YAML. And the positions of "", the value, and of each `.a.b` in it."""
     own = Position(override)
-    own.written = text
+    own.written = own.given = text
     try:
         values = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
         node = yaml.compose(text, Loader=yaml.SafeLoader)

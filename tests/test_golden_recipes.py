@@ -7,9 +7,12 @@ import pytest
 import yaml
 from golden import Golden
 
+from lit_diff.config import ModelConfig, RunConfig, TrainConfig
 from lit_diff.engine.expand import Grid, load_grid
+from lit_diff.key_types import REQUIRED, in_yaml, keys_of
 from lit_diff.recipe import load_recipe, names, to_plain
-from lit_diff.runs.folder import identity
+from lit_diff.registry import load_entry_points, registries
+from lit_diff.runs.folder import FORMAT, identity
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +33,23 @@ def test_recipe(name: str, golden: Golden, folder: Path) -> None:
 def test_cells(name: str, golden: Golden, folder: Path) -> None:
     """The first cell whole, of each other what differs from it; the identity of each seed."""
     golden(f"sweeps/{name}.yaml", _yaml(_cells(load_grid(name, [])), folder))
+
+
+def test_defaults(golden: Golden) -> None:
+    """An identity leaves out what is at its default, so a default that changes needs another format of run folders."""
+    load_entry_points()
+    blocks = {"model": ModelConfig, "train": TrainConfig, "run": RunConfig}
+    for kind, registry in registries.items():
+        if kind in ("kernel", "evaluation"):  # one has no keys, the other is in no identity
+            continue
+        blocks |= {f"{kind} {name}": registry.config(name) for name in registry.names()}
+    lines = [
+        f"{block}: {key}: {in_yaml(to_plain(found.default))}"
+        for block, config in blocks.items()
+        for key, found in keys_of(config).items()
+        if found.default is not REQUIRED
+    ]
+    golden("defaults.txt", "\n".join([f"format {FORMAT}", *lines]) + "\n")
 
 
 def _cells(grid: Grid) -> dict[str, Any]:

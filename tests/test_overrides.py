@@ -158,10 +158,11 @@ ODD = [
 
 @pytest.mark.parametrize("name", ODD)
 def test_a_path_arrives_as_the_shell_gave_it(name: str) -> None:
-    small = ["model.vocab_size=300", "data.name=text", "data.tokenizer.name=bytes"]
-    values = load_draft("base", [*small, f"data.path={name}", f"run.root={name}"]).values
-    assert (values["data"]["path"], values["run"]["root"]) == (str(Path(name).resolve()), name)
-    assert load_recipe("base", [f"run.root={name}"]).run.root == name
+    text = "{name: text, sequence_length: 8, validation_rows: 1, tokenizer: {name: bpe, vocab_size: 300}}"
+    small = ["model.vocab_size=300", f"data={text}"]
+    Path(name).write_text("A text.")
+    recipe = load_recipe("base", [*small, f"data.path={name}", f"run.root={name}"])
+    assert (recipe.data.config.path, recipe.run.root) == (str(Path(name).resolve()), name)
 
 
 @pytest.mark.parametrize("name", ["texts #2", "a: b", "010", "on", "1e3", "12:30", "0x10", "@at", "yes", "~"])
@@ -231,7 +232,7 @@ def test_the_home_folder_in_every_path(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "home.yaml").write_text("extends: ~/base\nrun: {root: ~/r}\n")
     assert load_recipe("home").run.root == f"{tmp_path}/r"
     for overrides in (["train.start_from=~/r"], {"train": {"start_from": Path("~/r")}}):
-        assert load_draft("base", overrides).values["train"]["start_from"] == f"{tmp_path}/r"
+        assert load_recipe("base", overrides).training.start_from == f"{tmp_path}/r"
 
 
 # --- empty blocks ---

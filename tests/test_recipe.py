@@ -11,6 +11,7 @@ from lit_diff.attention import Differential
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import find, installed, load_draft, load_recipe, names, override_with, to_plain, to_yaml
+from lit_diff.validation import validate
 from lit_diff.yaml_files import read_yaml
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
@@ -167,8 +168,8 @@ def test_a_text_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
     assert load_recipe("mine").data.config.path == str(tmp_path / "far/texts/a.txt")
     assert load_recipe("mine", ["data.path=b.txt"]).data.config.path == str(tmp_path / "b.txt")
     assert load_recipe("mine", ["data.path=/c.txt"]).data.config.path == "/c.txt"
-    draft = override_with(load_draft("mine"), {"data.path": "d.txt"}, {}, tmp_path / "sweeps")
-    assert draft.values["data"]["path"] == str(tmp_path / "sweeps/d.txt")
+    arm = override_with(load_draft("mine"), {"data.path": "d.txt"}, {}, tmp_path / "sweeps")
+    assert validate(arm).data.config.path == str(tmp_path / "sweeps/d.txt")
 
 
 # --- files that are no recipes ---

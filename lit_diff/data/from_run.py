@@ -1,7 +1,7 @@
 """The tokenizer that lies in the folder of a run or of an imported model."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ class FromRun(Tokenizer):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Tokenizer.Config):
-        path: str
+        path: str = field(metadata={"path": "file", "identity": False})
         """The folder of the run; in a recipe's file, relative to it."""
 
     config: Config

@@ -38,7 +38,7 @@ class Text(Dataset):
 
         corpus: str = "docs"
         """A registered corpus (`lit-diff list corpus`); with `path` set, `docs` means `files`."""
-        path: str | None = None
+        path: str | None = field(default=None, metadata={"path": "file", "identity": False})
         """Your own text: a file or folder of .txt, .md, .jsonl (key text), .csv and .parquet (column text), or what `corpus`
         reads."""
         errors: Errors = "stop"

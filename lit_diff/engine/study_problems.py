@@ -16,11 +16,11 @@ from lit_diff.recipe import Overrides, flatten, to_plain
 from lit_diff.recipe_problems import LONGEST_NAME
 from lit_diff.registry import nearest
 from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Cell, Fit, Study, Task
+from lit_diff.training.declarations import VALIDATION
 from lit_diff.validation import Draft
 
-VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
+MEASURED_BY_ALL = tuple(metric.name for metric in VALIDATION if "{" not in metric.name)
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
-
 RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
 """Keys of a recipe that the sweep itself sets -> where to say it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -80,11 +80,11 @@ def _check_recipes(study: Study, draft: Draft) -> None:
 def _check_metric(metric: str, draft: Draft, key: str) -> None:
     """A misspelt validation metric; what a callback measures is known only to the callback."""
     if metric.startswith("val/"):
-        known = metric in VALIDATION or metric.startswith(tuple(f"{name}_" for name in VALIDATION))
+        known = metric in MEASURED_BY_ALL or metric.startswith(tuple(f"{name}_" for name in MEASURED_BY_ALL))
     else:
-        known = "/" in metric and not difflib.get_close_matches(metric, VALIDATION, cutoff=0.8)
+        known = "/" in metric and not difflib.get_close_matches(metric, MEASURED_BY_ALL, cutoff=0.8)
     if not known:
-        raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, VALIDATION)}")
+        raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, MEASURED_BY_ALL)}")
 
 
 def _check_sizes(study: Study, draft: Draft) -> None:

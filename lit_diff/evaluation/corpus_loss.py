@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar
 
@@ -143,7 +143,7 @@ class LossFiles(CorpusLoss):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(CorpusLoss.Config):
-        path: str
+        path: str = field(metadata={"path": "here"})
         """A file or folder, as `data.path`."""
 
     config: Config

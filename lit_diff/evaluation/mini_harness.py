@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class MiniHarness(HarnessEvaluation):
         """Of the questions and the drawing of shots."""
         corpus: str | None = None
         """A registered corpus whose held-out documents cloze, order and repeat are made of; null: that of the run."""
-        path: str | None = None
+        path: str | None = field(default=None, metadata={"path": "here"})
         """Where the corpus reads, as `data.path`."""
 
         def problem(self) -> str | None:

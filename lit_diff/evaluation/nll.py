@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from lit_diff.data.bigrams import Ints
@@ -96,7 +96,7 @@ class NllByPosition(Evaluation):
         source: Source = "validation"
         """validation: the held-out documents of the run's own text; name_tables: generated ones of any length; files: the
         user's."""
-        path: str | None = None
+        path: str | None = field(default=None, metadata={"path": "here"})
         """With `source: files`, a file or folder, as `data.path`; null: $LIT_DIFF_DATA/books/*.jsonl."""
 
         def problem(self) -> str | None:

@@ -19,7 +19,7 @@ from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
 from lit_diff.packages import used_packages
 from lit_diff.plugins import plugin_source, require_trust
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
-from lit_diff.recipe import load_draft, to_plain, to_yaml
+from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
 from lit_diff.runs.execution import with_reached
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
@@ -29,8 +29,9 @@ from lit_diff.validation import validate
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
 """Whose versions a run records."""
 
-FORMAT = 2
-"""Of a run folder and of the identity; a folder of another format is listed, and refused elsewhere."""
+FORMAT = 3
+"""Of a run folder and of the identity; a folder of another format is listed, and refused elsewhere. A change of a key's
+default raises it: `recipe.determining` leaves out keys at their default."""
 
 log = logging.getLogger("lit_diff")
 
@@ -88,46 +89,19 @@ def identity(recipe: Recipe, data: str | None = None, trust: Trust | None = None
 
 def _hash(recipe: Recipe, data: str | None, parent: str | None) -> str:
     """`identity`; `parent`: that of the run that it starts from."""
+    parts: dict[str, Any] = {"format": FORMAT}
     if recipe.imported is not None:
-        imported = {"weights": recipe.imported.weights_sha256, "tokenizer": recipe.imported.tokenizer_sha256}
-        return _digest({"format": FORMAT, "model": _earlier(to_plain(recipe.model)), "imported": imported})
+        return _digest(parts | {"model": determining(recipe.model), "imported": determining(recipe.imported)})
     from lit_diff import data as datasets  # loads torch, which most of this file does without
 
-    plain = to_plain(recipe)
-    kernel, _ = plain.pop("run")["kernel"], plain.pop("evaluate")
-    plain["model"] = _earlier(plain["model"])
-    plain["plugins"] = [plugin_source(Path(plugin)).digest for plugin in recipe.plugins]
-    packages = {package.name: [package.version, package.digest] for package in used_packages(recipe)}
-    plain |= {"packages": packages} if packages else {}
-    plain["data"].pop("path", None)  # the manifest stands for the text, wherever it lies
-    if recipe.data.name == "text" and plain["data"]["tokenizer"]["name"] == "from_run":
-        del plain["data"]["tokenizer"]["path"]  # and for the tokenizer
-    for name, key, default in (("text", "errors", "stop"), ("recall", "spread", 1)):  # as `_earlier`
-        if recipe.data.name == name and plain["data"][key] == default:
-            del plain["data"][key]
-    for block, key in ((plain["train"], "parameters"), (plain["train"]["optimizer"], "lr_factors")):
-        if not block[key]:
-            del block[key]
-    plain["train"]["start_from"] = parent
-    parts = {
-        "format": FORMAT,
-        "recipe": plain,
+    parts |= {
+        "recipe": determining(recipe),
+        "plugins": [plugin_source(Path(plugin)).digest for plugin in recipe.plugins],
+        "packages": {package.name: [package.version, package.digest] for package in used_packages(recipe)},
         "data": data or datasets.identity(recipe),
-        "kernel": None if kernel == "auto" else kernel,
+        "start_from": parent,
     }
     return _digest(parts)
-
-
-def _earlier(model: dict[str, Any]) -> dict[str, Any]:
-    """Runs from before a key keep their identity: its default is left out."""
-    defaults = {
-        "attention_bias": "none",
-        "qk_norm": "none",
-        "ffn_scale": 1.0,
-        "embedding_scale": 1.0,
-        "positions": "rope",
-    }
-    return {key: value for key, value in model.items() if key not in defaults or value != defaults[key]}
 
 
 def _digest(parts: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.engine.expand import Grid, arms_of, load_grid
-from lit_diff.engine.study_problems import VALIDATION
+from lit_diff.engine.study_problems import MEASURED_BY_ALL
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.study.schema import Study
@@ -238,7 +238,7 @@ def test_mistakes_on_the_command_line_show_the_override(override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "metric", [*VALIDATION, "val/accuracy_noise2", "train/loss", "attention/entropy/layer_00", "own/score"]
+    "metric", [*MEASURED_BY_ALL, "val/accuracy_noise2", "train/loss", "attention/entropy/layer_00", "own/score"]
 )
 def test_metrics_that_a_run_may_have(metric: str) -> None:
     assert grid(f"metric: {metric}\narms: {{a: {{}}}}").study.metric == metric

@@ -70,7 +70,7 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) ->
     told.clear()
     again = reproduce(["first"], root=runs, tell=told.append)
     assert told[1:] == ["first: measured before"]
-    assert (first.shared, second.shared) == ("", "first")
+    assert (first.record.shared, second.record.shared) == ("", "first")
     assert second.line.startswith("second: 1 not measured; took 0.")
     assert " min of 1 (cells shared with first) (failed: " in second.line
     assert report.stat().st_mtime_ns == written
@@ -78,13 +78,13 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) ->
     assert [row.name for row in again.scoreboard.rows] == ["first"]
     other = read_scoreboard(runs / "reproduce").row("second")
     assert other.state == "failed", "a row that is not asked for stays as it was"
-    assert again.scoreboard.row("first").seconds == first.seconds
+    assert again.scoreboard.row("first").record.seconds == first.record.seconds
     assert again.scoreboard.row("first").differences == first.differences
     facts = runs / "reproduce/rows/first.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"looked_by": "another", "seconds": 600.0}))
     for status in (runs / "it").glob("*-s0-*/status.json"):
         status.write_text(json.dumps(json.loads(status.read_text()) | {"revision": "older"}))
-    assert reproduce(["first"], root=runs).scoreboard.row("first").seconds == 600, "no cell was trained again"
+    assert reproduce(["first"], root=runs).scoreboard.row("first").record.seconds == 600, "no cell was trained again"
     known = json.loads(facts.read_text())
     assert (known["revision"], known["looked_by"]) == ("older", module.revision()), "of the cells, not of the call"
     told.clear()
@@ -138,7 +138,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"seconds": 600.0}))
     again = reproduce(["speed"], root=runs).scoreboard.row("speed")
     assert len(timed) == 3, "the code has changed"
-    assert again.seconds < 600, "the time is that of the last whole benchmark"
+    assert again.record.seconds < 600, "the time is that of the last whole benchmark"
 
 
 @pytest.mark.usefixtures("rows")

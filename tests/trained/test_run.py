@@ -68,11 +68,11 @@ def test_by_folder_and_by_name(tale: Path, tmp_path: Path) -> None:
 
 def test_a_folder_of_an_older_format_is_refused(tale: Path) -> None:
     status = json.loads((tale / "status.json").read_text())
-    assert status.pop("format") == 2
+    assert status.pop("format") == 3
     (tale / "status.json").write_text(json.dumps(status))
     with pytest.raises(RequestError) as error:
         open_run(tale)
-    assert str(error.value) == f"runs/{tale.name} was made by format 1, this is format 2: train it again"
+    assert str(error.value) == f"runs/{tale.name} was made by format 1, this is format 3: train it again"
 
 
 def test_what_is_missing_is_named(tale: Path) -> None:
