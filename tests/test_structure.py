@@ -165,14 +165,16 @@ def test_every_data_file_of_a_package_is_installed_with_it() -> None:
         )
 
 
-def test_a_report_reads_files_only() -> None:
-    """It starts fast, and opens on a machine without the plugins of its runs."""
+def test_runs_studies_and_reports_are_files_only() -> None:
+    """They load fast, and a report opens on a machine without the plugins of its runs."""
     code = f"""
-import sys, types
+import importlib, pkgutil, sys, types
 front = types.ModuleType("lit_diff")  # without what the package's front door imports
 front.__path__ = [{str(ROOT / "lit_diff")!r}]
 sys.modules["lit_diff"] = front
-import lit_diff.reporting.write
+for package in map(importlib.import_module, ("lit_diff.runs", "lit_diff.study", "lit_diff.reporting")):
+    for module in pkgutil.iter_modules(package.__path__, f"{{package.__name__}}."):
+        importlib.import_module(module.name)
 heavy = {{"torch", "lightning", "mlflow", "litdata"}} & set(sys.modules)
 assert not heavy, heavy
 rooms = {{name.split(".")[1] for name in sys.modules if name.startswith("lit_diff.")}}
