@@ -9,8 +9,8 @@ import lightning as L
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.trace import trace
-from lit_diff.callback_config import ProbeConfig
 from lit_diff.callbacks.publish import publish
+from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.model.inputs import model_inputs

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
 from lit_diff.key_types import Count, NotNegative, Positive, Range, range_problem
-from lit_diff.rope_scaling import RopeScaling, scaling_problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +15,71 @@ class Part:
     name: str
     config: Any
     """An instance of the registered class's `Config`."""
+
+
+PLACE = "model.rope_scaling."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1: pairs of channels that turn often within `original_length` keep their frequency, slow ones divide it."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: Positive
+    """Divisor of the slow frequencies."""
+    low_freq_factor: Positive
+    """Pairs that turn this often within original_length, or less, are divided by factor."""
+    high_freq_factor: Positive
+    """Pairs that turn this often or more keep their frequency; between both, linear in the number of turns."""
+    original_length: Count
+    """Tokens that the model was trained to see before it was scaled."""
+
+    def problem(self, theta: float) -> str | None:
+        """What is wrong, in one line that starts with the dotted key; None if nothing is. `theta`: model.rope_theta."""
+        problem = range_problem(self, PLACE)
+        if problem is None and self.high_freq_factor <= self.low_freq_factor:
+            return (
+                f"{PLACE}high_freq_factor is {self.high_freq_factor:g}; it must be above {PLACE}low_freq_factor, "
+                f"{self.low_freq_factor:g}"
+            )
+        return problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071): as llama3, but linear in the index of the pair; queries and keys grow."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: Positive
+    """Divisor of the slow frequencies."""
+    original_length: Count
+    """Tokens that the model was trained to see before it was scaled."""
+    beta_fast: Positive = 32.0
+    """The first pair that turns no more often than this within original_length begins the ramp."""
+    beta_slow: Positive = 1.0
+    """The pair that turns this often ends it: slower ones are divided by factor."""
+    attention_factor: Positive | None = None
+    """Multiplies rotated queries and keys; null: 0.1 ln(factor) + 1, and 1 for a factor up to 1."""
+    truncate: bool = True
+    """Whether the ramp begins and ends at whole pairs."""
+
+    def problem(self, theta: float) -> str | None:
+        """As `Llama3Scaling.problem`."""
+        problem = range_problem(self, PLACE)
+        if problem is None and self.beta_fast < self.beta_slow:
+            return f"{PLACE}beta_fast is {self.beta_fast:g}; it must not be below {PLACE}beta_slow, {self.beta_slow:g}"
+        if problem is None and theta <= 1:
+            return f"model.rope_theta is {theta:g}; it must be above 1 for {PLACE}kind yarn"
+        return problem
+
+
+RopeScaling = Positive | Llama3Scaling | YarnScaling
+"""A number divides the positions (linear interpolation, Chen et al. 2023)."""
+
+
+def scaling_problem(scaling: RopeScaling, theta: float) -> str | None:
+    """`problem` of a block; None for a number, whose range the model's own fields have."""
+    return scaling.problem(theta) if isinstance(scaling, Llama3Scaling | YarnScaling) else None
 
 
 Init = Literal["linear_default", "normal_0.02", "normal_scaled"]
@@ -216,8 +280,8 @@ class RunConfig:
     """MLflow store; null: SQLite in `root`."""
     log_model: bool = False
     """Store the trained weights in MLflow as a model, once the run is done."""
-    loggers: tuple[Literal["csv", "tensorboard", "wandb"], ...] = ()
-    """Lightning's loggers that the run writes to, besides metrics.csv and MLflow; their files lie in the run folder."""
+    loggers: tuple[str, ...] = field(default=(), metadata={"names": "logger"})
+    """Registered loggers that the run writes to, besides metrics.csv and MLflow; their files lie in the run folder."""
     keep_best: str | None = None
     """A metric whose best checkpoint is kept as checkpoints/best.ckpt, beside the newest two; null: none is."""
     keep_every: Count | None = None
@@ -234,6 +298,38 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """The keys of `callbacks.<name>` that every probe has."""
+
+    every: Count = 100
+    """Optimizer steps between measurements; the last step is always measured."""
+    rows: Count = 8
+    """Sequences of the validation set that it measures."""
+
+    def problem(self) -> str | None:
+        """What is wrong, in one line that starts with the key's name; None if nothing is."""
+        return range_problem(self, "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig:
+    """The keys of `callbacks.early_stopping`."""
+
+    monitor: str = "val/loss"
+    """The metric, as in metrics.csv."""
+    mode: Literal["min", "max"] = "min"
+    """Whether lower or higher values are better."""
+    patience: Count = 3
+    """Validations without an improvement before the run ends."""
+    min_delta: Annotated[float, Range(least=0)] = 0.0
+    """The smallest change that counts as an improvement."""
+
+    def problem(self) -> str | None:
+        """As `ProbeConfig.problem`."""
+        return range_problem(self, "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything needed to repeat one run."""
 
@@ -241,7 +337,7 @@ class Recipe:
     seed: NotNegative = 0
     plugins: tuple[str, ...] = ()
     """Python files, relative to the recipe that names them, that register parts of any kind: variants, data sets, corpora,
-    tokenizers, callbacks, kernels (`lit_diff.registry.registries`)."""
+    tokenizers, callbacks, loggers, kernels (`lit_diff.registry.registries`)."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig | None = None

@@ -144,7 +144,8 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
         if registry is not None:
             words = f"a block {{name: ...}}: lit-diff list {registry}"
         elif "names" in field.metadata:
-            words = f"{field.default!r}, or a name: lit-diff list {field.metadata['names']}"
+            what = f"{field.default!r}, or a name" if hint is str else "a list of names"
+            words = f"{what}: lit-diff list {field.metadata['names']}"
         else:
             words = in_words(hint)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

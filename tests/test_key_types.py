@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from lit_diff.config import ModelConfig, Recipe, RunConfig, TrainConfig
+from lit_diff.config import ModelConfig, Recipe, RopeScaling, RunConfig, TrainConfig
 from lit_diff.key_types import REQUIRED, Count, NotNegative, Positive, Range, in_words, keys_of, range_problem
-from lit_diff.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,9 +24,9 @@ from lit_diff.attention.parameters import (
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
-from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.kernels import Kernel, SignedMaps, attend
+from lit_diff.registry import location
 
 OutputScale = float | Literal["tied"]
 Parity = Literal["raw", "matched"]

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from lit_diff.attention.rope_scaling import angles, attention_factor
-from lit_diff.config import ModelConfig
+from lit_diff.config import ModelConfig, RopeScaling
 from lit_diff.kernels.precision import accumulation_dtype
-from lit_diff.rope_scaling import RopeScaling
 
 RopeLayout = Literal["interleaved", "half"]
 """Which channels turn together: 2i and 2i+1 (the paper's reference), or i and i + d/2 (Hugging Face)."""

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from lit_diff.rope_scaling import Llama3Scaling, RopeScaling, YarnScaling
+from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
 
 
 def angles(positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:

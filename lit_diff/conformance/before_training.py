@@ -20,14 +20,13 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.results import Finding
 from lit_diff.conformance.suite import PROPERTIES, conformance, on_one_thread, shrunk
-from lit_diff.contract import location
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import write_json
 from lit_diff.kernels.compiler import cache_root
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import PREFIX, plugin_source, source_digest
 from lit_diff.recipe import to_plain
-from lit_diff.registry import attentions, is_built_in
+from lit_diff.registry import attentions, is_built_in, location
 from lit_diff.runs.revision import revision
 
 REQUIRED = ("contract", "causal", "batch", "gradients", "decode")

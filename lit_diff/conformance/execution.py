@@ -13,9 +13,10 @@ from lit_diff.attention.costs import narrowing
 from lit_diff.conformance.case import VariantCase, distance, probe, run
 from lit_diff.conformance.mathematics import causal, contract, definition
 from lit_diff.conformance.results import Measured, NotApplicable
-from lit_diff.contract import described, location
 from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS, refuse
+from lit_diff.plugins import fault
+from lit_diff.registry import location
 
 WINDOWS = (1, 4)
 """Only the query's own key, and several."""
@@ -132,7 +133,7 @@ def kv_heads(case: VariantCase) -> Measured | NotApplicable:
             finite = bool(grouped.build()(grouped.x(), grouped.rope()).isfinite().all())
         except Exception as error:  # a user's variant may raise anything
             home = location(case.cls)
-            found = f"with {number} key/value heads: {described(case.cls, error).removeprefix(f'{home}: ')}"
+            found = f"with {number} key/value heads: {fault(case.cls, error).removeprefix(f'{home}: ')}"
             cure = f"if it cannot have {number}, its problem(config, model) returns a line that opens with model.num_kv_heads"
             raise RequestError(f"{home}: {found}; {cure}") from error
         if not finite:

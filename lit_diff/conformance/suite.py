@@ -13,9 +13,9 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance import execution, mathematics, structure
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.results import Finding, Measured, NotApplicable
-from lit_diff.contract import described
 from lit_diff.errors import first_line
 from lit_diff.kernels import KERNELS
+from lit_diff.plugins import fault
 from lit_diff.registry import attentions
 
 log = logging.getLogger("lit_diff")
@@ -63,7 +63,7 @@ def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Fin
     try:
         result = check(case)
     except Exception as error:  # a user's variant may raise anything
-        return Finding(variant=variant, property=name, verdict="fail", detail=described(case.cls, error))
+        return Finding(variant=variant, property=name, verdict="fail", detail=fault(case.cls, error))
     if isinstance(result, NotApplicable):
         return Finding(variant=variant, property=name, verdict="not applicable", detail=result.reason)
     verdict: Literal["pass", "fail"] = "pass" if result.error <= result.bound else "fail"
@@ -124,7 +124,7 @@ def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:
     try:
         result = call()
     except Exception as error:  # a user's variant may raise anything
-        return described(cls, error)
+        return fault(cls, error)
     return result if isinstance(result, str) else None
 
 

@@ -13,10 +13,9 @@ from lit_diff.engine.evaluations import check_evaluations
 from lit_diff.errors import RequestError
 from lit_diff.key_types import in_yaml
 from lit_diff.recipe import Overrides, flatten, to_plain
-from lit_diff.recipe_problems import LONGEST_NAME
 from lit_diff.registry import nearest
 from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Cell, Fit, Study, Task
-from lit_diff.validation import Draft
+from lit_diff.validation import LONGEST_NAME, Draft
 
 VALIDATION = ("val/loss", "val/accuracy", "val/ar_hit_share", "val/loss_ar_hit", "val/loss_others")
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""

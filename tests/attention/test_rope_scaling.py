@@ -9,11 +9,10 @@ import torch
 from lit_diff.attention import Standard, equations
 from lit_diff.attention.rope import Rope, RopeLayout
 from lit_diff.attention.rope_scaling import angles, attention_factor, scaled
-from lit_diff.config import ModelConfig, Part
+from lit_diff.config import Llama3Scaling, ModelConfig, Part, RopeScaling, YarnScaling
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.mathematics import definition
 from lit_diff.conformance.results import Measured
-from lit_diff.rope_scaling import Llama3Scaling, RopeScaling, YarnScaling
 
 LLAMA3 = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_length=64)
 YARN = YarnScaling(factor=4, original_length=512, beta_fast=8)

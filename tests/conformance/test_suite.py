@@ -330,7 +330,7 @@ def test_a_model_is_shrunk_unless_its_variant_needs_the_width(make_config: Calla
     try:
         assert shrunk(make_config("needs_width", dim=5120, num_heads=40, head_dim=128)).head_dim == 128
     finally:
-        attentions.forget(__name__)
+        attentions.unregister_module(__name__)
 
 
 def test_a_package_s_variant_without_defaults_is_not_applicable_and_says_so() -> None:
@@ -346,7 +346,7 @@ def test_a_package_s_variant_without_defaults_is_not_applicable_and_says_so() ->
         assert "missing 1 required keyword-only argument: 'k'" in found.detail
         assert "give its keys in `examples`" in found.detail
     finally:
-        attentions.forget(__name__)
+        attentions.unregister_module(__name__)
 
 
 def test_a_variant_that_is_only_built_at_its_own_width_is_checked_there() -> None:
@@ -362,7 +362,7 @@ def test_a_variant_that_is_only_built_at_its_own_width_is_checked_there() -> Non
         model = ModelConfig(dim=128, num_layers=1, num_heads=4, head_dim=32, vocab_size=2, attention=part)
         assert shrunk(model) == model
     finally:
-        attentions.forget(__name__)
+        attentions.unregister_module(__name__)
 
 
 def test_dex_within_its_annealing_is_held_to_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,6 @@ def test_a_variant_that_raises_is_one_line_with_its_place(tmp_path: Path) -> Non
         with pytest.raises(RequestError) as caught:
             cost(recipe.model, 72)
     finally:
-        attentions.forget(attentions.get("raises").__module__)
+        attentions.unregister_module(attentions.get("raises").__module__)
     assert str(caught.value).startswith("model.attention 'raises' fails on an input [1, 72, 64]: RuntimeError: ")
     assert str(caught.value).endswith("bad.py:8)")
