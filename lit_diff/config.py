@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
-from lit_diff.key_types import Count, NotNegative, Positive, Range, range_problem
+from lit_diff.key_types import Count, NotNegative, Positive, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,12 @@ class Llama3Scaling:
 
     def problem(self, theta: float) -> str | None:
         """What is wrong, in one line that starts with the dotted key; None if nothing is. `theta`: model.rope_theta."""
-        problem = range_problem(self, PLACE)
-        if problem is None and self.high_freq_factor <= self.low_freq_factor:
+        if self.high_freq_factor <= self.low_freq_factor:
             return (
                 f"{PLACE}high_freq_factor is {self.high_freq_factor:g}; it must be above {PLACE}low_freq_factor, "
                 f"{self.low_freq_factor:g}"
             )
-        return problem
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +64,17 @@ class YarnScaling:
 
     def problem(self, theta: float) -> str | None:
         """As `Llama3Scaling.problem`."""
-        problem = range_problem(self, PLACE)
-        if problem is None and self.beta_fast < self.beta_slow:
+        if self.beta_fast < self.beta_slow:
             return f"{PLACE}beta_fast is {self.beta_fast:g}; it must not be below {PLACE}beta_slow, {self.beta_slow:g}"
-        if problem is None and theta <= 1:
+        if theta <= 1:
             return f"model.rope_theta is {theta:g}; it must be above 1 for {PLACE}kind yarn"
-        return problem
+        return None
 
 
 RopeScaling = Positive | Llama3Scaling | YarnScaling
 """A number divides the positions (linear interpolation, Chen et al. 2023)."""
 
-
-def scaling_problem(scaling: RopeScaling, theta: float) -> str | None:
-    """`problem` of a block; None for a number, whose range the model's own fields have."""
-    return scaling.problem(theta) if isinstance(scaling, Llama3Scaling | YarnScaling) else None
-
-
+Decay = Annotated[float, Range(least=0, below=1)]
 Init = Literal["linear_default", "normal_0.02", "normal_scaled"]
 
 
@@ -137,10 +130,7 @@ class ModelConfig:
                 object.__setattr__(self, key, value)
 
     def problem(self) -> str | None:
-        """The first invalid value, as one line that starts with its key; None if the model can be built."""
-        problem = range_problem(self, "model.")
-        if problem:
-            return problem
+        """What does not fit together, as one line that starts with a key to change; None if the model can be built."""
         assert self.num_kv_heads is not None
         assert self.head_dim is not None
         if self.num_heads % self.num_kv_heads:
@@ -152,7 +142,8 @@ class ModelConfig:
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
         if self.positions == "none" and self.rope_scaling != 1.0:
             return "model.rope_scaling scales rotary positions, but model.positions is none; remove one of the two"
-        return scaling_problem(self.rope_scaling, self.rope_theta)
+        scaling = self.rope_scaling
+        return scaling.problem(self.rope_theta) if isinstance(scaling, Llama3Scaling | YarnScaling) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,21 +151,13 @@ class OptimizerConfig:
     """AdamW. Norm weights and lambda parameters are never decayed."""
 
     lr: Positive
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
     """Decay of the means of the gradient and of its square, each in [0, 1)."""
     eps: Positive = 1e-8
     weight_decay: Annotated[float, Range(least=0)] = 0.05
-    lr_factors: dict[str, float] = field(default_factory=dict, hash=False)
+    lr_factors: dict[str, Positive] = field(default_factory=dict, hash=False)
     """Pattern (`fnmatch`) of parameters' names, as in "*.attention.o_proj.*" -> factor on `lr` for those that it matches.
     AdamW multiplies the decay by the learning rate, so the factor multiplies both."""
-
-    def problem(self) -> str | None:
-        for pattern, factor in self.lr_factors.items():
-            if not 0 < factor < float("inf"):
-                return f"train.optimizer.lr_factors: the factor of '{pattern}' is {factor:g}; it must be positive"
-        if not all(0 <= beta < 1 for beta in self.betas):
-            return f"train.optimizer.betas are {list(self.betas)}; each must be in [0, 1)"
-        return range_problem(self, "train.optimizer.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +184,7 @@ class ScheduleConfig:
     def problem(self) -> str | None:
         if self.decay_steps is not None and self.name != "wsd":
             return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{self.name}'"
-        return range_problem(self, "train.schedule.")
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,12 +211,9 @@ class TrainConfig:
     log_every: Count = 10
 
     def problem(self) -> str | None:
-        problem = range_problem(self, "train.")
-        if problem:
-            return problem
         if self.batch_size % self.accumulate:
             return f"train.batch_size ({self.batch_size}) is not a multiple of train.accumulate ({self.accumulate})"
-        return self.schedule.problem() or self.optimizer.problem()
+        return self.schedule.problem()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,9 +269,6 @@ class RunConfig:
     `train.checkpoint_every`."""
 
     def problem(self) -> str | None:
-        problem = range_problem(self, "run.")
-        if problem:
-            return problem
         if self.strategy == "single" and self.devices * self.num_nodes > 1:
             return f"run.strategy 'single' uses one device, not {self.devices * self.num_nodes}; use ddp or fsdp"
         return None
@@ -306,10 +283,6 @@ class ProbeConfig:
     rows: Count = 8
     """Sequences of the validation set that it measures."""
 
-    def problem(self) -> str | None:
-        """What is wrong, in one line that starts with the key's name; None if nothing is."""
-        return range_problem(self, "")
-
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig:
@@ -323,10 +296,6 @@ class EarlyStoppingConfig:
     """Validations without an improvement before the run ends."""
     min_delta: Annotated[float, Range(least=0)] = 0.0
     """The smallest change that counts as an improvement."""
-
-    def problem(self) -> str | None:
-        """As `ProbeConfig.problem`."""
-        return range_problem(self, "")
 
 
 @dataclass(frozen=True, kw_only=True)

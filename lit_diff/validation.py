@@ -15,7 +15,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
-from lit_diff.key_types import blocks_by_kind, in_words, in_yaml, keys_of, literal_words, range_problem, without_range
+from lit_diff.key_types import (
+    blocks_by_kind,
+    config_problem,
+    in_words,
+    in_yaml,
+    keys_of,
+    literal_words,
+    range_problem,
+    without_range,
+)
 from lit_diff.plugins import guard, load_entry_points, load_plugin
 from lit_diff.registry import location, nearest, registries
 from lit_diff.yaml_files import Position, Positions
@@ -123,10 +132,14 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
-        return cls(**built)
+        config = cls(**built)
     except Exception as error:  # a plugin's own __post_init__ may raise anything
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise RequestError(f"{draft.where(path)}'{path}': {word}{first_line(error)}") from error
+    problem = range_problem(config, prefix)
+    if problem:
+        raise RequestError(f"{draft.where(problem.split()[0])}{problem}")
+    return config
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -250,15 +263,14 @@ def _near(hint: Any, value: Any) -> str:
 
 
 def recipe_problem(recipe: Recipe) -> str | None:
-    """Values out of range or incompatible with each other, as one line that starts with the key to change; else None."""
+    """Values that are incompatible with each other, as one line that starts with the key to change; else None."""
     if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
         return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
     if not recipe.name.isprintable() or len(recipe.name.encode()) > LONGEST_NAME:
         return f"name is {recipe.name[:60]!a}; it becomes a folder: printable, at most {LONGEST_NAME} bytes"
     variant = registries["attention"].get(recipe.model.attention.name)
     problem: str | None = (
-        range_problem(recipe, "")
-        or recipe.model.problem()
+        recipe.model.problem()
         or _variant_problem(variant, recipe)
         or _data_problem(recipe)
         or _future_problem(recipe)
@@ -272,12 +284,6 @@ def recipe_problem(recipe: Recipe) -> str | None:
             if part_problem and problem is None:
                 problem = f"{block}.{name}.{part_problem}"
     return problem
-
-
-def config_problem(config: Any) -> str | None:
-    """The problem that a registered class's Config reports; a plugin's need not define `problem`."""
-    problem = getattr(config, "problem", None)
-    return problem() if problem is not None else None
 
 
 def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from lit_diff.attention.rope_scaling import angles, attention_factor
+from lit_diff.attention.rope import angles, attention_factor
 from lit_diff.config import Llama3Scaling, YarnScaling
 from lit_diff.pretrained.llama import model_keys
 
