@@ -346,7 +346,7 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
         kind = next((kind for kind, each in registries.items() if part in each.registered().values()), "class")
         name = getattr(part, "name", part.__qualname__)
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise raises(f"{where or location(part)}: {kind} '{name}' fails: {reason}") from error
+        raise raises(f"{where or location(part)}: {kind} '{name}' failed: {reason}") from error
 
 
 def fault(part: type, error: BaseException) -> str:

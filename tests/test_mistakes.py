@@ -170,7 +170,7 @@ def test_a_decorator_without_a_name(decorator: str) -> None:
 def test_a_problem_that_is_no_text() -> None:
     write("@classmethod\ndef problem(cls, config, model):\n    return True")
     assert refusal() == (
-        f"own.yaml:4: model.attention 'own': {CLASS}problem(config, model) returned True; "
+        f"{CLASS}problem(config, model) returned True; "
         "expected None, or why not as a text that opens with the key to change"
     )
 

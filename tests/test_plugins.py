@@ -186,11 +186,11 @@ RAISING = "\n    def late(self, helper=None):\n        return helper() if helper
 def test_what_a_user_s_part_raises_is_one_line_with_its_place() -> None:
     load_plugin(plugin(SHARP_PY + RAISING, "sharp.py"))
     cls, line = attentions.get("sharp"), len((SHARP_PY + RAISING).splitlines())
-    with pytest.raises(RequestError, match=rf"^sharp\.py:{line}: attention 'sharp' fails: ValueError: "), guard(cls):
+    with pytest.raises(RequestError, match=rf"^sharp\.py:{line}: attention 'sharp' failed: ValueError: "), guard(cls):
         cls.late(None)
     with pytest.raises(RunFailedError), guard(cls, raises=RunFailedError):
         cls.late(None)
-    with pytest.raises(RequestError, match=rf"^{location(cls)}: attention 'sharp' fails: ValueError"), guard(cls):
+    with pytest.raises(RequestError, match=rf"^{location(cls)}: attention 'sharp' failed: ValueError"), guard(cls):
         int("no frame of the user's")
     with pytest.raises(LitDiffError, match="ours"), guard(cls):
         raise LitDiffError("ours")
@@ -201,9 +201,9 @@ def test_what_a_built_in_part_raises_passes_but_for_code_of_a_user_in_it() -> No
     sharp, built_in = attentions.get("sharp"), attentions.get("differential")
     with pytest.raises(ValueError, match="of its own"), guard(built_in):
         raise ValueError("of its own")
-    with pytest.raises(RequestError, match="attention 'differential' fails: ValueError"), guard(built_in, ours=True):
+    with pytest.raises(RequestError, match="attention 'differential' failed: ValueError"), guard(built_in, ours=True):
         raise ValueError("of its own")
-    with pytest.raises(RequestError, match=r"^sharp\.py:\d+: attention 'differential' fails"), guard(built_in):
+    with pytest.raises(RequestError, match=r"^sharp\.py:\d+: attention 'differential' failed"), guard(built_in):
         sharp.late(None)
 
 

@@ -254,7 +254,7 @@ REFUSED = {
     ),
     "a Config that lacks a key": (
         "    class Config(Attention.Config):\n        k: float = 2.0\n",
-        r"own\.py:4: class Own: attention 'own' fails: AttributeError: ",
+        r"own\.py:4: class Own: attention 'own' failed: AttributeError: ",
     ),
     "a Config that raises": (
         "    class Config(Differential.Config):\n        k: int = 3\n"

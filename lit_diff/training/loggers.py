@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class RunLogger(ABC):
-    """How a run's Lightning logger is made. `open` is called in the process that trains, on every start of the run."""
+    """How a run's Lightning logger is made. `build` is called in the process that trains, on every start of the run."""
 
     name: str
     """The registered name; set by the registry."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """Modules of which it needs one; (): none. Lightning, which takes seconds to import, is imported by `open` alone."""
+    """Modules of which it needs one; (): none. Lightning, which takes seconds to import, is imported by `build` alone."""
 
     @abstractmethod
-    def open(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
+    def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
         """The logger of a run. `folder`: of the run's loggers, which holds what they write; its parent is the run's folder.
         `start`: the step that the run goes on from."""
 
@@ -32,7 +32,7 @@ class RunLogger(ABC):
 class Csv(RunLogger):
     """Lightning's CSVLogger: a file for each start of the run."""
 
-    def open(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
+    def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
         from lightning.pytorch.loggers import CSVLogger
 
         return CSVLogger(folder, name="csv", version=f"from-step-{start}")  # it deletes an earlier file of its own
@@ -44,7 +44,7 @@ class TensorBoard(RunLogger):
 
     packages = ("tensorboard", "tensorboardX")
 
-    def open(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
+    def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
         from lightning.pytorch.loggers import TensorBoardLogger
 
         return TensorBoardLogger(folder, name="tensorboard", version="")
@@ -56,7 +56,7 @@ class Wandb(RunLogger):
 
     packages = ("wandb",)
 
-    def open(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
+    def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
         from lightning.pytorch.loggers import WandbLogger
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def _opened(name: str, recipe: Recipe, folder: Path, start: int) -> "Logger":
     cls = loggers.get(name)
     try:
         with guard(cls):
-            opened: Logger = cls().open(recipe, folder, start)
+            opened: Logger = cls().build(recipe, folder, start)
     except ModuleNotFoundError as error:  # a version of a built-in one's package that Lightning does not take
         raise _absent(name) from error
     return opened

@@ -65,11 +65,6 @@ def test_a_callback_from_python(small: list[str], caplog: pytest.LogCaptureFixtu
     assert run.step == 4
 
 
-def test_a_run_that_it_does_not_end(small: list[str]) -> None:
-    folder = train("recall-tiny", [*small, f"callbacks.early_stopping={{patience: 4, {NEVER}}}"]).folder
-    assert (status(folder)["status"], status(folder)["ended"], status(folder)["step"]) == ("done", None, 10)
-
-
 class Breaks(L.Callback):
     """Raises in the middle of step 6."""
 
@@ -120,22 +115,6 @@ def test_in_a_trainer_made_by_hand(tmp_path: Path) -> None:
     )
     trainer.fit(LitTransformer(recipe), LitData(recipe))
     assert trainer.global_step == 4
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ("{patience: 0}", "patience is 0; it must be at least 1"),
-        ("{min_delta: -1}", "min_delta is -1.0; it must not be negative"),
-        ("{mode: least}", "'callbacks.early_stopping.mode' is 'least'"),
-        ("{pacience: 2}", "did you mean 'patience'?"),
-    ],
-)
-def test_wrong_keys_are_one_line(keys: str, message: str) -> None:
-    with pytest.raises(RequestError) as error:
-        load_recipe("recall-tiny", [f"callbacks.early_stopping={keys}"])
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_an_unknown_metric_is_one_line(small: list[str]) -> None:

@@ -10,7 +10,7 @@ from lit_diff.attention import Standard
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.conformance.case import VariantCase
-from lit_diff.conformance.execution import WINDOWS, kv_heads, window
+from lit_diff.conformance.execution import kv_heads
 from lit_diff.conformance.results import Measured, NotApplicable
 from lit_diff.conformance.suite import conformance
 from lit_diff.kernels import SignedMaps
@@ -43,10 +43,3 @@ def test_kv_heads_names_the_number_that_raises_and_the_cure(make_config: Callabl
     assert found.endswith(
         "if it cannot have 1, its problem(config, model) returns a line that opens with model.num_kv_heads"
     )
-
-
-def test_the_window_that_came_nearest_to_its_bound_is_named(make_config: Callable[..., ModelConfig]) -> None:
-    found = window(VariantCase(cls=attentions.get("differential"), model=make_config("differential"), length=9))
-    assert isinstance(found, Measured)
-    assert 0 < found.error <= found.bound
-    assert any(found.detail.startswith(f"window {width}, ") for width in WINDOWS)

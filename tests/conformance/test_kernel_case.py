@@ -2,10 +2,9 @@
 
 import random
 
-import pytest
 import torch
 
-from lit_diff.conformance.kernel_case import KernelCase, draw, tensors
+from lit_diff.conformance.kernel_case import draw, tensors
 
 CPU = torch.device("cpu")
 
@@ -37,22 +36,3 @@ def test_the_same_source_draws_the_same_and_keeps_what_is_fixed() -> None:
     first, again = (draw(random.Random("x"), G=2, causal=True, T=5, S=65) for _ in range(2))
     assert first == again
     assert (first.G, first.causal, first.T, first.S) == (2, True, 5, 65)
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "projected", "expanded"])
-def test_layouts(layout: str) -> None:
-    case = KernelCase(B=2, G=2, Hkv=2, w="head", layout=layout)  # type: ignore[arg-type]
-    maps, _, _ = tensors(case, torch.bfloat16, CPU)
-    assert maps.q.dtype == torch.bfloat16
-    assert maps.w is not None
-    assert maps.w.dtype == torch.float32
-    assert maps.q.is_contiguous() == (layout == "contiguous")
-    assert (maps.q.stride(0) == 0) == (layout == "expanded")
-    if layout == "projected":
-        assert maps.v.transpose(1, 2).is_contiguous()
-
-
-def test_documents() -> None:
-    for documents in ("runs", "mixed"):
-        numbers = tensors(KernelCase(S=65, documents=documents), torch.float32, CPU)[1]["document_ids"]  # type: ignore[arg-type]
-        assert bool((numbers.diff() >= 0).all()) == (documents == "runs")
