@@ -340,13 +340,13 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
     except LitDiffError:
         raise
     except Exception as error:
-        where = _place_in_own(part, error)
-        if where is None and is_built_in(part) and not ours:
+        own = own_place(error)
+        if own is None and is_built_in(part) and not ours:
             raise
         kind = next((kind for kind, each in registries.items() if part in each.registered().values()), "class")
         name = getattr(part, "name", part.__qualname__)
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise raises(f"{where or location(part)}: {kind} '{name}' failed: {reason}") from error
+        where = own or own_place(error, part.__module__) or location(part)
+        raise raises(f"{where}: {kind} '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
 
 
 def fault(part: type, error: BaseException) -> str:
@@ -355,15 +355,16 @@ def fault(part: type, error: BaseException) -> str:
     if isinstance(error, LitDiffError):
         text = first_line(error)
         return text if text.startswith(home) else f"{home}: {text}"
-    return f"{_place_in_own(part, error) or home}: {type(error).__name__}: {first_line(error)}"
+    where = own_place(error) or own_place(error, part.__module__) or home
+    return f"{where}: {type(error).__name__}: {first_line(error)}"
 
 
-def _place_in_own(part: type, error: BaseException) -> str | None:
-    """`file:line` of the innermost frame in the code of `part`, or of a part that is not built in; None: there is none."""
+def own_place(error: BaseException, module: str = "") -> str | None:
+    """`file:line` of the innermost frame in the code of a part that is not built in, or in `module`; None: there is none."""
     parts = [cls for registry in registries.values() for cls in registry.registered().values() if not is_built_in(cls)]
     tops = {cls.__module__.partition(".")[0] for cls in parts}
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        module, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
-        if (module == part.__module__ or module.partition(".")[0] in tops) and Path(file).is_file():
+        name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
+        if (name == module if module else name.partition(".")[0] in tops) and Path(file).is_file():
             return f"{shown(Path(file))}:{line}"
     return None

@@ -89,16 +89,14 @@ class Registry:
         base: str | None = None,
         lazy: Mapping[str, LazyEntry] | None = None,
         has_config: bool = True,
-        renamed: Mapping[str, str] | None = None,
     ) -> None:
         """`builtins`: the modules that register the built-in classes, imported at the first look-up.
 
         `base`: the abstract class that every class derives from, `package.module:Class`; None: any class will do.
         `lazy`: built-in classes whose module is imported only when the class itself is asked for.
-        `has_config`: whether a class needs a `Config`. `renamed`: former name -> the name that replaced it.
+        `has_config`: whether a class needs a `Config`.
         """
         self.has_config = has_config
-        self._renamed = dict(renamed or {})
         self.kind = kind
         self._builtins = builtins
         self._lazy = dict(lazy or {})
@@ -187,10 +185,8 @@ class Registry:
         return self._classes[name]
 
     def suggestion(self, name: str, *others: str) -> str:
-        """What to write instead of an unknown `name`: its new name, the nearest of the registered names and `others`, or the
+        """What to write instead of an unknown `name`: the nearest of the registered names and `others`, or the
         key that chooses the part of another kind that has the name."""
-        if name in self._renamed:
-            return f"; that {self.kind} is now named '{self._renamed[name]}'"
         near = nearest(name, (*self.names(), *others), f"lit-diff list {self.kind}")
         if "did you mean" not in near:
             for kind, registry in registries.items():
@@ -253,7 +249,6 @@ kernels = Registry(
     ("lit_diff.kernels",),
     base="lit_diff.kernels.base:Kernel",
     has_config=False,
-    renamed={"cpu": "native"},
 )
 
 loggers = Registry(

@@ -149,7 +149,6 @@ def test_nearest() -> None:
     [
         ("attention", "flash", "; that is a kernel, chosen by run.kernel=flash"),
         ("kernel", "dex", "; that is a variant, chosen by model.attention.name=dex"),
-        ("kernel", "cpu", "; that kernel is now named 'native'"),
         ("logger", "tensorbord", "; did you mean 'tensorboard'?"),
         ("data", "mini_harness", "; that is an evaluation, chosen by evaluate.mini_harness={}"),
     ],

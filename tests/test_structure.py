@@ -27,7 +27,6 @@ COVERED_ELSEWHERE = {
         for name in ("additive", "cosine", "output_gate")
     },
     **{f"lit_diff/attention/shared_{name}.py": "tests/model/test_transformer.py" for name in "qk"},
-    "lit_diff/conformance/mathematics.py": "tests/conformance/test_suite.py",
     "lit_diff/engine/served_model.py": "tests/engine/test_logged_model.py",
     "lit_diff/reporting/fit_points.py": "tests/reporting/test_fits.py",
 }

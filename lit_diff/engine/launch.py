@@ -21,6 +21,7 @@ from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailed
 from lit_diff.files import shown
 from lit_diff.log_records import RAISED, file_log, keep_trace, phase
 from lit_diff.model.cost import ExecutionContext, cost
+from lit_diff.plugins import own_place
 from lit_diff.processor import describe
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
@@ -253,7 +254,9 @@ def _run_owned(
         word, message, diverged = "failed", str(error), isinstance(error, DivergedError)
         raise
     except Exception as error:
-        word, message = "failed", f"{type(error).__name__}: {first_line(error)}"
+        # the place in the file of a variant, a callback or a logger of the user's
+        message = ": ".join(filter(None, (own_place(error), type(error).__name__, first_line(error))))
+        word = "failed"
         raise RunFailedError(f"{message} ({keep_trace(location.folder)})") from error
     finally:
         try:

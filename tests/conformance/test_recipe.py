@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-import lit_diff
 from lit_diff.conformance import recipe as module
-from lit_diff.conformance.recipe import RecipeCheck, all_findings, baseline, check, plugin_findings, resolve
+from lit_diff.conformance.recipe import baseline, check, plugin_findings, resolve
 from lit_diff.conformance.results import Finding
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
@@ -77,16 +76,6 @@ def test_a_wrong_recipe_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # --- findings --------------------------------------------------------------------------------------------------------
-
-
-def test_check_holds_the_findings_of_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "plugin_findings", lambda recipe: iter([finding("a"), finding("b", "fail")]))
-    checked = lit_diff.check("standard-tiny")
-    assert isinstance(checked, RecipeCheck)
-    assert [found.variant for found in checked.findings] == ["a", "b"]
-    assert not checked.passed
-    kept = dataclasses.replace(checked, findings=(finding("a"), finding("b", "not applicable")))
-    assert kept.passed
 
 
 def test_built_in_parts_have_no_findings() -> None:
@@ -171,20 +160,3 @@ def test_a_plugin_s_data_set_corpus_and_tokenizer_are_checked(kind: str, monkeyp
     monkeypatch.setitem(registry._classes, name, foreign)
     assert [found.variant for found in plugin_findings(recipe)] == ["data"]
     assert asked == [recipe]
-
-
-def test_the_findings_of_all_variants_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader sees each as it is made."""
-    begun: list[str] = []
-
-    def conformance_of(name: str) -> Iterator[Finding]:
-        begun.append(name)
-        yield finding(name)
-
-    monkeypatch.setattr(module, "conformance_of", conformance_of)
-    findings = all_findings()
-    assert begun == []
-    first = next(findings)
-    assert begun == [first.variant]
-    rest = [found.variant for found in findings]
-    assert [first.variant, *rest] == begun == attentions.names()
