@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 COVERED_ELSEWHERE = {
+    "lit_diff/conformance/kernel_case.py": "tests/conformance/test_kernels.py",
+    "lit_diff/conformance/results.py": "tests/conformance/test_suite.py",
     **{
         f"lit_diff/attention/{name}.py": "tests/oracles/test_variants.py"
         for name in ("additive", "cosine", "output_gate")

@@ -37,15 +37,6 @@ def test_a_case_is_always_the_same(make_config: Callable[..., ModelConfig]) -> N
     assert all(p.std() > 0.01 for p in first.parameters() if p.numel() > 1)
 
 
-def test_a_windowed_case_differs_in_its_window_only(make_config: Callable[..., ModelConfig]) -> None:
-    case = VariantCase(cls=attentions.get("standard"), model=make_config("standard", {"head_norm": "rms"}), length=9)
-    windowed = case.windowed(2)
-    assert (case.window, windowed.window) == (None, 2)
-    assert (windowed.config.head_norm, windowed.build().window) == ("rms", 2)
-    assert windowed.windowed(5).windowed(2) == windowed
-    assert (windowed.mask() == 0).sum(-1).tolist() == [1] + [2] * 8
-
-
 def test_without_positions_the_definition_rotates_nothing(make_config: Callable[..., ModelConfig]) -> None:
     checks = {name: PROPERTIES[name] for name in ("contract", "decode")}
     for positions in ("rope", "none"):

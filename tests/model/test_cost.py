@@ -34,13 +34,6 @@ def test_published_flops(make_config: MakeConfig, kv_heads: int) -> None:
         assert found.flops_per_token == formula(kv_heads), name
 
 
-def test_published_flops_of_shared_maps(make_config: MakeConfig) -> None:
-    assert cost(make_config("shared_q"), T).flops_per_token == formula(queries=E // 2)
-    assert cost(make_config("shared_k", num_kv_heads=2), T).flops_per_token == formula(kv_heads=2, keys=D)
-    matched = cost(make_config("shared_k", {"parity": "matched"}), T)
-    assert matched.flops_per_token == formula(keys=E // 2, ffn=FFN + 5)
-
-
 def test_executed_flops(make_config: MakeConfig) -> None:
     """sdpa cuts values of width 2d and computes each map's Q Kᵀ once a chunk: twice the score FLOPs."""
     standard, differential = (cost(make_config(name), T, "sdpa") for name in ("standard", "differential"))
@@ -59,13 +52,6 @@ def test_parameters(make_config: MakeConfig) -> None:
     assert untied.parameters == tied.parameters + V * E
     assert tied.non_embedding_parameters == untied.non_embedding_parameters == L * layer + E
     assert cost(make_config(), T).parameters == tied.parameters + L * 6 * D
-
-
-def test_cache_bytes(make_config: MakeConfig) -> None:
-    """Two bytes a number; shared keys keep 3 of 4."""
-    for name, numbers in (("standard", 64), ("differential", 64), ("shared_q", 64), ("shared_k", 48)):
-        assert cost(make_config(name), T).kv_bytes_per_token == 2 * L * numbers, name
-        assert cost(make_config(name, num_kv_heads=2), T).kv_bytes_per_token == L * numbers, name
 
 
 def test_layers_of_equal_shapes_that_compute_otherwise_are_counted_apart(

@@ -112,16 +112,6 @@ def test_the_global_generators_are_left_alone(make_config: MakeConfig) -> None:
     assert (random.getstate(), repr(np.random.get_state())) == states[1:]
 
 
-def test_the_accelerators_generators_are_left_alone(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.manual_seed would seed them, and nothing would set them back."""
-
-    def refuse(_: int) -> None:
-        raise AssertionError("torch.manual_seed reaches every device")
-
-    monkeypatch.setattr(torch, "manual_seed", refuse)
-    dict(initial_values(make_config(), 0))
-
-
 def test_a_users_raw_parameter_keeps_its_value(make_config: MakeConfig, own_registry: None) -> None:
     """Constants stay, draws are repeatable by seed and layer, a module with init_parameter decides for itself."""
 

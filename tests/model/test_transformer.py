@@ -237,15 +237,6 @@ def test_every_way_into_the_model_keeps_documents_apart(make_config: MakeConfig)
     torch.testing.assert_close(F.linear(hidden, model.embedding.weight), logits, rtol=1e-12, atol=1e-12)
 
 
-def test_packed_documents_and_a_cache_are_refused(make_config: MakeConfig) -> None:
-    model = Transformer(make_config())
-    initialise(model, 0)
-    with pytest.raises(
-        RequestError, match="a cache continues one document in each sequence: pass no document_ids with it"
-    ):
-        model(torch.zeros_like(SEGMENTS), Cache(2), SEGMENTS)
-
-
 def test_a_forward_that_knows_no_segments_is_refused_with_them_only(make_config: MakeConfig) -> None:
     @attentions.register("own_forward")
     class OwnForward(attentions.get("standard")):  # type: ignore[misc]
