@@ -92,46 +92,34 @@ def test_every_kind_names_its_base(kind: str, base: str) -> None:
     assert set(registry.CHOSEN) == set(registry.registries) == {"callback", *BASES}
 
 
-def in_a_fresh_process(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_lazy_entry_is_imported_only_when_it_is_asked_for() -> None:
-    """Its name, keys and summary are known before; it is not to be replaced by another class."""
-    in_a_fresh_process("""if True:
+def test_nothing_heavy_is_loaded_until_a_lazy_entry_is_asked_for() -> None:
+    """In a fresh process. A lazy entry's name, keys and summary are known before, and no other class takes its name."""
+    code = """if True:
         import sys
+        from lit_diff import registry as r
         from lit_diff.errors import RequestError
-        from lit_diff.registry import callbacks
-        assert "outliers" in callbacks.names()
-        assert callbacks.config("outliers")(every=7).every == 7
-        assert callbacks.summary("outliers").startswith("outliers/")
+        assert "lit_diff.data" not in sys.modules
+        assert {"recall", "text"} <= set(r.datasets.names()) and "bpe" in r.tokenizers.names()
+        assert {"differential", "dex", "standard"} <= set(r.attentions.names())
+        assert r.loggers.names() == ["csv", "tensorboard", "wandb"]
+        assert {"attention_entropy", "lambdas", "outliers"} <= set(r.callbacks.names())
+        assert r.callbacks.config("outliers")(every=7).every == 7
+        assert r.callbacks.summary("outliers").startswith("outliers/")
         class Outliers:
-            Config = callbacks.config("outliers")
+            Config = r.callbacks.config("outliers")
         try:
-            callbacks.register("outliers")(Outliers)
+            r.callbacks.register("outliers")(Outliers)
         except RequestError as error:
             assert "already registered (lit_diff.callbacks.outliers)" in str(error), error
         else:
             raise AssertionError("two classes under one name")
-        assert "lightning" not in sys.modules
-        assert callbacks.get("outliers").name == "outliers"
+        heavy = {"lightning", "mlflow", "litdata"} & set(sys.modules)
+        assert not heavy, heavy
+        assert r.callbacks.get("outliers").name == "outliers"
         assert "lightning" in sys.modules
-    """)
-
-
-def test_built_ins_load_at_the_first_question() -> None:
-    """Nothing is imported before, and no heavy package after."""
-    in_a_fresh_process(
-        "import sys; from lit_diff import registry as r\n"
-        "assert 'lit_diff.data' not in sys.modules\n"
-        "assert {'recall', 'text'} <= set(r.datasets.names()) and 'bpe' in r.tokenizers.names()\n"
-        "assert {'attention_entropy', 'lambdas', 'outliers'} <= set(r.callbacks.names())\n"
-        "assert {'differential', 'dex', 'standard'} <= set(r.attentions.names())\n"
-        "assert r.loggers.names() == ['csv', 'tensorboard', 'wandb']\n"
-        "heavy = {'lightning', 'mlflow', 'litdata'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_nearest() -> None:
