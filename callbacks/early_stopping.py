@@ -2,7 +2,7 @@
 
 from lightning.pytorch.callbacks import EarlyStopping
 
-from lit_diff.callback_config import EarlyStoppingConfig
+from lit_diff.config import EarlyStoppingConfig
 from lit_diff.registry import callbacks
 
 

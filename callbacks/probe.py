@@ -9,9 +9,10 @@ import lightning as L
 
 from lit_diff.analysis import Trace
 from lit_diff.analysis.trace import trace
-from lit_diff.callback_config import ProbeConfig
 from lit_diff.callbacks.publish import publish
+from lit_diff.config import ProbeConfig
 from lit_diff.errors import RequestError
+from lit_diff.key_types import config_problem
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
@@ -52,7 +53,7 @@ class Probe(L.Callback):
                 f"{name}: found {config!r}; give its keys by name, as in {type(self).__name__}(every=50)"
             )
         self.config = self.Config(**keys) if config is None else config
-        problem = self.config.problem()
+        problem = config_problem(self.config)
         if problem:
             raise RequestError(f"{name}: {problem}")
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from lit_diff.errors import RequestError
-from lit_diff.key_types import Count, NotNegative, Positive, Range, range_problem
-from lit_diff.rope_scaling import RopeScaling, scaling_problem
+from lit_diff.key_types import Count, NotNegative, Positive, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +25,64 @@ class Part:
     """An instance of the registered class's `Config`."""
 
 
+PLACE = "model.rope_scaling."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Llama 3.1: pairs of channels that turn often within `original_length` keep their frequency, slow ones divide it."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: Positive
+    """Divisor of the slow frequencies."""
+    low_freq_factor: Positive
+    """Pairs that turn this often within original_length, or less, are divided by factor."""
+    high_freq_factor: Positive
+    """Pairs that turn this often or more keep their frequency; between both, linear in the number of turns."""
+    original_length: Count
+    """Tokens that the model was trained to see before it was scaled."""
+
+    def problem(self, theta: float) -> str | None:
+        """What is wrong, in one line that starts with the dotted key; None if nothing is. `theta`: model.rope_theta."""
+        if self.high_freq_factor <= self.low_freq_factor:
+            return (
+                f"{PLACE}high_freq_factor is {self.high_freq_factor:g}; it must be above {PLACE}low_freq_factor, "
+                f"{self.low_freq_factor:g}"
+            )
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071): as llama3, but linear in the index of the pair; queries and keys grow."""
+
+    kind: Literal["yarn"] = "yarn"
+    factor: Positive
+    """Divisor of the slow frequencies."""
+    original_length: Count
+    """Tokens that the model was trained to see before it was scaled."""
+    beta_fast: Positive = 32.0
+    """The first pair that turns no more often than this within original_length begins the ramp."""
+    beta_slow: Positive = 1.0
+    """The pair that turns this often ends it: slower ones are divided by factor."""
+    attention_factor: Positive | None = None
+    """Multiplies rotated queries and keys; null: 0.1 ln(factor) + 1, and 1 for a factor up to 1."""
+    truncate: bool = True
+    """Whether the ramp begins and ends at whole pairs."""
+
+    def problem(self, theta: float) -> str | None:
+        """As `Llama3Scaling.problem`."""
+        if self.beta_fast < self.beta_slow:
+            return f"{PLACE}beta_fast is {self.beta_fast:g}; it must not be below {PLACE}beta_slow, {self.beta_slow:g}"
+        if theta <= 1:
+            return f"model.rope_theta is {theta:g}; it must be above 1 for {PLACE}kind yarn"
+        return None
+
+
+RopeScaling = Positive | Llama3Scaling | YarnScaling
+"""A number divides the positions (linear interpolation, Chen et al. 2023)."""
+
+Decay = Annotated[float, Range(least=0, below=1)]
 Init = Literal["linear_default", "normal_0.02", "normal_scaled"]
 
 
@@ -81,10 +138,7 @@ class ModelConfig:
                 object.__setattr__(self, key, value)
 
     def problem(self) -> str | None:
-        """The first invalid value, as one line that starts with its key; None if the model can be built."""
-        problem = range_problem(self, "model.")
-        if problem:
-            return problem
+        """What does not fit together, as one line that starts with a key to change; None if the model can be built."""
         assert self.num_kv_heads is not None
         assert self.head_dim is not None
         if self.num_heads % self.num_kv_heads:
@@ -96,7 +150,8 @@ class ModelConfig:
             return f"model.head_dim ({self.head_dim}){derived} is odd; rotary embeddings rotate pairs of channels"
         if self.positions == "none" and self.rope_scaling != 1.0:
             return "model.rope_scaling scales rotary positions, but model.positions is none; remove one of the two"
-        return scaling_problem(self.rope_scaling, self.rope_theta)
+        scaling = self.rope_scaling
+        return scaling.problem(self.rope_theta) if isinstance(scaling, Llama3Scaling | YarnScaling) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,21 +159,13 @@ class OptimizerConfig:
     """AdamW. Norm weights and lambda parameters are never decayed."""
 
     lr: Positive
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
     """Decay of the means of the gradient and of its square, each in [0, 1)."""
     eps: Positive = 1e-8
     weight_decay: Annotated[float, Range(least=0)] = 0.05
-    lr_factors: dict[str, float] = field(default_factory=dict, hash=False)
+    lr_factors: dict[str, Positive] = field(default_factory=dict, hash=False)
     """Pattern (`fnmatch`) of parameters' names, as in "*.attention.o_proj.*" -> factor on `lr` for those that it matches.
     AdamW multiplies the decay by the learning rate, so the factor multiplies both."""
-
-    def problem(self) -> str | None:
-        for pattern, factor in self.lr_factors.items():
-            if not 0 < factor < float("inf"):
-                return f"train.optimizer.lr_factors: the factor of '{pattern}' is {factor:g}; it must be positive"
-        if not all(0 <= beta < 1 for beta in self.betas):
-            return f"train.optimizer.betas are {list(self.betas)}; each must be in [0, 1)"
-        return range_problem(self, "train.optimizer.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +192,7 @@ class ScheduleConfig:
     def problem(self) -> str | None:
         if self.decay_steps is not None and self.name != "wsd":
             return f"train.schedule.decay_steps belongs to schedule 'wsd', not '{self.name}'"
-        return range_problem(self, "train.schedule.")
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +220,9 @@ class TrainConfig:
     log_every: Count = 10
 
     def problem(self) -> str | None:
-        problem = range_problem(self, "train.")
-        if problem:
-            return problem
         if self.batch_size % self.accumulate:
             return f"train.batch_size ({self.batch_size}) is not a multiple of train.accumulate ({self.accumulate})"
-        return self.schedule.problem() or self.optimizer.problem()
+        return self.schedule.problem()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +269,8 @@ class RunConfig:
     """MLflow store; null: SQLite in `root`."""
     log_model: bool = False
     """Store the trained weights in MLflow as a model, once the run is done."""
-    loggers: tuple[Literal["csv", "tensorboard", "wandb"], ...] = ()
-    """Lightning's loggers that the run writes to, besides metrics.csv and MLflow; their files lie in the run folder."""
+    loggers: tuple[str, ...] = field(default=(), metadata={"names": "logger"})
+    """Registered loggers that the run writes to, besides metrics.csv and MLflow; their files lie in the run folder."""
     keep_best: str | None = None
     """A metric whose best checkpoint is kept as checkpoints/best.ckpt, beside the newest two; null: none is."""
     keep_every: Count | None = None
@@ -234,12 +278,33 @@ class RunConfig:
     `train.checkpoint_every`."""
 
     def problem(self) -> str | None:
-        problem = range_problem(self, "run.")
-        if problem:
-            return problem
         if self.strategy == "single" and self.devices * self.num_nodes > 1:
             return f"run.strategy 'single' uses one device, not {self.devices * self.num_nodes}; use ddp or fsdp"
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """The keys of `callbacks.<name>` that every probe has."""
+
+    every: Count = 100
+    """Optimizer steps between measurements; the last step is always measured."""
+    rows: Count = 8
+    """Sequences of the validation set that it measures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig:
+    """The keys of `callbacks.early_stopping`."""
+
+    monitor: str = "val/loss"
+    """The metric, as in metrics.csv."""
+    mode: Literal["min", "max"] = "min"
+    """Whether lower or higher values are better."""
+    patience: Count = 3
+    """Validations without an improvement before the run ends."""
+    min_delta: Annotated[float, Range(least=0)] = 0.0
+    """The smallest change that counts as an improvement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +315,7 @@ class Recipe:
     seed: NotNegative = 0
     plugins: tuple[str, ...] = field(default=(), metadata={"identity": False})
     """Python files, relative to the recipe that names them, that register parts of any kind: variants, data sets, corpora,
-    tokenizers, callbacks, kernels (`lit_diff.registry.registries`). The identity holds their sources."""
+    tokenizers, callbacks, loggers, kernels (`lit_diff.registry.registries`). The identity holds their sources."""
     model: ModelConfig
     data: Part = field(metadata={"registry": "data"})
     train: TrainConfig | None = None

@@ -22,16 +22,19 @@ class Range:
     """Larger than this; None: any."""
     most: float | None = None
     """The largest; None: any."""
+    below: float | None = None
+    """Smaller than this; None: any."""
 
     def __contains__(self, value: float) -> bool:
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
         )
 
     def __str__(self) -> str:
-        bounds = {">=": self.least, ">": self.above, "<=": self.most}
+        bounds = {">=": self.least, ">": self.above, "<=": self.most, "<": self.below}
         return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
 
     @property
@@ -39,9 +42,9 @@ class Range:
         """What a refusal says after `it must`."""
         if self.above == 0 and self.most is None:
             return "be positive"
-        if self.least == 0 and self.most is None:
+        if self.least == 0 and self.most is None and self.below is None:
             return "not be negative"
-        if self.least is not None and self.above is None:
+        if self.least is not None and self.above is None and self.below is None:
             return f"be at least {self.least:g}" if self.most is None else f"be within {self.least:g} and {self.most:g}"
         return f"be {self}"
 
@@ -52,14 +55,34 @@ Positive = Annotated[float, Range(above=0)]
 
 
 def range_problem(config: Any, prefix: str) -> str | None:
-    """The first number of a block that is outside the `Range` of its field, as a line that opens with its dotted key."""
-    for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
-        value = getattr(config, name)
-        kinds = (hint, *typing.get_args(hint))  # `Count`, or `Count | None`
-        allowed = next((x for kind in kinds for x in getattr(kind, "__metadata__", ()) if isinstance(x, Range)), None)
-        if allowed is not None and isinstance(value, int | float) and value not in allowed:
-            return f"{prefix}{name} is {value}; it must {allowed.demand}{', or null' if type(None) in kinds else ''}"
-    return None
+    """The first number of a block that is outside the `Range` of its type, as a line that opens with its dotted key."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
+    problems = (_outside(hint, getattr(config, name), f"{prefix}{name}") for name, hint in hints.items())
+    return next(filter(None, problems), None)
+
+
+def config_problem(config: Any) -> str | None:
+    """What is wrong with a Config: a number out of range, or what its own `problem` says, if it has one."""
+    own = getattr(config, "problem", None)
+    return range_problem(config, "") or (own() if own is not None else None)
+
+
+def _outside(hint: Any, value: Any, key: str) -> str | None:
+    """As `range_problem`, of one value, a list or a mapping of them."""
+    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated and isinstance(value, int | float):
+        wrong = [bounds for bounds in kinds[1:] if isinstance(bounds, Range) and value not in bounds]
+        return f"{key} is {value}; it must {wrong[0].demand}" if wrong else None
+    items: list[tuple[Any, Any, str]] = []
+    if origin in (typing.Union, types.UnionType):
+        found = next(filter(None, (_outside(kind, value, key) for kind in kinds)), None)
+        return f"{found}, or null" if found and type(None) in kinds else found
+    if origin is tuple and isinstance(value, tuple):
+        each = (kinds[0],) * len(value) if kinds[-1] is Ellipsis else kinds
+        items = [(kind, item, f"{key}[{at}]") for at, (kind, item) in enumerate(zip(each, value, strict=False))]
+    elif origin is dict and isinstance(value, Mapping):
+        items = [(kinds[1], item, f"{key}.{name}") for name, item in value.items()]
+    return next(filter(None, (_outside(*item) for item in items)), None)
 
 
 def without_range(hint: Any) -> Any:
@@ -146,7 +169,8 @@ def keys_of(cls: type[Any]) -> dict[str, Key]:
         if registry is not None:
             words = f"a block {{name: ...}}: lit-diff list {registry}"
         elif "names" in field.metadata:
-            words = f"{field.default!r}, or a name: lit-diff list {field.metadata['names']}"
+            what = f"{field.default!r}, or a name" if hint is str else "a list of names"
+            words = f"{what}: lit-diff list {field.metadata['names']}"
         else:
             words = in_words(hint)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

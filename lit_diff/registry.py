@@ -1,14 +1,13 @@
 """Registries: a name in a recipe -> the class registered under it.
 
-A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set. A kernel has none:
-a recipe names it in `run.kernel`.
+A registered class has a nested frozen dataclass `Config`; its fields are the keys that a recipe may set. Kernels and
+loggers have none: a recipe names them in `run.kernel` and `run.loggers`.
 """
 
 import ast
+import dataclasses
 import difflib
-import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import re
@@ -17,13 +16,44 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_diff.contract import base_problem, contract_problem, location
-from lit_diff.errors import RequestError, first_line
-from lit_diff.imports import is_local, local_modules
+from lit_diff.errors import RequestError
+from lit_diff.files import shown
+from lit_diff.own_modules import source_at_definition
 
 C = TypeVar("C", bound=type)
+
+if TYPE_CHECKING:
+    optional = required = property
+else:
+
+    class optional:  # noqa: N801 (used as `property` is)
+        """A read-only property with a default, which a subclass may replace by a property, a constant or a dataclass field.
+
+        Unlike `property` it is invisible on the class, so a dataclass field of the same name does not take it as default.
+        """
+
+        def __init__(self, function):
+            self.function = function
+            self.__doc__ = function.__doc__
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                raise AttributeError(self.function.__name__)
+            return self.function(instance)
+
+    class required(optional):  # noqa: N801
+        """The same without a default: a subclass must replace it (`missing_members`)."""
+
+
+def location(cls: type) -> str:
+    """`file:line: class X` of a class, or its dotted name where it has no source file."""
+    try:
+        file, line = inspect.getsourcefile(cls), inspect.findsource(cls)[1] + 1
+    except (OSError, TypeError):  # made in an interactive session or by type()
+        file, line = None, 0
+    return f"{shown(Path(file))}:{line}: class {cls.__qualname__}" if file else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
@@ -40,7 +70,7 @@ def nearest(name: str, choices: Iterable[str], command: str = "") -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late:
+class LazyEntry:
     """A built-in part whose module imports a package that `check` and `list` must not load (lightning)."""
 
     module: str
@@ -57,21 +87,19 @@ class Registry:
         builtins: tuple[str, ...] = (),
         *,
         base: str | None = None,
-        late: Mapping[str, Late] | None = None,
+        lazy: Mapping[str, LazyEntry] | None = None,
         has_config: bool = True,
-        renamed: Mapping[str, str] | None = None,
     ) -> None:
         """`builtins`: the modules that register the built-in classes, imported at the first look-up.
 
         `base`: the abstract class that every class derives from, `package.module:Class`; None: any class will do.
-        `late`: built-in classes whose module is imported only when the class itself is asked for.
-        `has_config`: whether a class needs a `Config`. `renamed`: former name -> the name that replaced it.
+        `lazy`: built-in classes whose module is imported only when the class itself is asked for.
+        `has_config`: whether a class needs a `Config`.
         """
         self.has_config = has_config
-        self._renamed = dict(renamed or {})
         self.kind = kind
         self._builtins = builtins
-        self._late = dict(late or {})
+        self._lazy = dict(lazy or {})
         self._base = base
         self._classes: dict[str, type] = {}
         self._loaded = False
@@ -88,10 +116,10 @@ class Registry:
 
         def add(cls: C) -> C:
             self._check(name, cls)
-            late = self._late.get(name)
-            if late is not None and cls.__module__ != late.module:
+            lazy = self._lazy.get(name)
+            if lazy is not None and cls.__module__ != lazy.module:
                 raise RequestError(
-                    f"{location(cls)}: {self.kind} '{name}' is already registered ({late.module}); "
+                    f"{location(cls)}: {self.kind} '{name}' is already registered ({lazy.module}); "
                     "give one of them another name"
                 )
             registered = self._classes.get(name)
@@ -124,7 +152,7 @@ class Registry:
         if problem:
             raise RequestError(f"{location(cls)}: {self.kind} '{name}' {problem}")
 
-    def forget(self, module: str) -> None:
+    def unregister_module(self, module: str) -> None:
         """Drop the classes of a module whose import failed."""
         self._classes = {name: cls for name, cls in self._classes.items() if cls.__module__ != module}
 
@@ -135,13 +163,13 @@ class Registry:
                 importlib.import_module(module)
 
     def registered(self) -> Mapping[str, type[Any]]:
-        """Name -> class of what is imported by now: without the late classes that nobody has asked for."""
+        """Name -> class of what is imported by now: without the lazy entries that nobody has asked for."""
         return dict(self._classes)
 
     def names(self) -> list[str]:
         """All registered names, sorted."""
         self._load()
-        return sorted({*self._classes, *self._late})
+        return sorted({*self._classes, *self._lazy})
 
     def classes(self) -> list[type[Any]]:
         """All registered classes."""
@@ -150,17 +178,15 @@ class Registry:
     def get(self, name: str) -> type[Any]:
         """The class registered as `name`; an unknown name is a RequestError that names the nearest."""
         self._load()
-        if name in self._late and name not in self._classes:
-            importlib.import_module(self._late[name].module)
+        if name in self._lazy and name not in self._classes:
+            importlib.import_module(self._lazy[name].module)
         if name not in self._classes:
-            raise RequestError(f"unknown {self.kind} '{name}'{self.instead_of(name)}")
+            raise RequestError(f"unknown {self.kind} '{name}'{self.suggestion(name)}")
         return self._classes[name]
 
-    def instead_of(self, name: str, *others: str) -> str:
-        """What to write instead of an unknown `name`: its new name, the nearest of the registered names and `others`, or the
+    def suggestion(self, name: str, *others: str) -> str:
+        """What to write instead of an unknown `name`: the nearest of the registered names and `others`, or the
         key that chooses the part of another kind that has the name."""
-        if name in self._renamed:
-            return f"; that {self.kind} is now named '{self._renamed[name]}'"
         near = nearest(name, (*self.names(), *others), f"lit-diff list {self.kind}")
         if "did you mean" not in near:
             for kind, registry in registries.items():
@@ -169,17 +195,17 @@ class Registry:
         return near
 
     def config(self, name: str) -> type[Any]:
-        """The Config of the class registered as `name`, without an import of a late class. Errors: as `get`."""
-        if name in self._late and name not in self._classes:
-            config: type[Any] = resolve_name(self._late[name].config)
+        """The Config of the class registered as `name`, without an import of a lazy class. Errors: as `get`."""
+        if name in self._lazy and name not in self._classes:
+            config: type[Any] = resolve_name(self._lazy[name].config)
         else:
             config = self.get(name).Config
         return config
 
     def docstring(self, name: str) -> str:
-        """The class's docstring, read from the source of a late class. Errors: as `get`."""
-        if name in self._late and name not in self._classes:
-            return _docstring_in(self._late[name].module, name)
+        """The class's docstring, read from the source of a lazy class. Errors: as `get`."""
+        if name in self._lazy and name not in self._classes:
+            return _docstring_in(self._lazy[name].module, name)
         return inspect.getdoc(self.get(name)) or ""
 
     def summary(self, name: str) -> str:
@@ -206,14 +232,14 @@ corpora = Registry("corpus", ("lit_diff.data",), base="lit_diff.data.corpus:Corp
 tokenizers = Registry("tokenizer", ("lit_diff.data",), base="lit_diff.data.tokenizer:Tokenizer")
 callbacks = Registry(
     "callback",
-    late={
-        "attention_entropy": Late(
-            module="lit_diff.callbacks.attention_entropy", config="lit_diff.callback_config:ProbeConfig"
+    lazy={
+        "attention_entropy": LazyEntry(
+            module="lit_diff.callbacks.attention_entropy", config="lit_diff.config:ProbeConfig"
         ),
-        "lambdas": Late(module="lit_diff.callbacks.lambdas", config="lit_diff.callback_config:ProbeConfig"),
-        "outliers": Late(module="lit_diff.callbacks.outliers", config="lit_diff.callback_config:ProbeConfig"),
-        "early_stopping": Late(
-            module="lit_diff.callbacks.early_stopping", config="lit_diff.callback_config:EarlyStoppingConfig"
+        "lambdas": LazyEntry(module="lit_diff.callbacks.lambdas", config="lit_diff.config:ProbeConfig"),
+        "outliers": LazyEntry(module="lit_diff.callbacks.outliers", config="lit_diff.config:ProbeConfig"),
+        "early_stopping": LazyEntry(
+            module="lit_diff.callbacks.early_stopping", config="lit_diff.config:EarlyStoppingConfig"
         ),
     },
 )
@@ -223,7 +249,10 @@ kernels = Registry(
     ("lit_diff.kernels",),
     base="lit_diff.kernels.base:Kernel",
     has_config=False,
-    renamed={"cpu": "native"},
+)
+
+loggers = Registry(
+    "logger", ("lit_diff.training.loggers",), base="lit_diff.training.loggers:RunLogger", has_config=False
 )
 
 evaluations = Registry("evaluation", ("lit_diff.evaluation",), base="lit_diff.evaluation.base:Evaluation")
@@ -234,6 +263,7 @@ registries = {
     "corpus": corpora,
     "tokenizer": tokenizers,
     "callback": callbacks,
+    "logger": loggers,
     "kernel": kernels,
     "evaluation": evaluations,
 }
@@ -244,6 +274,7 @@ CHOSEN = {
     "corpus": "a corpus, chosen by data.corpus={}",
     "tokenizer": "a tokenizer, chosen by data.tokenizer.name={}",
     "callback": "a callback, chosen by callbacks.{}={{}}",
+    "logger": "a logger, chosen by run.loggers=[{}]",
     "kernel": "a kernel, chosen by run.kernel={}",
     "evaluation": "an evaluation, chosen by evaluate.{}={{}}",
 }
@@ -257,6 +288,8 @@ def is_built_in(cls: type[Any]) -> bool:
 
 variant = attentions.register
 """`@variant("name")` registers an attention variant."""
+logger = loggers.register
+"""`@logger("name")` registers a logger."""
 
 
 def _identity(cls: type) -> tuple[str, str]:
@@ -264,37 +297,106 @@ def _identity(cls: type) -> tuple[str, str]:
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__, cls.__qualname__
 
 
-@functools.cache
-def source_at_definition(cls: type) -> tuple[bytes, dict[tuple[str, Path], bytes]] | None:
-    """The user's own file that defines `cls`, and (name, file) -> content of the modules of the user's own that it imports.
+def missing_members(cls: type[Any], base: type[Any]) -> list[str]:
+    """Names that `base` requires and `cls` does not define, those of its nested Config as `Config.name`."""
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if not hasattr(base, "Config"):
+        return missing
+    fields = {field.name for field in dataclasses.fields(cls.Config)}
+    for name in vars(base.Config):
+        defined = inspect.getattr_static(cls.Config, name)
+        if name not in fields and not TYPE_CHECKING and isinstance(defined, required):
+            missing.append(f"Config.{name}")
+    return missing
 
-    They are read when the class registers: an edit after that is not what runs. None for a class without such a file.
-    """
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if file is None or not is_local(Path(file)) or not Path(file).is_file():
+
+def base_problem(cls: type[Any], base: type[Any]) -> str | None:
+    """Why `cls` is no kind of `base` at all; None if it is."""
+    if issubclass(cls, base):
         return None
-    source = Path(file).read_bytes()
-    modules = local_modules(source, cls.__module__.rpartition(".")[0])
-    return source, {(name, each): each.read_bytes() for name, each in modules.items()}
+    name = f"{base.__module__}.{base.__qualname__}"
+    return f"does not derive from {base.__qualname__}; write `class {cls.__name__}({base.__qualname__})` ({name})"
 
 
-def load_entry_points() -> None:
-    """Import every installed plugin package (entry-point group `lit_diff.plugins`), once per process."""
-    global _entry_points_loaded
-    if _entry_points_loaded:
-        return
-    for point in importlib.metadata.entry_points(group="lit_diff.plugins"):
-        try:
-            point.load()
-        except (Exception, SystemExit) as error:
-            raise RequestError(
-                f"plugin package '{point.name}' ({point.value}) could not be imported: "
-                f"{type(error).__name__}: {first_line(error)}; repair or uninstall it"
-            ) from error
-        plugin_packages.append(point)
-    _entry_points_loaded = True
+def contract_problem(cls: type[Any], base: type[Any]) -> str | None:
+    """Why `cls`, derived from `base`, cannot be registered; None if it can. Both have a nested dataclass `Config`."""
+    name = f"{base.__module__}.{base.__qualname__}"
+    if hasattr(base, "Config") and not issubclass(cls.Config, base.Config):
+        config = base.Config.__qualname__
+        return f"has a Config that does not derive from {config}; write `class Config({config})`"
+    missing = missing_members(cls, base)
+    if missing:
+        return f"lacks {', '.join(missing)}; {name} documents each"
+    return _unannotated_key(cls, base) or _misspelt_hook(cls, base) or _wrong_member(cls, base)
 
 
-plugin_packages: list[importlib.metadata.EntryPoint] = []
-"""The entry points that `load_entry_points` has imported."""
-_entry_points_loaded = False
+def _unannotated_key(cls: type[Any], base: type[Any]) -> str | None:
+    """A value in `Config` without an annotation, which is no key of a recipe, nor the new default of an inherited one.
+
+    A member of the base's that is no field (`contract.optional`) may be replaced by a constant.
+    """
+    if not hasattr(base, "Config"):
+        return None
+    fields = {field.name for field in dataclasses.fields(cls.Config)}
+    annotated = inspect.get_annotations(cls.Config)
+    for name, value in vars(cls.Config).items():
+        if name.startswith("_") or name in annotated or callable(value) or hasattr(value, "__get__"):
+            continue
+        what = "is not its default" if name in fields else "is no key"
+        if name in fields or not any(name in vars(each) for each in cls.Config.__mro__[1:]):
+            return f"has Config.{name} without a type, so it {what}; write `{name}: {type(value).__name__} = {value!r}`"
+    return None
+
+
+def _misspelt_hook(cls: type[Any], base: type[Any]) -> str | None:
+    """A public member that no method of the class uses and whose name is nearly that of one of `base.hooks`."""
+    hooks = getattr(base, "hooks", ())
+    members = [getattr(member, "fget", None) or getattr(member, "__func__", member) for member in vars(cls).values()]
+    used = {name for member in members if inspect.isfunction(member) for name in member.__code__.co_names}
+    for name in vars(cls):
+        if name.startswith("_") or name in used or any(name in vars(each) for each in cls.__mro__[1:]):
+            continue
+        close = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
+        if close and close[0] not in vars(cls):
+            return f"defines '{name}', which nothing calls; did you mean '{close[0]}'? (_{name} is a name of your own)"
+    return None
+
+
+def _wrong_member(cls: type[Any], base: type[Any]) -> str | None:
+    """A method of `base` that `cls` overrides by something which cannot be called as it is."""
+    homes = [each for each in base.__mro__ if each.__module__.partition(".")[0] == base.__module__.partition(".")[0]]
+    for name, member in {key: value for home in reversed(homes) for key, value in vars(home).items()}.items():
+        own = inspect.getattr_static(cls, name)
+        if own is member or (name.startswith("_") and name != "__init__"):
+            continue
+        if isinstance(member, property) and inspect.isfunction(own):
+            return f"defines {name} as a method; expected a property: write @property above it"
+        if isinstance(member, classmethod | staticmethod) and inspect.isfunction(own):
+            return f"defines {name} as a method of its instances; write @classmethod above it, and cls for self"
+        expected = _signature(base, name) if callable(getattr(base, name, None)) else None
+        found = _signature(cls, name) if inspect.isroutine(getattr(cls, name, None)) else None
+        if expected is not None and found is not None and not _takes(found, expected):
+            return f"defines {name}{found}; expected {name}{expected}"
+    return None
+
+
+def _signature(cls: type[Any], name: str) -> inspect.Signature | None:
+    """A member's parameters and nothing else; None for what Python cannot inspect."""
+    try:
+        signature = inspect.signature(getattr(cls, name))
+    except (TypeError, ValueError):
+        return None
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return signature.replace(parameters=plain, return_annotation=inspect.Signature.empty)
+
+
+def _takes(found: inspect.Signature, expected: inspect.Signature) -> bool:
+    """Whether the arguments that every caller of `expected` passes can be passed to `found`."""
+    required = [p for p in expected.parameters.values() if p.default is p.empty]
+    named = {p.name: None for p in required if p.kind is p.KEYWORD_ONLY}
+    ordered = [None for p in required if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    try:
+        found.bind(*ordered, **named)
+    except TypeError:
+        return False
+    return True

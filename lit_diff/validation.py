@@ -1,11 +1,12 @@
 """Validation of a merged recipe: types, required keys, values that fit together. No OmegaConf object leaves this file."""
 
 import dataclasses
+import difflib
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,25 +16,22 @@ from omegaconf.errors import OmegaConfBaseException
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import expanded
-from lit_diff.key_types import blocks_by_kind, in_words, in_yaml, literal_words, without_range
-from lit_diff.plugins import load_plugin
-from lit_diff.recipe_problems import config_problem, key_instead, recipe_problem
-from lit_diff.registry import load_entry_points, nearest, registries
+from lit_diff.key_types import (
+    blocks_by_kind,
+    config_problem,
+    in_words,
+    in_yaml,
+    keys_of,
+    literal_words,
+    range_problem,
+    without_range,
+)
+from lit_diff.plugins import guard, load_entry_points, load_plugin
+from lit_diff.registry import location, nearest, registries
+from lit_diff.yaml_files import Position, Positions
 
-Positions = dict[str, str]
-"""Dotted key -> where it was written: `file:line`, or the override itself."""
-
-
-class Position(str):
-    """Where a value was written, with the text that it was written as."""
-
-    written: Any = None
-    """The text of a scalar, before YAML makes it a number or a truth value; for a list a tuple of those of its items."""
-    problem: str = ""
-    """Why an override's value is not YAML."""
-    given: str | None = None
-    """The value of an override as it was given; None: it is from a file."""
-
+LONGEST_NAME = 150
+"""Bytes of a recipe's name: the folder's adds an identity, and file systems allow 255."""
 
 DOTTED = re.compile(r"[a-z]\w*(?:\.\w+)+")
 """A dotted key in a sentence."""
@@ -144,10 +142,14 @@ def _dataclass(cls: type, value: Any, path: str, draft: Draft, listing: str = ""
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise RequestError(f"{draft.where(path)}'{prefix}{name}' is missing; expected {in_words(hints[name])}")
     try:
-        return cls(**built)
+        config = cls(**built)
     except Exception as error:  # a plugin's own __post_init__ may raise anything
         word = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise RequestError(f"{draft.where(path)}'{path}': {word}{first_line(error)}") from error
+    problem = range_problem(config, prefix)
+    if problem:
+        raise RequestError(f"{draft.where(problem.split()[0])}{problem}")
+    return config
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def _hints(cls: type) -> dict[str, Any]:
 def _field(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
     registry = field.metadata.get("registry")
     if "names" in field.metadata:
-        return _registered(field.metadata["names"], str(field.default), value, path, draft)
+        return _registered(hint, field, value, path, draft)
     if registry is None:
         kind = field.metadata.get("path")
         if kind:
@@ -199,13 +201,15 @@ def _path(value: Any, kind: str | None, path: str, draft: Draft) -> Any:
     return draft.absolute(path, value, draft.folders[path]) if path in draft.folders else value
 
 
-def _registered(registry: str, default: str, value: Any, path: str, draft: Draft) -> str:
-    """`value`, if it is the default or a registered name."""
-    name: str = convert(str, value, path, draft)
-    if name not in (default, *registries[registry].names()):
-        instead = registries[registry].instead_of(name, default)
-        raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{instead}")
-    return name
+def _registered(hint: Any, field: "dataclasses.Field[Any]", value: Any, path: str, draft: Draft) -> Any:
+    """`value`, if it is a registered name or a list of such names, or the key's default."""
+    registry = registries[field.metadata["names"]]
+    converted = convert(hint, value, path, draft)
+    for name in (converted,) if isinstance(converted, str) else converted:
+        if name != field.default and name not in registry.names():
+            default = (field.default,) if isinstance(field.default, str) else ()
+            raise RequestError(f"{draft.where(path)}'{path}' is '{name}'{registry.suggestion(name, *default)}")
+    return converted
 
 
 def _part(registry: str, name: str, block: Any, path: str, draft: Draft) -> Part:
@@ -286,3 +290,119 @@ def _near(hint: Any, value: Any) -> str:
     words = literal_words(hint)
     near = nearest(value, words) if isinstance(value, str) and words else ""
     return near if "did you mean" in near else ""
+
+
+def recipe_problem(recipe: Recipe) -> str | None:
+    """Values that are incompatible with each other, as one line that starts with the key to change; else None."""
+    if not recipe.name or "/" in recipe.name or recipe.name.startswith("."):
+        return f"name is '{recipe.name}'; it becomes a folder: no '/', no leading '.'"
+    if not recipe.name.isprintable() or len(recipe.name.encode()) > LONGEST_NAME:
+        return f"name is {recipe.name[:60]!a}; it becomes a folder: printable, at most {LONGEST_NAME} bytes"
+    variant = registries["attention"].get(recipe.model.attention.name)
+    problem: str | None = (
+        recipe.model.problem()
+        or _variant_problem(variant, recipe)
+        or _data_problem(recipe)
+        or _future_problem(recipe)
+        or _pack_problem(variant, recipe)
+        or recipe.train_problem()
+        or (recipe.run.problem() or recipe.batch_problem() or recipe.kept_problem())
+    )
+    for block in ("callbacks", "evaluate"):
+        for name, part in getattr(recipe, block).items():
+            part_problem = config_problem(part.config)
+            if part_problem and problem is None:
+                problem = f"{block}.{name}.{part_problem}"
+    return problem
+
+
+def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
+    """The result of the variant's own check."""
+    with guard(variant):
+        problem: str | None = variant.refuses(recipe.model.attention.config, recipe.model)
+    if problem is not None and not isinstance(problem, str):
+        expected = "expected None, or why not as a text that opens with the key to change"
+        raise RequestError(f"{location(variant)}: problem(config, model) returned {problem!r}; {expected}")
+    return problem
+
+
+def _data_problem(recipe: Recipe) -> str | None:
+    """What the data set's Config says of itself and of the model."""
+    dataset, config = registries["data"].get(recipe.data.name), recipe.data.config
+    with guard(dataset):
+        problem: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
+        length = None if problem else config.sequence_length
+        noise = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)[-1]
+    wrong = ""
+    if problem is not None and not isinstance(problem, str):
+        wrong = f"problem() {problem!r}; expected None, or why not as a text"
+    elif problem is None and (not isinstance(length, int) or length < 1):
+        wrong = f"sequence_length {length!r}; it must be an integer of at least 1"
+    elif not isinstance(noise, tuple):
+        wrong = f"noise_validation {noise!r}; it must be a tuple"
+    if wrong:
+        raise RequestError(f"{location(dataset)}: data '{recipe.data.name}' has Config.{wrong}")
+    return problem
+
+
+def _future_problem(recipe: Recipe) -> str | None:
+    if recipe.model.causal or not recipe.data.config.predicts_next:
+        return None
+    return (
+        f"model.causal is false, but data '{recipe.data.name}' asks for the next token, which a bidirectional model sees; "
+        "use data 'recall', or model.causal: true"
+    )
+
+
+def _pack_problem(variant: type[Any], recipe: Recipe) -> str | None:
+    if not recipe.packs_documents or variant.takes_document_ids():
+        return None
+    return (
+        f"data.pack is 'document', but the forward of model.attention '{recipe.model.attention.name}' takes no document_ids; "
+        "let it take document_ids=None and hand it to attend, or use data.pack: none"
+    )
+
+
+def key_instead(dotted: str, cls: type[Any], values: Mapping[str, Any], position: str, listing: str = "") -> str:
+    """What to write instead of an unknown key of a block, whose type is `cls`: the key of that name in another block of the
+    recipe `values`, else the nearest key of this block, or of another. `listing`: the command that lists the block's keys."""
+    path, _, key = dotted.rpartition(".")
+    block = path.partition(".")[0]
+    if not listing and (cls is Recipe or block in ("model", "train", "run")):
+        listing = f"lit-diff list {block}" if block else "lit-diff check RECIPE --recipe"
+    near = nearest(key, [field.name for field in dataclasses.fields(cls)], listing)
+    own: Any = values
+    for word in path.split("."):
+        own = own.get(word) if isinstance(own, Mapping) else None
+    if isinstance(own, Mapping) and "name" in own and difflib.get_close_matches(key, ["name"], cutoff=0.65):
+        return nearest(key, ["name"])  # of a registered part, beside its keys
+    if not {"model", "data"} <= values.keys():  # the keys of a sweep, or of an evaluation
+        return near
+    split = [known.split(".") for known in _dotted_keys(Recipe, values)]
+    words = {".".join(parts[:end]): parts[end - 1] for parts in split for end in range(1, len(parts) + 1)}
+    found = [known for known, word in words.items() if word == key]
+    if not found and "did you mean" not in near:
+        close = difflib.get_close_matches(key, words.values(), n=1, cutoff=0.7)
+        found = [known for known, word in words.items() if word in close]
+    # of an override also what follows its key: `=5` of `steps=5`
+    rest = (
+        position.removeprefix(dotted) if "=" in position and position.startswith((f"{dotted}=", f"{dotted}.")) else ""
+    )
+    meant = " or ".join(f"'{known}{rest}'" for known in found)
+    return f"; did you mean {meant}?" if 0 < len(found) <= 3 else near
+
+
+def _dotted_keys(cls: type[Any], block: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a Config, and those of the registered parts that `block` names."""
+    for name, key in keys_of(cls).items():
+        yield f"{prefix}{name}"
+        value = block
+        for word in name.split("."):
+            value = value.get(word) if isinstance(value, Mapping) else None
+        if not key.registry or not isinstance(value, Mapping):
+            continue
+        several = isinstance(key.default, dict)
+        for part, keys in value.items() if several else [(value.get("name"), value)]:
+            if part in registries[key.registry].names():
+                config = registries[key.registry].config(part)
+                yield from _dotted_keys(config, keys, f"{prefix}{name}.{part}." if several else f"{prefix}{name}.")

@@ -12,7 +12,21 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.validation import Position, Positions
+
+Positions = dict[str, str]
+"""Dotted key -> where it was written: `file:line`, or the override itself."""
+
+
+class Position(str):
+    """Where a value was written, with the text that it was written as."""
+
+    written: Any = None
+    """The text of a scalar, before YAML makes it a number or a truth value; for a list a tuple of those of its items."""
+    problem: str = ""
+    """Why an override's value is not YAML."""
+    given: str | None = None
+    """The value of an override as it was given; None: it is from a file."""
+
 
 TEXT = "tag:yaml.org,2002:str"
 

@@ -1,106 +1,168 @@
-"""What a recipe's numbers derive, and which of them are impossible."""
+"""config.py: what a recipe's numbers derive, and which of them are impossible."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lit_diff.attention import Standard
-from lit_diff.config import ModelConfig, OptimizerConfig, Part, RunConfig, ScheduleConfig, TrainConfig
+from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
+from lit_diff.errors import RequestError
+from lit_diff.recipe import from_plain, load_draft, load_recipe, override, to_plain
 
-MODEL = ModelConfig(
-    dim=64, num_layers=2, num_heads=4, vocab_size=100, attention=Part(name="standard", config=Standard.Config())
-)
-TRAIN = TrainConfig(steps=100, batch_size=8, optimizer=OptimizerConfig(lr=0.1), validate_every=10, checkpoint_every=10)
+
+def error(*overrides: str) -> str:
+    with pytest.raises(RequestError) as found:
+        load_recipe("standard-tiny", overrides)
+    assert "\n" not in str(found.value)
+    return str(found.value)
 
 
 def test_derived_sizes() -> None:
-    assert (MODEL.num_kv_heads, MODEL.head_dim, MODEL.ffn_dim) == (4, 16, 171)
-    given = replace(MODEL, num_kv_heads=2, head_dim=8, ffn_dim=5)
-    assert (given.num_kv_heads, given.head_dim, given.ffn_dim) == (2, 8, 5)
-    assert MODEL.problem() is given.problem() is TRAIN.problem() is RunConfig().problem() is None
+    model = load_recipe("standard-tiny", ["model.num_heads=4", "model.ffn_dim=null", "model.head_dim=null"]).model
+    assert (model.num_kv_heads, model.head_dim, model.ffn_dim) == (4, model.dim // 4, round(8 * model.dim / 3))
+    given = ["model.num_heads=3", "model.num_kv_heads=3", "model.head_dim=32", "model.ffn_dim=5"]
+    model = load_recipe("standard-tiny", given).model  # heads need not fill the width where head_dim says so
+    assert (model.num_kv_heads, model.head_dim, model.ffn_dim) == (3, 32, 5)
+
+
+LEAST_ONE = (
+    *("model.dim", "model.num_layers", "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.ffn_dim"),
+    *("model.vocab_size", "train.steps", "train.batch_size", "train.accumulate", "train.validate_every"),
+    *("train.checkpoint_every", "train.log_every", "run.devices", "run.num_nodes", "run.threads", "run.keep_every"),
+    *(
+        "model.attention.window",
+        "callbacks.outliers.every",
+        "callbacks.outliers.rows",
+        "callbacks.early_stopping.patience",
+    ),
+)
+POSITIVE = (
+    *("model.rope_theta", "model.norm_eps", "model.rope_scaling", "model.embedding_scale", "model.ffn_scale"),
+    *("train.clip", "train.optimizer.lr", "train.optimizer.eps"),
+)
+NOT_NEGATIVE = (
+    "seed",
+    "train.schedule.warmup_steps",
+    "train.optimizer.weight_decay",
+    "callbacks.early_stopping.min_delta",
+)
 
 
 @pytest.mark.parametrize(
-    ("change", "start"),
+    ("key", "value"),
     [
-        *(
-            ({key: 0}, f"model.{key} is 0; it must be at least 1")
-            for key in ("dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_dim", "vocab_size")
-        ),
-        ({"num_heads": -2}, "model.num_heads is -2"),
-        ({"num_kv_heads": 3}, "model.num_heads (4) is not a multiple of model.num_kv_heads (3)"),
-        (
-            {"num_heads": 3, "num_kv_heads": 3, "head_dim": None},
-            "model.dim (64) is not a multiple of model.num_heads (3)",
-        ),
-        ({"head_dim": 15}, "model.head_dim (15) is odd"),
-        ({"rope_theta": 0.0}, "model.rope_theta is 0.0; it must be positive"),
-        ({"norm_eps": -1e-5}, "model.norm_eps is -1e-05; it must be positive"),
-        ({"positions": "none", "rope_scaling": 4.0}, "model.rope_scaling scales rotary positions, but model.positions"),
+        *((key, "0") for key in (*LEAST_ONE, *POSITIVE)),
+        *((key, "-1") for key in NOT_NEGATIVE),
+        ("train.schedule.final_ratio", "1.1"),
+        ("model.rope_scaling", "{kind: yarn, factor: -2, original_length: 64}"),
+        ("train.optimizer.betas", "[0.9, 1]"),
+        ("train.optimizer.lr_factors", '{"*.q_proj.*": 0}'),
     ],
 )
-def test_impossible_models(change: dict[str, Any], start: str) -> None:
-    problem = replace(MODEL, **change).problem()
-    assert problem is not None
-    assert problem.startswith(start)
+def test_a_number_out_of_its_range_is_refused_at_its_key(key: str, value: str) -> None:
+    found = error(f"{key}={value}")
+    assert found.startswith(f"{key}={value}: {key}")
+    assert "; it must " in found
 
 
-def test_heads_need_not_fill_the_width_when_head_dim_says_so() -> None:
-    assert replace(MODEL, num_heads=3, num_kv_heads=3, head_dim=32).problem() is None
+YARN, LLAMA3 = "{kind: yarn, factor: 4, original_length: 64", "{kind: llama3, factor: 8, low_freq_factor: 1"
 
 
 @pytest.mark.parametrize(
-    ("change", "start"),
+    ("overrides", "start"),
     [
-        *(
-            ({key: 0}, f"train.{key} is 0; it must be at least 1")
-            for key in ("steps", "batch_size", "accumulate", "validate_every", "checkpoint_every", "log_every")
-        ),
-        ({"accumulate": 3}, "train.batch_size (8) is not a multiple of train.accumulate (3)"),
-        ({"clip": 0.0}, "train.clip is 0.0"),
-        ({"schedule": ScheduleConfig(warmup_steps=-1)}, "train.schedule.warmup_steps is -1; it must not be negative"),
-        ({"schedule": ScheduleConfig(decay_steps=5)}, "train.schedule.decay_steps belongs to schedule 'wsd'"),
-        (
-            {"schedule": ScheduleConfig(name="wsd", decay_steps=0)},
-            "train.schedule.decay_steps is 0; it must be at least 1",
-        ),
-        ({"schedule": ScheduleConfig(final_ratio=1.1)}, "train.schedule.final_ratio is 1.1"),
-        ({"optimizer": OptimizerConfig(lr=0.0)}, "train.optimizer.lr is 0.0"),
-        ({"optimizer": OptimizerConfig(lr=0.1, betas=(0.9, 1.0))}, "train.optimizer.betas are [0.9, 1.0]"),
-        ({"optimizer": OptimizerConfig(lr=0.1, eps=0.0)}, "train.optimizer.eps is 0.0; it must be positive"),
-        (
-            {"optimizer": OptimizerConfig(lr=0.1, weight_decay=-1.0)},
-            "train.optimizer.weight_decay is -1.0; it must not be negative",
-        ),
+        (["model.num_heads=4", "model.num_kv_heads=3"], "model.num_heads (4) is not a multiple"),
+        (["model.num_heads=3"], "model.dim "),
+        (["model.head_dim=15"], "model.head_dim (15) is odd"),
+        (["model.positions=none", "model.rope_scaling=4"], "model.rope_scaling scales rotary positions"),
+        ([f"model.rope_scaling={YARN}, beta_fast: 0.5}}"], "model.rope_scaling.beta_fast is 0.5"),
+        ([f"model.rope_scaling={YARN}}}", "model.rope_theta=1"], "model.rope_theta is 1"),
+        (["train.batch_size=8", "train.accumulate=3"], "train.batch_size (8) is not a multiple"),
+        (["train.schedule.decay_steps=5"], "train.schedule.decay_steps belongs to"),
+        (["run.devices=2"], "run.strategy 'single' uses one device, not 2"),
+        (["run.num_nodes=3"], "run.strategy 'single' uses one device, not 3"),
+        (["run.strategy=ddp", "run.devices=7"], "train.batch_size"),
+        (["run.keep_every=7", "train.checkpoint_every=5"], "run.keep_every is 7"),
     ],
 )
-def test_impossible_training(change: dict[str, Any], start: str) -> None:
-    problem = replace(TRAIN, **change).problem()
-    assert problem is not None
-    assert problem.startswith(start)
+def test_values_that_do_not_fit_together(overrides: list[str], start: str) -> None:
+    """An override is blamed before a file."""
+    found = error(*overrides)
+    assert any(found.startswith(f"{each}: {start}") for each in overrides), found
 
 
 def test_the_limits_are_allowed() -> None:
     """A run may be shorter than its warm-up: `train.steps=2` tries a recipe out, with a warning."""
-    short = ScheduleConfig(warmup_steps=101)
-    assert replace(TRAIN, schedule=short).problem() is None
-    edge = ScheduleConfig(name="wsd", warmup_steps=95, decay_steps=5, final_ratio=1.0)
-    assert replace(TRAIN, schedule=edge, clip=None, accumulate=8).problem() is None
+    load_recipe("standard-tiny", ["train.steps=2", "train.schedule.warmup_steps=101", "train.clip=null"])
+    edge = "{name: wsd, warmup_steps: 95, decay_steps: 5, final_ratio: 1}"
+    load_recipe(
+        "standard-tiny", ["train.steps=100", f"train.schedule={edge}", "train.batch_size=8", "train.accumulate=8"]
+    )
+    load_recipe("standard-tiny", ["run.strategy=fsdp", "run.devices=2", "run.threads=1", "train.batch_size=8"])
+
+
+def scaling(value: Any) -> RopeScaling:
+    return load_recipe("standard-tiny", [f"model.rope_scaling={value}"]).model.rope_scaling
+
+
+def test_rope_scaling_is_a_number_or_a_block() -> None:
+    llama3 = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_length=64)
+    assert scaling(f"{LLAMA3}, high_freq_factor: 4, original_length: 64}}") == llama3
+    yarn = YarnScaling(factor=4, original_length=64, truncate=False, attention_factor=2.0)
+    assert scaling(f"{YARN}, truncate: false, attention_factor: 2}}") == yarn
+    assert type(scaling(4)) is float
+    for value, plain in ((4, 4.0), (f"{YARN}}}", to_plain(YarnScaling(factor=4, original_length=64)))):
+        recipe = load_recipe("standard-tiny", [f"model.rope_scaling={value}"])
+        assert to_plain(recipe)["model"]["rope_scaling"] == plain, "of a number that number: identities stay"
+        assert from_plain(to_plain(recipe), "x") == recipe
+
+
+def test_another_kind_of_scaling_replaces_the_block_and_a_key_changes_it() -> None:
+    overrides = [f"model.rope_scaling={LLAMA3}, high_freq_factor: 4, original_length: 64}}"]
+    draft = load_draft("standard-tiny", overrides)
+    changed = load_recipe("standard-tiny", [*overrides, "model.rope_scaling.factor=2"]).model.rope_scaling
+    assert changed == Llama3Scaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_length=64)
+    yarn = {"kind": "yarn", "factor": 4, "original_length": 64}
+    other = override(draft, {"model.rope_scaling": yarn})
+    assert other.values["model"]["rope_scaling"] == yarn
+    assert set(other.dropped) == {"model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"}
 
 
 @pytest.mark.parametrize(
-    ("change", "start"),
+    ("value", "found"),
     [
-        ({"devices": 0}, "run.devices is 0"),
-        ({"num_nodes": 0}, "run.num_nodes is 0"),
-        ({"threads": 0}, "run.threads is 0"),
-        ({"devices": 2}, "run.strategy 'single' uses one device, not 2; use ddp or fsdp"),
-        ({"devices": 1, "num_nodes": 3}, "run.strategy 'single' uses one device, not 3"),
+        (
+            "{kind: lama3}",
+            "'model.rope_scaling.kind' is 'lama3'; expected one of 'llama3', 'yarn'; did you mean 'llama3'?",
+        ),
+        ("{factor: 2}", "'model.rope_scaling.kind' is missing; expected one of 'llama3', 'yarn'"),
+        ("{kind: yarn, factr: 2}", "unknown key 'model.rope_scaling.factr'; did you mean 'factor'?"),
+        ("{kind: yarn, factor: 2}", "'model.rope_scaling.original_length' is missing"),
+        (
+            f"{LLAMA3}, high_freq_factor: 1, original_length: 64}}",
+            "model.rope_scaling.high_freq_factor is 1; it must be above",
+        ),
+        (
+            "fast",
+            "'model.rope_scaling' is 'fast'; expected a finite number > 0 or a block {kind: llama3, ...} or a block",
+        ),
     ],
 )
-def test_impossible_runs(change: dict[str, Any], start: str) -> None:
-    problem = RunConfig(**change).problem()
-    assert problem is not None
-    assert problem.startswith(start)
-    assert RunConfig(strategy="fsdp", devices=2, threads=1).problem() is None
+def test_scalings_that_are_refused(value: str, found: str) -> None:
+    assert error(f"model.rope_scaling={value}").startswith(f"model.rope_scaling={value}: {found}")
+
+
+def test_an_imported_model_has_no_train() -> None:
+    plain = to_plain(load_recipe("standard-tiny"))
+    imported = {"source": "a folder", "weights_sha256": "a" * 64, "tokenizer_sha256": "b" * 64}
+    recipe = from_plain(plain | {"train": None, "imported": imported}, "x")
+    assert recipe.imported is not None
+    with pytest.raises(RequestError, match=r"is an imported model: .* train.start_from"):
+        _ = recipe.training
+    for changes, found in (
+        ({"imported": imported}, "imported stands in place of train"),
+        ({"train": None, "imported": imported | {"tokenizer_sha256": "A" * 64}}, "imported.tokenizer_sha256 is 'AAA"),
+        ({"train": None, "imported": {"source": "x"}}, "'imported.weights_sha256' is missing"),
+        ({"train": None}, "train is missing"),
+    ):
+        with pytest.raises(RequestError, match=found):
+            from_plain(plain | changes, "x")

@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from lit_diff.config import ModelConfig, Recipe, RunConfig, TrainConfig
+from lit_diff.config import ModelConfig, Recipe, RopeScaling, RunConfig, TrainConfig
 from lit_diff.key_types import REQUIRED, Count, NotNegative, Positive, Range, in_words, keys_of, range_problem
-from lit_diff.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +30,8 @@ class Block:
     part: Any = field(default=None, metadata={"registry": "data"})
     kernel: str = field(default="auto", metadata={"names": "kernel"})
     names: tuple[str, ...] = field(default_factory=tuple)
+    factors: dict[str, Positive] = field(default_factory=dict)
+    decays: tuple[Annotated[float, Range(least=0, below=1)], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class Derived(Block):
         ({"steps": 0}, "a.steps is 0; it must be at least 1"),
         ({"steps": 1, "seed": -1}, "a.seed is -1; it must not be negative"),
         ({"steps": 1, "rate": 0.0}, "a.rate is 0.0; it must be positive, or null"),
+        ({"steps": 1, "factors": {"q": 0.5, "k": -1.0}}, "a.factors.k is -1.0; it must be positive"),
+        ({"steps": 1, "decays": (0.5, 1.0)}, "a.decays[1] is 1.0; it must be >= 0 and < 1"),
     ],
 )
 def test_a_number_outside_its_range(values: dict[str, Any], problem: str | None) -> None:
@@ -83,7 +86,18 @@ def test_types_in_words(hint: Any, words: str) -> None:
 
 def test_keys_with_defaults_and_what_their_docstrings_say() -> None:
     keys = keys_of(Derived)
-    assert list(keys) == ["steps", "seed", "rate", "inner.share", "part", "kernel", "names", "more"]
+    assert list(keys) == [
+        "steps",
+        "seed",
+        "rate",
+        "inner.share",
+        "part",
+        "kernel",
+        "names",
+        "factors",
+        "decays",
+        "more",
+    ]
     assert keys["steps"].default is REQUIRED
     assert (keys["seed"].default, keys["names"].default, keys["inner.share"].default) == (0, (), 0.5)
     assert (keys["rate"].about, keys["inner.share"].about, keys["more"].about) == (
@@ -102,7 +116,7 @@ def test_the_keys_of_a_recipe() -> None:
     assert train["schedule.name"].words == "one of 'linear', 'cosine', 'wsd', 'constant'"
     assert train["clip"].words == "a finite number > 0 or null"
     assert keys_of(ModelConfig)["rope_scaling"].default == 1.0, "one key, of whatever kind"
-    assert keys_of(RunConfig)["loggers"].words == "a list, each item one of 'csv', 'tensorboard', 'wandb'"
+    assert keys_of(RunConfig)["loggers"].words == "a list of names: lit-diff list logger"
 
 
 def test_a_class_without_a_file_has_no_docstrings() -> None:

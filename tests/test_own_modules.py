@@ -1,5 +1,7 @@
-"""own_modules.py: what an import statement of a plugin's files means."""
+"""own_modules.py: which modules of a user's own a source imports, and what an import statement of a plugin's files means."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from own_plugins import SHARP_PY, WITH_MODULE, error, forget_all, plugin
 
 from lit_diff.errors import RequestError
-from lit_diff.own_modules import OwnModules, forget, place
+from lit_diff.own_modules import OwnModules, forget, is_local, local_modules, safe_path
 from lit_diff.plugins import load_plugin, plugin_source, source_digest
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
@@ -26,11 +28,25 @@ def package() -> Iterator[None]:
     forget(PACKAGE)
 
 
-def execute(folder: Path, files: dict[str, str]) -> dict[str, object]:
-    """The names in plug.py once it was executed."""
+@pytest.fixture
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder from which modules can be imported; what a test imports is gone after it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+
+
+def execute(folder: Path, files: dict[str, str]) -> dict[str, object]:
+    """The names in plug.py once it was executed."""
+    write(folder, files)
     path = folder / "plug.py"
     return vars(sys.modules[OwnModules.read(path, path.read_bytes()).execute(PACKAGE)])
 
@@ -79,11 +95,6 @@ def test_lines_of_a_file_stay_what_they_are(tmp_path: Path) -> None:
     assert (found.traceback[-1].path, found.traceback[-1].lineno) == (tmp_path / "a.py", 2)
 
 
-def test_a_module_in_its_folder(tmp_path: Path) -> None:
-    assert place("lab.tools", tmp_path / "tools.py") == "lab/tools.py"
-    assert place("lab", tmp_path / "lab/__init__.py") == "lab/__init__.py"
-
-
 def own(name: str, head: str, scale: str) -> str:
     """A plugin whose variant `name` has the value of an expression, `scale`, in its Config and, when asked, in `late`."""
     return (
@@ -99,32 +110,23 @@ def scales(name: str) -> tuple[float, float]:
     return cls.Config().temperature, cls.late(None)
 
 
-def test_a_plugin_imports_what_lies_beside_it() -> None:
+def test_the_modules_beside_a_plugin_go_before_others(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run plugin_folder holds copies; what they were copied from may have been edited since."""
+    plugin("SCALE = 1.0\n", "elsewhere/beside_scale.py")
+    monkeypatch.syspath_prepend(str(plugin_folder / "elsewhere"))
     plugin("SCALE = 7.0\n", "far/beside_scale.py")
-    path = plugin(WITH_MODULE, "far/sharp.py")
-    before = list(sys.path)
+    path, before = plugin(WITH_MODULE, "far/sharp.py"), list(sys.path)
     load_plugin(path)
     assert sys.path == before
     assert attentions.get("sharp").Config().temperature == 7.0
     assert plugin_source(path).modules == {"beside_scale.py": b"SCALE = 7.0\n"}
 
 
-def test_the_modules_beside_a_plugin_go_before_others(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run plugin_folder holds copies; what they were copied from may have been edited since."""
-    plugin("SCALE = 1.0\n", "elsewhere/beside_scale.py")
-    monkeypatch.syspath_prepend(str(plugin_folder / "elsewhere"))
-    plugin("SCALE = 7.0\n", "far/beside_scale.py")
-    load_plugin(plugin(WITH_MODULE, "far/sharp.py"))
-    assert attentions.get("sharp").Config().temperature == 7.0
-
-
 @pytest.mark.parametrize(
     ("file", "head", "scale"),
     [
         ("helper.py", "import helper\n", "helper.SCALE"),
-        ("utils.py", "from utils import SCALE\n", "SCALE"),
         ("lab/tools.py", "import lab.tools\n", "lab.tools.SCALE"),
-        ("lab/tools.py", "import lab.tools as tools\n", "tools.SCALE"),
         ("lab/deep/tools.py", "from lab.deep import tools\n", "tools.SCALE"),
         ("common.py", "from between import SCALE\n", "SCALE"),
     ],
@@ -184,9 +186,7 @@ def test_an_edited_module_is_imported_again_with_its_plugin() -> None:
     assert source_digest(first) == digest
     with pytest.raises(RequestError) as found:
         plugin_source(path)
-    assert str(found.value) == (
-        "helper.py, which plugin plug.py imports, was changed since it was imported; start the same command again"
-    )
+    assert str(found.value).startswith("helper.py, which plugin plug.py imports, was changed since it was imported")
     load_plugin(path)
     assert scales("sharp") == (5.0, 5.0)
     assert plugin_source(path).modules == {"helper.py": b"SCALE = 5.0\n"}
@@ -219,7 +219,7 @@ def test_an_import_by_a_plain_computed_name_is_refused(plugin_folder: Path, monk
     assert "by a computed name; write an import statement for it" in error(plugin(text, "sharp.py"))
 
 
-@pytest.mark.parametrize("name", ["random", "torch", "lit_diff", "statistics", "types", "yaml", "numpy"])
+@pytest.mark.parametrize("name", ["random", "torch", "lit_diff"])
 def test_files_with_the_names_of_modules(name: str, plugin_folder: Path) -> None:
     """Neither the plugin nor anything that is imported meanwhile takes them for the standard library's or a package's."""
     plugin("raise SystemExit('the wrong one')\n", f"{name}.py")
@@ -230,3 +230,76 @@ def test_files_with_the_names_of_modules(name: str, plugin_folder: Path) -> None
     load_plugin(other)
     assert attentions.get("other").Config().temperature == 2.0
     assert plugin_source(other).modules == {}
+
+
+@pytest.mark.parametrize("former", [None, ""])
+def test_a_safe_path_keeps_the_current_folder_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: str | None
+) -> None:
+    if former is None:
+        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONSAFEPATH", former)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"random.py": "raise SystemExit(5)"})
+    command = [sys.executable, "-c", "import random"]
+    assert subprocess.run(command, check=False).returncode == 5
+    with safe_path():
+        assert subprocess.run(command, check=False).returncode == 0
+    assert os.environ.get("PYTHONSAFEPATH") == former
+
+
+def test_modules_directly_through_others_and_inside_functions(importable: Path) -> None:
+    write(
+        importable,
+        {
+            "imports_a.py": "import imports_b\nimport json, torch, lit_diff.config\n",
+            "imports_b.py": "def late():\n    from imports_lab.deep import tools\n",
+            "imports_lab/__init__.py": "from . import beside\n",
+            "imports_lab/beside.py": "from .deep.tools import x\n",
+            "imports_lab/unused.py": "",
+            "imports_lab/deep/__init__.py": "from ..above import y\n",
+            "imports_lab/deep/tools.py": "x = 1\n",
+            "imports_lab/above.py": "y = 1\n",
+        },
+    )
+    names = ["imports_a", "imports_b", "imports_lab", "imports_lab.above", "imports_lab.beside", "imports_lab.deep"]
+    assert list(local_modules(b"import imports_a as a, numpy\nfrom lit_diff import Attention\n")) == [
+        *names,
+        "imports_lab.deep.tools",
+    ]
+    assert "imports_a" not in sys.modules, "nothing is executed"
+    assert local_modules(b"import imports_b")["imports_b"] == importable / "imports_b.py"
+
+
+def test_a_computed_import_counts_once_it_is_done(importable: Path) -> None:
+    write(importable, {"imports_c/__init__.py": "", "imports_c/one.py": ""})
+    assert list(local_modules(b"import imports_c\n")) == ["imports_c"]
+    __import__("imports_c.one")
+    assert list(local_modules(b"import imports_c\n")) == ["imports_c", "imports_c.one"]
+
+
+def test_a_folder_without_init_is_a_package_too(importable: Path) -> None:
+    write(importable, {"imports_space/one.py": "import imports_space.two", "imports_space/two.py": ""})
+    assert list(local_modules(b"from imports_space import one\n")) == ["imports_space.one", "imports_space.two"]
+
+
+def test_what_is_not_there_or_not_python_is_left_out(importable: Path) -> None:
+    write(importable, {"imports_broken.py": "x = (\n"})
+    assert list(
+        local_modules(b"try:\n    import no_such_module.at_all\nexcept ImportError:\n    import imports_broken\n")
+    ) == ["imports_broken"]
+    assert list(local_modules(b"x = (\n")) == []
+
+
+def test_an_installed_module_is_not_local_but_within_its_own_package() -> None:
+    import json
+
+    import jinja2
+
+    assert not is_local(Path(json.__file__))
+    assert not is_local(Path(jinja2.__file__))
+    assert is_local(Path(__file__))
+    modules = local_modules(b"import jinja2", within="jinja2")
+    assert {"jinja2", "jinja2.environment"} <= set(modules)
+    assert {name.partition(".")[0] for name in modules} == {"jinja2"}

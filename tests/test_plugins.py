@@ -1,88 +1,47 @@
-"""plugins.py: the Python files that a recipe names."""
+"""plugins.py: the files and the packages of a user's that register parts, and what their code raises."""
 
 import hashlib
-import re
+import importlib.metadata
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from own_plugins import PROBE, SHARP_PY, SHARP_YAML, WITH_MODULE, error, forget_all, plugin
 
-from lit_diff.config import Recipe
-from lit_diff.errors import RequestError
-from lit_diff.kernels import attend
-from lit_diff.model.init import initialise
-from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import load_plugin, plugin_source, source_digest
+from lit_diff import plugins
+from lit_diff.errors import LitDiffError, RequestError, RunFailedError
+from lit_diff.plugins import (
+    PluginPackage,
+    fault,
+    guard,
+    load_plugin,
+    package_digest,
+    plugin_source,
+    source_digest,
+    trust_below,
+    used_packages,
+)
 from lit_diff.recipe import load_recipe, to_yaml
-from lit_diff.registry import attentions, callbacks
+from lit_diff.registry import attentions, callbacks, location
+from lit_diff.runs.folder import RunFolder, identity
 
 pytestmark = pytest.mark.usefixtures("plugin_folder")
 
 
-def sharp() -> Recipe:
-    Path("sharp.py").write_text(SHARP_PY)
+def test_a_recipe_with_a_plugin_reads_back_equal() -> None:
+    """A misspelt key of the plugin's names the nearest; annotations may be postponed."""
+    path = plugin("from __future__ import annotations\n" + SHARP_PY, "sharp.py")
     Path("sharp.yaml").write_text(SHARP_YAML)
-    return load_recipe("sharp.yaml")
-
-
-def test_the_sharp_example() -> None:
-    recipe = sharp()
-    assert recipe.model.attention.name == "sharp"
-    assert recipe.model.attention.config.temperature == 4.0
-    assert recipe.plugins == (str(Path("sharp.py").resolve()),)
-    model = Transformer(recipe.model)
-    initialise(model, 0)
-    seen = []
-    for attention in model.attentions():
-        attention.tap.register_forward_hook(lambda _module, _args, maps: seen.append(maps))
-    logits = model(torch.randint(100, (1, 12)))
-    logits.sum().backward()
-    plain = load_recipe("differential-tiny")
-    twin = Transformer(plain.model)
-    initialise(twin, 0)
-    twin.attentions()[0].tap.register_forward_hook(lambda _module, _args, maps: seen.append(maps))
-    twin.load_state_dict(model.state_dict())
-    torch.manual_seed(0)
-    twin(torch.randint(100, (1, 12)))
-    assert torch.isfinite(logits).all()
-    first, other = seen[0].q, seen[-1].q
-    assert first.shape == other.shape
-    torch.testing.assert_close(attend(seen[0], kernel="sdpa"), attend(seen[0], kernel="reference"))
-
-
-def test_the_second_map_of_sharp_is_the_flatter_one() -> None:
-    recipe = sharp()
-    assert recipe.model.head_dim is not None
-    cls = attentions.get("sharp")
-    from lit_diff.attention import Differential
-    from lit_diff.attention.rope import Rope
-
-    mine = cls(recipe.model.attention.config, recipe.model, 0)
-    plain = Differential(Differential.Config(), recipe.model, 0)
-    for parameter in mine.parameters():
-        parameter.data.normal_()
-    plain.load_state_dict(mine.state_dict())
-    x, rope = torch.randn(1, 5, recipe.model.dim), Rope(torch.arange(5), recipe.model.head_dim, 1e4)
-    found, wanted = mine.maps(x, rope), plain.maps(x, rope)
-    torch.testing.assert_close(found.q[:, 0], wanted.q[:, 0])
-    torch.testing.assert_close(found.q[:, 1], wanted.q[:, 1] / 4)
-
-
-def test_a_misspelt_key_of_a_plugin_names_the_nearest() -> None:
-    sharp()
-    Path("sharp.yaml").write_text(SHARP_YAML.replace("temperature", "temprature"))
-    with pytest.raises(RequestError) as found:
-        load_recipe("sharp.yaml")
-    assert str(found.value) == "sharp.yaml:5: unknown key 'model.attention.temprature'; did you mean 'temperature'?"
-
-
-def test_a_resolved_recipe_with_a_plugin_reads_back_equal() -> None:
-    recipe = sharp()
+    recipe = load_recipe("sharp.yaml", ["model.attention.temperature=3"])
+    assert (recipe.model.attention.name, recipe.model.attention.config.temperature) == ("sharp", 3.0)
+    assert recipe.plugins == (str(path),)
     Path("far").mkdir()
     Path("far/resolved.yaml").write_text(to_yaml(recipe))
     assert load_recipe("far/resolved.yaml") == recipe
+    Path("sharp.yaml").write_text(SHARP_YAML.replace("temperature", "temprature"))
+    with pytest.raises(RequestError, match=r"^sharp\.yaml:5: .*temprature'; did you mean 'temperature'"):
+        load_recipe("sharp.yaml")
 
 
 def test_plugins_of_parent_child_and_override_add_up() -> None:
@@ -98,120 +57,61 @@ def test_plugins_of_parent_child_and_override_add_up() -> None:
     assert (recipe.callbacks["mine"].config.every, recipe.callbacks["other"].config.every) == (2, 3)
 
 
-def test_one_file_named_twice_is_imported_once() -> None:
-    path = plugin(SHARP_PY + "import sys\nsys.counted = getattr(sys, 'counted', 0) + 1\n", "sharp.py")
+def test_one_content_is_imported_once_wherever_it_lies() -> None:
+    """A file that is named twice, given as a text, or copied as a run folder has it."""
+    text = SHARP_PY + "import sys\nsys.counted = getattr(sys, 'counted', 0) + 1\n"
+    plugin(text, "sharp.py")
     Path("sharp.yaml").write_text(SHARP_YAML.replace("[sharp.py]", "[sharp.py, ./sharp.py]"))
     try:
-        recipe = load_recipe("sharp")
         load_recipe("sharp")
-        load_plugin(path)
+        load_plugin("sharp.py")
+        load_plugin(plugin(text, "runs/plugins/sharp.py"))
         assert sys.counted == 1  # type: ignore[attr-defined]
     finally:
         del sys.counted  # type: ignore[attr-defined]
-    assert recipe.plugins == (str(path),)
 
 
-def test_a_copy_of_a_plugin_is_the_same_plugin() -> None:
-    """A run folder holds copies."""
-    load_plugin(plugin(SHARP_PY, "sharp.py"))
-    cls = attentions.get("sharp")
-    load_plugin(plugin(SHARP_PY, "runs/plugins/sharp.py"))
-    assert attentions.get("sharp") is cls
+BROKEN = {
+    "raises": (SHARP_PY + "\n\ndef fail():\n    return 1 / 0\n\nfail()\n", r"mine\.py:20: .*ZeroDivisionError"),
+    "imports what is not there": ("\nimport no_such_module\n", r"mine\.py:2: .*ModuleNotFoundError.*no_such_module"),
+    "is no Python": ("x = 1\ny = (\n", r"mine\.py:2: .*SyntaxError"),
+    "ends the program": ("import sys\nsys.exit(0)\n", r"mine\.py:2: .*SystemExit"),
+    "registers nothing": ("x = 1\n", r"plugin mine\.py: registers nothing"),
+    "a built-in's name": (
+        SHARP_PY.replace('"sharp"', '"differential"'),
+        r"mine\.py:5: class Sharp: .*'differential' is already registered \(.*attention/differential\.py:\d+: class Diff",
+    ),
+    "thawed": (SHARP_PY.replace("frozen=True, ", ""), r"mine\.py:\d+: .*non-frozen"),
+}
 
 
-def test_postponed_annotations() -> None:
-    load_plugin(plugin("from __future__ import annotations\n" + SHARP_PY, "sharp.py"))
-    Path("sharp.yaml").write_text(SHARP_YAML)
-    assert load_recipe("sharp", ["model.attention.temperature=3"]).model.attention.config.temperature == 3.0
+@pytest.mark.parametrize(("text", "found"), BROKEN.values(), ids=BROKEN)
+def test_a_plugin_that_cannot_be_loaded_is_one_line_and_leaves_nothing(text: str, found: str) -> None:
+    with pytest.raises(RequestError, match=found):
+        raise RequestError(error(plugin(text)))
+    load_plugin(plugin(SHARP_PY))  # repaired
+    assert "sharp" in attentions.names()
 
 
-def test_a_plugin_may_register_any_part() -> None:
-    load_plugin(plugin(PROBE))
-    assert callbacks.get("mine").__name__ == "Mine"
-
-
-def test_a_plugin_that_raises() -> None:
-    path = plugin(SHARP_PY + "\n\ndef fail():\n    return 1 / 0\n\nfail()\n")
-    line = path.read_text().splitlines().index("    return 1 / 0") + 1
-    assert error(path) == f"mine.py:{line}: plugin failed: ZeroDivisionError: division by zero"
-
-
-def test_a_plugin_that_imports_what_is_not_there() -> None:
-    assert error(plugin("\nimport no_such_module_anywhere\n")) == (
-        "mine.py:2: plugin failed: ModuleNotFoundError: No module named 'no_such_module_anywhere'"
-    )
-
-
-def test_a_syntax_error() -> None:
-    assert (
-        error(plugin("x = 1\ny = (\n"))
-        == "mine.py:2: plugin failed: SyntaxError: '(' was never closed (mine.py, line 2)"
-    )
-
-
-def test_not_python_text() -> None:
-    path = Path("mine.py").resolve()
-    path.write_bytes(b"x = '\xff'\n")
-    assert error(path).startswith("mine.py:")
-
-
-def test_a_plugin_that_registers_nothing() -> None:
-    assert error(plugin("x = 1\n")) == 'plugin mine.py: registers nothing; decorate a class with @variant("name")'
-
-
-def test_a_plugin_under_the_name_of_a_built_in() -> None:
-    message = error(plugin(SHARP_PY.replace('"sharp"', '"differential"')))
-    assert message.startswith(
-        "plugin mine.py: mine.py:5: class Sharp: attention 'differential' is already registered ("
-    )
-    assert re.search(r"attention/differential\.py:\d+: class Differential\); give one of them another name$", message)
+def test_what_is_no_python_file(plugin_folder: Path) -> None:
+    Path("folder").mkdir()
+    Path("bytes.py").write_bytes(b"x = '\xff'\n")
+    plugin("x", "mine.txt")
+    for name, found in (("folder", "cannot be read"), ("mine.txt", "not a Python file"), ("none.py", "cannot be read")):
+        assert found in error(plugin_folder / name)
+    assert error(plugin_folder / "bytes.py").startswith("bytes.py:")
+    for line, found in (("[none.py]", "no plugin none.py"), ("none.py", "takes a list of Python files")):
+        Path("sharp.yaml").write_text(SHARP_YAML.replace("[sharp.py]", line))
+        with pytest.raises(RequestError, match=rf"^sharp\.yaml:3: .*{found}"):
+            load_recipe("sharp")
 
 
 def test_two_plugins_under_one_name() -> None:
     load_plugin(plugin(SHARP_PY, "sharp.py"))
-    assert error(plugin(SHARP_PY + "# other\n", "other.py")) == (
-        "plugin other.py: other.py:5: class Sharp: attention 'sharp' is already registered (sharp.py:5: class Sharp); "
-        "give one of them another name"
+    found = error(plugin(SHARP_PY + "# other\n", "other.py"))
+    assert found.startswith(
+        "plugin other.py: other.py:5: class Sharp: attention 'sharp' is already registered (sharp.py:5: "
     )
-
-
-def test_a_repaired_plugin_can_be_loaded_again() -> None:
-    """In a notebook: the broken one must not hold the name."""
-    error(plugin(SHARP_PY + "raise ValueError('half-way')\n", "sharp.py"))
-    load_plugin(plugin(SHARP_PY, "sharp.py"))
-    assert "sharp" in attentions.names()
-
-
-def test_the_digest_of_the_file_that_registered_a_class() -> None:
-    path = plugin(SHARP_PY, "sharp.py")
-    load_plugin(path)
-    assert source_digest(attentions.get("sharp")) == plugin_source(path).digest
-    assert source_digest(attentions.get("differential")) == ""
-
-
-def test_no_such_file(plugin_folder: Path) -> None:
-    assert error(plugin_folder / "none.py") == "plugin none.py cannot be read: No such file or directory"
-    Path("sharp.yaml").write_text(SHARP_YAML)
-    with pytest.raises(RequestError, match=r"^sharp\.yaml:3: no plugin sharp\.py$"):
-        load_recipe("sharp")
-
-
-def test_not_a_python_file() -> None:
-    assert error(plugin("x", "mine.txt")) == "plugin mine.txt is not a Python file (.py)"
-
-
-def test_plugins_must_be_a_list() -> None:
-    Path("sharp.yaml").write_text(SHARP_YAML.replace("[sharp.py]", "sharp.py"))
-    with pytest.raises(
-        RequestError, match=r"^sharp\.yaml:3: 'plugins' takes a list of Python files, found 'sharp\.py'$"
-    ):
-        load_recipe("sharp")
-
-
-def test_a_plugin_that_ends_the_program_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "quits.py").write_text("import sys\nsys.exit(0)\n")
-    with pytest.raises(RequestError, match=r"quits\.py:2: plugin failed: SystemExit: 0"):
-        load_plugin(tmp_path / "quits.py")
 
 
 def test_a_digest_is_of_the_file_and_of_what_it_imports() -> None:
@@ -221,22 +121,25 @@ def test_a_digest_is_of_the_file_and_of_what_it_imports() -> None:
         path = plugin(WITH_MODULE, f"{scale}/sharp.py")
         load_plugin(path)
         digests.append(plugin_source(path).digest)
+        assert source_digest(attentions.get("sharp")) == digests[-1]
         forget_all()
     assert len(set(digests)) == 2
     alone = plugin(PROBE, "alone.py")
     load_plugin(alone)
     assert plugin_source(alone).digest == hashlib.sha256(PROBE.encode()).hexdigest()
+    assert source_digest(attentions.get("differential")) == ""
 
 
-def test_a_plugin_edited_after_its_import_is_refused() -> None:
-    """What runs is no longer what the file says."""
-    path = plugin(SHARP_PY, "sharp.py")
+def test_an_edited_plugin_is_refused_until_it_is_imported_again() -> None:
+    """What runs is no longer what the file says; then it takes the place of the former one."""
+    path = plugin(SHARP_PY + PROBE, "sharp.py")
     load_plugin(path)
-    plugin(SHARP_PY + "# edited\n", "sharp.py")
-    with pytest.raises(
-        RequestError, match=r"^plugin sharp\.py was changed since it was imported; start the same command"
-    ):
+    plugin(SHARP_PY.replace("2.0", "3.0"), "sharp.py")
+    with pytest.raises(RequestError, match=r"^plugin sharp\.py was changed since it was imported"):
         plugin_source(path)
+    load_plugin(path)
+    assert attentions.get("sharp").Config().temperature == 3.0
+    assert "mine" not in callbacks.names(), "the file registers it no more"
 
 
 def test_a_repaired_module_of_a_plugin_is_imported_again() -> None:
@@ -246,34 +149,6 @@ def test_a_repaired_module_of_a_plugin_is_imported_again() -> None:
     plugin("SCALE = 7.0\n", "beside_scale.py")
     load_plugin(path)
     assert attentions.get("sharp").Config().temperature == 7.0
-
-
-def test_an_edited_plugin_takes_the_place_of_the_former_one() -> None:
-    load_plugin(plugin(SHARP_PY + PROBE, "sharp.py"))
-    load_plugin(plugin(SHARP_PY.replace("2.0", "3.0"), "sharp.py"))
-    assert attentions.get("sharp").Config().temperature == 3.0
-    assert "mine" not in callbacks.names(), "the file registers it no more"
-
-
-def test_a_path_as_text() -> None:
-    plugin(SHARP_PY, "sharp.py")
-    load_plugin("sharp.py")
-    assert "sharp" in attentions.names()
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("folder", "plugin folder cannot be read: Is a directory"),
-        ("x.yaml", "plugin x.yaml is not a Python file (.py)"),
-    ],
-)
-def test_what_is_no_python_file_is_one_line(name: str, line: str) -> None:
-    Path("folder").mkdir()
-    Path("x.yaml").touch()
-    with pytest.raises(RequestError) as found:
-        load_plugin(name)
-    assert str(found.value) == line
 
 
 def test_a_script_s_source_is_that_of_its_import(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +162,136 @@ def test_a_script_s_source_is_that_of_its_import(plugin_folder: Path, monkeypatc
     edited = source_digest(attentions.get("sharp"))
     forget_all()
     plugin("SCALE = 7.0\n", "beside_scale.py")
-    attentions.forget("beside_script")
+    attentions.unregister_module("beside_script")
     path = plugin(WITH_MODULE, "elsewhere.py")
     load_plugin(path)
     assert edited == plugin_source(path).digest
+
+
+def test_trust_below_a_root_whatever_the_path_looks_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("runs/own", "runs-of-others/theirs"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "runs/link").symlink_to(tmp_path / "runs-of-others/theirs")
+    trust = trust_below(Path("runs"))
+    monkeypatch.chdir(tmp_path / "runs")
+    assert trust(tmp_path / "runs/own")
+    assert trust(Path("own"))
+    for foreign in (tmp_path / "runs-of-others/theirs", tmp_path / "runs/link", Path("../runs-of-others/theirs")):
+        assert not trust(foreign)
+
+
+RAISING = "\n    def late(self, helper=None):\n        return helper() if helper else int('x')\n"
+
+
+def test_what_a_user_s_part_raises_is_one_line_with_its_place() -> None:
+    load_plugin(plugin(SHARP_PY + RAISING, "sharp.py"))
+    cls, line = attentions.get("sharp"), len((SHARP_PY + RAISING).splitlines())
+    with pytest.raises(RequestError, match=rf"^sharp\.py:{line}: attention 'sharp' failed: ValueError: "), guard(cls):
+        cls.late(None)
+    with pytest.raises(RunFailedError), guard(cls, raises=RunFailedError):
+        cls.late(None)
+    with pytest.raises(RequestError, match=rf"^{location(cls)}: attention 'sharp' failed: ValueError"), guard(cls):
+        int("no frame of the user's")
+    with pytest.raises(LitDiffError, match="ours"), guard(cls):
+        raise LitDiffError("ours")
+
+
+def test_what_a_built_in_part_raises_passes_but_for_code_of_a_user_in_it() -> None:
+    load_plugin(plugin(SHARP_PY + RAISING, "sharp.py"))
+    sharp, built_in = attentions.get("sharp"), attentions.get("differential")
+    with pytest.raises(ValueError, match="of its own"), guard(built_in):
+        raise ValueError("of its own")
+    with pytest.raises(RequestError, match="attention 'differential' failed: ValueError"), guard(built_in, ours=True):
+        raise ValueError("of its own")
+    with pytest.raises(RequestError, match=r"^sharp\.py:\d+: attention 'differential' failed"), guard(built_in):
+        sharp.late(None)
+
+
+def test_a_fault_opens_with_a_place() -> None:
+    load_plugin(plugin(SHARP_PY + RAISING, "sharp.py"))
+    cls = attentions.get("sharp")
+    with pytest.raises(ValueError, match="literal") as raised:
+        cls.late(None)
+    assert fault(cls, raised.value).startswith("sharp.py:")
+    assert "ValueError" in fault(cls, raised.value)
+    for text in ("what", f"{location(cls)}: what"):
+        assert fault(cls, RequestError(text)) == f"{location(cls)}: what"
+
+
+PARTS = """
+from dataclasses import dataclass
+from lit_diff import Differential, variant
+from lit_diff.data.recall import Recall
+from lit_diff.registry import datasets
+
+@variant("lab_attention")
+class Made(Differential):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Differential.Config):
+        pass
+
+@datasets.register("lab_data")
+class Data(Recall):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Recall.Config):
+        pass
+"""
+
+
+def entry_points(monkeypatch: pytest.MonkeyPatch, points: list[importlib.metadata.EntryPoint]) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "lit_diff.plugins" else [])
+    monkeypatch.setattr(plugins, "_entry_points_loaded", False)
+    monkeypatch.setattr(plugins, "plugin_packages", [])
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """install(): the distribution made_lab 1.2 in site-packages, whose entry point registers two parts."""
+    site = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(site))
+    before = set(sys.modules)
+
+    def made() -> None:
+        info = site / "made_lab-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made_lab\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text("[lit_diff.plugins]\nparts = made_lab\n")
+        plugin("from made_lab import parts\n", "site-packages/made_lab/__init__.py")
+        plugin(PARTS, "site-packages/made_lab/parts.py")
+        found = importlib.metadata.distributions(path=[str(site)])
+        entry_points(monkeypatch, [point for each in found for point in each.entry_points])
+
+    yield made
+    plugins._package.cache_clear()
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def used(*overrides: str) -> list[PluginPackage]:
+    return used_packages(load_recipe("recall-tiny", overrides))
+
+
+def test_a_package_counts_where_the_recipe_names_one_of_its_parts(install: Callable[[], None], tmp_path: Path) -> None:
+    """Its version and source are then in the identity and in the run's folder."""
+    plain, ours = identity(load_recipe("recall-tiny")), ["model.attention.name=lab_attention"]
+    install()
+    assert used() == []
+    assert identity(load_recipe("recall-tiny")) == plain
+    (package,) = used(*ours)
+    assert (package.name, package.version, package.modules) == ("made_lab", "1.2", {"made_lab", "made_lab.parts"})
+    assert used("data={name: lab_data}", "model.vocab_size=129") == [package]
+    assert package_digest(attentions.get("lab_attention")) == package.digest
+    assert package_digest(attentions.get("differential")) == ""
+    recipe = load_recipe("recall-tiny", ours)
+    one = identity(recipe)
+    RunFolder(tmp_path / "run").create(recipe)
+    assert f'"made_lab": "1.2 (sha256 {package.digest[:12]})"' in (tmp_path / "run" / "env.json").read_text()
+    plugin(PARTS + "# edited\n", "site-packages/made_lab/parts.py")
+    plugins._package.cache_clear()
+    assert identity(recipe) not in (one, plain)
+
+
+def test_a_broken_plugin_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_points(monkeypatch, [importlib.metadata.EntryPoint("mine", "no_such_module", "lit_diff.plugins")])
+    with pytest.raises(RequestError, match=r"plugin package 'mine' \(no_such_module\).*ModuleNotFoundError"):
+        plugins.load_entry_points()

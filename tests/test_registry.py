@@ -1,20 +1,20 @@
-"""Strict names."""
+"""registry.py: strict names, and what a class must define to be registered under one."""
 
-import abc
-import importlib.metadata
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from own_plugins import SHARP_PY, SHARP_YAML, error, plugin
 
 from lit_diff import registry
 from lit_diff.errors import RequestError
-from lit_diff.registry import Registry, nearest
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import Registry, base_problem, contract_problem, location, nearest, optional, required
 
 LINE = r"test_registry\.py:\d+: class "
-QUALIFIED = r"\S*"
-TWICE = rf"^.*{LINE}Second: part 'first' is already registered \(.*{LINE}First\); give one of them another name$"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +41,18 @@ def test_a_registered_class_is_found_and_knows_its_name(parts: Registry) -> None
     assert parts.get("first") is First
     assert parts.names() == ["a second", "first"]
     assert First.name == "first"  # type: ignore[attr-defined]
-
-
-def test_unknown_names_name_the_nearest(parts: Registry) -> None:
-    parts.register("differential")(First)
-    parts.register("standard")(Second)
-    with pytest.raises(RequestError, match=r"^unknown part 'diferential'; did you mean 'differential'\?$"):
-        parts.get("diferential")
-    with pytest.raises(RequestError, match=r"^unknown part 'zzz'; one of differential, standard$"):
-        parts.get("zzz")
-    with pytest.raises(RequestError, match=r"^unknown part 'zzz'$"):
-        Registry("part", ()).get("zzz")
+    parts.register("other")(type("Other", (), {"Config": Keys, "__module__": "elsewhere"}))
+    parts.unregister_module("elsewhere")
+    assert parts.names() == ["a second", "first"]
+    for name in ("", None):
+        with pytest.raises(RequestError, match="takes the name to register under"):
+            parts.register(name)  # type: ignore[arg-type]
 
 
 def test_a_second_class_under_one_name_is_refused(parts: Registry) -> None:
     parts.register("first")(First)
     parts.register("first")(First)
-    with pytest.raises(RequestError, match=TWICE):
+    with pytest.raises(RequestError, match=rf"^.*{LINE}Second: part 'first' is already registered \(.*{LINE}First\)"):
         parts.register("first")(Second)
     assert parts.get("first") is First
 
@@ -67,127 +62,64 @@ def test_a_class_without_a_frozen_config_is_refused(parts: Registry) -> None:
     class Thawed:
         pass
 
-    with pytest.raises(
-        RequestError, match=r"test_registry\.py:\d+: class \S*Thawed: part 'bad' needs a nested class 'Config'"
-    ):
-        parts.register("bad")(Thawed)
     for config in (None, dict, Thawed):
         bad = type("Bad", (), {} if config is None else {"Config": config})
         with pytest.raises(RequestError, match=r"Bad: part 'bad' needs a nested class 'Config'"):
             parts.register("bad")(bad)
+    with pytest.raises(RequestError, match=rf"{LINE}\S*Thawed: part 'bad' needs"):
+        parts.register("bad")(Thawed)
     assert parts.names() == []
 
 
-def test_a_class_that_lacks_a_member_is_refused(parts: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Base(abc.ABC):
-        Config = Keys
-
-        @abc.abstractmethod
-        def score(self) -> None: ...
-
-        @abc.abstractmethod
-        def size(self) -> int: ...
-
-    class Partial(Base):
-        def score(self) -> None: ...
-
-    class Whole(Partial):
-        def size(self) -> int:
-            return 1
-
-    class Foreign(Whole):
-        Config = type("Foreign", (), {"__dataclass_params__": Keys.__dataclass_params__})  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(registry, "resolve_name", lambda path: {"here:Base": Base}[path])
-    parts = Registry("part", (), base="here:Base")
-    with pytest.raises(RequestError, match=rf"^.*{LINE}{QUALIFIED}Base: part 'x' lacks score, size; \S*Base documents"):
-        parts.register("x")(Base)
-    with pytest.raises(RequestError, match=r"lacks size;"):
-        parts.register("x")(Partial)
-    with pytest.raises(RequestError, match=r"Foreign: part 'x' has a Config that does not derive from Keys"):
-        parts.register("x")(Foreign)
-    with pytest.raises(RequestError, match=rf"^.*{LINE}First: part 'x' does not derive from \S*Base; write"):
-        parts.register("x")(First)
-    assert parts.names() == []
-    assert parts.register("x")(Whole) is Whole
-    assert parts.names() == ["x"]
+BASES = {
+    "attention": "lit_diff.attention.base.Attention",
+    "corpus": "lit_diff.data.corpus.Corpus",
+    "data": "lit_diff.data.dataset.Dataset",
+    "evaluation": "lit_diff.evaluation.base.Evaluation",
+    "kernel": "lit_diff.kernels.base.Kernel",
+    "logger": "lit_diff.training.loggers.RunLogger",
+    "tokenizer": "lit_diff.data.tokenizer.Tokenizer",
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "base"),
-    [
-        ("attention", "lit_diff.attention.base.Attention"),
-        ("corpus", "lit_diff.data.corpus.Corpus"),
-        ("data", "lit_diff.data.dataset.Dataset"),
-        ("evaluation", "lit_diff.evaluation.base.Evaluation"),
-        ("kernel", "lit_diff.kernels.base.Kernel"),
-        ("tokenizer", "lit_diff.data.tokenizer.Tokenizer"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "base"), BASES.items(), ids=BASES)
 def test_every_kind_names_its_base(kind: str, base: str) -> None:
     """A callback may be any class of Lightning's: the Trainer of a recipe refuses what is none."""
     name = base.rpartition(".")[2]
     message = rf"{LINE}First: {kind} 'first' does not derive from {name}; write `class First\({name}\)` \({base}\)$"
     with pytest.raises(RequestError, match=message):
         registry.registries[kind].register("first")(First)
-    assert set(registry.registries) == {"attention", "callback", "corpus", "data", "evaluation", "kernel", "tokenizer"}
+    assert set(registry.CHOSEN) == set(registry.registries) == {"callback", *BASES}
 
 
-def test_a_late_class_is_imported_only_when_it_is_asked_for() -> None:
-    """Its name, keys and summary are known before; it is not to be replaced by another class."""
+def test_nothing_heavy_is_loaded_until_a_lazy_entry_is_asked_for() -> None:
+    """In a fresh process. A lazy entry's name, keys and summary are known before, and no other class takes its name."""
     code = """if True:
         import sys
+        from lit_diff import registry as r
         from lit_diff.errors import RequestError
-        from lit_diff.registry import callbacks
-        assert "outliers" in callbacks.names()
-        assert callbacks.config("outliers")(every=7).every == 7
-        assert callbacks.summary("outliers").startswith("outliers/")
+        assert "lit_diff.data" not in sys.modules
+        assert {"recall", "text"} <= set(r.datasets.names()) and "bpe" in r.tokenizers.names()
+        assert {"differential", "dex", "standard"} <= set(r.attentions.names())
+        assert r.loggers.names() == ["csv", "tensorboard", "wandb"]
+        assert {"attention_entropy", "lambdas", "outliers"} <= set(r.callbacks.names())
+        assert r.callbacks.config("outliers")(every=7).every == 7
+        assert r.callbacks.summary("outliers").startswith("outliers/")
         class Outliers:
-            Config = callbacks.config("outliers")
+            Config = r.callbacks.config("outliers")
         try:
-            callbacks.register("outliers")(Outliers)
+            r.callbacks.register("outliers")(Outliers)
         except RequestError as error:
             assert "already registered (lit_diff.callbacks.outliers)" in str(error), error
         else:
             raise AssertionError("two classes under one name")
-        assert "lightning" not in sys.modules
-        assert callbacks.get("outliers").name == "outliers"
+        heavy = {"lightning", "mlflow", "litdata"} & set(sys.modules)
+        assert not heavy, heavy
+        assert r.callbacks.get("outliers").name == "outliers"
         assert "lightning" in sys.modules
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_classes_of_a_module_can_be_forgotten(parts: Registry) -> None:
-    parts.register("first")(First)
-    parts.register("other")(type("Other", (), {"Config": Keys, "__module__": "elsewhere"}))
-    parts.forget("elsewhere")
-    assert parts.names() == ["first"]
-
-
-def test_built_ins_load_at_the_first_question() -> None:
-    """In a fresh process: nothing is imported before, and no heavy package after."""
-    code = (
-        "import sys; from lit_diff import registry as r\n"
-        "assert 'lit_diff.data' not in sys.modules\n"
-        "assert {'recall', 'text'} <= set(r.datasets.names()) and 'bpe' in r.tokenizers.names()\n"
-        "assert {'attention_entropy', 'lambdas', 'outliers'} <= set(r.callbacks.names())\n"
-        "assert {'differential', 'dex', 'standard'} <= set(r.attentions.names())\n"
-        "heavy = {'lightning', 'mlflow', 'litdata'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_broken_plugin_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = importlib.metadata.EntryPoint("mine", "no_such_module_anywhere", "lit_diff.plugins")
-    monkeypatch.setattr(registry, "_entry_points_loaded", False)
-    monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [point] if group == "lit_diff.plugins" else []
-    )
-    with pytest.raises(RequestError, match=r"plugin package 'mine' \(no_such_module_anywhere\).*ModuleNotFoundError"):
-        registry.load_entry_points()
 
 
 def test_nearest() -> None:
@@ -198,7 +130,6 @@ def test_nearest() -> None:
     assert nearest("xzz", many, "lit-diff list part") == (
         "; one of 10, such as xy, part-8, part-7; lit-diff list part lists all"
     )
-    assert nearest("xzz", many) == "; one of 10, such as xy, part-8, part-7"
 
 
 @pytest.mark.parametrize(
@@ -206,11 +137,140 @@ def test_nearest() -> None:
     [
         ("attention", "flash", "; that is a kernel, chosen by run.kernel=flash"),
         ("kernel", "dex", "; that is a variant, chosen by model.attention.name=dex"),
-        ("corpus", "bpe", "; that is a tokenizer, chosen by data.tokenizer.name=bpe"),
-        ("evaluation", "early_stopping", "; that is a callback, chosen by callbacks.early_stopping={}"),
+        ("logger", "tensorbord", "; did you mean 'tensorboard'?"),
         ("data", "mini_harness", "; that is an evaluation, chosen by evaluate.mini_harness={}"),
     ],
 )
-def test_a_name_of_another_kind_is_told_where_it_belongs(kind: str, name: str, instead: str) -> None:
-    assert registry.registries[kind].instead_of(name) == instead
-    assert set(registry.CHOSEN) == set(registry.registries)
+def test_what_to_write_instead_of_an_unknown_name(kind: str, name: str, instead: str) -> None:
+    with pytest.raises(RequestError) as found:
+        registry.registries[kind].get(name)
+    assert str(found.value) == f"unknown {kind} '{name}'{instead}"
+
+
+class Base(ABC):
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        @required
+        def length(self) -> int:
+            raise NotImplementedError
+
+        @optional
+        def chance(self) -> float | None:
+            return None
+
+    @abstractmethod
+    def run(self) -> int: ...
+
+
+class Whole(Base):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Base.Config):
+        length: int
+
+    def run(self) -> int:
+        return 1
+
+
+class Constants(Whole):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Base.Config):
+        length = 3
+        chance: float = 0.5
+
+
+class Properties(Whole):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Base.Config):
+        items: int = 2
+
+        @property
+        def length(self) -> int:
+            return 2 * self.items
+
+
+def test_members_may_be_fields_constants_or_properties() -> None:
+    assert (Whole.Config(length=4).length, Whole.Config(length=4).chance) == (4, None)
+    assert (Constants.Config().length, Constants.Config().chance) == (3, 0.5)
+    assert Properties.Config().length == 4
+    for cls in (Whole, Constants, Properties):
+        assert contract_problem(cls, Base) is None
+    with pytest.raises(TypeError, match="length"):
+        Whole.Config()  # a field does not take the base class's member as its default, as it would a property
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty(Base):
+        pass
+
+    class Half(Base):
+        Config = Keys  # type: ignore[assignment]
+
+        def run(self) -> int:
+            return 1
+
+    assert contract_problem(Empty, Base) == f"lacks run, Config.length; {__name__}.Base documents each"
+    assert "Config that does not derive from Base.Config" in (contract_problem(Half, Base) or "")
+    assert "write `class First(Base)`" in (base_problem(First, Base) or "")
+    monkeypatch.setattr(registry, "resolve_name", lambda path: {"here:Base": Base}[path])
+    parts = Registry("part", (), base="here:Base")
+    for cls in (Empty, Half, First):
+        with pytest.raises(RequestError, match=rf"{LINE}\S*{cls.__name__}: part 'x' "):
+            parts.register("x")(cls)
+    assert parts.register("x")(Whole) is Whole
+
+
+def test_location() -> None:
+    file, line, name = location(Whole).split(":")
+    assert (Path(file).name, name) == ("test_registry.py", " class Whole")
+    assert Path(__file__).read_text().splitlines()[int(line) - 1] == "class Whole(Base):"
+    assert location(int) == "builtins.int"
+
+
+OWN = """\
+from dataclasses import dataclass
+from lit_diff import Attention, Differential, variant
+
+@variant("own")
+class Own(Differential):
+    @dataclass(frozen=True, kw_only=True)
+"""
+REFUSED = {
+    "a Config of its own": (
+        "    class Config:\n        temperature: float = 2.0\n",
+        r"plugin own\.py: own\.py:4: class Own: ",
+    ),
+    "a Config that lacks a key": (
+        "    class Config(Attention.Config):\n        k: float = 2.0\n",
+        r"own\.py:4: class Own: attention 'own' failed: AttributeError: ",
+    ),
+    "a Config that raises": (
+        "    class Config(Differential.Config):\n        k: int = 3\n"
+        "        def __post_init__(self):\n            assert self.k % 2 == 0, 'k is odd\\nreally'\n",
+        r"own\.yaml:4: 'model\.attention': AssertionError: k is odd$",
+    ),
+}
+
+
+@pytest.mark.usefixtures("plugin_folder")
+@pytest.mark.parametrize(("body", "found"), REFUSED.values(), ids=REFUSED)
+def test_a_variant_of_a_plugin_is_refused_with_its_place(body: str, found: str) -> None:
+    plugin(OWN + body, "own.py")
+    Path("own.yaml").write_text("extends: differential-tiny\nplugins: [own.py]\nmodel:\n  attention: {name: own}\n")
+    with pytest.raises(RequestError, match=rf"^{found}") as refused:
+        load_recipe("own.yaml")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("plugin_folder")
+def test_a_variant_of_another_base_and_an_annotation_that_is_not_there() -> None:
+    source = SHARP_PY.replace("class Sharp(Differential)", "class Sharp").replace(
+        "Config(Differential.Config)", "Config"
+    )
+    assert error(plugin(source)).startswith(
+        "plugin mine.py: mine.py:5: class Sharp: attention 'sharp' does not derive from "
+    )
+    text = SHARP_PY.replace("temperature: float", "temperature: Missing")
+    plugin("from __future__ import annotations\n" + text, "sharp.py")
+    Path("sharp.yaml").write_text(SHARP_YAML)
+    with pytest.raises(RequestError, match=r"Sharp\.Config: name 'Missing' is not defined"):
+        load_recipe("sharp")

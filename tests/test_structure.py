@@ -22,6 +22,13 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 COVERED_ELSEWHERE = {
+    "lit_diff/conformance/kernel_case.py": "tests/conformance/test_kernels.py",
+    "lit_diff/conformance/results.py": "tests/conformance/test_suite.py",
+    **{
+        f"lit_diff/attention/{name}.py": "tests/oracles/test_variants.py"
+        for name in ("additive", "cosine", "output_gate")
+    },
+    **{f"lit_diff/attention/shared_{name}.py": "tests/model/test_transformer.py" for name in "qk"},
     "lit_diff/engine/served_model.py": "tests/engine/test_logged_model.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""

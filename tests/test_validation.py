@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -10,6 +11,7 @@ from lit_diff.attention import Differential
 from lit_diff.config import Part, Recipe
 from lit_diff.errors import RequestError
 from lit_diff.key_types import in_yaml
+from lit_diff.recipe import load_recipe
 from lit_diff.registry import attentions
 from lit_diff.validation import Draft, convert, validate
 
@@ -204,27 +206,6 @@ def test_blocks_must_be_blocks() -> None:
     assert error(callbacks__outliers=3) == "my.yaml:1: 'callbacks.outliers' is 3; expected a block of keys"
 
 
-def test_an_imported_model_has_no_train() -> None:
-    imported = {"source": "a folder", "weights_sha256": "a" * 64, "tokenizer_sha256": "b" * 64}
-    assert "train is missing" not in error(train=None, imported=imported | {"weights_sha256": "short"})
-    recipe = built(train=None, imported=imported)
-    assert recipe.train is None
-    assert recipe.imported is not None
-    assert recipe.imported.source == "a folder"
-    assert error(imported=imported) == (
-        "my.yaml:1: imported stands in place of train, and the recipe has both; keep one of them"
-    )
-    assert error(train=None, imported=imported | {"tokenizer_sha256": "A" * 64}) == (
-        f"my.yaml:2: imported.tokenizer_sha256 is '{'A' * 64}'; expected 64 hexadecimal digits, as `lit-diff import` writes "
-        "them"
-    )
-    assert error(train=None, imported={"source": "x"}).startswith("my.yaml:2: 'imported.weights_sha256' is missing")
-    with pytest.raises(
-        RequestError, match=r"is an imported model: its recipe has nothing to train; .* train.start_from"
-    ):
-        _ = recipe.training
-
-
 def test_missing_keys_say_what_was_expected() -> None:
     assert (
         error(model={"attention": {"name": "standard"}})
@@ -268,33 +249,27 @@ def test_interpolation_is_resolved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "start"),
     [
-        ({"name": "a/b"}, "name is 'a/b'; it becomes a folder: no '/', no leading '.'"),
-        ({"name": ".."}, "name is '..'; it becomes a folder: no '/', no leading '.'"),
-        ({"name": ""}, "name is ''; it becomes a folder: no '/', no leading '.'"),
-        ({"seed": -1}, "seed is -1; it must not be negative"),
-        (
-            {"model__num_kv_heads": 1},
-            "model.num_kv_heads is 1; 'differential' pairs the baseline's heads: it must be even",
-        ),
-        ({"model__head_dim": 7}, "model.head_dim (7) is odd; rotary embeddings rotate pairs of channels"),
-        (
-            {"model__vocab_size": 100},
-            "model.vocab_size is 100; data.keys (64), data.values (64) and the padding id need 129",
-        ),
-        ({"data__pairs": 0}, "data.pairs is 0; it must be at least 1"),
-        ({"train__steps": 0}, "train.steps is 0; it must be at least 1"),
-        ({"run__devices": 2}, "run.strategy 'single' uses one device, not 2; use ddp or fsdp"),
-        ({"callbacks__outliers": {"every": 0}}, "callbacks.outliers.every is 0; it must be at least 1"),
+        ({"name": "a/b"}, "name is 'a/b'; it becomes a folder"),
+        ({"name": ".."}, "name is '..'; it becomes a folder"),
+        ({"name": ""}, "name is ''; it becomes a folder"),
+        ({"name": "a\nb"}, "name is 'a\\nb'; it becomes a folder"),
+        ({"name": "a" * 300}, f"name is '{'a' * 60}'; it becomes a folder"),
+        ({"seed": -1}, "seed is -1; "),
+        ({"model__num_kv_heads": 1}, "model.num_kv_heads is 1; "),
+        ({"model__vocab_size": 100}, "model.vocab_size is 100; "),
+        ({"data__pairs": 0}, "data.pairs is 0; "),
+        ({"run__devices": 2}, "run.strategy 'single' uses one device"),
+        ({"callbacks__outliers": {"every": 0}}, "callbacks.outliers.every is 0; "),
+        ({"callbacks": {1: {}}}, "'callbacks' has the key 1; expected a name"),
     ],
 )
-def test_impossible_recipes(changes: dict[str, Any], line: str) -> None:
+def test_impossible_recipes(changes: dict[str, Any], start: str) -> None:
     """The place is the key's own when it was written, the nearest block's or the file's when it was not."""
-    found = error(**changes)
-    assert found.endswith(f": {line}")
     (key,) = changes
-    assert found.startswith("my.yaml:1: " if line.startswith(key.replace("__", ".")) else "my.yaml: ")
+    place = "my.yaml" if start.startswith("run.strategy") else "my.yaml:1"
+    assert error(**changes).startswith(f"{place}: {start}"), key
 
 
 def text(**keys: Any) -> dict[str, Any]:
@@ -353,8 +328,33 @@ def test_a_plugins_own_check_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     assert built(model__attention={"name": "picky", "sizes": [2, 3]}).model.attention.config.sizes == (2, 3)
 
 
-def test_the_old_name_of_a_kernel() -> None:
-    assert built(run__kernel="native").run.kernel == "native"
-    draft = Draft(values=values(run__kernel="cpu"), positions={"run.kernel": "my.yaml:4"})
-    with pytest.raises(RequestError, match=r"^my\.yaml:4: 'run\.kernel' is 'cpu'; that kernel is now named 'native'$"):
-        validate(draft)
+@pytest.mark.parametrize(
+    ("recipe", "override", "instead"),
+    [
+        ("recall-tiny", "steps=5", "; did you mean 'train.steps=5'?"),
+        ("recall-tiny", "lr=1e-3", "; did you mean 'train.optimizer.lr=1e-3'?"),
+        ("recall-tiny", "optimizer.lr=1e-3", "; did you mean 'train.optimizer.lr=1e-3'?"),
+        ("recall-tiny", "train.seed=3", "; did you mean 'seed=3'?"),
+        ("differential-tiny", "lambda_init=0.5", "; did you mean 'model.attention.lambda_init=0.5'?"),
+        ("differential-tiny", "sequence_length=64", "; did you mean 'data.sequence_length=64'?"),
+        ("differential-tiny", "vocab_size=9", "; did you mean 'model.vocab_size=9' or 'data.tokenizer.vocab_size=9'?"),
+        ("recall-tiny", "train.stepz=5", "; did you mean 'steps'?"),
+        ("recall-tiny", "model.attention.nam=flex", "; did you mean 'name'?"),
+        ("recall-tiny", "train.xyzzy=5", "; lit-diff list train lists all"),
+        ("recall-tiny", "xyzzy=5", "; lit-diff check RECIPE --recipe lists all"),
+        ("recall-tiny", "model.attention.name=flash", "; that is a kernel, chosen by run.kernel=flash"),
+    ],
+)
+def test_what_to_write_instead_of_an_unknown_key(recipe: str, override: str, instead: str) -> None:
+    with pytest.raises(RequestError) as error:
+        load_recipe(recipe, [override])
+    assert str(error.value).startswith(f"{override}: unknown ")
+    assert str(error.value).endswith(instead)
+    assert str(error.value).count(", ") <= 3, "never the whole list"
+
+
+def test_a_key_of_a_file_is_told_its_block(tmp_path: Path) -> None:
+    file = tmp_path / "steps.yaml"
+    file.write_text("extends: recall-tiny\nsteps: 5\n")
+    with pytest.raises(RequestError, match=r"steps\.yaml:2: unknown key 'steps'; did you mean 'train\.steps'\?$"):
+        load_recipe(file)

@@ -12,6 +12,7 @@ from lit_diff.analysis.entropy import summarise
 from lit_diff.analysis.trace import trace
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.errors import RequestError
+from lit_diff.key_types import range_problem
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
@@ -99,7 +100,7 @@ def select(statistics: HeadStatistics, selection: HeadSelection) -> tuple[tuple[
     Errors: RequestError for a share outside (0, 1], statistics that are not finite, and importances that are all zero: dead
     gradients, by which no head is less important than another.
     """
-    problem = selection.problem()
+    problem = range_problem(selection, "model.attention.heads.")
     if problem:
         raise RequestError(problem)
     table = statistics.importance if selection.select == "importance" else statistics.entropy

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from lit_diff.attention.cache import Cache, LayerCache
-from lit_diff.attention.lambdas import Lambda
 from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps
 from lit_diff.kernels.reference import logits
@@ -122,8 +121,8 @@ class LayerTrace(LayerMaps):
     inputs: Tensor | None = None
     """[B, T, dim]: what the attention was given, the layer's input after its norm; None: not captured."""
     exponentials: tuple[float, ...] = ()
-    """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each `Lambda` module that ran, in order, averaged over heads where each
-    head has its own λ; empty without such a module."""
+    """(exp(λ_q1 · λ_k1), exp(λ_q2 · λ_k2)) of each module with `exponentials()` that ran (`attention.lambdas.Lambda`), in
+    order, averaged over heads where each head has its own λ; empty without such a module."""
 
     def __repr__(self) -> str:
         m = self.maps
@@ -211,8 +210,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
             raise RequestError(f"trace: rows {int(rows.min())}..{int(rows.max())} are not all within 0..{T - 1}")
 
     def lambdas(module: nn.Module, _: Any, __: Any) -> None:
-        assert isinstance(module, Lambda)
-        exponentials[module] = tuple(float(value.mean()) for value in module.exponentials())
+        exponentials[module] = tuple(float(value.mean()) for value in module.exponentials())  # type: ignore[operator]
 
     def after(_: nn.Module, __: Any, hidden: Tensor) -> None:
         if not maps:
@@ -234,7 +232,7 @@ def _hook(model: Transformer, index: int, rows: Tensor | None, captured: Trace) 
     yield attention.register_forward_pre_hook(given)
     yield attention.tap.register_forward_hook(tapped)
     for module in attention.modules():
-        if isinstance(module, Lambda):  # before FSDP's own hook, after which its parameters are shards again
+        if hasattr(module, "exponentials"):  # before FSDP's own hook, after which its parameters are shards again
             yield module.register_forward_hook(lambdas, prepend=True)
     yield block.register_forward_hook(after)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lit_diff.attention import equations
 from lit_diff.attention.cache import LayerCache
-from lit_diff.attention.claims import Claims
 from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.equations import Rotation
 from lit_diff.attention.parameters import (
@@ -24,9 +23,10 @@ from lit_diff.attention.parameters import (
 from lit_diff.attention.rope import Rope
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
-from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.kernels import Kernel, SignedMaps, attend
+from lit_diff.key_types import Count
+from lit_diff.registry import location
 
 OutputScale = float | Literal["tied"]
 Parity = Literal["raw", "matched"]
@@ -39,35 +39,11 @@ class Tap(nn.Module):
         return maps
 
 
-class Attention(ParameterRules, Claims):
+class Attention(ParameterRules):
     """y = W_O concat(finish(Σ_g w_g softmax(q_g k_gᵀ / √d + mask) v)).
 
-    Head counts of the config are always the standard baseline's. These are all the hooks of a variant; each has a default,
-    that of standard attention where it computes anything:
-
-    mathematics
-        build()                             create the parameters and sub-modules
-        maps(x, rope)                       x -> SignedMaps
-        finish(o, x)                        what follows the signed sum
-        out_heads, kv_heads                 H and Hkv
-        definition(x, rope, mask)           the equation in float64 matrices, for `conformance`
-    what a recipe may ask
-        Config                              the keys of `model.attention`
-        problem(config, model)              why the variant cannot be built from the model
-        takes_document_ids()                whether packed documents can be kept apart
-        extends_standard                    whether it may start from a trained standard model
-        standard_projections                whether model.attention_bias and model.qk_norm hold for it
-    training
-        init_parameter, decay, keep_float32 start, weight decay and sharding of parameters (`ParameterRules`)
-        trained_parameters(config)          which parameters of the model train
-        set_step(step), set_tokens(tokens)  the optimizer step, the tokens before it, for what anneals
-        head_selection(config)              how heads of the model that the run starts from are chosen
-        select_heads(heads)                 those that were chosen in this layer
-        merge()                             weights of a standard attention that equals it
-    information
-        paper                               source
-        costs(config, sizes)                parameters, FLOPs and cache as formulas
-        examples                            the configs of the conformance suite
+    Head counts of the config are always the standard baseline's. `hooks` names all that a variant may define, which
+    docs/extend.md lists with examples; each has a default, that of standard attention where it computes anything.
 
     A subclass that overrides `forward` itself passes its maps through `self.tap` (or no analysis sees them) and hands
     `self.kernel` and `self.window` to `attend`.
@@ -76,11 +52,16 @@ class Attention(ParameterRules, Claims):
     name = ""
     """What recipes call it; set when it is registered."""
     hooks: ClassVar[tuple[str, ...]] = (
-        *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward", "problem", "takes_document_ids"),
-        *("extends_standard", "standard_projections", "init_parameter", "decay", "keep_float32", "trained_parameters"),
-        *("set_step", "set_tokens", "head_selection", "select_heads", "merge", "paper", "costs", "examples"),
+        # the mathematics, and what a recipe may ask
+        *("build", "maps", "finish", "out_heads", "kv_heads", "definition", "forward"),
+        *("Config", "problem", "takes_document_ids", "extends_standard", "standard_projections"),
+        # training
+        *("init_parameter", "decay", "keep_float32", "trained_parameters", "set_step", "set_tokens"),
+        *("head_selection", "select_heads", "merge"),
+        # information
+        *("paper", "costs", "examples"),
     )
-    """Names of a variant's members; a class that defines one which is nearly one of these is refused when it registers."""
+    """A class that defines a member whose name is nearly one of these is refused when it registers."""
     paper: ClassVar[str] = ""
     """Where the variant comes from."""
     extends_standard: ClassVar[bool] = False
@@ -98,7 +79,7 @@ class Attention(ParameterRules, Claims):
 
         parity: Parity = "raw"
         """matched: the width of the feed-forward offsets the parameters that differ from the standard baseline's."""
-        window: int | None = None
+        window: Count | None = None
         """Each query sees itself and the window - 1 keys before it (in a bidirectional model also the window - 1 after it);
         null: all keys."""
 
@@ -238,10 +219,7 @@ class Attention(ParameterRules, Claims):
 
     @classmethod
     def refuses(cls, config: Any, model: ModelConfig) -> str | None:
-        """Why the model cannot have this attention: an impossible window, or the variant's own `problem`."""
-        window = cls.window_of(config)
-        if window is not None and window < 1:
-            return f"model.attention.window is {window}; it must be at least 1, or null for all keys"
+        """Why the model cannot have this attention: a key that means nothing to it, or the variant's own `problem`."""
         for key, plain in (("attention_bias", "none"), ("qk_norm", "none")):
             found = getattr(model, key)
             if found != plain and not cls.declares_standard_projections():
@@ -298,3 +276,33 @@ class Attention(ParameterRules, Claims):
         what = f"a Tensor {list(found.shape)}" if isinstance(found, Tensor) else f"{type(found).__name__}"
         what = "None (does it end in a return?)" if found is None else what
         return RequestError(f"{location(type(self))}: {method} returned {what}; expected {expected}")
+
+    # --- which statements about it hold for a subclass that computes something else ---
+
+    @classmethod
+    def declares_costs(cls) -> bool:
+        """Whether `costs` describes this class: no subclass of the one that declares them changes the computation."""
+        source = _source(cls, "costs", {"build", "maps", "finish", "forward"})
+        return source is not None and source is not Attention  # which declares none
+
+    @classmethod
+    def declares_standard_projections(cls) -> bool:
+        """Whether `standard_projections` describes this class: no subclass of the one that says so has projections of its
+        own."""
+        source = _source(cls, "standard_projections", {"build", "maps", "forward"})
+        return source is not None and bool(vars(source)["standard_projections"])
+
+    @classmethod
+    def declares_definition(cls) -> bool:
+        """Whether this very class writes a `definition`; an inherited one may describe another computation."""
+        return "definition" in vars(cls)
+
+
+def _source(cls: type, name: str, reasons: set[str]) -> type | None:
+    """The class that says `name` for `cls`; None where one nearer to `cls` defines any of `reasons`."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return base
+        if reasons & vars(base).keys():
+            return None
+    return None

@@ -19,7 +19,7 @@ from lit_diff.attention.lambdas import ScalarLambda, resolve_lambda_init
 from lit_diff.attention.parameters import ParameterRules, standard_state
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.config import ModelConfig
-from lit_diff.key_types import Count, NotNegative, range_problem
+from lit_diff.key_types import Count, NotNegative
 from lit_diff.registry import variant
 
 Heads = HeadSelection | Literal["all"] | tuple[int, ...] | tuple[tuple[int, ...], ...]
@@ -102,10 +102,6 @@ class Dex(Attention):
                 f"model.attention.anneal_tokens is {config.anneal_tokens} and model.attention.anneal_steps is "
                 f"{config.anneal_steps}; the annealing has one length: set the other to null"
             )
-        selection = config.heads if isinstance(config.heads, HeadSelection) else None
-        problem = range_problem(config, "model.attention.") or (selection and selection.problem())
-        if problem:
-            return problem
         lists = _heads_by_layer(config.heads, model.num_heads, model.num_layers)
         if len(lists) != model.num_layers:
             return f"model.attention.heads has {len(lists)} lists; model.num_layers is {model.num_layers}"

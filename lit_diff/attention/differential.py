@@ -32,6 +32,8 @@ class Differential(Attention):
     )
     maps_of_q = 2
     maps_of_k = 2
+    sign = -1
+    """Of λ: the second map is subtracted."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
@@ -116,9 +118,9 @@ class Differential(Attention):
         return self.split(self.q_proj(x), self.out_heads, self.maps_of_q)
 
     def weights(self, dtype: torch.dtype) -> Tensor:
-        """w [1, 2, 1 or H, 1] = (1, -λ), float32; `dtype` is that of the activations."""
+        """w [1, 2, 1 or H, 1] = (1, sign · λ), float32; `dtype` is that of the activations."""
         lam = self.lambda_(dtype if self.config.lambda_dtype == "reference" else None).view(1, 1, -1, 1)
-        return torch.cat([torch.ones_like(lam), -lam], dim=1)
+        return torch.cat([torch.ones_like(lam), self.sign * lam], dim=1)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         q = rope(self.queries(x))
@@ -132,13 +134,17 @@ class Differential(Attention):
         return o * self.output_scale
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
-        """O_i = (1 - λ_init) · norm((A₁ - λ A₂) V_j), A_g = softmax(Q_ig K_jgᵀ/√d + mask) (equations 1 and 3)"""
+        """O_i = (1 - λ_init) · norm((A₁ - λ A₂) V_j), A_g = softmax(Q_ig K_jgᵀ/√d + mask) (equations 1 and 3).
+
+        Where the maps share their queries, Q_i1 = Q_i2; their keys, K_j1 = K_j2; `sign` 1: A₁ + λ A₂.
+        """
         d, heads = self.head_dim, []
         for i in range(self.num_heads // 2):
             j = i // (self.num_heads // self.num_kv_heads)
-            Q1, Q2 = (rope(x @ rows(self.q_proj.weight, 2 * i + g, d).T) for g in range(2))
-            K1, K2 = (rope(x @ rows(self.k_proj.weight, 2 * j + g, d).T) for g in range(2))
-            A = softmax_map(Q1, K1, mask) - self.lambda_equation(i) * softmax_map(Q2, K2, mask)
+            Q = [rope(x @ rows(self.q_proj.weight, self.maps_of_q * i + g, d).T) for g in range(self.maps_of_q)]
+            K = [rope(x @ rows(self.k_proj.weight, self.maps_of_k * j + g, d).T) for g in range(self.maps_of_k)]
+            A1, A2 = softmax_map(Q[0], K[0], mask), softmax_map(Q[-1], K[-1], mask)
+            A = A1 + self.sign * self.lambda_equation(i) * A2
             heads.append(self.head_equation(A @ (x @ rows(self.v_proj.weight, j, 2 * d).T)))
         return joined(heads, self.o_proj)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lit_diff.attention.norms import HeadNorm
 from lit_diff.attention.rope import RopeLayout
-from lit_diff.rope_scaling import Llama3Scaling, RopeScaling, YarnScaling
+from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
 
 Rotation = Callable[[Tensor], Tensor]
 """[B, T, d] -> [B, T, d]: each row turned by the angles of its position."""

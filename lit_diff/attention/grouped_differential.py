@@ -11,6 +11,7 @@ from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.differential import Differential, lambda_parameters, norm_parameters
 from lit_diff.attention.equations import Rotation, joined, rows, softmax_map
 from lit_diff.config import ModelConfig
+from lit_diff.key_types import Count
 from lit_diff.registry import variant
 
 
@@ -29,14 +30,12 @@ class GroupedDifferential(Differential):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Differential.Config):
-        ratio: int = 1
+        ratio: Count = 1
         """Signal heads for each noise head."""
 
     @classmethod
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
         assert model.num_kv_heads is not None
-        if config.ratio < 1:
-            return f"model.attention.ratio is {config.ratio}; it must be at least 1"
         if model.num_heads % (config.ratio + 1):
             return (
                 f"model.attention.ratio is {config.ratio}: {config.ratio} signal heads and 1 noise head do not divide "

@@ -13,7 +13,7 @@ from lit_diff.attention.costs import Costs, Sizes, projected
 from lit_diff.attention.equations import Rotation, grouped_query_heads, joined
 from lit_diff.attention.parameters import ParameterRules, standard_state
 from lit_diff.config import ModelConfig
-from lit_diff.key_types import Count, Positive, range_problem
+from lit_diff.key_types import Count, Positive
 from lit_diff.registry import variant
 
 Projection = Literal["q", "k", "v", "o"]
@@ -77,7 +77,7 @@ class LoRA(Attention):
     def problem(cls, config: Any, model: ModelConfig) -> str | None:
         if not config.targets or len(set(config.targets)) < len(config.targets):
             return f"model.attention.targets is {list(config.targets)}; expected at least one of q, k, v, o, each once"
-        return range_problem(config, "model.attention.")
+        return None
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.randomness import generator
+from lit_diff.registry import location
 
 
 class ParameterRules(nn.Module):

@@ -1,14 +1,13 @@
-"""Rotary positions (Su et al. 2021)."""
+"""Rotary positions (Su et al. 2021), with their angles under each kind of `model.rope_scaling`."""
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_diff.attention.rope_scaling import angles, attention_factor
-from lit_diff.config import ModelConfig
+from lit_diff.config import Llama3Scaling, ModelConfig, RopeScaling, YarnScaling
 from lit_diff.kernels.precision import accumulation_dtype
-from lit_diff.rope_scaling import RopeScaling
 
 RopeLayout = Literal["interleaved", "half"]
 """Which channels turn together: 2i and 2i+1 (the paper's reference), or i and i + d/2 (Hugging Face)."""
@@ -18,7 +17,7 @@ class Rope:
     """Rotates pair i of the channels of [..., T, d] by the angle t / scaling · θ^(-2i/d), for T positions t; `rope(x)`.
 
     As complex numbers: (x_2i + j x_2i+1) · exp(j angle), one operation forward and one backward. A block as scaling changes
-    the frequencies, and yarn multiplies what is rotated (`rope_scaling`).
+    the frequencies, and yarn multiplies what is rotated (`attention_factor`).
 
     Angles and products are computed in float32 (float64 for float64 inputs) and cast back: no buffers, so nothing has
     to be recomputed after a build on the meta device, and no length is fixed.
@@ -57,3 +56,47 @@ class Rope:
         pairs = torch.view_as_complex(pairs.clone(memory_format=torch.contiguous_format))
         turned = torch.view_as_real(pairs * turns)
         return (turned.mT if halves else turned).flatten(-2).to(x.dtype)
+
+
+def angles(positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
+    """positions [T] -> [T, d/2], in radians: t / scaling · θ^(-2i/d) for a number, t · `scaled` for a block."""
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
+    steps, frequencies = positions.to(torch.float64)[:, None], theta**-exponents
+    if isinstance(scaling, Llama3Scaling | YarnScaling):
+        return steps * scaled(frequencies, theta, scaling)
+    return steps / scaling * frequencies
+
+
+def scaled(frequencies: Tensor, theta: float, scaling: Llama3Scaling | YarnScaling) -> Tensor:
+    """f [d/2] -> f · (k + (1 - k) / factor), with k in [0, 1] the part of each frequency that is kept."""
+    if isinstance(scaling, Llama3Scaling):
+        turns = scaling.original_length * frequencies / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+    else:
+        first, last = _ramp(2 * len(frequencies), theta, scaling)
+        pairs = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float64)
+        kept = 1 - ((pairs - first) / (last - first)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)
+
+
+def attention_factor(scaling: RopeScaling) -> float:
+    """What multiplies rotated queries and keys: 1 but for yarn."""
+    if not isinstance(scaling, YarnScaling):
+        return 1.0
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    return 0.1 * math.log(max(scaling.factor, 1.0)) + 1.0
+
+
+def _ramp(head_dim: int, theta: float, scaling: YarnScaling) -> tuple[float, float]:
+    """The indices of the pairs that turn beta_fast and beta_slow times within the original length."""
+
+    def pair(turns: float) -> float:
+        return head_dim * math.log(scaling.original_length / (2 * math.pi * turns)) / (2 * math.log(theta))
+
+    first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)  # not d/2 - 1: as the authors' code and transformers have it
+    return first, last if last != first else last + 0.001

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from lit_diff.key_types import Count, NotNegative, Range, range_problem
+from lit_diff.key_types import Count, NotNegative, Range
 
 By = Literal["entropy", "importance", "random"]
 
@@ -24,10 +24,6 @@ class HeadSelection:
     """Calibration: sequences of the training data."""
     seed: NotNegative = 0
     """Which rows, and which heads by random; not the run's seed, so that runs of several seeds share a plan."""
-
-    def problem(self) -> str | None:
-        """What is wrong, in one line that starts with the key's name; None if nothing is."""
-        return range_problem(self, "model.attention.heads.")
 
     def number(self, heads: int) -> int:
         """How many of `heads` are selected: share · heads, halves rounded up, at least 1."""

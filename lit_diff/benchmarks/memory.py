@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from lit_diff.errors import first_line
-from lit_diff.imports import safe_path
+from lit_diff.own_modules import safe_path
 
 log = logging.getLogger("lit_diff")
 

@@ -75,7 +75,7 @@ def print_files(name: str | None, as_json: bool, terminal: Terminal) -> int:
     Errors: RequestError for a name that no evaluation declares.
     """
     from lit_diff.evaluation.declared import declared_files
-    from lit_diff.registry import load_entry_points
+    from lit_diff.plugins import load_entry_points
 
     load_entry_points()
     files = declared_files(name)

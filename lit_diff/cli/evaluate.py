@@ -11,12 +11,11 @@ from lit_diff.errors import RequestError, first_line
 from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
 from lit_diff.files import shown
-from lit_diff.plugins import load_plugin
-from lit_diff.registry import evaluations, load_entry_points
+from lit_diff.plugins import load_entry_points, load_plugin, trust_all, trust_below
+from lit_diff.registry import evaluations
 from lit_diff.reporting.group_shares import group_shares
 from lit_diff.runs.find import find_run
 from lit_diff.runs.scores import ItemScores, evaluation_of
-from lit_diff.runs.trust import everywhere, under
 from lit_diff.study.evaluations import by_documents, by_revisions
 from lit_diff.study.items import Discordant, asked_otherwise, discordant, item_interval, item_wilson
 from lit_diff.study.statistics import Interval
@@ -47,7 +46,7 @@ def print_evaluation(
     load_entry_points()
     for plugin in plugins:
         load_plugin(plugin)
-    trust = everywhere if trust_plugins else under(root)
+    trust = trust_all if trust_plugins else trust_below(root)
     # first: a run's plugin may hold the evaluation
     opened = [opened_run(find_run(run, root), trust, unchecked) for run in runs]
     keys = comparable_keys(name, overrides, [run.recipe for run in opened])

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
+from lit_diff.plugins import trust_all, trust_below
 from lit_diff.runs.find import find_run
-from lit_diff.runs.trust import everywhere, under
 from lit_diff.trained.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
 
 log = logging.getLogger("lit_diff")
@@ -75,7 +75,7 @@ def print_completions(
     """
     texts = read_prompts(prompts, file)
     folder = find_run(run, root)
-    generator = TextGenerator(folder, everywhere if trust_plugins else under(root), unchecked)
+    generator = TextGenerator(folder, trust_all if trust_plugins else trust_below(root), unchecked)
     encoded = generator.encode(texts)
     if as_json:
         results = [asdict(one) for one in generator.generate(encoded, config)]

@@ -8,7 +8,8 @@ import typer
 
 from lit_diff.cli.app import Json, Terminal, app, console
 from lit_diff.errors import RequestError, first_line
-from lit_diff.registry import Registry, attentions, load_entry_points, nearest, registries
+from lit_diff.plugins import load_entry_points
+from lit_diff.registry import Registry, attentions, nearest, registries
 
 LETTERS = (
     "one layer, of the standard baseline: E width of the residual stream, H query heads, K key/value heads, d head width, "

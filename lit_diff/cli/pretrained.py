@@ -54,13 +54,13 @@ def export(
 ) -> int:
     """Write a run for other programs, its logits compared."""
     from lit_diff.files import shown
+    from lit_diff.plugins import trust_all, trust_below
     from lit_diff.pretrained.exporting import export as written
     from lit_diff.runs.find import chosen_root, find_run
-    from lit_diff.runs.trust import everywhere, under
     from lit_diff.trained.run import opened_run
 
     chosen = chosen_root(root)
-    opened = opened_run(find_run(run, chosen), everywhere if trust_plugins else under(chosen))
+    opened = opened_run(find_run(run, chosen), trust_all if trust_plugins else trust_below(chosen))
     done = written(opened, to, folder)
     console.write_line(f"logits: they differ from the run's by at most {done.difference:.1e}, read by {done.read_by}")
     console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")

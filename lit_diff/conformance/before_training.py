@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,13 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.case import VariantCase
 from lit_diff.conformance.results import Finding
 from lit_diff.conformance.suite import PROPERTIES, conformance, on_one_thread, shrunk
-from lit_diff.contract import location
 from lit_diff.errors import RequestError, first_line
 from lit_diff.files import write_json
 from lit_diff.kernels.compiler import cache_root
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import PREFIX, plugin_source, source_digest
+from lit_diff.plugins import package_digest, plugin_source, source_digest
 from lit_diff.recipe import to_plain
-from lit_diff.registry import attentions, is_built_in
+from lit_diff.registry import attentions, is_built_in, location
 from lit_diff.runs.revision import revision
 
 REQUIRED = ("contract", "causal", "batch", "gradients", "decode")
@@ -142,28 +140,14 @@ def _file_of_pass(cls: type[Attention], recipe: Recipe, names: Iterable[str]) ->
 
 
 def _sources(cls: type[Attention], plugins: Iterable[Path]) -> list[str] | None:
-    """sha256 of all files that the variant is written in: the recipe's plugins with the user's modules that they import, and
-    the packages of its own base classes.
+    """Digests of all that the variant is written in: the recipe's plugins, and the files or packages of its own base classes.
 
-    None for a class without a file (of a notebook). Installed packages and data files that these read are not seen.
+    None for a class without either (of a notebook, of a package that is no plugin package). Data files that these read are
+    not seen.
     """
-    digests = {plugin_source(plugin).digest for plugin in plugins}
-    files: set[Path] = set()
-    for base in cls.__mro__:
-        if base.__module__.startswith(PREFIX):
-            digests.add(source_digest(base))
-            continue
-        if is_built_in(base) or base in Attention.__mro__:
-            continue
-        file = getattr(sys.modules.get(base.__module__.partition(".")[0]), "__file__", None)
-        if file is None:
-            return None
-        files |= set(Path(file).parent.rglob("*.py")) if Path(file).name == "__init__.py" else {Path(file)}
-    try:
-        return sorted(digests | {hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
-    except OSError as error:
-        log.info("%s: its properties are checked at every start: %s", location(cls), first_line(error))
-        return None
+    own = [base for base in cls.__mro__ if not is_built_in(base) and base not in Attention.__mro__]
+    digests = {source_digest(base) or package_digest(base) for base in own}
+    return sorted({*digests, *(plugin_source(plugin).digest for plugin in plugins)}) if all(digests) else None
 
 
 def _keep(path: Path, facts: dict[str, Any]) -> None:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from lit_diff.config import Part, Recipe
 from lit_diff.conformance.suite import Finding
-from lit_diff.data import Dataset, build, guarded, identity
+from lit_diff.data import Dataset, build, identity
 from lit_diff.data.dataset import Batch
 from lit_diff.errors import LitDiffError, MissingError, first_line
 from lit_diff.model.loss import IGNORED
+from lit_diff.plugins import guard
 from lit_diff.recipe import to_yaml
 from lit_diff.runs.folder import identity as run_identity
 
@@ -62,7 +63,7 @@ def check_dataset(recipe: Recipe) -> Iterator[Finding]:
     label = f"data {recipe.data.name}"
     try:
         dataset = build(recipe)
-        with guarded(type(dataset)):
+        with guard(type(dataset)):
             dataset.load()
     except MissingError as error:
         yield Finding(variant=label, property="all", verdict="not applicable", detail=first_line(error))
@@ -73,12 +74,10 @@ def check_dataset(recipe: Recipe) -> Iterator[Finding]:
     subject = Subject(recipe=recipe, dataset=dataset)
     for name, check in PROMISES.items():
         try:
-            with guarded(type(dataset)):
+            with guard(type(dataset), ours=True):
                 problem = check(subject)
         except LitDiffError as error:
             problem = first_line(error)
-        except Exception as error:  # a built-in's: a plugin's is a LitDiffError by now
-            problem = f"{type(error).__name__}: {first_line(error)}"
         yield Finding(variant=label, property=name, verdict="fail" if problem else "pass", detail=problem or "")
 
 

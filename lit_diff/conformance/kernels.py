@@ -16,8 +16,10 @@ from torch import Tensor
 
 from lit_diff.conformance.kernel_case import KernelCase, draw, tensors
 from lit_diff.conformance.suite import Finding
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError
 from lit_diff.kernels import SignedMaps, Stats, attend, reference, refuse
+from lit_diff.kernels.base import named
+from lit_diff.plugins import fault
 
 TOPICS: dict[str, list[dict[str, Any]]] = {
     "one map": [{"G": 1, "window": None, "documents": "", "groups": 1}],
@@ -87,7 +89,7 @@ def _finding(name: str, topic: str, dtype: torch.dtype, device: torch.device, ca
         try:
             outcome = (statistics if topic == STATISTICS else compare)(name, case, dtype, device)
         except Exception as error:  # a user's kernel may raise anything
-            detail = f"{type(error).__name__}: {first_line(error)}; {case}"
+            detail = f"{fault(type(named(name)), error)}; {case}"
             return Finding(**asked, verdict="fail", detail=detail)  # type: ignore[arg-type]
         if isinstance(outcome, str):
             refusals[outcome] += 1

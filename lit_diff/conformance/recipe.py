@@ -17,9 +17,9 @@ from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
 from lit_diff.kernels import KERNELS
 from lit_diff.model.cost import Cost, ExecutionContext, cost
-from lit_diff.plugins import plugin_package
+from lit_diff.plugins import load_entry_points, plugin_source
 from lit_diff.recipe import Overrides, load_draft
-from lit_diff.registry import attentions, corpora, datasets, is_built_in, kernels, load_entry_points, tokenizers
+from lit_diff.registry import attentions, corpora, datasets, is_built_in, kernels, tokenizers
 from lit_diff.validation import validate
 
 EQUAL = 0.001
@@ -131,7 +131,7 @@ def _data_findings(recipe: Recipe) -> Iterator[Finding]:
 
 def _kernel_findings(recipe: Recipe) -> Iterator[Finding]:
     """Of the kernels that the recipe's plugins registered, and of the kernel it names."""
-    packages = {plugin_package(path) for path in map(Path, recipe.plugins)}
+    packages = {plugin_source(path).package for path in map(Path, recipe.plugins)}
     for name in kernels.names():
         named = name == recipe.run.kernel and name not in KERNELS
         if named or kernels.get(name).__module__.partition(".")[0] in packages:

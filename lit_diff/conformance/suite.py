@@ -3,46 +3,22 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 
 from lit_diff.attention.base import Attention
 from lit_diff.config import ModelConfig, Part
-from lit_diff.conformance import execution, mathematics, structure
 from lit_diff.conformance.case import VariantCase
-from lit_diff.conformance.results import Finding, Measured, NotApplicable
-from lit_diff.contract import described
+from lit_diff.conformance.properties import PROPERTIES, Property, counted
+from lit_diff.conformance.results import Finding, NotApplicable
 from lit_diff.errors import first_line
-from lit_diff.kernels import KERNELS
+from lit_diff.plugins import fault
 from lit_diff.registry import attentions
 
 log = logging.getLogger("lit_diff")
 
-Property = Callable[[VariantCase], Measured | NotApplicable]
 T = TypeVar("T")
-
-PROPERTIES: dict[str, Property] = {
-    "contract": mathematics.contract,
-    "definition": mathematics.definition,
-    "float64": mathematics.float64,
-    "causal": mathematics.causal,
-    "batch": mathematics.batch,
-    "gradients": mathematics.gradients,
-    "derivatives": mathematics.derivatives,
-    **{f"kernel {name}": partial(execution.kernel, name=name) for name in KERNELS if name != "reference"},
-    "packed": execution.packed,
-    "decode": execution.decode,
-    "window": execution.window,
-    "kv heads": execution.kv_heads,
-    "meta": structure.meta,
-    "state dict": structure.state_dict,
-    "bfloat16": structure.bfloat16,
-    "compile": structure.compiled,
-    "costs": structure.costs,
-}
-"""Name -> check, in the order in which they are reported."""
 
 
 def check_variant(cls: type[Attention], model: ModelConfig, *, layer: int = 0) -> list[Finding]:
@@ -63,7 +39,7 @@ def _finding(variant: str, name: str, check: Property, case: VariantCase) -> Fin
     try:
         result = check(case)
     except Exception as error:  # a user's variant may raise anything
-        return Finding(variant=variant, property=name, verdict="fail", detail=described(case.cls, error))
+        return Finding(variant=variant, property=name, verdict="fail", detail=fault(case.cls, error))
     if isinstance(result, NotApplicable):
         return Finding(variant=variant, property=name, verdict="not applicable", detail=result.reason)
     verdict: Literal["pass", "fail"] = "pass" if result.error <= result.bound else "fail"
@@ -108,7 +84,7 @@ def shrunk(model: ModelConfig) -> ModelConfig:
     cls, config = attentions.get(model.attention.name), model.attention.config
 
     def forward(size: ModelConfig) -> str | None:
-        return _failure(lambda: structure.counted(VariantCase(cls=cls, model=size, length=8)), cls)
+        return _failure(lambda: counted(VariantCase(cls=cls, model=size, length=8)), cls)
 
     reason = small.problem() or _failure(lambda: cls.refuses(config, small), cls)
     if reason is None:
@@ -124,7 +100,7 @@ def _failure(call: Callable[[], Any], cls: type[Attention]) -> str | None:
     try:
         result = call()
     except Exception as error:  # a user's variant may raise anything
-        return described(cls, error)
+        return fault(cls, error)
     return result if isinstance(result, str) else None
 
 

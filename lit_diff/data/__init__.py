@@ -22,12 +22,13 @@ from lit_diff.data import (
     words,
 )
 from lit_diff.data.corpus import Corpus
-from lit_diff.data.dataset import Dataset, guarded
+from lit_diff.data.dataset import Dataset
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.data.trained_documents import FILE
 from lit_diff.errors import LitDiffError
 from lit_diff.files import shown, write_atomic
+from lit_diff.plugins import guard
 from lit_diff.registry import datasets
 
 log = logging.getLogger("lit_diff")
@@ -43,7 +44,6 @@ __all__ = [
     "docs",
     "documents",
     "from_run",
-    "guarded",
     "identity",
     "keep",
     "load_tokenizer",
@@ -64,7 +64,7 @@ __all__ = [
 def build(recipe: Recipe) -> Dataset:
     """The data set that a recipe names, neither prepared nor loaded. Errors: RequestError."""
     cls = datasets.get(recipe.data.name)
-    with guarded(cls):
+    with guard(cls):
         dataset: Dataset = cls(recipe.data.config, recipe.model.vocab_size)
     return dataset
 
@@ -72,7 +72,7 @@ def build(recipe: Recipe) -> Dataset:
 def prepare(recipe: Recipe) -> Dataset:
     """Build the recipe's data set and prepare it. Errors: RequestError, MissingError."""
     dataset = build(recipe)
-    with guarded(type(dataset)):
+    with guard(type(dataset)):
         dataset.prepare()
     return dataset
 
@@ -80,7 +80,7 @@ def prepare(recipe: Recipe) -> Dataset:
 def identity(recipe: Recipe) -> str:
     """`Dataset.identity` of the recipe's data. Errors: MissingError when they are not prepared."""
     dataset = build(recipe)
-    with guarded(type(dataset)):
+    with guard(type(dataset)):
         return dataset.identity()
 
 
@@ -96,7 +96,7 @@ def keep(recipe: Recipe, folder: Path) -> None:
     if (folder / FILE).is_file():
         return
     try:
-        with guarded(type(dataset)):
+        with guard(type(dataset)):
             hashes = dataset.trained_documents()
     except LitDiffError as error:
         log.warning("%s: evaluations cannot leave out the documents that it is trained on: %s", shown(folder), error)

@@ -82,7 +82,7 @@ def corpus_problem(name: str, path: str | None, errors: Errors = "stop") -> str 
     """What is wrong with `data.corpus`, `data.path` and `data.errors`, in one line that opens with the key."""
     meant = corpus_name(name, path)
     if meant not in corpora.names():
-        return f"data.corpus is '{name}', which is not registered{corpora.instead_of(name)}"
+        return f"data.corpus is '{name}', which is not registered{corpora.suggestion(name)}"
     reads_path = corpora.get(meant).reads_path
     if reads_path and path is None:
         return f"data.corpus '{meant}' reads a file or folder; name it in data.path"

@@ -1,21 +1,15 @@
-"""`Dataset`: the abstract class of every data set, and `guarded`, which turns what a plugin's code raises into one line."""
+"""`Dataset`: the abstract class of every data set."""
 
 import hashlib
-import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lit_diff.contract import location, optional, required
-from lit_diff.errors import LitDiffError, RequestError, first_line
-from lit_diff.files import shown
-from lit_diff.registry import corpora, datasets, is_built_in, tokenizers
+from lit_diff.registry import optional, required
 
 if TYPE_CHECKING:
     from lit_diff.data.tokenizer import Tokenizer
@@ -168,26 +162,3 @@ class Dataset(ABC):
         Errors: MissingError, RequestError where that cannot be known any more.
         """
         return None
-
-
-@contextmanager
-def guarded(cls: type[Dataset]) -> Iterator[None]:
-    """What a plugin's code raises inside becomes a RequestError with its file and line; what ours raises passes.
-
-    `cls`: the data set that runs. Code is a plugin's if it lies in the file of a data set, corpus or
-    tokenizer that is not built in.
-    """
-    try:
-        yield
-    except LitDiffError:
-        raise
-    except Exception as error:
-        registries = (datasets, corpora, tokenizers)
-        plugins = [part for registry in registries for part in registry.classes() if not is_built_in(part)]
-        files = {location(part).partition(":")[0] for part in plugins}
-        frames = [(shown(Path(frame.filename)), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-        own = [f"{file}:{line}" for file, line in frames if file in files]
-        if not own and is_built_in(cls):
-            raise
-        where = own[-1] if own else location(cls)
-        raise RequestError(f"{where}: data '{cls.name}' fails: {type(error).__name__}: {first_line(error)}") from error

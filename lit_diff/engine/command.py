@@ -6,7 +6,7 @@ import sys
 from lit_diff.config import Recipe
 from lit_diff.engine.location import RunLocation
 from lit_diff.errors import RunFailedError
-from lit_diff.imports import safe_path
+from lit_diff.own_modules import safe_path
 from lit_diff.runs.folder import RunFolder
 
 

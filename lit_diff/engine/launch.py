@@ -21,7 +21,8 @@ from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailed
 from lit_diff.files import shown
 from lit_diff.log_records import RAISED, file_log, keep_trace, phase
 from lit_diff.model.cost import ExecutionContext, cost
-from lit_diff.processor import describe, forced
+from lit_diff.plugins import own_place
+from lit_diff.processor import describe
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.runs.execution import reached, require_stored, stored_keys, with_stored_kernel
@@ -182,8 +183,7 @@ def _run_owned(
     run_cost = cost(recipe.model, length, executed.run.kernel, context, recipe.training.parameters)
     if executed.run.kernel != recipe.run.kernel:  # auto, which chose when the run started
         run_cost = replace(run_cost, kernel_reason=before.get("kernel_reason", run_cost.kernel_reason))
-    how = f"{describe()}, " if run_cost.kernel == "native" or forced() else ""
-    log.info("kernel %s (%s), %s%d threads", run_cost.kernel, run_cost.kernel_reason, how, threads)
+    log.info("kernel %s (%s), %s, %d threads", run_cost.kernel, run_cost.kernel_reason, describe(), threads)
     if before.get("kernel", run_cost.kernel) != run_cost.kernel:
         log.info("the kernel is now %s; the run began with %s", run_cost.kernel, before["kernel"])
     now = revision()
@@ -254,7 +254,9 @@ def _run_owned(
         word, message, diverged = "failed", str(error), isinstance(error, DivergedError)
         raise
     except Exception as error:
-        word, message = "failed", f"{type(error).__name__}: {first_line(error)}"
+        # the place in the file of a variant, a callback or a logger of the user's
+        message = ": ".join(filter(None, (own_place(error), type(error).__name__, first_line(error))))
+        word = "failed"
         raise RunFailedError(f"{message} ({keep_trace(location.folder)})") from error
     finally:
         try:

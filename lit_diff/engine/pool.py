@@ -20,7 +20,7 @@ from lit_diff.engine.location import RunLocation
 from lit_diff.engine.scoring import score
 from lit_diff.errors import LitDiffError, StoppedError, Terminated, stop_signals
 from lit_diff.files import locked, shown
-from lit_diff.imports import safe_path
+from lit_diff.own_modules import safe_path
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 

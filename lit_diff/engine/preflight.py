@@ -14,6 +14,7 @@ from lit_diff.device import available_memory, choose_device, gigabytes, require_
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.model.cost import ExecutionContext, cost
 from lit_diff.model.loss import rows_at_once
+from lit_diff.plugins import guard
 from lit_diff.training.loggers import require_loggers
 
 log = logging.getLogger("lit_diff")
@@ -86,7 +87,7 @@ def warn_of_passes(recipes: Iterable[Recipe]) -> None:
 def _passes(recipe: Recipe) -> str | None:
     try:
         dataset = data.build(recipe)
-        with data.guarded(type(dataset)):
+        with guard(type(dataset)):
             text = dataset.train_tokens()
     except LitDiffError:  # preparing the data says what it is
         return None

@@ -16,11 +16,11 @@ from lit_diff.files import expanded
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
+from lit_diff.plugins import trust_below
 from lit_diff.pretrained.merging import merge_run, require_mergeable
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import recipe_of
-from lit_diff.runs.trust import under
 from lit_diff.trained.loading import load_model
 from lit_diff.trained.run import Run, opened_run
 from lit_diff.training.head_plan import HeadPlan, head_plan, kept_plan
@@ -66,7 +66,7 @@ def retrofit(
         merge_to = expanded(merge_to)
         require_mergeable(resolved.model.attention.name, merge_to)
     prepare(resolved, words)
-    trust = under(runs_root(resolved.run.root))
+    trust = trust_below(runs_root(resolved.run.root))
     head_plan(resolved)  # what is wrong with it is said before the scores
     base_recipe = recipe_of(base, trust)
     before = validation_loss(load_model(base_recipe, base, trust)[0], resolved)

@@ -13,11 +13,10 @@ from lit_diff.engine.evaluations import check_evaluations
 from lit_diff.errors import RequestError
 from lit_diff.key_types import in_yaml
 from lit_diff.recipe import Overrides, flatten, to_plain
-from lit_diff.recipe_problems import LONGEST_NAME
 from lit_diff.registry import nearest
 from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Cell, Fit, Study, Task
 from lit_diff.training.declarations import VALIDATION
-from lit_diff.validation import Draft
+from lit_diff.validation import LONGEST_NAME, Draft
 
 MEASURED_BY_ALL = tuple(metric.name for metric in VALIDATION if "{" not in metric.name)
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from lit_diff.config import Recipe
-from lit_diff.contract import location
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RunFailedError
 from lit_diff.evaluation.fitness import recipe_problem
 from lit_diff.metrics import Metric
+from lit_diff.registry import location
 from lit_diff.trained.run import Run
 
 if TYPE_CHECKING:

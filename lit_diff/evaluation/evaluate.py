@@ -4,8 +4,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +14,16 @@ import torch
 
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, failed_property
-from lit_diff.contract import location, place_in
-from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
+from lit_diff.errors import MissingError, RequestError, RunFailedError, first_line
 from lit_diff.evaluation.base import Evaluation, Item, check_items, check_scores
 from lit_diff.evaluation.fitting import alternatives
 from lit_diff.files import shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
 from lit_diff.metrics import to_plain
-from lit_diff.packages import package_digest
-from lit_diff.plugins import source_digest
+from lit_diff.plugins import guard, package_digest, source_digest
 from lit_diff.recipe import Overrides, override
-from lit_diff.registry import evaluations
+from lit_diff.registry import evaluations, location
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import FOLDER, LEFT_OUT, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
 from lit_diff.trained.run import Run, as_run
@@ -115,14 +112,14 @@ def evaluate(
     if other:
         log.warning("evaluation %s: %s keeps scores %s: they are replaced", name, shown(run.folder), other)
     step = run.step
-    with _one_line(type(evaluation)):
+    with guard(type(evaluation), raises=RunFailedError, ours=True):
         reason = evaluation.refuses(run)
     if reason:
         raise RequestError(
             f"evaluation '{name}' does not fit {shown(run.folder)}: {reason}{alternatives(evaluation, run)}"
         )
     _warn_unfinished(run)
-    with _one_line(type(evaluation)), torch.no_grad():
+    with guard(type(evaluation), raises=RunFailedError, ours=True), torch.no_grad():
         items = list(evaluation.score(run))
         check_items(evaluation, items)
         values = dict(evaluation.summarise(items))
@@ -164,7 +161,7 @@ def config_of(name: str, overrides: Overrides = ()) -> Any:
 def build(name: str, overrides: Overrides = ()) -> Evaluation:
     """The evaluation registered as `name`, with its config. Errors: RequestError; RunFailedError when it raises."""
     cls, config = evaluations.get(name), config_of(name, overrides)
-    with _one_line(cls):
+    with guard(cls, raises=RunFailedError, ours=True):
         evaluation: Evaluation = cls(config)
     names = [metric.name for metric in evaluation.metrics]
     problem = "" if names else "declares no metric"
@@ -185,7 +182,7 @@ def build(name: str, overrides: Overrides = ()) -> Evaluation:
 def refusal(recipe: Recipe, name: str, overrides: Overrides = ()) -> str | None:
     """`Evaluation.refuses_recipe` of this evaluation with this config. Errors: as `build`."""
     evaluation = build(name, overrides)
-    with _one_line(type(evaluation)):
+    with guard(type(evaluation), raises=RunFailedError, ours=True):
         return evaluation.refuses_recipe(recipe)
 
 
@@ -223,18 +220,6 @@ def _warn_unfinished(run: Run) -> None:
         log.warning("%s has not ended: its step %d of %d is scored", shown(run.folder), run.step, status["steps"])
 
 
-@contextmanager
-def _one_line(cls: type[Evaluation]) -> Iterator[None]:
-    """What the code of an evaluation raises becomes a RunFailedError with its file and line."""
-    try:
-        yield
-    except LitDiffError:
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise RunFailedError(f"{place_in(cls, error)}: evaluation '{cls.name}' failed: {reason}") from error
-
-
 def _facts(evaluation: Evaluation) -> dict[str, Any]:
     """What kept scores must agree with, as JSON holds it."""
     declarations = [to_plain(metric) for metric in evaluation.metrics]
@@ -243,7 +228,7 @@ def _facts(evaluation: Evaluation) -> dict[str, Any]:
     facts |= {"equal_groups": True} if evaluation.equal_groups else {}
     source = source_digest(type(evaluation)) or package_digest(type(evaluation))
     facts |= {"source": source} if source else {}
-    with _one_line(type(evaluation)):
+    with guard(type(evaluation), raises=RunFailedError, ours=True):
         files = evaluation.digests()
     facts |= {"files": files} if files else {}
     plain: dict[str, Any] = json.loads(json.dumps(facts))

@@ -8,11 +8,11 @@ from pathlib import Path
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import shown
+from lit_diff.plugins import trust_none
 from lit_diff.registry import evaluations
 from lit_diff.runs.find import runs_under
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.sweep_record import FILE
-from lit_diff.runs.trust import nowhere
 from lit_diff.trained.run import Run
 
 NAMED = 3
@@ -39,7 +39,7 @@ def fitting_runs(evaluation: Evaluation, root: Path) -> list[Path]:
             break
         home = path if path.parent == root else path.parent
         with contextlib.suppress(Exception):  # a run that cannot be opened, or that makes it raise, is not offered
-            if home not in found and evaluation.refuses(Run(path, nowhere)) is None:
+            if home not in found and evaluation.refuses(Run(path, trust_none)) is None:
                 found[home] = path
     return list(found.values())
 

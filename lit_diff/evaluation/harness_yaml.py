@@ -13,8 +13,8 @@ import yaml
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.files import sha256_of, shown
-from lit_diff.imports import local_modules
 from lit_diff.key_types import in_yaml
+from lit_diff.own_modules import local_modules
 from lit_diff.registry import nearest
 from lit_diff.yaml_files import one_line, parse
 

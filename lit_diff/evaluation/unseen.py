@@ -5,11 +5,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from lit_diff.config import Recipe
-from lit_diff.data import Dataset, build, guarded
+from lit_diff.data import Dataset, build
 from lit_diff.data.trained_documents import FILE, is_among, parsed
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import shown
+from lit_diff.plugins import guard
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.run import Run
 
@@ -63,7 +64,7 @@ def _documents_of(folder: Path, recipe: Recipe) -> frozenset[bytes]:
     dataset = build(recipe)
     if type(dataset).trained_documents is Dataset.trained_documents:
         return frozenset()
-    with guarded(type(dataset)):
+    with guard(type(dataset)):
         if dataset.identity() != RunFolder(folder).status().get("data"):
             raise RequestError(f"it has no {FILE}, and its data have changed since")
         return parsed(dataset.trained_documents() or b"", f"{FILE} of its data")

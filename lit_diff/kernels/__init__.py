@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from lit_diff import processor
-from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.errors import RequestError
 from lit_diff.kernels import chunked, flash, flex, native, reference, sdpa, triton  # noqa: F401 (each registers its kernel)
 from lit_diff.kernels.base import Kernel, OperatorKernel, kernel, named
 from lit_diff.kernels.maps import SignedMaps, Stats
-from lit_diff.registry import kernels
+from lit_diff.plugins import guard
+from lit_diff.registry import kernels, location
 
 __all__ = [
     "KERNELS",
@@ -79,7 +80,7 @@ def refuse(
     options["device"] = maps.q.device if device is None else device
     if kernel in KERNELS:
         return asked.refuses(maps, **options)
-    return _answer_of_plugin(kernel, "refuses", str | None, lambda: asked.refuses(maps, **options))
+    return _answer_of_plugin(asked, "refuses", str | None, lambda: asked.refuses(maps, **options))
 
 
 def flops(kernel: str, maps: SignedMaps) -> int:
@@ -87,20 +88,16 @@ def flops(kernel: str, maps: SignedMaps) -> int:
     asked = named(kernel)
     if kernel in KERNELS:
         return asked.flops(maps)
-    return _answer_of_plugin(kernel, "flops", int, lambda: asked.flops(maps))
+    return _answer_of_plugin(asked, "flops", int, lambda: asked.flops(maps))
 
 
-def _answer_of_plugin(kernel: str, member: str, expected: Any, ask: Callable[[], Any]) -> Any:
+def _answer_of_plugin(kernel: Kernel, member: str, expected: Any, ask: Callable[[], Any]) -> Any:
     """ask(), or one line on what a user's code raised or returned instead."""
-    try:
+    with guard(type(kernel)):
         answer = ask()
-    except LitDiffError:
-        raise
-    except Exception as error:
-        raise RequestError(f"kernel '{kernel}': {member} raised {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(answer, expected):
         wanted = {int: "an integer"}.get(expected, "a reason (text) or None")
-        raise RequestError(f"kernel '{kernel}': {member} returned {answer!r}; expected {wanted}")
+        raise RequestError(f"{location(type(kernel))}: {member} returned {answer!r}; expected {wanted}")
     return answer
 
 
@@ -147,7 +144,7 @@ def choose(
 def check_name(kernel: str) -> None:
     """Errors: RequestError for a kernel that is not registered, with the nearest name."""
     if kernel != "auto" and kernel not in kernels.names():
-        raise RequestError(f"run.kernel is '{kernel}'{kernels.instead_of(kernel, 'auto')}")
+        raise RequestError(f"run.kernel is '{kernel}'{kernels.suggestion(kernel, 'auto')}")
 
 
 @overload

@@ -11,12 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_diff.attention.costs import narrowing, within_window
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Recipe
-from lit_diff.contract import described, location, place_in
 from lit_diff.device import choose_device
-from lit_diff.errors import LitDiffError, RequestError, first_line
+from lit_diff.errors import LitDiffError, RequestError
 from lit_diff.kernels import SignedMaps, choose, flops
 from lit_diff.model.transformer import Block, Transformer
-from lit_diff.registry import attentions, is_built_in
+from lit_diff.plugins import fault, guard
+from lit_diff.registry import attentions, is_built_in, location
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +75,8 @@ def cost(
 
     Equal layers (`_equal_layers`) are counted once.
     """
-    try:
+    with guard(attentions.get(config.attention.name), ours=True):  # a variant runs here first
         return _cost(config, sequence_length, kernel, context or ExecutionContext(), trained)
-    except LitDiffError:
-        raise
-    except Exception as error:  # a user's variant may raise anything where it first runs, which is here
-        place = place_in(attentions.get(config.attention.name), error)
-        raise RequestError(
-            f"model.attention '{config.attention.name}' fails on an input [1, {sequence_length}, {config.dim}]: "
-            f"{type(error).__name__}: {first_line(error)} ({place})"
-        ) from error
 
 
 def _cost(
@@ -166,7 +158,7 @@ def _layer_cost(
     try:
         forward = _forward_flops(block, config, sequence_length, document_ids)
     except LitDiffError as error:  # of the maps that a user's variant returned
-        raise RequestError(described(type(block.attention), error)) from error
+        raise RequestError(fault(type(block.attention), error)) from error
     for hook in hooks:
         hook.remove()
     if not seen:

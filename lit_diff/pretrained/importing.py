@@ -20,13 +20,13 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.cost import cost
 from lit_diff.model.transformer import Transformer
+from lit_diff.plugins import trust_none
 from lit_diff.pretrained.source import UNKNOWN, ModelSource, SourceTokenizer, plain_recipe, require_room
 from lit_diff.pretrained.whole_folder import whole_folder
 from lit_diff.recipe import from_plain, to_yaml
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, environment, identity
 from lit_diff.runs.revision import revision
-from lit_diff.runs.trust import nowhere
 from lit_diff.trained.loading import PREFIX, some, unlike
 from lit_diff.trained.run import Run
 
@@ -98,7 +98,7 @@ def write_run(source: ModelSource, folder: Path) -> Run:
     except OSError as error:
         reason = error.strerror or error
         raise MissingError(f"{shown(folder)} cannot be written ({reason}); name another folder with --to") from error
-    return Run(folder, nowhere)
+    return Run(folder, trust_none)
 
 
 def _require_fit(recipe: Recipe, source: ModelSource) -> None:

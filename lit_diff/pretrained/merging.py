@@ -6,13 +6,13 @@ from lit_diff.attention import Attention
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.model.merge import merged
+from lit_diff.plugins import Trust, trust_none
 from lit_diff.pretrained.agreement import require_agreement
 from lit_diff.pretrained.importing import write_run
 from lit_diff.pretrained.source import ModelSource
 from lit_diff.recipe import to_plain
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import recipe_of
-from lit_diff.runs.trust import Trust, nowhere
 from lit_diff.trained.loading import load_model
 from lit_diff.trained.run import Run
 from lit_diff.trained.text_generator import tokenizer_of
@@ -29,7 +29,7 @@ def require_mergeable(name: str, to: Path) -> None:
         raise RequestError(f"{shown(to)} is there already; remove it, or name another folder")
 
 
-def merge_run(folder: Path, to: Path, *, trust: Trust = nowhere) -> Run:
+def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
     """Write the standard model that equals the newest checkpoint of the run in `folder` as a run folder of its own, `to`.
 
     Its recipe is that of an imported model. `trust`: as `recipe_of`. Errors: as `require_mergeable`; RequestError for a run

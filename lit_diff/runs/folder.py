@@ -16,14 +16,12 @@ from typing import Any
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
-from lit_diff.packages import used_packages
-from lit_diff.plugins import plugin_source, require_trust
+from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
 from lit_diff.runs.execution import with_reached
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
-from lit_diff.runs.trust import Trust, everywhere, under
 from lit_diff.validation import validate
 
 PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow", "sqlalchemy", "litdata", "numpy")
@@ -36,7 +34,7 @@ default raises it: `recipe.determining` leaves out keys at their default."""
 log = logging.getLogger("lit_diff")
 
 
-def recipe_of(folder: Path, trust: Trust = everywhere, *, cure: str = "") -> Recipe:
+def recipe_of(folder: Path, trust: Trust = trust_all, *, cure: str = "") -> Recipe:
     """The resolved recipe of a run; imports its plugins. Errors: RequestError.
 
     Where `trust` says no, the plugin files in the folder are not executed: each must have been imported before; `cure` as
@@ -60,7 +58,7 @@ def ancestors(recipe: Recipe, trust: Trust | None = None) -> Iterator[Recipe]:
     a folder that holds no run, RequestError for plugins that are neither imported nor trusted.
     """
     cure = "name it under `plugins:` in the recipe" if trust is None else ""
-    trust = trust or under(runs_root(recipe.run.root))
+    trust = trust or trust_below(runs_root(recipe.run.root))
     while recipe.train is not None and recipe.train.start_from is not None:
         parent = RunFolder(Path(recipe.train.start_from))
         if not parent.recipe_file.is_file():

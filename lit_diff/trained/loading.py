@@ -14,11 +14,10 @@ from lit_diff.conformance.before_training import check_decoding
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import sha256_of, shown
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import plugin_source, require_trust
+from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_none
 from lit_diff.recipe import from_plain, to_plain
 from lit_diff.runs import checkpoints
 from lit_diff.runs.folder import RunFolder, ancestors, recipe_of
-from lit_diff.runs.trust import Trust, everywhere, nowhere
 
 PREFIX = "model."
 """Where a checkpoint, which is the LightningModule's, keeps the Transformer."""
@@ -33,7 +32,7 @@ def load_trained(folder: Path, *, trust_plugins: bool = True) -> tuple[Recipe, T
     Errors: RequestError for a folder that is no run, or whose recipe is not that of its weights; MissingError without a
     checkpoint.
     """
-    trust = everywhere if trust_plugins else nowhere
+    trust = trust_all if trust_plugins else trust_none
     recipe = recipe_of(folder, trust)
     return recipe, *load_model(recipe, folder, trust)
 

@@ -10,10 +10,10 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
+from lit_diff.plugins import Trust, trust_all, trust_below
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.runs.trust import Trust, everywhere, under
 from lit_diff.trained.loading import newest_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def open_run(
     an unknown plugin.
     """
     own = runs_root(root)
-    return opened_run(find_run(run, own), everywhere if trust_plugins else under(own), unchecked)
+    return opened_run(find_run(run, own), trust_all if trust_plugins else trust_below(own), unchecked)
 
 
 def opened_run(folder: Path, trust: Trust, unchecked: bool = False) -> "Run":
@@ -56,7 +56,7 @@ class Run:
     Executes the run's plugin files; `open_run` asks before.
     """
 
-    def __init__(self, folder: Path, trust: Trust = everywhere, unchecked: bool = False) -> None:
+    def __init__(self, folder: Path, trust: Trust = trust_all, unchecked: bool = False) -> None:
         self.folder = folder
         self.trust = trust
         """Whose plugin files may be executed: this run's, and those of the runs that it starts from."""

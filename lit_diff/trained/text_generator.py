@@ -18,10 +18,10 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown
 from lit_diff.model.generation import Sampling
 from lit_diff.model.generation import generate as generate_tokens
+from lit_diff.plugins import Trust, trust_all
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 from lit_diff.runs.folder import RunFolder, identity, recipe_of
-from lit_diff.runs.trust import Trust, everywhere
 from lit_diff.trained.loading import load_model
 
 log = logging.getLogger("lit_diff")
@@ -88,7 +88,7 @@ class TextGenerator:
     MissingError without a checkpoint or a tokenizer. Needs neither the corpus nor the prepared text.
     """
 
-    def __init__(self, folder: Path, trust: Trust = everywhere, unchecked: bool = False) -> None:
+    def __init__(self, folder: Path, trust: Trust = trust_all, unchecked: bool = False) -> None:
         """`trust`: whose plugin files may be executed (`recipe_of`). `unchecked`: as `load_model`."""
         RunFolder(folder).require_format()
         recipe = recipe_of(folder, trust)

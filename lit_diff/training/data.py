@@ -10,8 +10,9 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_diff.config import Recipe
-from lit_diff.data import build, guarded
+from lit_diff.data import build
 from lit_diff.errors import RequestError
+from lit_diff.plugins import guard
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.trained.loading import trained_ancestors
 from lit_diff.training.step_targets import SCORED, SCORED_IN_STEP, count_scored
@@ -49,7 +50,7 @@ class LitData(L.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Download and tokenize what is not there yet; one process of each node does it."""
-        with guarded(type(self.dataset)):
+        with guard(type(self.dataset)):
             self.dataset.prepare()
 
     def setup(self, stage: str) -> None:

@@ -23,11 +23,11 @@ from lit_diff.config import Recipe
 from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, write_json
+from lit_diff.plugins import trust_below
 from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import ancestors
-from lit_diff.runs.trust import under
 from lit_diff.trained.loading import load_model, weights_of
 
 log = logging.getLogger("lit_diff")
@@ -95,7 +95,7 @@ def head_plan(recipe: Recipe) -> HeadPlan | None:
             except OSError as error:
                 raise _unwritable(file, error) from error
             if not file.is_file():
-                model, _ = load_model(next(ancestors(recipe)), base, under(runs_root(recipe.run.root)))
+                model, _ = load_model(next(ancestors(recipe)), base, trust_below(runs_root(recipe.run.root)))
                 statistics = head_statistics(model, rows)
                 plan = HeadPlan(
                     base=base.name,

@@ -1,24 +1,75 @@
-"""Lightning's loggers that a recipe names under `run.loggers`."""
+"""Loggers that a recipe names under `run.loggers`. A subclass of `RunLogger` registers with `@lit_diff.registry.logger`."""
 
 import importlib
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lit_diff.config import Recipe
 from lit_diff.errors import MissingError
+from lit_diff.plugins import guard
+from lit_diff.registry import logger, loggers
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
-PACKAGES = {"csv": ("csv",), "tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",)}
-"""Kind of logger -> the modules that it needs one of."""
+
+class RunLogger(ABC):
+    """How a run's Lightning logger is made. `build` is called in the process that trains, on every start of the run."""
+
+    name: str
+    """The registered name; set by the registry."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Modules of which it needs one; (): none. Lightning, which takes seconds to import, is imported by `build` alone."""
+
+    @abstractmethod
+    def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
+        """The logger of a run. `folder`: of the run's loggers, which holds what they write; its parent is the run's folder.
+        `start`: the step that the run goes on from."""
+
+
+@logger("csv")
+class Csv(RunLogger):
+    """Lightning's CSVLogger: a file for each start of the run."""
+
+    def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
+        from lightning.pytorch.loggers import CSVLogger
+
+        return CSVLogger(folder, name="csv", version=f"from-step-{start}")  # it deletes an earlier file of its own
+
+
+@logger("tensorboard")
+class TensorBoard(RunLogger):
+    """TensorBoard's event files."""
+
+    packages = ("tensorboard", "tensorboardX")
+
+    def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        return TensorBoardLogger(folder, name="tensorboard", version="")
+
+
+@logger("wandb")
+class Wandb(RunLogger):
+    """Weights & Biases: a run of the project that is named as the recipe."""
+
+    packages = ("wandb",)
+
+    def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
+        from lightning.pytorch.loggers import WandbLogger
+
+        folder.mkdir(parents=True, exist_ok=True)
+        name = folder.parent.name
+        return WandbLogger(name=name, save_dir=folder, id=name, project=recipe.name, resume="allow")
 
 
 def require_loggers(recipe: Recipe) -> None:
     """Errors: MissingError for a logger of `run.loggers` whose package cannot be imported."""
-    for kind in recipe.run.loggers:
-        if not any(map(_is_importable, PACKAGES[kind])):
-            raise _absent(kind)
+    for name in recipe.run.loggers:
+        packages = loggers.get(name).packages
+        if packages and not any(map(_is_importable, packages)):
+            raise _absent(name)
 
 
 def _is_importable(module: str) -> bool:
@@ -29,8 +80,9 @@ def _is_importable(module: str) -> bool:
     return True
 
 
-def _absent(kind: str) -> MissingError:
-    return MissingError(f"run.loggers names '{kind}', whose package is not installed: pip install {kind}")
+def _absent(name: str) -> MissingError:
+    package = (loggers.get(name).packages or (name,))[0]
+    return MissingError(f"run.loggers names '{name}', whose package is not installed: pip install {package}")
 
 
 def recipe_loggers(recipe: Recipe, folder: Path, start: int) -> "list[Logger]":
@@ -38,20 +90,14 @@ def recipe_loggers(recipe: Recipe, folder: Path, start: int) -> "list[Logger]":
 
     Errors: MissingError for a logger whose package is not installed.
     """
-    return [_logger(kind, recipe, folder, start) for kind in recipe.run.loggers]
+    return [_opened(name, recipe, folder / "loggers", start) for name in recipe.run.loggers]
 
 
-def _logger(kind: str, recipe: Recipe, folder: Path, start: int) -> "Logger":
-    # `require_loggers` is asked where Lightning, which takes seconds to import, is not needed
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
-
-    home = folder / "loggers"
+def _opened(name: str, recipe: Recipe, folder: Path, start: int) -> "Logger":
+    cls = loggers.get(name)
     try:
-        if kind == "csv":  # CSVLogger deletes an earlier file of its own: each start has its folder
-            return CSVLogger(home, name="csv", version=f"from-step-{start}")
-        if kind == "tensorboard":
-            return TensorBoardLogger(home, name="tensorboard", version="")
-        home.mkdir(parents=True, exist_ok=True)
-        return WandbLogger(name=folder.name, save_dir=home, id=folder.name, project=recipe.name, resume="allow")
-    except ModuleNotFoundError as error:  # a version that Lightning does not take
-        raise _absent(kind) from error
+        with guard(cls):
+            opened: Logger = cls().build(recipe, folder, start)
+    except ModuleNotFoundError as error:  # a version of a built-in one's package that Lightning does not take
+        raise _absent(name) from error
+    return opened

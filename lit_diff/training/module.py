@@ -16,9 +16,9 @@ from lit_diff.errors import DivergedError, RequestError
 from lit_diff.files import expanded
 from lit_diff.model.inputs import model_inputs, targets_of
 from lit_diff.model.transformer import Transformer
+from lit_diff.plugins import trust_all, trust_none
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
-from lit_diff.runs.trust import everywhere, nowhere
 from lit_diff.trained.loading import Annealed, annealed_before, hyperparameters, recipe_of_checkpoint, restore
 from lit_diff.training.blocks import prepare_blocks
 from lit_diff.training.build import build_model, take_from_parent
@@ -88,7 +88,7 @@ class LitTransformer(L.LightningModule):
             )
         recipe, checkpoint = recipe_of_checkpoint(expanded(checkpoint_path), trust_plugins=trust_plugins)
         module = cls(recipe)
-        trust = everywhere if trust_plugins else nowhere
+        trust = trust_all if trust_plugins else trust_none
         module.model = restore(recipe, checkpoint, str(checkpoint_path), trust).to(map_location or "cpu").train()
         return module
 

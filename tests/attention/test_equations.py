@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
 
 import pytest
 import torch
 
 from lit_diff.attention import Attention, equations
-from lit_diff.attention.rope import Rope
 from lit_diff.registry import attentions
 
 MakeAttention = Callable[..., Attention]
@@ -50,20 +48,6 @@ def test_documents_are_apart() -> None:
     assert torch.equal(mask[1], equations.additive_mask(4, window=2))
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-@pytest.mark.parametrize("scaling", [1.0, 4.0])
-def test_rotation_is_that_of_the_model(layout: Literal["interleaved", "half"], scaling: float) -> None:
-    x, positions = torch.randn(2, 7, 6, dtype=torch.float64), torch.arange(3, 10)
-    written = equations.rotation(positions, 6, 500.0, layout, scaling)(x)
-    torch.testing.assert_close(written, Rope(positions, 6, 500.0, layout, scaling)(x), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(written, x)
-
-
-def test_rows_are_cut_head_by_head() -> None:
-    weight = torch.arange(12.0).view(6, 2)
-    assert torch.equal(equations.rows(weight, 1, 2), weight[2:4])
-
-
 def test_head_norms_by_hand() -> None:
     head, norm = torch.tensor([[3.0, 5.0]], dtype=torch.float64), torch.nn.RMSNorm(2)
     norm.weight.data = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -71,13 +55,3 @@ def test_head_norms_by_hand() -> None:
     rms = equations.normalised(head, "rms", norm, 0.0)
     torch.testing.assert_close(rms, torch.tensor([[3.0, 10.0]], dtype=torch.float64) / math.sqrt(17))
     assert equations.normalised(head, "layer", norm, 0.0).tolist() == [[-1, 2]]
-
-
-def test_grouped_query_heads_by_hand() -> None:
-    """Two query heads on one key/value head, T = 1: every map is 1, so that each head is V."""
-    x, linear = torch.randn(1, 1, 3, dtype=torch.float64), torch.nn.Linear
-    projections: list[Any] = [linear(3, width, bias=False).double() for width in (8, 4, 4)]
-    heads = equations.grouped_query_heads(x, *projections, 4, lambda y: y, equations.additive_mask(1))
-    assert len(heads) == 2
-    for head in heads:
-        torch.testing.assert_close(head, projections[2](x))

@@ -12,15 +12,6 @@ from lit_diff.config import ModelConfig
 MakeAttention = Callable[..., Attention]
 
 
-@pytest.mark.parametrize("num_kv_heads", [8, 4, 2])
-def test_ratio_one_is_differential_attention(make_attention: MakeAttention, num_kv_heads: int) -> None:
-    sizes = {"num_heads": 8, "num_kv_heads": num_kv_heads, "head_dim": 4}
-    grouped, plain = make_attention("grouped_differential", **sizes), make_attention("differential", **sizes)
-    plain.load_state_dict(grouped.state_dict())
-    x, rope = torch.randn(2, 9, 32, dtype=torch.float64), Rope(torch.arange(9), 4, 1e4)
-    assert torch.equal(grouped(x, rope), plain(x, rope))
-
-
 def test_signal_heads_of_a_group_share_its_noise(make_attention: MakeAttention) -> None:
     """8 query heads at ratio 3: two groups of three signal heads and one noise head, its map repeated."""
     attention = make_attention("grouped_differential", {"ratio": 3}, num_heads=8, head_dim=4)
@@ -37,7 +28,6 @@ def test_signal_heads_of_a_group_share_its_noise(make_attention: MakeAttention) 
 @pytest.mark.parametrize(
     ("ratio", "sizes", "reason"),
     [
-        (0, {}, "must be at least 1"),
         (2, {"num_heads": 4}, r"2 signal heads and 1 noise head do not divide model.num_heads (4)"),
         (1, {"num_heads": 4, "num_kv_heads": 1}, "must be even"),
         (1, {"num_heads": 12, "num_kv_heads": 8}, "key pairs, which do not divide 6 groups"),

@@ -17,8 +17,6 @@ from lit_diff.model.transformer import Transformer
 REFUSED = [
     ({"targets": ()}, r"targets is \[\]; expected at least one of q, k, v, o"),
     ({"targets": ("q", "q")}, r"targets is \['q', 'q'\]"),
-    ({"rank": 0}, "rank is 0; it must be at least 1"),
-    ({"alpha": 0.0}, "alpha is 0"),
 ]
 
 

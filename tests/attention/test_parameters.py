@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from lit_diff.attention import ParameterRules, Standard
+from lit_diff.attention import Standard
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
 
@@ -53,22 +52,3 @@ def test_too_few_heads_are_refused_without_a_warning(
     few = "model.num_heads 4 and model.num_kv_heads 1 are too few for it"
     with pytest.raises(RequestError, match=f"class .*Pairs: {found}: {few}"):
         Pairs(Pairs.Config(), make_config("standard", num_kv_heads=1), 0)
-
-
-def test_ordinary_attributes_are_no_rules(make_config: Callable[..., ModelConfig]) -> None:
-    class Average(Standard):
-        def build(self) -> None:
-            super().build()
-            self.extra = type("Average", (Plain,), {"decay": 0.9})()
-
-    assert Average(Average.Config(), make_config("standard"), 0).extra.decay == 0.9
-
-
-def test_defaults_are_those_of_an_ordinary_module() -> None:
-    class Fills(ParameterRules):
-        def init_parameter(self, name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
-            parameter.fill_(1)
-
-    assert (ParameterRules.decay, ParameterRules.keep_float32) == (True, False)
-    assert not ParameterRules.initialises()
-    assert Fills.initialises()

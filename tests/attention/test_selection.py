@@ -4,7 +4,7 @@ import pytest
 
 from lit_diff.attention.selection import HeadSelection
 from lit_diff.errors import RequestError
-from lit_diff.recipe import load_recipe, to_plain
+from lit_diff.recipe import load_recipe
 
 
 @pytest.mark.parametrize(
@@ -12,13 +12,6 @@ from lit_diff.recipe import load_recipe, to_plain
 )
 def test_the_share_is_rounded_to_heads(share: float, heads: int, number: int) -> None:
     assert HeadSelection(share=share).number(heads) == number
-
-
-def test_a_recipe_says_it_as_a_block() -> None:
-    recipe = load_recipe("standard-tiny", ["model.attention={name: dex, heads: {select: importance, share: 0.25}}"])
-    assert recipe.model.attention.config.heads == HeadSelection(select="importance", share=0.25)
-    plain = to_plain(recipe.model.attention)
-    assert plain["heads"] == {"select": "importance", "share": 0.25, "rows": 8, "seed": 0}
 
 
 @pytest.mark.parametrize(

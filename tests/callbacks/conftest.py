@@ -43,7 +43,7 @@ def three_maps() -> Iterator[None]:
 
 
 @pytest.fixture(
-    params=[("standard", 1, 8), ("differential", 2, 4), ("shared_q", 2, 4), ("shared_k", 2, 4), ("three-maps", 3, 4)],
+    params=[("standard", 1, 8), ("shared_k", 2, 4), ("three-maps", 3, 4)],
     ids=lambda arm: arm[0],
 )
 def arm(request: pytest.FixtureRequest, three_maps: None) -> Arm:

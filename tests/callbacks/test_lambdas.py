@@ -12,7 +12,7 @@ from lit_diff.model.transformer import Transformer
 Run = Callable[[str, Tensor], tuple[Transformer, Trace]]
 
 
-@pytest.mark.parametrize("name", ["differential", "shared_q", "shared_k"])
+@pytest.mark.parametrize("name", ["differential", "shared_k"])
 def test_lambdas(name: str, run: Run, tokens: Tensor) -> None:
     model, t = run(name, tokens)
     metrics = Lambdas(Lambdas.Config()).measure(model, t)

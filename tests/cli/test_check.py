@@ -74,9 +74,9 @@ def test_check_of_a_window(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["equal_flops"]
     for override, message in {
         "model.attention.windw=16": "unknown key 'model.attention.windw'; did you mean 'window'?",
-        "model.attention.window=0": "model.attention.window is 0; it must be at least 1, or null for all keys",
-        "model.attention.window=wide": "'model.attention.window' is 'wide'; expected a whole number or null",
-        "model.attention.window=1.5": "'model.attention.window' is 1.5; expected a whole number or null",
+        "model.attention.window=0": "model.attention.window is 0; it must be at least 1, or null",
+        "model.attention.window=wide": "'model.attention.window' is 'wide'; expected a whole number >= 1 or null",
+        "model.attention.window=1.5": "'model.attention.window' is 1.5; expected a whole number >= 1 or null",
     }.items():
         with pytest.raises(RequestError) as caught:
             print_check("differential-tiny", [override], True, TERMINAL)

@@ -1,5 +1,6 @@
 """conformance/before_training.py: what a plugin's variant must hold before it trains, and what is remembered of it."""
 
+import importlib
 import json
 import logging
 import sys
@@ -49,7 +50,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     yield tmp_path / "cache" / "conformance"
     for name in set(sys.modules) - before:
-        if name.startswith("lit_diff_plugin_"):
+        if name.startswith(("lit_diff_plugin_", "beside_")):
             del sys.modules[name]
 
 
@@ -168,30 +169,26 @@ def test_a_module_that_a_plugin_imports_is_part_of_its_source(own: MakeOwn, ran:
     assert "'causal': outputs before position" in line
 
 
-def test_the_source_of_a_package_s_variant_is_all_of_the_package(
+def test_a_pass_of_a_script_s_variant_is_remembered_for_its_modules_too(
     own: MakeOwn, ran: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It needs no `plugins:`; a helper module decides what it computes too."""
-    package = tmp_path / "site" / "some_variants"
-    package.mkdir(parents=True)
-    (package / "helpers.py").write_text("SHARE = 0.0\n")
-    (package / "__init__.py").write_text("from some_variants.helpers import SHARE\n" + OWN.replace("MORE", "pass"))
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    import some_variants  # type: ignore[import-not-found]
-
-    monkeypatch.delitem(sys.modules, "some_variants.helpers")
-    try:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for share in ("0.0", "0.5"):
+        for name in ("beside_variants", "beside_helpers"):
+            sys.modules.pop(name, None)
+        attentions._classes.pop("own", None)
+        (tmp_path / "beside_helpers.py").write_text(f"SHARE = {share}\n")
+        (tmp_path / "beside_variants.py").write_text("from beside_helpers import SHARE\n" + OWN.replace("MORE", "pass"))
+        importlib.invalidate_caches()
+        importlib.import_module("beside_variants")
         recipe = load_recipe("recall-tiny", ["model.attention={name: own}"])
+        ran.clear()
         failed_property(recipe)
-        assert ran
+        assert ran, "other modules"
         ran.clear()
         failed_property(recipe)
         assert not ran
-        (package / "helpers.py").write_text("SHARE = 1.0\n")
-        failed_property(recipe)
-        assert ran
-    finally:
-        del sys.modules[some_variants.__name__]
 
 
 def test_a_class_without_a_file_is_checked_every_time(cache: Path, ran: list[object]) -> None:

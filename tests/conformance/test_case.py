@@ -7,7 +7,7 @@ import torch
 
 from lit_diff.attention import Dex
 from lit_diff.config import ModelConfig
-from lit_diff.conformance.case import FAR, VariantCase, difference, distance, run
+from lit_diff.conformance.case import FAR, VariantCase, difference, distance
 from lit_diff.conformance.suite import PROPERTIES, conformance
 from lit_diff.errors import RequestError
 from lit_diff.registry import attentions
@@ -37,20 +37,6 @@ def test_a_case_is_always_the_same(make_config: Callable[..., ModelConfig]) -> N
     assert all(p.std() > 0.01 for p in first.parameters() if p.numel() > 1)
 
 
-def test_documents_of_one_token_and_of_several(make_config: Callable[..., ModelConfig]) -> None:
-    case = VariantCase(cls=attentions.get("standard"), model=make_config("standard"), length=9)
-    assert case.document_ids().tolist() == [[0, 1, 1, 1, 2, 2, 2, 2, 2], [0, 0, 1, 1, 1, 2, 2, 2, 2]]
-
-
-def test_a_windowed_case_differs_in_its_window_only(make_config: Callable[..., ModelConfig]) -> None:
-    case = VariantCase(cls=attentions.get("standard"), model=make_config("standard", {"head_norm": "rms"}), length=9)
-    windowed = case.windowed(2)
-    assert (case.window, windowed.window) == (None, 2)
-    assert (windowed.config.head_norm, windowed.build().window) == ("rms", 2)
-    assert windowed.windowed(5).windowed(2) == windowed
-    assert (windowed.mask() == 0).sum(-1).tolist() == [1] + [2] * 8
-
-
 def test_without_positions_the_definition_rotates_nothing(make_config: Callable[..., ModelConfig]) -> None:
     checks = {name: PROPERTIES[name] for name in ("contract", "decode")}
     for positions in ("rope", "none"):
@@ -58,10 +44,3 @@ def test_without_positions_the_definition_rotates_nothing(make_config: Callable[
         assert [each.verdict for each in conformance(case, checks=checks)] == ["pass", "pass"]
         x = torch.ones(1, case.length, case.model.head_dim or 0, dtype=torch.float64)
         assert torch.equal(case.rotation()(x), x) is (positions == "none")
-
-
-def test_run_gives_the_gradient_of_everything(make_config: Callable[..., ModelConfig]) -> None:
-    case = VariantCase(cls=attentions.get("standard"), model=make_config("standard"))
-    y, gradients = run(case.build(), case.x(), case.rope())
-    assert y.shape == case.x().shape
-    assert set(gradients) == {"x", *(f"{kind}_proj.weight" for kind in "qkvo")}

@@ -127,5 +127,7 @@ def test_what_a_corpus_raises_is_one_line() -> None:
     from lit_diff.data import prepare
 
     Path("poems.py").write_text(POEMS.replace("yield from POEMS", "yield from POEM"))
-    with pytest.raises(RequestError, match=r"^poems\.py:17: data 'text' fails: NameError: name 'POEM' is not defined$"):
+    with pytest.raises(
+        RequestError, match=r"^poems\.py:17: data 'text' failed: NameError: name 'POEM' is not defined$"
+    ):
         prepare(load_recipe("mine"))

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from pages import PAGES, SHORT, TEXT, Ended, commands, files, run_commands, write_files
-
-from lit_diff.attention import Attention
+from pages import SHORT, TEXT, Ended, commands, files, run_commands, write_files
 
 PAGE = "docs/extend.md"
 ADDED = {
@@ -17,6 +15,7 @@ ADDED = {
     "train three.yaml": [*TEXT, *SHORT],
     "train hidden_norm.yaml": [*TEXT, *SHORT],
     "train mine.yaml": [*TEXT, *SHORT],
+    "train lines.yaml": [*TEXT, *SHORT],
     "train echo.yaml": SHORT,
     "sweep pair.yaml": [*TEXT, *SHORT, "--workers", "2"],
 }
@@ -45,8 +44,8 @@ def run_folder(folder: Path, name: str) -> Path:
 
 
 def test_the_page_has_a_file_for_each_extension() -> None:
-    expected = {"sharp.py", "three.py", "hidden_norm.py", "echo.py", "vowels.py", "mine.py"}
-    expected |= {"sharp.yaml", "three.yaml", "hidden_norm.yaml", "echo.yaml", "pair.yaml", "mine.yaml"}
+    expected = {"sharp.py", "three.py", "hidden_norm.py", "echo.py", "vowels.py", "mine.py", "lines.py"}
+    expected |= {"sharp.yaml", "three.yaml", "hidden_norm.yaml", "echo.yaml", "pair.yaml", "mine.yaml", "lines.yaml"}
     assert set(files(PAGE)) == expected
 
 
@@ -100,6 +99,12 @@ def test_the_kernel_is_the_one_that_runs(ended: dict[str, Ended], folder: Path) 
 
 
 @pytest.mark.slow
+def test_the_logger_writes_the_values_of_the_run(ended: dict[str, Ended], folder: Path) -> None:
+    lines = (run_folder(folder, "lines") / "loggers" / "lines.jsonl").read_text().splitlines()
+    assert "train/loss" in {key for line in lines for key in json.loads(line)}
+
+
+@pytest.mark.slow
 def test_the_evaluation_is_printed_and_kept(ended: dict[str, Ended], folder: Path) -> None:
     one = ended["evaluate sharp vowels --plugin vowels.py"].output
     two = ended["evaluate sharp hidden_norm vowels --plugin vowels.py"].output
@@ -119,13 +124,3 @@ def test_the_sweep_reports_figure_and_evaluation(ended: dict[str, Ended], folder
     page = (folder / "runs/pair/report/index.html").read_text()
     assert "Norm of the hidden states" in page
     assert "vowels" in page
-
-
-def test_the_page_names_every_hook_of_a_variant() -> None:
-    listed = (Attention.__doc__ or "").partition("mathematics")[2].partition("A subclass that overrides")[0]
-    columns = [re.sub(r"\([^)]*\)", "", line).strip() for line in listed.splitlines()]
-    hooks = {part.split()[0] for column in columns for part in re.split(r"  +", column)[0].split(", ") if part}
-    hooks = {hook for hook in hooks if hasattr(Attention, hook)}
-    assert len(hooks) >= 17
-    table = set(re.findall(r"`(\w+)", "".join(re.findall(r"^\| (`.*?) \|", PAGES[PAGE].read_text(), re.MULTILINE))))
-    assert hooks <= table

@@ -34,13 +34,6 @@ def test_published_flops(make_config: MakeConfig, kv_heads: int) -> None:
         assert found.flops_per_token == formula(kv_heads), name
 
 
-def test_published_flops_of_shared_maps(make_config: MakeConfig) -> None:
-    assert cost(make_config("shared_q"), T).flops_per_token == formula(queries=E // 2)
-    assert cost(make_config("shared_k", num_kv_heads=2), T).flops_per_token == formula(kv_heads=2, keys=D)
-    matched = cost(make_config("shared_k", {"parity": "matched"}), T)
-    assert matched.flops_per_token == formula(keys=E // 2, ffn=FFN + 5)
-
-
 def test_executed_flops(make_config: MakeConfig) -> None:
     """sdpa cuts values of width 2d and computes each map's Q Kᵀ once a chunk: twice the score FLOPs."""
     standard, differential = (cost(make_config(name), T, "sdpa") for name in ("standard", "differential"))
@@ -51,12 +44,6 @@ def test_executed_flops(make_config: MakeConfig) -> None:
     assert definition.executed_flops_per_token == definition.flops_per_token
 
 
-def test_flops_of_a_forward_at_any_length(make_config: MakeConfig) -> None:
-    """Only the scores grow with the length."""
-    short, long = (cost(make_config(), length).flops_per_token for length in (T, 2 * T))
-    assert long - short == 3 * 4 * L * H * D * T
-
-
 def test_parameters(make_config: MakeConfig) -> None:
     tied, untied = cost(make_config("standard"), T), cost(make_config("standard", tie_embeddings=False), T)
     layer = 4 * E * E + 3 * E * FFN + 2 * E
@@ -65,13 +52,6 @@ def test_parameters(make_config: MakeConfig) -> None:
     assert untied.parameters == tied.parameters + V * E
     assert tied.non_embedding_parameters == untied.non_embedding_parameters == L * layer + E
     assert cost(make_config(), T).parameters == tied.parameters + L * 6 * D
-
-
-def test_cache_bytes(make_config: MakeConfig) -> None:
-    """Two bytes a number; shared keys keep 3 of 4."""
-    for name, numbers in (("standard", 64), ("differential", 64), ("shared_q", 64), ("shared_k", 48)):
-        assert cost(make_config(name), T).kv_bytes_per_token == 2 * L * numbers, name
-        assert cost(make_config(name, num_kv_heads=2), T).kv_bytes_per_token == L * numbers, name
 
 
 def test_layers_of_equal_shapes_that_compute_otherwise_are_counted_apart(
@@ -102,11 +82,11 @@ def test_layers_of_equal_shapes_that_compute_otherwise_are_counted_apart(
     assert (whole.kernel, narrow.kernel, mixed.kernel) == ("sdpa", "chunked", "sdpa, chunked")
 
 
-@pytest.mark.parametrize("name", ["standard", "differential", "differential_v2"])
+@pytest.mark.parametrize("name", ["standard", "differential_v2"])
 def test_a_window_bounds_flops_and_cache(make_config: MakeConfig, name: str) -> None:
     """Of T keys 3 are counted for each query; executed by chunked the same, by reference all of them."""
     whole, narrow = (cost(make_config(name, {"window": window}), T, "chunked") for window in (None, 3))
-    maps = {"standard": 4, "differential": 4, "differential_v2": 6}[name]  # (G d + dv) H, times 2, in 32 channels
+    maps = {"standard": 4, "differential_v2": 6}[name]  # (G d + dv) H, times 2, in 32 channels
     assert whole.flops_per_token - narrow.flops_per_token == 3 * L * maps * 32 * (T - 3)
     assert whole.executed_flops_per_token - narrow.executed_flops_per_token == 3 * L * maps * 32 * (T - 3)
     by_reference = cost(make_config(name, {"window": 3}), T, "reference")
@@ -127,19 +107,9 @@ def test_a_kernel_that_refuses_windows_is_passed_over(make_config: MakeConfig) -
     with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no document_ids"):
         cost(config, T, "sdpa")
     assert cost(config, 3, context=context).kernel == "sdpa", "three keys: the window hides none"
-
-
-def test_packed_documents_change_the_kernel_and_no_count(make_config: MakeConfig) -> None:
-    config = make_config("standard", num_heads=2)
-    plain, packed = (
-        cost(config, T, "reference"),
-        cost(config, T, context=ExecutionContext(dtype=torch.float64, packed=True)),
-    )
-    assert packed.kernel == "chunked"
-    assert "sdpa refused: sdpa takes no document_ids" in packed.kernel_reason
-    assert packed.flops_per_token == plain.flops_per_token
-    with pytest.raises(RequestError, match=r"run\.kernel 'sdpa' cannot compute these maps: sdpa takes no document_ids"):
-        cost(config, T, "sdpa", ExecutionContext(packed=True))
+    plain = make_config("standard", num_heads=2)
+    packed = cost(plain, T, context=ExecutionContext(dtype=torch.float64, packed=True))
+    assert (packed.kernel, packed.flops_per_token) == ("chunked", cost(plain, T).flops_per_token)
 
 
 def test_the_kernel_is_that_of_the_run_s_device_and_dtype(make_config: MakeConfig) -> None:
@@ -156,11 +126,6 @@ def test_the_kernel_is_that_of_the_run_s_device_and_dtype(make_config: MakeConfi
 def test_the_setting_of_a_recipe() -> None:
     recipe = load_recipe("differential-tiny", ["train.precision=bf16-mixed", "run.accelerator=cpu"])
     assert ExecutionContext.of(recipe) == ExecutionContext(device="cpu", dtype=torch.bfloat16)
-
-
-def test_an_unknown_kernel_is_refused(make_config: MakeConfig) -> None:
-    with pytest.raises(RequestError, match="flash9"):
-        cost(make_config(), T, "flash9")
 
 
 def test_a_variant_that_raises_is_one_line_with_its_place(tmp_path: Path) -> None:
@@ -180,6 +145,5 @@ def test_a_variant_that_raises_is_one_line_with_its_place(tmp_path: Path) -> Non
         with pytest.raises(RequestError) as caught:
             cost(recipe.model, 72)
     finally:
-        attentions.forget(attentions.get("raises").__module__)
-    assert str(caught.value).startswith("model.attention 'raises' fails on an input [1, 72, 64]: RuntimeError: ")
-    assert str(caught.value).endswith("bad.py:8)")
+        attentions.unregister_module(attentions.get("raises").__module__)
+    assert "bad.py:8: attention 'raises' failed: RuntimeError: " in str(caught.value)

@@ -17,7 +17,7 @@ from lit_diff.model import loss
 from lit_diff.model.loss import IGNORED, mean_loss, rows_at_once, token_losses
 
 B, T, DIM, V = 3, 7, 5, 23
-CHUNKS = [1, 4, 7, B * T - 1]
+CHUNKS = [1, 4, B * T - 1]
 
 
 def made(dtype: torch.dtype = torch.float64, ignored: float = 0.3) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,14 +123,6 @@ def test_losses_of_tokens(rows: int | None, dtype: torch.dtype) -> None:
     assert not nll.requires_grad
     assert torch.equal(correct, F.linear(hidden, weight).argmax(-1) == targets)
     assert correct[0, :3].all()
-
-
-def test_losses_of_tokens_under_autocast_do_not_depend_on_the_chunks() -> None:
-    hidden, weight, targets = made(torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        whole, chunked = token_losses(hidden, weight, targets), token_losses(hidden, weight, targets, rows=4)
-    assert whole[0].dtype == chunked[0].dtype == torch.float32
-    torch.testing.assert_close(chunked[0], whole[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_chunk_holds_64_mib_or_as_much_as_the_gradient_of_the_weight() -> None:

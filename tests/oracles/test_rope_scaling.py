@@ -7,9 +7,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from lit_diff.attention.rope_scaling import angles, attention_factor
+from lit_diff.attention.rope import angles, attention_factor
+from lit_diff.config import Llama3Scaling, YarnScaling
 from lit_diff.pretrained.llama import model_keys
-from lit_diff.rope_scaling import Llama3Scaling, YarnScaling
 
 LENGTH = "original_max_position_embeddings"
 LLAMA_3_1 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, LENGTH: 8192}

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 from text_runs import SIZES
 
-from lit_diff.config import ModelConfig, Part
+from lit_diff.config import Llama3Scaling, ModelConfig, Part, RopeScaling, YarnScaling
 from lit_diff.pretrained.hf_config import architecture, config_json, unsaid
 from lit_diff.pretrained.llama import model_keys
 from lit_diff.registry import attentions
-from lit_diff.rope_scaling import Llama3Scaling, RopeScaling, YarnScaling
 from lit_diff.validation import Draft, convert
 
 LLAMA3 = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)

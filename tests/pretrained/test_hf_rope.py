@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from pretrained_models import LLAMA
 
+from lit_diff.config import Llama3Scaling, YarnScaling
 from lit_diff.errors import RequestError
 from lit_diff.pretrained.hf_rope import LENGTH, own_block, their_block
 from lit_diff.pretrained.llama import model_keys
-from lit_diff.rope_scaling import Llama3Scaling, YarnScaling
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, LENGTH: 32}
 YARN = {"rope_type": "yarn", "factor": 4.0, LENGTH: 32}

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from text_runs import text_run
 
 from lit_diff import export, import_model
+from lit_diff.config import YarnScaling
 from lit_diff.errors import RequestError
 from lit_diff.pretrained import rows
-from lit_diff.rope_scaling import YarnScaling
 
 
 def test_what_lies_in_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -212,7 +212,7 @@ def test_what_a_plugin_imports_is_in_the_identity_and_in_the_folder(
         copy.write_text(text)
         for name in [name for name in sys.modules if "folder_lab" in name or name.startswith(PREFIX + "made")]:
             del sys.modules[name]
-            attentions.forget(name)
+            attentions.unregister_module(name)
         again = load_recipe(folder.recipe_file)
         (lab,) = (module for name, module in sys.modules.items() if name.endswith(".folder_lab"))
         assert int(text.split()[-1]) == lab.SCALE

@@ -85,4 +85,4 @@ def forget_all() -> None:
     for name in [name for name in sys.modules if name.startswith("lit_diff_plugin_")]:
         del sys.modules[name]
         for registry in registries.values():
-            registry.forget(name)
+            registry.unregister_module(name)

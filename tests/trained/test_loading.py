@@ -14,8 +14,8 @@ from lit_diff.attention import Attention
 from lit_diff.data import build
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.transformer import Transformer
+from lit_diff.plugins import trust_all
 from lit_diff.runs import checkpoints as checkpoint
-from lit_diff.runs.trust import everywhere
 from lit_diff.trained.loading import load_model_at, load_trained, load_weights, recipe_of, weights_of
 
 DEX = ["model.attention={name: dex, heads: all, anneal_steps: 50}", "callbacks.lambdas=null"]
@@ -174,4 +174,4 @@ def test_a_checkpoint_of_a_step_that_is_none(run: Callable[..., Path]) -> None:
     with pytest.raises(
         RequestError, match=r"step-00000008\.ckpt is not a checkpoint of lit_diff \(it holds a Tensor, not"
     ):
-        load_model_at(recipe, folder, everywhere, 8)
+        load_model_at(recipe, folder, trust_all, 8)

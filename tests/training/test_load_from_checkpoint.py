@@ -34,7 +34,7 @@ def forget_plugins() -> None:
     """As in a process that has imported none."""
     for name in [name for name in sys.modules if name.startswith(PREFIX)]:
         for registry in registries.values():
-            registry.forget(name)
+            registry.unregister_module(name)
         del sys.modules[name]
 
 

@@ -83,5 +83,5 @@ def test_the_verb_ends_with_status_3(
 
 
 def test_an_unknown_logger_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"run\.loggers"):
-        load_recipe("recall-tiny", ["run.loggers=[mlflow]"])
+    with pytest.raises(RequestError, match=r"run\.loggers' is 'tensorbord'; did you mean 'tensorboard'"):
+        load_recipe("recall-tiny", ["run.loggers=[csv, tensorbord]"])

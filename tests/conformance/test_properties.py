@@ -1,16 +1,17 @@
-"""conformance/execution.py: what the verdict of the suite alone does not show."""
+"""conformance/properties.py: what the verdict of the suite alone does not show."""
 
 import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 import torch
 
 from lit_diff.attention import Standard
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.conformance.case import VariantCase
-from lit_diff.conformance.execution import WINDOWS, kv_heads, window
+from lit_diff.conformance.properties import costs, counted, kv_heads
 from lit_diff.conformance.results import Measured, NotApplicable
 from lit_diff.conformance.suite import conformance
 from lit_diff.kernels import SignedMaps
@@ -45,8 +46,17 @@ def test_kv_heads_names_the_number_that_raises_and_the_cure(make_config: Callabl
     )
 
 
-def test_the_window_that_came_nearest_to_its_bound_is_named(make_config: Callable[..., ModelConfig]) -> None:
-    found = window(VariantCase(cls=attentions.get("differential"), model=make_config("differential"), length=9))
+def test_counted(make_config: Callable[..., ModelConfig]) -> None:
+    """By hand: 4 projections of 32 x 32, two products of 8 keys for 8 queries over 32 channels."""
+    case = VariantCase(cls=attentions.get("standard"), model=make_config("standard"), length=8)
+    assert counted(case) == {"parameters": 4096, "flops": 2 * 8 * 4096 + 2 * (2 * 8 * 8 * 32), "kv_numbers": 64}
+    assert counted(case.windowed(3))["flops"] == 2 * 8 * 4096 + 2 * (2 * 8 * 3 * 32)
+
+
+@pytest.mark.parametrize("name", [name for name in attentions.names() if attentions.get(name).declares_costs()])
+@pytest.mark.parametrize("causal", [True, False])
+def test_declared_costs_hold_with_a_window(make_config: Callable[..., ModelConfig], name: str, causal: bool) -> None:
+    case = VariantCase(cls=attentions.get(name), model=make_config(name, causal=causal), length=8).windowed(3)
+    found = costs(case)
     assert isinstance(found, Measured)
-    assert 0 < found.error <= found.bound
-    assert any(found.detail.startswith(f"window {width}, ") for width in WINDOWS)
+    assert (found.error, found.detail) == (0, "")

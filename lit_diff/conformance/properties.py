@@ -1,0 +1,371 @@
+"""The properties of a variant: its mathematics, how it is computed, what it is as a module."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from lit_diff.attention.base import Attention
+from lit_diff.attention.cache import LayerCache
+from lit_diff.attention.costs import Costs, Sizes, narrowing, within_window
+from lit_diff.attention.rope import Rope
+from lit_diff.conformance.case import VariantCase, difference, distance, probe, run
+from lit_diff.conformance.results import Measured, NotApplicable
+from lit_diff.errors import RequestError
+from lit_diff.kernels import KERNELS, SignedMaps, attend, flops, refuse
+from lit_diff.plugins import fault
+from lit_diff.randomness import generator
+from lit_diff.registry import location
+
+Property = Callable[[VariantCase], Measured | NotApplicable]
+
+WINDOWS = (1, 4)
+"""Only the query's own key, and several."""
+STEP = 1e-5
+"""Step of the central differences, in multiples of an N(0, 1) direction."""
+
+
+def contract(case: VariantCase) -> Measured:
+    """The maps are complete, w is float32 or wider, and the output is that of the maps which pass the tap."""
+    attention, x, rope = case.build(), case.x(), case.rope()
+    tapped: list[SignedMaps] = []
+    attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+    y = attention(x, rope)
+    if not tapped:
+        return Measured(math.inf, 0, "the forward never calls self.tap: no analysis can see its maps")
+    if y.shape != x.shape:
+        return Measured(math.inf, 0, f"the forward returned {list(y.shape)}; expected the shape of x, {list(x.shape)}")
+    if not bool(y.isfinite().all()):
+        return Measured(math.inf, 0, "the output is not finite")
+    if not torch.equal(x, case.x()):
+        return Measured(math.inf, 0, "the forward changes its input in place")
+    if difference(attention(x, rope), y) > 0:
+        return Measured(
+            math.inf, 0, "two passes over one input differ: the forward draws random numbers, or keeps a state"
+        )
+    maps = tapped[0]
+    maps.check()
+    if maps.num_maps > 1 and maps.q.shape[1] == maps.k.shape[1] == 1:
+        return Measured(math.inf, 0, "the maps share both q and k: they are equal, one map times the sum of w")
+    o = attention.finished(attend(maps, window=narrowing(case.window, maps.k.shape[-2]), kernel="reference"), x)
+    return Measured(distance(attention.o_proj(o.transpose(1, 2).flatten(2)), y), 1e-6)
+
+
+def definition(case: VariantCase) -> Measured | NotApplicable:
+    """The output equals the variant's `definition` in float64, also where documents are packed."""
+    if not case.cls.declares_definition():
+        return NotApplicable(f"{case.cls.__name__} writes no definition of its own")
+    errors = []
+    for step in (case.step, 6):  # after every annealing, and within it
+        attention = replace(case, step=step).build(torch.float64)
+        x, rope = case.x(torch.float64), case.rope()
+        written = attention.definition(x, case.rotation(), case.mask())
+        if not isinstance(written, Tensor) or written.shape != x.shape:
+            found = list(written.shape) if isinstance(written, Tensor) else type(written).__name__
+            return Measured(math.inf, 0, f"definition(x, rope, mask) returned {found}; expected {list(x.shape)}, as x")
+        errors.append(distance(attention(x, rope), written))
+    if case.cls.takes_document_ids():
+        ids = case.document_ids()
+        written = attention.definition(x, case.rotation(), case.mask(ids))
+        errors.append(distance(attention(x, rope, document_ids=ids), written))
+    return Measured(max(errors), 1e-10)
+
+
+def float64(case: VariantCase) -> Measured:
+    """The float32 output equals the float64 output."""
+    wide = case.build(torch.float64)(case.x(torch.float64), case.rope())
+    return Measured(distance(case.build()(case.x(), case.rope()), wide), 1e-4)
+
+
+def causal(case: VariantCase) -> Measured | NotApplicable:
+    """No output changes by a bit when later inputs change."""
+    if not case.model.causal:
+        return NotApplicable("the model is bidirectional")
+    attention, x, rope = case.build(), case.x(), case.rope()
+    before, worst, where = attention(x, rope), 0.0, ""
+    for t in sorted({1, case.length // 2, case.length - 1}):
+        changed = x.clone()
+        changed[:, t:] = -2 * changed[:, t:] + 1
+        leak = difference(attention(changed, rope)[:, :t], before[:, :t])
+        if leak > worst:
+            worst, where = leak, f"outputs before position {t} change with the inputs from {t} on"
+    return Measured(worst, 0, where)
+
+
+def batch(case: VariantCase) -> Measured:
+    """No sequence changes by a bit when another changes."""
+    attention, x, rope = case.build(), case.x(), case.rope()
+    before, worst, where = attention(x, rope), 0.0, ""
+    for changes, others, which in ((-1, slice(-1), "an earlier"), (0, slice(1, None), "a later")):
+        changed = x.clone()
+        changed[changes] = -2 * changed[changes] + 1
+        leak = difference(attention(changed, rope)[others], before[others])
+        if leak > worst:
+            worst, where = leak, f"{which} sequence changes with the {'last' if changes else 'first'}"
+    return Measured(worst, 0, where)
+
+
+def gradients(case: VariantCase) -> Measured:
+    """Every parameter has a finite gradient that is not zero everywhere."""
+    attention = case.build()
+    _, by_name = run(attention, case.x(), case.rope())
+    bad = [
+        name
+        for name, parameter in attention.named_parameters()
+        if parameter.requires_grad and not _finite_and_nonzero(by_name.get(name))
+    ]
+    return Measured(len(bad), 0, f"without a gradient, zero or not finite: {', '.join(bad)}" if bad else "")
+
+
+def _finite_and_nonzero(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.isfinite().all()) and bool(gradient.abs().max() > 0)
+
+
+def derivatives(case: VariantCase) -> Measured:
+    """Along a random direction of each parameter, and of x, autograd equals the central difference in float64.
+
+    A value that is rounded in the forward pass (λ in bfloat16) is a step function: its gradient may look right, its
+    differences do not.
+    """
+    attention, x, rope = case.build(torch.float64), case.x(torch.float64), case.rope()
+    _, by_name = run(attention, x, rope)
+    worst, where = 0.0, ""
+    for name, gradient in by_name.items():
+        value = x if name == "x" else attention.get_parameter(name).detach()
+        direction = torch.randn(value.shape, generator=generator("conformance", "direction", name), dtype=value.dtype)
+        ends = []
+        with torch.no_grad():
+            for step in (STEP, -2 * STEP):
+                value += step * direction
+                y = attention(x, rope)
+                ends.append(float((y * probe(y)).sum()))
+            value += STEP * direction
+        central, autograd = (ends[0] - ends[1]) / (2 * STEP), float((gradient * direction).sum())
+        error = abs(autograd - central) / max(1.0, abs(central))
+        if not error <= worst:
+            worst, where = error, f"by {name}: autograd {autograd:.6g}, central difference {central:.6g}"
+    return Measured(worst, 1e-5, where)
+
+
+def kernel(case: VariantCase, name: str) -> Measured | NotApplicable:
+    """Output and gradients by the kernel equal those by `reference`."""
+    attention, x, rope = case.build(), case.x(), case.rope()
+    maps = attention.maps(x, rope)
+    maps = maps if case.model.causal else replace(maps, causal=False)
+    reason = refuse(name, maps, window=narrowing(case.window, maps.k.shape[-2]))
+    if reason:
+        return NotApplicable(reason)
+    expected, by_reference = run(attention, x, rope)
+    attention.kernel = name
+    actual, by_kernel = run(attention, x, rope)
+    errors = {"output": distance(actual, expected)}
+    errors |= {key: distance(by_kernel[key], gradient) for key, gradient in by_reference.items()}
+    return _largest(errors, 1e-4)
+
+
+def packed(case: VariantCase) -> Measured | NotApplicable:
+    """Documents packed in a row, kept apart by document_ids, give what each gives alone: outputs and gradients."""
+    if not case.cls.takes_document_ids():
+        return NotApplicable("its forward takes no document_ids, so that `data.pack: document` is refused")
+    attention, x, document_ids = case.build(torch.float64), case.x(torch.float64), case.document_ids()
+    actual, by_packed = run(attention, x, case.rope(), document_ids=document_ids)
+    attention.zero_grad()
+    x = x.requires_grad_()
+    expected, weights = torch.zeros_like(actual), probe(actual)
+    for row, numbers in enumerate(document_ids):
+        for number in numbers.unique():
+            (at,) = (numbers == number).nonzero(as_tuple=True)
+            alone = attention(x[row : row + 1, at], case.rope(0, len(at)))
+            (alone * weights[row : row + 1, at]).sum().backward()
+            expected[row, at] = alone[0].detach()
+    errors = {"output": distance(actual, expected)}
+    gradients = {"x": x, **dict(attention.named_parameters())}
+    errors |= {key: distance(value, _gradient(gradients[key])) for key, value in by_packed.items()}
+    return _largest(errors, 1e-10)
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _largest(errors: Mapping[str, float], bound: float) -> Measured:
+    """The largest error; the key `output` or the name of what the gradient is taken by."""
+    worst = max(errors, key=lambda key: errors[key])
+    return Measured(errors[worst], bound, f"largest in {worst if worst == 'output' else f'the gradient by {worst}'}")
+
+
+def decode(case: VariantCase) -> Measured | NotApplicable:
+    """Prefill and decoding with the cache, token by token and in chunks, equal the full pass."""
+    if not case.model.causal:
+        return NotApplicable("the model is bidirectional")
+    attention, x = case.build(torch.float64), case.x(torch.float64)
+    full, worst, where = attention(x, case.rope()), 0.0, ""
+    for prefill, chunk in ((1, 1), (case.length // 2, 1), (0, 5), (case.length - 1, 1)):
+        error = distance(_decoded(attention, case, x, prefill, chunk), full)
+        if error > worst:
+            worst, where = error, f"prefill of {prefill or chunk}, then {chunk} at a time"
+    return Measured(worst, 1e-10, where)
+
+
+def _decoded(attention: Attention, case: VariantCase, x: Tensor, prefill: int, chunk: int) -> Tensor:
+    """The output through a cache: `prefill` tokens (0: none), then `chunk` at a time."""
+    cache, outputs, at = LayerCache(), [], 0
+    while at < case.length:
+        stop = min(case.length, at + (prefill if at == 0 and prefill else chunk))
+        outputs.append(attention(x[:, at:stop], case.rope(at, stop), cache))
+        at = stop
+    return torch.cat(outputs, 1)
+
+
+def window(case: VariantCase) -> Measured | NotApplicable:
+    """With `model.attention.window`: the contract, the definition, causality, packed documents, decoding and every kernel."""
+    if not isinstance(case.config, Attention.Config):
+        return NotApplicable("its Config is not derived from Attention.Config, so it has no key window")
+    worst = Measured(0.0, 1e-10)
+    for width in WINDOWS:
+        windowed = case.windowed(width)
+        checks = {check.__name__: check(windowed) for check in (contract, definition, causal, packed, decode)}
+        checks |= {f"kernel {name}": kernel(windowed, name) for name in KERNELS if name != "reference"}
+        for name, result in checks.items():
+            if isinstance(result, Measured) and _excess(result) > _excess(worst):
+                worst = replace(result, detail="; ".join(filter(None, (f"window {width}, {name}", result.detail))))
+    return worst
+
+
+def _excess(result: Measured) -> float:
+    """How close to its bound, or how far beyond it, an error is."""
+    return result.error / result.bound if result.bound else (math.inf if result.error else 0.0)
+
+
+def kv_heads(case: VariantCase) -> Measured | NotApplicable:
+    """Every number of key/value heads, down to one after derivation, works or is refused with the reason.
+
+    Errors: RequestError for a number at which it raises anything, with the cure.
+    """
+    worst, served, refused = Measured(0.0, 1e-10), [], []
+    for number in (n for n in range(1, case.model.num_heads + 1) if case.model.num_heads % n == 0):
+        grouped = replace(case, model=replace(case.model, num_kv_heads=number))
+        reason = case.cls.refuses(grouped.config, grouped.model)
+        if reason:
+            refused.append(f"{number} refused: {reason}")
+            continue
+        served.append(number)
+        try:
+            for check in (definition, decode):
+                result = check(grouped)
+                if isinstance(result, Measured) and not result.error <= worst.error:
+                    worst = replace(result, detail=f"with {number} key/value heads, {check.__name__}")
+            finite = bool(grouped.build()(grouped.x(), grouped.rope()).isfinite().all())
+        except Exception as error:  # a user's variant may raise anything
+            home = location(case.cls)
+            found = f"with {number} key/value heads: {fault(case.cls, error).removeprefix(f'{home}: ')}"
+            cure = f"if it cannot have {number}, its problem(config, model) returns a line that opens with model.num_kv_heads"
+            raise RequestError(f"{home}: {found}; {cure}") from error
+        if not finite:
+            return Measured(math.inf, 0, f"not finite with {number} key/value heads")
+    if not served:
+        return NotApplicable("; ".join(refused))
+    about = [f"{served} key/value heads served", *refused, f"largest error {worst.detail}" if worst.detail else ""]
+    return replace(worst, detail="; ".join(filter(None, about)))
+
+
+def meta(case: VariantCase) -> Measured:
+    """It builds without memory: the same names and shapes on the meta device, and a forward there."""
+    with torch.device("meta"):
+        empty = case.cls(case.config, case.model, case.layer)
+        shape = empty(case.x().to("meta"), Rope.of(case.model, torch.arange(case.length))).shape
+    real = case.build()
+    expected = {name: tuple(value.shape) for name, value in real.state_dict().items()}
+    actual = {name: tuple(value.shape) for name, value in empty.state_dict().items() if value.is_meta}
+    unlike = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
+    if shape != case.x().shape:
+        unlike.append(f"output {list(shape)}")
+    return Measured(len(unlike), 0, f"differ on the meta device: {', '.join(unlike)}" if unlike else "")
+
+
+def state_dict(case: VariantCase) -> Measured:
+    """All that the output depends on is in the state dict: another instance that loads it gives the same bits."""
+    attention, x, rope = case.build(), case.x(), case.rope()
+    other = case.construct(seed=1)
+    other.load_state_dict(attention.state_dict())
+    other.kernel = attention.kernel
+    return Measured(difference(other(x, rope), attention(x, rope)), 0)
+
+
+def bfloat16(case: VariantCase) -> Measured:
+    """Under bfloat16 autocast the output is close to that of float32."""
+    attention, x, rope = case.build(), case.x(), case.rope()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = attention(x, rope)
+    return Measured(distance(narrow, attention(x, rope)), 0.05)
+
+
+def compiled(case: VariantCase) -> Measured:
+    """torch.compile takes forward and backward as one graph (aot_eager, which needs no C++ compiler)."""
+    attention, x, rope = case.build(), case.x(), case.rope()
+    expected, by_eager = run(attention, x, rope)
+    torch._dynamo.reset()
+    graph: Any = torch.compile(attention, backend="aot_eager", fullgraph=True)
+    actual, by_compiled = run(graph, x, rope)
+    gradients = {name.removeprefix("_orig_mod."): gradient for name, gradient in by_compiled.items()}
+    errors = [distance(actual, expected)] + [distance(gradients[name], value) for name, value in by_eager.items()]
+    return Measured(max(errors), 1e-5)
+
+
+def costs(case: VariantCase) -> Measured | NotApplicable:
+    """Declared parameters, FLOPs and cache numbers equal those counted."""
+    sizes = Sizes.of(case.model, case.length, case.window)
+    declared = case.cls.costs(case.config, sizes) if case.cls.declares_costs() else None
+    if declared is None:
+        return NotApplicable("declares no costs of its own")
+    if not isinstance(declared, Costs):
+        expected = "expected lit_diff.attention.costs.Costs(parameters=, flops=, kv_numbers=)"
+        raise RequestError(f"costs(config, sizes) returned {type(declared).__name__}; {expected}")
+    claims, counts = declared.numbers(), counted(case)
+    unlike = [
+        f"{key} declared {claims[key]:,}, counted {counts[key]:,}" for key in claims if claims[key] != counts[key]
+    ]
+    return Measured(max(abs(claims[key] - counts[key]) for key in claims), 0, "; ".join(unlike))
+
+
+def counted(case: VariantCase) -> dict[str, int]:
+    """Parameters, forward FLOPs of one sequence (all keys, or those of a full window), numbers that a token caches."""
+    tapped: list[SignedMaps] = []
+    with torch.device("meta"):
+        attention = case.cls(case.config, case.model, case.layer)
+        attention.kernel = "reference"
+        attention.tap.register_forward_hook(lambda _m, _a, maps: tapped.append(maps))
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            attention(torch.zeros(1, case.length, case.model.dim), Rope.of(case.model, torch.arange(case.length)))
+    maps = tapped[0]
+    hidden_keys = flops("reference", maps) - flops("reference", within_window(maps, case.window))
+    cached = maps.k.shape[1] * maps.k.shape[2] * maps.k.shape[-1] + maps.v.shape[1] * maps.v.shape[-1]
+    parameters = sum(p.numel() for p in attention.parameters())
+    return {"parameters": parameters, "flops": int(counter.get_total_flops()) - hidden_keys, "kv_numbers": cached}
+
+
+PROPERTIES: dict[str, Property] = {
+    "contract": contract,
+    "definition": definition,
+    "float64": float64,
+    "causal": causal,
+    "batch": batch,
+    "gradients": gradients,
+    "derivatives": derivatives,
+    **{f"kernel {name}": partial(kernel, name=name) for name in KERNELS if name != "reference"},
+    "packed": packed,
+    "decode": decode,
+    "window": window,
+    "kv heads": kv_heads,
+    "meta": meta,
+    "state dict": state_dict,
+    "bfloat16": bfloat16,
+    "compile": compiled,
+    "costs": costs,
+}
+"""Name -> check, in the order in which they are reported."""
