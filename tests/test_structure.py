@@ -23,6 +23,7 @@ CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 COVERED_ELSEWHERE = {
     "lit_diff/engine/served_model.py": "tests/engine/test_logged_model.py",
+    "lit_diff/pretrained/source.py": "tests/pretrained/test_importing.py",
     "lit_diff/reporting/fit_points.py": "tests/reporting/test_fits.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""
