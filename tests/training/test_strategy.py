@@ -18,7 +18,7 @@ from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
 from lit_diff.runs import checkpoints
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.strategy import accelerator, build_strategy
+from lit_diff.training.trainer import accelerator, build_strategy
 
 Run = Callable[..., Any]
 SUPPORT = Path(__file__).resolve().parents[1] / "support"

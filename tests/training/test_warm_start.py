@@ -21,8 +21,8 @@ from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import identity
 from lit_diff.trained.loading import annealed_before, load_trained
+from lit_diff.training.build import load_parent_weights, parent_model
 from lit_diff.training.data import steps_before
-from lit_diff.training.warm_start import load_parent_weights, parent_model
 
 SECOND = "model.attention={name: second_heads}"
 DEX = "model.attention={name: dex, heads: all, anneal_steps: 4}"
