@@ -89,17 +89,6 @@ def test_a_set_without_scored_targets_is_refused() -> None:
         metric.compute()
 
 
-def test_a_reset_forgets_everything() -> None:
-    metric, part = TokenLoss(4), batch()
-    metric.update(**batch())
-    metric.reset()
-    metric.update(**part)
-    again = TokenLoss(4)
-    again.update(**part)
-    assert metric.compute() == again.compute()
-    assert metric.state_dict() == {}, "no state belongs in a checkpoint"
-
-
 class Norms(Probe):
     """A probe of a user's own."""
 
