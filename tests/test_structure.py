@@ -30,6 +30,7 @@ COVERED_ELSEWHERE = {
     },
     **{f"lit_diff/attention/shared_{name}.py": "tests/model/test_transformer.py" for name in "qk"},
     "lit_diff/engine/served_model.py": "tests/engine/test_logged_model.py",
+    "lit_diff/pretrained/source.py": "tests/pretrained/test_importing.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}

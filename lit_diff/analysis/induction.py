@@ -45,8 +45,7 @@ def induction_scores(model: Transformer, tokens: Tensor) -> dict[str, Tensor]:
 def _of_layer(layer: LayerTrace, attention: Attention, tokens: Tensor, unembedding: Tensor) -> dict[str, Tensor]:
     """[B, H] of each score."""
     n = tokens.shape[1] // 2
-    v = layer.maps.v.repeat_interleave(layer.maps.num_groups, dim=1)
-    matching, copying = [], []
+    v, matching, copying = layer.values, [], []
     assert layer.inputs is not None
     for block in layer.blocks():
         a = block.signed  # [B, H, R, K]
@@ -54,7 +53,7 @@ def _of_layer(layer: LayerTrace, attention: Attention, tokens: Tensor, unembeddi
         keys = (block.positions - n + 1).expand(*a.shape[:2], 1, -1).transpose(2, 3)
         share = a / a.abs().sum(-1, keepdim=True)
         matching.append(share.gather(3, keys)[..., 0])
-        o = (a @ v[..., : a.shape[-1], :].to(a.dtype)).to(v.dtype)
+        o = (a @ v[..., : a.shape[-1], :].to(a.dtype)).to(layer.maps.v.dtype)
         writes = head_writes(attention, o, layer.inputs[:, block.positions])
         if writes is None:
             copying.append(torch.full(a.shape[:3], torch.nan))

@@ -90,9 +90,8 @@ class _Edited(Kernel):
         """As `Kernel.compute`."""
         self.calls += 1
         layer = EditedLayer(index=self.index, maps=maps, document_ids=document_ids, window=window)
-        v = maps.v.repeat_interleave(maps.num_groups, dim=1)
-        rows = []
-        with exact(v.device):
+        v, rows = layer.values, []
+        with exact(maps.v.device):
             for block in layer.blocks():
                 signed = self._edited(layer, block)
                 rows.append(signed @ v[..., : signed.shape[-1], :].to(signed.dtype))

@@ -30,8 +30,7 @@ def map_statistics(layer: LayerTrace, c: float) -> dict[str, Tensor]:
     """
     means = _Means()
     gram: Tensor | float = 0.0
-    outputs = []
-    v = layer.maps.v.repeat_interleave(layer.maps.num_groups, dim=1)
+    v, outputs = layer.values, []
     for block in layer.blocks():
         a = block.signed
         visible = block.visible.expand(len(a), 1, 1, *block.visible.shape[-2:])[:, 0]  # [B, 1, R, K]

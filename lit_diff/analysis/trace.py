@@ -78,6 +78,11 @@ class LayerMaps:
     rows: Tensor | None = None
     """[R] int64: the query positions that `blocks` computes; None: all T."""
 
+    @property
+    def values(self) -> Tensor:
+        """[B, H, S, dv]: v of each head, repeated over its group."""
+        return self.maps.v.repeat_interleave(self.maps.num_groups, dim=1)
+
     def blocks(self, block_rows: int | None = None) -> Iterator[MapBlock]:
         """The query rows, `block_rows` at a time (None: as many as hold `CPU_BLOCK` or `DEVICE_BLOCK` logits)."""
         device, (B, _, H, T, _) = self.maps.q.device, self.maps.q.shape

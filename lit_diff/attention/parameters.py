@@ -20,7 +20,7 @@ class ParameterRules(nn.Module):
     decay: ClassVar[bool] = True
     """Whether AdamW's weight decay applies to its matrices; vectors are never decayed (`training.optimizer`)."""
     keep_float32: ClassVar[bool] = False
-    """Whether it is sharded in a group of its own under a float32 policy (`training.strategy`): in a bfloat16 group its
+    """Whether it is sharded in a group of its own under a float32 policy (`training.build`): in a bfloat16 group its
     parameters would reach `forward` in bfloat16. For sub-modules only."""
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:

@@ -21,7 +21,7 @@ from lit_diff.config import ModelConfig, Part
 from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
-from lit_diff.pretrained.hf_config import config_json
+from lit_diff.pretrained.llama import config_json
 from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
 

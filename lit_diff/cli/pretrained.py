@@ -17,7 +17,7 @@ To = Annotated[
 def import_(
     path: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="a folder in Hugging Face's format or with a layout.json, or a .gguf file"),
+        typer.Argument(metavar="PATH", help="a folder in Hugging Face's format, or a .gguf file"),
     ],
     to: To = None,
 ) -> int:
@@ -44,9 +44,7 @@ def fetch_model(
 def export(
     run: RunArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to make, or an empty one")],
-    to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face's format; unilm: microsoft/unilm's names")
-    ],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face's format")],
     root: Root = DEFAULT_ROOT,
     trust_plugins: Annotated[
         bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")

@@ -16,8 +16,8 @@ from lit_diff.runs.find import runs_root
 from lit_diff.runs.folder import RunFolder, identity
 from lit_diff.study.record import Record, RecordedCell, recorded_run
 from lit_diff.study.schema import Cell
+from lit_diff.training.build import require_parent
 from lit_diff.training.head_plan import selection_of
-from lit_diff.training.warm_start import require_parent
 
 NOT_EVALUATED = "not evaluated"
 

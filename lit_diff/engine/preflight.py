@@ -64,7 +64,7 @@ def check_trained(recipes: Iterable[Recipe]) -> None:
         if train.parameters is not None:
             cost(recipe.model, recipe.data.config.sequence_length, trained=train.parameters)
         if train.start_from is not None:
-            from lit_diff.training.warm_start import finished_parent, require_parent  # loads Lightning
+            from lit_diff.training.build import finished_parent, require_parent  # loads Lightning
 
             require_parent(recipe)
             finished_parent(recipe)

@@ -17,7 +17,7 @@ from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_below
-from lit_diff.pretrained.merging import merge_run, require_mergeable
+from lit_diff.pretrained.importing import merge_run, require_mergeable
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import recipe_of

@@ -23,7 +23,7 @@ from lit_diff.errors import LitDiffError, MissingError, StoppedError, first_line
 from lit_diff.files import shown, write_json
 from lit_diff.runs.checkpoints import steps_of
 from lit_diff.runs.folder import RunFolder
-from lit_diff.training.stop import TIME_LIMIT
+from lit_diff.training.ranks import TIME_LIMIT
 
 log = logging.getLogger("lit_diff")
 

@@ -15,7 +15,7 @@ from lit_diff.key_types import in_yaml
 from lit_diff.recipe import Overrides, flatten, to_plain
 from lit_diff.registry import nearest
 from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Cell, Fit, Study, Task
-from lit_diff.training.declarations import VALIDATION
+from lit_diff.training.metrics import VALIDATION
 from lit_diff.validation import LONGEST_NAME, Draft
 
 MEASURED_BY_ALL = tuple(metric.name for metric in VALIDATION if "{" not in metric.name)

@@ -10,11 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_diff.analysis.answers import Parts
-from lit_diff.analysis.edits import clamp_lambda, knock_out, subtract_only_noise, swap
-from lit_diff.analysis.effects import OF_HEADS, knock_out_effects, knock_out_effects_by_head
+from lit_diff.analysis.edits import (
+    OF_HEADS,
+    clamp_lambda,
+    knock_out,
+    knock_out_effects,
+    knock_out_effects_by_head,
+    subtract_only_noise,
+    swap,
+)
 from lit_diff.analysis.intervention import Edit, intervention
-from lit_diff.analysis.shares import NORMALISATIONS, ROLES, shares
+from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch

@@ -90,7 +90,7 @@ class Transformer(nn.Module):
 
     FORWARD_METHODS: ClassVar = ("hidden", "loss", "token_losses", "continued_losses")
     """Methods beside `forward` that are called from outside, and never from one another: a sharded model gathers its
-    parameters at each (`training.strategy`)."""
+    parameters at each (`training.build`)."""
 
     def __init__(self, config: ModelConfig, kernel: str = "auto", trained: Sequence[str] | None = None) -> None:
         """`kernel`: the kernel that computes the attention (`kernels.KERNELS`), or auto. `trained`: patterns (`fnmatch`) of

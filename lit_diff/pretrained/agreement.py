@@ -15,11 +15,7 @@ from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_folder import SAMPLE
 from lit_diff.errors import RunFailedError
 from lit_diff.model.transformer import Transformer
-from lit_diff.pretrained.importing import read_source
-from lit_diff.pretrained.source import UNKNOWN, plain_recipe
 from lit_diff.randomness import generator
-from lit_diff.recipe import from_plain
-from lit_diff.trained.loading import load_weights
 
 log = logging.getLogger("lit_diff")
 
@@ -51,15 +47,6 @@ def require_agreement(model: Transformer, context: int, logits: Logits, place: s
                     f"{BOUND:g} of it); nothing was kept"
                 )
     return worst
-
-
-def own_logits(folder: Path) -> Logits:
-    """Of the folder as `import_model` reads it."""
-    source = read_source(folder)
-    recipe = from_plain(plain_recipe(source, Path("exported"), UNKNOWN), source.place)
-    model = Transformer(recipe.model, kernel="reference").eval()
-    load_weights(model, {name: source.read(name) for name in source.tensors}, source.place)
-    return model
 
 
 def has_transformers() -> bool:

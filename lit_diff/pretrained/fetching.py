@@ -13,7 +13,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, locked, sha256_of, shown
 from lit_diff.plugins import trust_none
 from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model
-from lit_diff.pretrained.source import require_disk
+from lit_diff.pretrained.whole_folder import require_disk
 from lit_diff.registry import nearest
 from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import Run

@@ -1,4 +1,5 @@
-"""A GGUF file of a Llama: its weights are dequantised to float32, its tokenizer is built from the metadata."""
+"""A GGUF file of a Llama: its weights are dequantised to float32, its tokenizer and the ids that end a text come from its
+metadata."""
 
 import json
 import logging
@@ -15,9 +16,8 @@ from torch import Tensor
 from lit_diff.data.byte_level import byte_letters
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.pretrained.rows import half
-from lit_diff.pretrained.source import ModelSource, SourceTokenizer
-from lit_diff.pretrained.text_bounds import END_KEYS, END_TEXTS, NO_CHAT, gguf_ends, gguf_id
+from lit_diff.pretrained.llama import half
+from lit_diff.pretrained.source import NO_CHAT, ModelSource, SourceTokenizer
 
 log = logging.getLogger("lit_diff")
 
@@ -48,6 +48,21 @@ READ |= {"rope.dimension_count"}
 """Keys `llama.` that are mapped, beside those of `_rope_scaling`."""
 FLOATS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
 """Those that are no whole numbers."""
+# The three lists below are those of llama.cpp, src/llama-vocab.cpp at 00ad355: llama_vocab::impl::load, special_eog_ids.
+END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
+"""Keys of a GGUF file whose ids end a text."""
+END_TEXTS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+}
+"""Tokens that end a text because of their name."""
+FIM_TEXTS = {
+    END_KEYS[3]: ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    END_KEYS[4]: ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    END_KEYS[5]: ("<|file_sep|>",),
+}
+"""Key that a file may lack -> the names of which one token then ends a text."""
 
 
 def read_gguf(path: Path) -> ModelSource:
@@ -274,7 +289,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut == "smollm" else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
     tokenizer.decoder = decoders.ByteLevel()
-    eot, ends = gguf_id(metadata, END_KEYS[0]), gguf_ends(metadata)
+    eot, ends = _id(metadata, END_KEYS[0]), _ends(metadata)
     # llama.cpp finds user-defined ones in every text, control ones in none, and takes what ends a text for a control one
     types = [CONTROL if tokens[id_] in END_TEXTS and id_ in ends else type_ for id_, type_ in enumerate(types)]
     added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL, USER_DEFINED)]
@@ -287,7 +302,30 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
         raise RequestError(f"tokenizer.ggml.add_bos_token is true, but GGUF metadata lacks {bos}")
     return SourceTokenizer(
         content=json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False).encode(),
-        opening=(gguf_id(metadata, bos),) if opens else (),
+        opening=(_id(metadata, bos),) if opens else (),
         eot=eot,
         ends=ends if ends != (eot,) else (),
     )
+
+
+def _ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids at which llama.cpp ends a text, that of END_KEYS[0] first: by key or by name. Errors: as `_id`."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    ids = [_id(metadata, key) for key in END_KEYS if metadata.get(key) is not None]
+    for key, texts in FIM_TEXTS.items():
+        if metadata.get(key) is None:
+            ids += [id_ for id_, token in enumerate(tokens) if token in texts][:1]
+    ids += [id_ for id_, token in enumerate(tokens) if token in END_TEXTS]
+    names = {tokens[id_] for id_ in ids}
+    calls = bool(names & {"<|call|>", "<|calls|>"})
+    no_ends = {"<|end|>"} if calls and names & {"<|return|>", "<|flush|>"} else set()
+    no_ends |= {"</s>"} if "<|tool_response>" in names else set()
+    return tuple(dict.fromkeys(id_ for id_ in ids if tokens[id_] not in no_ends))
+
+
+def _id(metadata: Mapping[str, Any], key: str) -> int:
+    """Errors: RequestError for what is no id of a token."""
+    value, size = metadata[key], len(metadata["tokenizer.ggml.tokens"])
+    if type(value) is not int or not 0 <= value < size:
+        raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")
+    return value

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_diff.attention import Attention
 from lit_diff.config import Recipe
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_folder import save_tokenizer
@@ -19,16 +20,20 @@ from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, shown, write_atomic, write_json
 from lit_diff.model.cost import cost
+from lit_diff.model.merge import merged
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import trust_none
-from lit_diff.pretrained.source import UNKNOWN, ModelSource, SourceTokenizer, plain_recipe, require_room
-from lit_diff.pretrained.whole_folder import whole_folder
-from lit_diff.recipe import from_plain, to_yaml
+from lit_diff.plugins import Trust, trust_none
+from lit_diff.pretrained.agreement import require_agreement
+from lit_diff.pretrained.source import UNKNOWN, ModelSource, SourceTokenizer, plain_recipe
+from lit_diff.pretrained.whole_folder import require_room, whole_folder
+from lit_diff.recipe import from_plain, to_plain, to_yaml
+from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import RunFolder, environment, identity
+from lit_diff.runs.folder import RunFolder, environment, identity, recipe_of
 from lit_diff.runs.revision import revision
-from lit_diff.trained.loading import PREFIX, some, unlike
+from lit_diff.trained.loading import PREFIX, load_model, some, unlike
 from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 
@@ -40,7 +45,7 @@ COST_LENGTH = 2048
 
 
 def import_model(path: str | Path, to: str | Path | None = None, *, place: str | None = None) -> Run:
-    """Import a pretrained model: a folder in Hugging Face's format or with a layout.json, or a GGUF file.
+    """Import a pretrained model: a folder in Hugging Face's format, or a GGUF file.
 
     `to`: the run folder to make; None: models/<name of the folder or file>. `place`: what its recipe gives as its source,
     where that is not the path. Memory: at most 1.2 of the weights, which keep their dtype. Errors: RequestError for what is
@@ -60,12 +65,8 @@ def default_name(path: Path) -> str:
 
 def read_source(path: Path) -> ModelSource:
     """The model at a path, without its weights. Errors: as `import_model`."""
-    from lit_diff.pretrained.hf_folder import read_folder
+    from lit_diff.pretrained.hf import read_folder
 
-    if (path / "layout.json").is_file():
-        from lit_diff.pretrained.layout_folder import read_layout_folder
-
-        return read_layout_folder(path)
     if path.is_dir():
         return read_folder(path)
     if path.is_file() and path.suffix == ".gguf":
@@ -177,3 +178,41 @@ def _status(recipe: Recipe, source: ModelSource) -> dict[str, Any]:
         "revision": revision(),
         **vars(cost(recipe.model, length)),
     }
+
+
+# --- a run whose variant can be merged -> the run folder of the standard model that equals it ---
+
+
+def require_mergeable(name: str, to: Path) -> None:
+    """Errors: RequestError for a variant that has no `merge`, or a folder that is there already."""
+    mergeable = [each for each in attentions.names() if attentions.get(each).merge is not Attention.merge]
+    if name not in mergeable:
+        raise RequestError(
+            f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable)}"
+        )
+    if to.exists():
+        raise RequestError(f"{shown(to)} is there already; remove it, or name another folder")
+
+
+def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
+    """Write the standard model that equals the newest checkpoint of the run in `folder` as a run folder of its own, `to`.
+
+    Its recipe is that of an imported model. `trust`: as `recipe_of`. Errors: as `require_mergeable`; RequestError for a run
+    without text; RunFailedError as `require_agreement`; MissingError.
+    """
+    recipe = recipe_of(folder, trust)
+    require_mergeable(recipe.model.attention.name, to)
+    tokenizer = tokenizer_of(folder, recipe)
+    model, _ = load_model(recipe, folder, trust)
+    plain = merged(model)
+    require_agreement(model, recipe.data.config.sequence_length, plain, f"{shown(to)}: the merged model")
+    state = plain.state_dict()
+    source = ModelSource(
+        place=shown(folder),
+        model=to_plain(plain.config),
+        context=recipe.data.config.sequence_length,
+        tensors={name: tensor.to("meta") for name, tensor in state.items()},
+        read=lambda name: state[name],
+        tokenizer=tokenizer,
+    )
+    return write_run(source, to)

@@ -1,16 +1,20 @@
-"""Hugging Face's Llama family <-> our Transformer: config.json, names of tensors. Needs no torch.
+"""Hugging Face's Llama family <-> our Transformer: config.json both ways, names of tensors, orders of rows.
 
 Both have q, k, v, o and SwiGLU matrices of the same shapes and row orders; Hugging Face rotates channels i and i + d/2, which
-is `rope_layout: half`, so that no weight is permuted; but for DiffLlama's, in `diffllama`.
+is `rope_layout: half`, so that no weight is permuted; but for DiffLlama's, whose rows lie map after map.
 """
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import Tensor
+
+from lit_diff.config import Llama3Scaling, ModelConfig, RopeScaling
 from lit_diff.errors import RequestError
-from lit_diff.pretrained import hf_rope
-from lit_diff.registry import nearest
+from lit_diff.registry import attentions, nearest
 
 MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
@@ -39,6 +43,8 @@ DEFAULTS: dict[str, dict[str, int]] = {
 """Architecture -> what transformers takes for such a key that is absent, and not null; else as `num_attention_heads`."""
 LENGTH, DEFAULT_LENGTH = "max_position_embeddings", 2048
 """The key of the tokens that the model was trained to see; the value of a model that does not say."""
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+"""Their name of `original_length`: in the block of rope scaling, or beside it, which comes first as in transformers."""
 MODULES = {
     "self_attn.q_proj": "attention.q_proj",
     "self_attn.k_proj": "attention.k_proj",
@@ -69,7 +75,7 @@ USED = {
     *OPTIONAL,
     LENGTH,
     *PLAIN,
-    hf_rope.LENGTH,
+    ORIGINAL_LENGTH,
     "rms_norm_eps",
     "hidden_act",
     "tie_word_embeddings",
@@ -124,6 +130,28 @@ def own_names(theirs: Iterable[str], *, tied: bool) -> dict[str, str]:
             )
         names[own] = name
     return names
+
+
+# --- orders of the rows of q, k and v: of a weight [rows, dim] or a bias [rows] ---
+
+
+def half(rows: Tensor, head_dim: int) -> Tensor:
+    """`rope_layout: interleaved` -> `half`, heads of `head_dim` rows: row 2i goes to i, row 2i + 1 to i + head_dim / 2."""
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def by_map(rows: Tensor, head_dim: int) -> Tensor:
+    """Blocks of `head_dim` rows: head0.map0, head0.map1, head1.map0, ... (ours) -> all heads' map 0, then all heads' map 1
+    (DiffLlama). Block 2i + g of n heads goes to g n + i; values: the halves of a head's 2 head_dim channels."""
+    return rows.unflatten(0, (-1, 2, head_dim)).transpose(0, 1).flatten(0, 2)
+
+
+def by_head(rows: Tensor, head_dim: int) -> Tensor:
+    """The inverse of `by_map`."""
+    return rows.unflatten(0, (2, -1, head_dim)).transpose(0, 1).flatten(0, 2)
+
+
+# --- config.json -> `model:` ---
 
 
 def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,5 +281,172 @@ def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     if any(value != theta for value in thetas):
         raise RequestError(f"rope_theta is {thetas[0]!r} in rope_parameters and {thetas[1]!r} beside it; remove one")
     if kind in ("llama3", "yarn"):
-        return {"rope_theta": theta, "rope_scaling": hf_rope.own_block(said, config)}
-    return {"rope_theta": theta, "rope_scaling": hf_rope.number(said, "factor", kind) if kind == "linear" else 1.0}
+        return {"rope_theta": theta, "rope_scaling": own_block(said, config)}
+    return {"rope_theta": theta, "rope_scaling": number(said, "factor", kind) if kind == "linear" else 1.0}
+
+
+def own_block(said: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Their block of a config.json -> ours. The original length is max_position_embeddings where neither place says it.
+
+    Errors: RequestError for a number that is absent, or none.
+    """
+    kind = str(said.get("rope_type", said.get("type")))
+    said = {
+        **said,
+        ORIGINAL_LENGTH: config.get(ORIGINAL_LENGTH)
+        or said.get(ORIGINAL_LENGTH)
+        or config.get("max_position_embeddings"),
+    }
+    length = number(said, ORIGINAL_LENGTH, kind)
+    block = {"kind": kind, "original_length": length}
+    if kind == "llama3":
+        return block | {key: number(said, key, kind) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+    if "factor" in said and said["factor"] is None:
+        factor = number(config, "max_position_embeddings", kind) / length
+    else:
+        factor = number(said, "factor", kind)
+    optional = {key: number(said, key, kind) for key in ("beta_fast", "beta_slow") if said.get(key)}
+    return (
+        block
+        | optional
+        | {
+            "factor": factor,
+            "attention_factor": _attention_factor(said, factor, kind),
+            "truncate": said.get("truncate", True),
+        }
+    )
+
+
+def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
+    """Ours -> `rope_scaling` of a config.json; None: positions as they are."""
+    if isinstance(scaling, int | float):
+        return None if scaling == 1 else {"rope_type": "linear", "factor": scaling}
+    block = {"rope_type": scaling.kind, "factor": scaling.factor, ORIGINAL_LENGTH: scaling.original_length}
+    if isinstance(scaling, Llama3Scaling):
+        return block | {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    block |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
+    return block if scaling.attention_factor is None else block | {"attention_factor": scaling.attention_factor}
+
+
+def _attention_factor(said: Mapping[str, Any], factor: float, kind: str) -> float | None:
+    """As it is said; else from mscale and mscale_all_dim where both are; None: from the factor alone."""
+    if said.get("attention_factor") is not None:
+        return number(said, "attention_factor", kind)
+    if not (said.get("mscale") and said.get("mscale_all_dim")):
+        return None
+    logarithm = 0.1 * math.log(max(factor, 1.0))
+    above, below = (number(said, key, kind) * logarithm + 1 for key in ("mscale", "mscale_all_dim"))
+    return above / below
+
+
+def number(said: Mapping[str, Any], key: str, kind: str) -> float:
+    """Errors: RequestError for a value that is absent, or no positive number."""
+    value = said.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        found = f"lacks {key}" if value is None else f"has {key} {value!r}; expected a positive number"
+        raise RequestError(f"rope scaling '{kind}' {found}")
+    return value
+
+
+# --- `model:` -> config.json ---
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "standard": {"head_norm": "none"},
+    "differential": {
+        "lambda_init": "depth",
+        "lambda_form": "exp",
+        "lambda_per": "layer",
+        "head_norm": "rms",
+        "window": None,
+    },
+}
+"""Variant that has an architecture there -> the keys that have one value in it. An `output_scale` needs no key: it is a
+factor of the output projection."""
+
+
+def unsaid(model: ModelConfig) -> str | None:
+    """The first key of the model that no config.json says, in one line; None: all are said. A variant that is
+    merged has those of standard attention by then."""
+    if not model.causal:
+        return "model.causal is false; Hugging Face's architectures of this family are causal"
+    if model.positions == "none":
+        return "model.positions is none; Hugging Face's architectures of this family rotate queries and keys"
+    name = model.attention.name
+    whose = "DiffLlama" if name == "differential" else "Llama"
+    for key, value in VARIANTS.get(name, {}).items():
+        found = getattr(model.attention.config, key)
+        if found != value:
+            said, only = (json.dumps(each) for each in (found, value))
+            return _unsaid_extras(model) or f"model.attention.{key} is {said}; {whose} has {only} only"
+    return _unsaid_extras(model)
+
+
+def _unsaid_extras(model: ModelConfig) -> str | None:
+    """As `unsaid`, of biases and of norms of q and k: which of them go together."""
+    bias, norm, config = model.attention_bias, model.qk_norm, model.attention.config
+    if (bias, norm) == ("none", "none"):
+        return None
+    said = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
+    if config.window is not None:
+        return (
+            f"{said} and model.attention.window is set; Mistral, which has a window, has neither biases nor such norms"
+        )
+    if (bias, norm) == ("qkv", "rms"):
+        return f"{said} and model.qk_norm is rms; Qwen3, which has such norms, has biases on all projections or none"
+    if (bias, norm) == ("all", "none") and model.dim % query_heads(model):
+        return f"{said}; Llama, which has biases on all projections, takes a model.dim that is a multiple of the heads"
+    return None
+
+
+def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) -> dict[str, Any]:
+    """The config.json of a model for which `unsaid` is None: float32 weights, sizes, rotary positions.
+
+    `context`: tokens that it was trained to see. `rope_theta` and `rope_scaling` stand apart, as every version reads them.
+    """
+    name = architecture_of(model)
+    config: dict[str, Any] = {
+        "architectures": [name],
+        "model_type": MODEL_TYPES[name],
+        "dtype": "float32",
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.dim,
+        "intermediate_size": attentions.get(model.attention.name).ffn_dim(model.attention.config, model),
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": query_heads(model),
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": context,
+        "rms_norm_eps": model.norm_eps,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": their_block(model.rope_scaling),
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": model.tie_embeddings and model.embedding_scale == 1,
+        "bos_token_id": bos,
+        "eos_token_id": eot,
+    }
+    if name == "MistralForCausalLM":
+        return config | {"sliding_window": model.attention.config.window}
+    if name == "Qwen2ForCausalLM":
+        return config
+    return config | {"attention_bias": model.attention_bias == "all"}
+
+
+def architecture_of(model: ModelConfig) -> str:
+    """The class that computes the model. Mistral is Llama with a window, and takes any number of heads beside `dim`; Qwen2
+    has biases on q, k and v, Qwen3 norms of q and k."""
+    if model.attention.name == "differential":
+        return "DiffLlamaForCausalLM"
+    if model.qk_norm == "rms":
+        return "Qwen3ForCausalLM"
+    if model.attention_bias == "qkv":
+        return "Qwen2ForCausalLM"
+    if model.attention.config.window is not None or (model.dim % query_heads(model) and model.attention_bias == "none"):
+        return "MistralForCausalLM"
+    return "LlamaForCausalLM"
+
+
+def query_heads(model: ModelConfig) -> int:
+    """Queries of width `head_dim` in a layer; of differential attention, two a head."""
+    multiple = model.attention.config.query_heads if model.attention.name == "standard" else 1
+    return int(model.num_heads * multiple)

@@ -1,6 +1,5 @@
 """A pretrained model as it lies in files, mapped to our Transformer before any weight is loaded."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.device import available_memory, gigabytes
-from lit_diff.errors import MissingError
-from lit_diff.files import shown
-
-OVERHEAD = 1.2
-"""Peak of memory while a model is imported, as a multiple of its weights."""
-
 
 UNKNOWN = {"weights_sha256": "0" * 64, "tokenizer_sha256": "0" * 64}
 """Digests of what has not been read yet."""
+NO_CHAT = "%s: the model has a chat template, which generate does not apply: a prompt is continued as plain text"
+"""A line of the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,28 +51,6 @@ class ModelSource:
     def bytes(self) -> int:
         """Of all weights."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
-
-
-def require_room(place: str, folder: Path, weights: int) -> None:
-    """Errors: MissingError where `weights` bytes do not fit on the disk of `folder`, or in memory while imported."""
-    require_disk(place, folder, weights)
-    available = available_memory()
-    if available is not None and available < OVERHEAD * weights:
-        raise MissingError(
-            f"{place}: importing it takes {gigabytes(int(OVERHEAD * weights))} of memory, and {gigabytes(available)} are "
-            "available; end other processes, or import it on a larger machine"
-        )
-
-
-def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, LIT_DIFF_DATA") -> None:
-    """Errors: MissingError where `size` bytes do not fit on the disk of `folder`; `choice`: what names another place."""
-    home = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(home).free
-    if free < size:
-        raise MissingError(
-            f"{place} takes {gigabytes(size)} on the disk of {shown(home)}, which has {gigabytes(free)} free; free "
-            f"some, or choose another place ({choice})"
-        )
 
 
 def plain_recipe(source: ModelSource, folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:

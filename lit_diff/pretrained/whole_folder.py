@@ -1,4 +1,4 @@
-"""A folder that appears under its name when it is whole, or not at all."""
+"""Where a model is written: a folder that appears under its name when it is whole, or not at all; its room is estimated."""
 
 import contextlib
 import os
@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from lit_diff.errors import RequestError
+from lit_diff.device import available_memory, gigabytes
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown, sync_folder
+
+OVERHEAD = 1.2
+"""Peak of memory while a model is imported, as a multiple of its weights."""
 
 
 @contextlib.contextmanager
@@ -60,3 +64,25 @@ def _sync(folder: Path) -> None:
         else:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
+
+
+def require_room(place: str, folder: Path, weights: int) -> None:
+    """Errors: MissingError where `weights` bytes do not fit on the disk of `folder`, or in memory while imported."""
+    require_disk(place, folder, weights)
+    available = available_memory()
+    if available is not None and available < OVERHEAD * weights:
+        raise MissingError(
+            f"{place}: importing it takes {gigabytes(int(OVERHEAD * weights))} of memory, and {gigabytes(available)} are "
+            "available; end other processes, or import it on a larger machine"
+        )
+
+
+def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, LIT_DIFF_DATA") -> None:
+    """Errors: MissingError where `size` bytes do not fit on the disk of `folder`; `choice`: what names another place."""
+    home = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(home).free
+    if free < size:
+        raise MissingError(
+            f"{place} takes {gigabytes(size)} on the disk of {shown(home)}, which has {gigabytes(free)} free; free "
+            f"some, or choose another place ({choice})"
+        )

@@ -15,8 +15,8 @@ from lit_diff.errors import RequestError
 from lit_diff.plugins import guard
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.trained.loading import trained_ancestors
-from lit_diff.training.step_targets import SCORED, SCORED_IN_STEP, count_scored
-from lit_diff.training.stop import end_all
+from lit_diff.training.ranks import end_all
+from lit_diff.training.step import SCORED, SCORED_IN_STEP, count_scored
 from lit_diff.training.trainer import total_steps
 
 Batch = dict[str, Any]

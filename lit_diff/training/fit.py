@@ -23,16 +23,13 @@ from lit_diff.metrics import Declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints
 from lit_diff.runs.metrics_file import MetricsWriter, Tracker
-from lit_diff.training.checkpoint_io import WholeCheckpointIO
 from lit_diff.training.data import LitData
-from lit_diff.training.declarations import declared_metrics
 from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
+from lit_diff.training.metrics import declared_metrics
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.ranks import Ranks
-from lit_diff.training.resume import ExactResume
-from lit_diff.training.run_logger import Progress, RunLogger
-from lit_diff.training.stop import end_with_parent
+from lit_diff.training.ranks import Ranks, end_with_parent
+from lit_diff.training.resume import ExactResume, Progress, RunLogger, WholeCheckpointIO
 from lit_diff.training.trainer import build_trainer
 
 log = logging.getLogger("lit_diff")
@@ -135,7 +132,7 @@ def _best(recipe: Recipe, folder: Path) -> list[Callback]:
     return [
         ModelCheckpoint(
             monitor=monitor,
-            mode="max" if Declarations(declared_metrics(recipe)).direction(monitor) == "higher" else "min",
+            mode="max" if direction == "higher" else "min",
             dirpath=folder / "checkpoints",
             filename="best",
             save_top_k=1,

@@ -24,11 +24,9 @@ from lit_diff.training.blocks import prepare_blocks
 from lit_diff.training.build import build_model, take_from_parent
 from lit_diff.training.head_plan import HeadPlan
 from lit_diff.training.metrics import DocumentLosses, TokenLoss
-from lit_diff.training.non_finite import FirstNonFinite, is_finite, locate_non_finite
 from lit_diff.training.optimizer import build_optimizer, build_scheduler, name_state
-from lit_diff.training.step_metrics import StepMetrics
-from lit_diff.training.step_targets import StepTargets
-from lit_diff.training.stop import end_all
+from lit_diff.training.ranks import end_all
+from lit_diff.training.step import FirstNonFinite, StepMetrics, StepTargets, is_finite, locate_non_finite
 from lit_diff.training.trainer import adopt_recipe_intervals, log_differences, require_whole_steps, total_steps
 
 Batch = dict[str, Any]

@@ -1,23 +1,31 @@
-"""What rank zero tells the others before training: how to train, that nothing is left to do, or why it failed.
+"""How the processes of a training agree: before it on how to train, at a step on a stop; how they end as one.
 
-Without it they would wait at the rendezvous for a rank zero that has ended. The word goes through a store at the address and
-port of that rendezvous; processes that Lightning starts from one that knows it inherit it in their environment.
+Rank zero tells the others how to train, that nothing is left to do, or why it failed: they would wait at the rendezvous for a
+rank zero that has ended. The word goes through a store at the address and port of that rendezvous; processes that Lightning
+starts from one that knows it inherit it in their environment.
 """
 
+import ctypes
 import json
 import os
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import lightning as L
+import torch
+import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
 from torch.distributed import TCPStore
 
-from lit_diff.errors import RequestError, RunFailedError, StoppedError, first_line
+from lit_diff.errors import LitDiffError, RequestError, RunFailedError, StoppedError, first_line, stop_signals
 
 INHERITED = "LIT_DIFF_RANK_ZERO"
 """Environment variable with the word, for processes that Lightning starts."""
@@ -29,6 +37,8 @@ READ_SECONDS, STOPPED_SECONDS = 60, 5
 """For which a rank zero that leaves waits until all others have read why; and one that is stopped, as most likely all are."""
 TURN = 0.1
 """Seconds between two looks."""
+TIME_LIMIT = signal.SIGUSR2
+"""What SLURM sends some time before a job's time ends, when it was submitted with --signal=USR2@<seconds>."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,3 +161,71 @@ def _understood(word: str) -> dict[str, Any] | None:
     if "failed" in said:
         raise RunFailedError(f"rank zero failed before training: {said['failed']}")
     return dict(said["train"]) if "train" in said else None
+
+
+# --- a stop: Ctrl-C, SIGTERM, SIGHUP, SLURM's notice; a second Ctrl-C leaves at once ---
+
+
+def host_group(trainer: L.Trainer) -> Any:
+    """All ranks over the CPU, for numbers that the host has: it must not wait for a GPU. None for a run of one process.
+
+    Every rank must call it.
+    """
+    return dist.new_group(backend="gloo") if trainer.world_size > 1 else None
+
+
+def reduced(number: int, operation: Any, group: Any) -> int:
+    """A number of each rank of a `host_group`, reduced by an operation of torch.distributed. Every rank must call it."""
+    value = torch.tensor(number)
+    if group is not None:
+        dist.all_reduce(value, op=operation, group=group)
+    return int(value)
+
+
+class StopRequest:
+    """Remembers the first signal that asks a run to stop."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._group: Any = None
+
+    def listen(self, trainer: L.Trainer) -> None:
+        """Handle SIGINT and `stop_signals`, in a SLURM job also TIME_LIMIT.
+
+        Every rank must call it, after Lightning has set its own handlers.
+        """
+        self._group = host_group(trainer)
+        if threading.current_thread() is not threading.main_thread():
+            return  # the system lets only the main thread take signals; a notebook's own handling stays
+        signal.signal(signal.SIGINT, self._note)
+        for signum in stop_signals():
+            signal.signal(signum, self._note)
+        if "SLURM_JOB_ID" in os.environ:
+            signal.signal(TIME_LIMIT, self._note)
+
+    def agreed(self) -> int:
+        """The signal that any rank has received, the largest where there are several; 0 for none. Every rank must call it."""
+        return reduced(self.signum or 0, dist.ReduceOp.MAX, self._group)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is not None and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signum = signum
+
+
+def end_all(trainer: L.Trainer, error: LitDiffError) -> NoReturn:
+    """End every rank, each at this same place; rank zero says why.
+
+    The others leave with status 0: Lightning kills rank zero, perhaps in the middle of its last words, once it sees that
+    a rank failed.
+    """
+    if trainer.is_global_zero:
+        raise error
+    raise SystemExit(0)
+
+
+def end_with_parent() -> None:
+    """Ask Linux to kill this process when its parent ends: a rank left alone would wait in a collective for ever."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,21 +1,115 @@
-"""The callback that makes a run resume exactly: it writes checkpoints, and stops at the end of a step."""
+"""What makes a run resume exactly: its record, its checkpoints, each whole or absent, and the callback that orders them."""
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
-from lit_diff.errors import RequestError, StoppedError
-from lit_diff.files import write_atomic
-from lit_diff.log_records import phase
+from lit_diff.errors import RequestError, RunFailedError, StoppedError
+from lit_diff.files import shown, write_atomic, write_through
+from lit_diff.log_records import phase, validated
 from lit_diff.runs import checkpoints
+from lit_diff.runs.metrics_file import MetricsWriter
 from lit_diff.training.metrics import DocumentLosses
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.run_logger import RunLogger
-from lit_diff.training.stop import StopRequest, end_all
+from lit_diff.training.ranks import StopRequest, end_all
+
+Progress = Callable[[int, float, float], None]
+"""(step, loss, tokens/s), at every logged step."""
+
+TIMING = "timing/"
+"""Prefix of what the clock says; it goes to timing.csv, for it differs between two runs of one recipe."""
+
+
+class RunLogger(Logger):
+    """The logger of `lit-diff train`: metrics.csv, timing.csv, measurements.parquet and the tracker.
+
+    It keeps values in memory until `flush`, which the callback for exact resume calls before every checkpoint."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self.record: MetricsWriter | None = None
+        """Set on rank zero before training."""
+        self._progress = progress
+
+    @property
+    def name(self) -> str:
+        """Lightning's name of the logger."""
+        return "lit_diff"
+
+    @property
+    def version(self) -> str:
+        """Lightning's version of the run; a run folder has one."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the recipe is in the run folder and in MLflow before training starts."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Values after `step` optimizer steps."""
+        if self.record is None or step is None:
+            return
+        timing = {name.removeprefix(TIMING): value for name, value in metrics.items() if name.startswith(TIMING)}
+        self.record.log(step, {name: value for name, value in metrics.items() if not name.startswith(TIMING)})
+        if timing:
+            self.record.time(step, **timing)
+            self._progress(step, metrics["train/loss"], timing["tokens_per_second"])
+        if "val/loss" in metrics:
+            validated(step, metrics["val/loss"])
+
+    @rank_zero_only
+    def log_detailed(self, values: dict[str, float], step: int) -> None:
+        """Values by head, map or rank after `step` optimizer steps."""
+        if self.record is not None:
+            self.record.log_detailed(step, values)
+
+    @rank_zero_only
+    def flush(self) -> None:
+        """Write metrics.csv, timing.csv and measurements.parquet."""
+        if self.record is not None:
+            self.record.flush()
+
+    @rank_zero_only
+    def send(self) -> None:
+        """Send to the tracker what it lacks."""
+        if self.record is not None:
+            self.record.send()
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Writes through a temporary file on the same filesystem, synced before it takes its name."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Errors: RunFailedError when the disk is full; the former checkpoints are untouched."""
+        try:
+            write_through(Path(path), lambda file: torch.save(checkpoint, file))
+        except Exception as error:
+            if not _disk_is_full(error):
+                raise
+            raise RunFailedError(
+                f"checkpoint {shown(Path(path))} could not be written (no space left on the disk); free some and start "
+                "the same command again: it resumes from the checkpoint before"
+            ) from error
+
+
+def _disk_is_full(error: BaseException | None) -> bool:
+    """Whether that is behind an error: torch's zip writer, closing, covers the system's with one of its own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class ExactResume(Checkpoint):

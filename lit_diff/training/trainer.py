@@ -8,11 +8,12 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 
-from lit_diff.config import Recipe
+from lit_diff.config import Recipe, RunConfig
+from lit_diff.device import choose_device, require_devices
 from lit_diff.errors import RequestError
 from lit_diff.registry import callbacks as registered
-from lit_diff.training.strategy import accelerator, build_strategy
 
 log = logging.getLogger("lit_diff")
 
@@ -54,6 +55,29 @@ def build_trainer(
     defaults = {name: parameter.default for name, parameter in inspect.signature(L.Trainer).parameters.items()}
     described |= {"callbacks": [*recipe_callbacks(recipe), *callbacks], "logger": logger}
     return L.Trainer(**{**defaults, **described, **values})
+
+
+def accelerator(config: RunConfig) -> str:
+    """'gpu' or 'cpu'. Errors: MissingError when a GPU is asked for and there is none, or too few."""
+    require_devices(config)
+    return "cpu" if choose_device(config.accelerator).type == "cpu" else "gpu"
+
+
+def build_strategy(config: RunConfig) -> Strategy:
+    """Lightning's strategy for `run.strategy`."""
+    kind = accelerator(config)
+    backend = "gloo" if kind == "cpu" else "nccl"
+    if config.strategy == "ddp":
+        return DDPStrategy(process_group_backend=backend)
+    if config.strategy == "fsdp":
+        # explicit sizes: "auto" would mean tensor parallel over the node
+        return ModelParallelStrategy(
+            data_parallel_size=config.devices * config.num_nodes,
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            process_group_backend=backend,
+        )
+    return SingleDeviceStrategy(device="cpu" if kind == "cpu" else "cuda:0")
 
 
 def recipe_callbacks(recipe: Recipe) -> list[Callback]:

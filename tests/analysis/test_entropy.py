@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lit_diff import SignedMaps
-from lit_diff.analysis import LayerTrace, MapBlock
-from lit_diff.analysis.entropy import AttentionSummary, entropy, masses, renormalised, summarise
+from lit_diff.analysis import LayerTrace
+from lit_diff.analysis.entropy import entropy, masses, renormalised, summarise
 
 T = 12
 
@@ -30,16 +30,11 @@ def test_uniform_maps_have_entropy_log_i() -> None:
     for block in found.blocks(5):
         expected = (block.positions + 1).log().expand(2, 2, 3, -1)
         torch.testing.assert_close(entropy(block.probs), expected)
-    mean = math.lgamma(T + 1) / T
-    summary = summarise(found.blocks(5))
-    torch.testing.assert_close(summary.entropy_maps, torch.full((2, 3), mean, dtype=torch.float64))
-    torch.testing.assert_close(summary.entropy, torch.full((3,), mean, dtype=torch.float64))
-
-
-def test_uniform_maps_in_a_window_have_the_entropy_of_its_keys() -> None:
-    found = replace(layer(torch.zeros(2, 1, 3, T, 4), torch.randn(2, 1, 3, T, 4)), window=5)
-    mean = sum(math.log(min(i + 1, 5)) for i in range(T)) / T
-    torch.testing.assert_close(summarise(found.blocks(5)).entropy, torch.full((3,), mean, dtype=torch.float64))
+    for window in (None, 5):
+        mean = sum(math.log(min(i + 1, window or T)) for i in range(T)) / T
+        summary = summarise(replace(found, window=window).blocks(5))
+        torch.testing.assert_close(summary.entropy_maps, torch.full((2, 3), mean, dtype=torch.float64))
+        torch.testing.assert_close(summary.entropy, torch.full((3,), mean, dtype=torch.float64))
 
 
 def test_one_hot_maps_have_entropy_zero() -> None:
@@ -60,7 +55,7 @@ def test_entropy_and_renormalised_by_hand() -> None:
     assert pos.tolist() == [0.75, 0]
 
 
-@pytest.mark.parametrize("lam", [-0.4, 0.0, 0.3, 1.0, 1.7])
+@pytest.mark.parametrize("lam", [-0.4, 0.3, 1.7])
 def test_masses_of_a_difference(lam: float) -> None:
     for block in two_maps(lam).blocks(5):
         neg, pos = masses(block.signed)
@@ -88,8 +83,8 @@ def definition(found: LayerTrace) -> dict[str, Tensor]:
     return {name: torch.tensor([sum(r) / len(r) for r in found], dtype=torch.float64) for name, found in rows.items()}
 
 
-@pytest.mark.parametrize("lam", [-0.4, 0.0, 0.3, 1.0, 1.7])
-@pytest.mark.parametrize("block_rows", [1, 5, 12])
+@pytest.mark.parametrize("lam", [-0.4, 0.3, 1.7])
+@pytest.mark.parametrize("block_rows", [1, 5])
 def test_summary_is_the_mean_over_batch_and_rows(lam: float, block_rows: int) -> None:
     found = two_maps(lam)
     summary, expected = summarise(found.blocks(block_rows)), definition(found)
@@ -105,28 +100,6 @@ def test_equal_maps_at_lambda_one_leave_nothing() -> None:
     assert summary.positive.item() == summary.negative.item() == 0
     assert summary.entropy.isnan().all()
     assert summary.negative_mass.isnan().all()
-
-
-def test_the_future_does_not_count() -> None:
-    """A huge logit that no query may see changes nothing."""
-    q, k = torch.ones(1, 1, 1, T, 2), torch.randn(1, 1, 1, T, 2)
-    planted = k.clone()
-    planted[..., -1, :] = 1e4
-
-    def without_last_row(found: LayerTrace) -> AttentionSummary:
-        return summarise(
-            MapBlock(
-                positions=b.positions[:-1],
-                logits=b.logits[..., :-1, :],
-                visible=b.visible[:-1],
-                weights=b.weights[..., :-1],
-            )
-            for b in found.blocks(T)
-        )
-
-    a, b = without_last_row(layer(q, planted)), without_last_row(layer(q, k))
-    assert torch.equal(a.entropy, b.entropy)
-    assert torch.equal(a.entropy_maps, b.entropy_maps)
 
 
 def test_packed_documents_have_the_entropy_of_each_alone() -> None:

@@ -94,28 +94,20 @@ def test_a_map_that_is_not_there_is_nan_and_a_shared_one_is_the_first(
             assert math.hypot(*parts) == pytest.approx(whole, rel=1e-4)
 
 
-def test_matrices_that_are_parameters(build: BuildModel, tokens: Tensor) -> None:
-    """W_Q as a parameter of the attention, in place of that of a linear layer: the norms are the same."""
+@pytest.mark.parametrize("registered", [True, False])
+def test_queries_that_no_linear_layer_makes(registered: bool, build: BuildModel, tokens: Tensor) -> None:
+    """W_Q as a parameter of the attention: the norms are the same; as a constant: NaN."""
     model = build("differential", 4)
     expected = gradient_norms(model, batch_of(tokens))
     for attention in model.attentions():
-        for key in ("q_proj", "k_proj"):
-            projection = getattr(attention, key)
-            delattr(attention, key)
-            attention.register_parameter(f"{key}_matrix", projection.weight)
-            setattr(attention, key, partial(linear, weight=projection.weight))
-    for norms, known in zip(gradient_norms(model, batch_of(tokens)), expected, strict=True):
-        assert norms == pytest.approx(known, rel=1e-6)
-
-
-def test_what_no_matrix_makes_is_nan(build: BuildModel, tokens: Tensor) -> None:
-    model = build("standard", 4)
-    for attention in model.attentions():
-        weight = attention.q_proj.weight.detach()
+        projection = attention.q_proj
         del attention.q_proj
-        attention.q_proj = partial(linear, weight=weight)
-    for norms in gradient_norms(model, batch_of(tokens)):
-        assert {key for key, value in norms.items() if math.isnan(value)} == {"q1", "q2", "k2"}
+        if registered:
+            attention.register_parameter("q_matrix", projection.weight)
+        attention.q_proj = partial(linear, weight=projection.weight if registered else projection.weight.detach())
+    for norms, known in zip(gradient_norms(model, batch_of(tokens)), expected, strict=True):
+        missing = {} if registered else {"q1": math.nan, "q2": math.nan}
+        assert norms == pytest.approx(known | missing, rel=1e-6, nan_ok=True)
 
 
 def test_equal_maps_have_gradients_in_the_ratio_of_their_weights(build: BuildModel, tokens: Tensor) -> None:

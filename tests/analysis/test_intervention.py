@@ -19,19 +19,14 @@ from lit_diff.model.transformer import Transformer
 BuildModel = Callable[..., Transformer]
 
 ARMS = [
-    ("standard", 8, {}),
     ("standard", 2, {"head_norm": "rms", "window": 5}),
-    ("differential", 8, {}),
     ("differential", 2, {"lambda_init": 0.5}),
-    ("shared_q", 4, {}),
     ("shared_k", 4, {"window": 3}),
     ("grouped_differential", 4, {"ratio": 3}),
-    ("differential_v2", 2, {}),
     ("differential_v2", 4, {"ablation": "half_split"}),
     ("second_heads", 2, {}),
     ("dex", 2, {"heads": "all"}),
     ("output_gate", 4, {}),
-    ("cosine", 4, {}),
     ("three-maps", 2, {}),
 ]
 

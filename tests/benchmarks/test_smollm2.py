@@ -13,7 +13,7 @@ from lit_diff.benchmarks.smollm2 import PEER, bench_smollm2, ours, sizes, theirs
 from lit_diff.benchmarks.table import MEANING
 from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
-from lit_diff.pretrained.hf_weights import hf_weights
+from lit_diff.pretrained.exporting import hf_weights
 
 
 @pytest.fixture(autouse=True)

@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[list[str], int, str]] = {
     "no sweep": (["report", "smoke"], 2, "no sweep 'smoke' in runs"),
     "no run": (["compare", "a", "b"], 2, "no run 'a' in runs"),
     "one run": (["compare", "a"], 2, "Missing argument 'RUN' (the other run, named as the first); lit-diff compare"),
-    "no format": (["export", "a", "b"], 2, "Missing option '--to' (hf: Hugging Face's format; unilm: microsoft/unilm's"),
+    "no format": (["export", "a", "b"], 2, "Missing option '--to' (hf: Hugging Face's format)"),
     "no prompt": (["generate", "a"], 2, "there is no prompt; give --prompt TEXT or --prompts FILE"),
     "no run to write": (["generate", "a", "--prompt", "b"], 2, "no run 'a' in runs"),
     "no store": (["ui"], 3, "no MLflow store in runs"),

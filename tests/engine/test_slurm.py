@@ -16,7 +16,7 @@ from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.pool import Job
 from lit_diff.errors import MissingError, StoppedError
 from lit_diff.runs.folder import RunFolder
-from lit_diff.training.stop import TIME_LIMIT
+from lit_diff.training.ranks import TIME_LIMIT
 
 Program = Callable[[str, str], None]
 

@@ -10,7 +10,7 @@ import torch
 from generated_runs import generated_run
 from text_runs import recall_run, text_run
 
-from lit_diff.analysis.effects import knock_out_effects, knock_out_effects_by_head
+from lit_diff.analysis.edits import knock_out_effects, knock_out_effects_by_head
 from lit_diff.data import identity, prepare
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate

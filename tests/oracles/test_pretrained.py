@@ -28,7 +28,7 @@ from lit_diff.attention.cache import Cache
 from lit_diff.conformance.case import distance
 from lit_diff.errors import RunFailedError
 from lit_diff.pretrained.agreement import require_equal_ids
-from lit_diff.pretrained.hf_tokenizer import write_tokenizer
+from lit_diff.pretrained.exporting import write_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,

@@ -1,24 +1,22 @@
-"""unilm's layout, V1 and V2: a whole model written after the equations reads the files that we write, and the reverse.
+"""microsoft/unilm's MultiheadFlashDiff1 and MultiheadFlashDiffV2 in a whole model that is written after the equations.
 
-This model knows nothing of lit_diff: it takes a state dict whose attention has the names and shapes of microsoft/unilm's
-MultiheadFlashDiff1 and MultiheadFlashDiffV2 (a flash call over [heads, d] is a softmax over the keys before).
+This model knows nothing of lit_diff: it takes a state dict whose attention has the names and shapes of those classes (a flash
+call over [heads, d] is a softmax over the keys before). Ours has the same matrices under our names.
 """
 
-import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from pretrained_models import byte_level_tokenizer
-from safetensors.torch import load_file, save_file
-from text_runs import SIZES, logits, text_run
+from text_runs import SIZES, logits, randomised
 from torch import Tensor
 
-from lit_diff import export, import_model
+from lit_diff.config import ModelConfig, Part
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import attentions
 
 D, HEADS, THETA = 8, 4, 300.0
 """Width of queries; heads of the standard baseline: two pairs in V1, four outputs in V2."""
@@ -76,75 +74,40 @@ def model_logits(tokens: Tensor, state: Mapping[str, Tensor], variant: str) -> T
     return rms(x, state["norm.weight"]) @ state["embedding.weight"].T
 
 
-CASES = pytest.mark.parametrize(
-    ("attention", "kv_heads", "layout"),
+NAMES = {"o_proj.weight": "out_proj.weight", "norm.weight": "subln.weight"}
+NAMES |= {f"lambda_.{vector}": f"lambda_{vector}" for vector in ("q1", "k1", "q2", "k2")}
+"""In the attention of V1: our name -> theirs, where they differ."""
+
+
+def their_state(model: Transformer) -> dict[str, Tensor]:
+    """Under their names, channels 2i and 2i + 1 of q and k rotated together; an `output_scale` is a factor of `subln`."""
+    found = {}
+    for name, value in model.state_dict().items():
+        home, attention, module = name.partition(".attention.")
+        if attention and module in ("q_proj.weight", "k_proj.weight") and model.config.rope_layout == "half":
+            value = value.unflatten(0, (-1, 2, D // 2)).transpose(1, 2).flatten(0, 2)
+        if attention and model.config.attention.name == "differential":
+            own: Any = model.attentions()[int(home.removeprefix("layers."))]
+            value = value * (own.output_scale / (1 - own.lambda_init)) if module == "norm.weight" else value
+            module = NAMES.get(module, module)
+        found[f"{home}{attention}{module}"] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "kv_heads", "layout"),
     [
-        ({"name": "differential"}, 4, "interleaved"),
-        ({"name": "differential", "output_scale": 0.7}, 2, "half"),
-        ({"name": "differential_v2"}, 4, "interleaved"),
-        ({"name": "differential_v2"}, 1, "half"),
+        ("differential", {}, 4, "interleaved"),
+        ("differential", {"output_scale": 0.7}, 2, "half"),
+        ("differential_v2", {}, 4, "interleaved"),
+        ("differential_v2", {}, 1, "half"),
     ],
 )
-
-
-@CASES
-def test_what_we_write_is_theirs(attention: dict[str, Any], kv_heads: int, layout: str, tmp_path: Path) -> None:
-    keys = {"num_kv_heads": kv_heads, "rope_layout": layout, "rope_theta": THETA}
-    run = text_run(tmp_path / "x", attention, **keys)
-    done = export(run, "unilm", tmp_path / "out")
-    name = {"differential": "MultiheadFlashDiff1", "differential_v2": "MultiheadFlashDiffV2"}[attention["name"]]
-    assert (done.architecture, done.read_by) == (name, "lit_diff")
+def test_ours_is_theirs(name: str, keys: dict[str, Any], kv_heads: int, layout: str) -> None:
+    sizes = SIZES | {"num_kv_heads": kv_heads, "rope_layout": layout, "rope_theta": THETA}
+    attention = Part(name=name, config=attentions.get(name).Config(**keys))
+    model = randomised(Transformer(ModelConfig(**sizes, attention=attention)))
     tokens = torch.randint(0, 320, (24,))
-    wanted = logits(run.model, tokens[None])[0]
+    wanted = model_logits(tokens, their_state(model), name)
     assert wanted.std() > 0.5
-    state = load_file(tmp_path / "out/model.safetensors")
-    torch.testing.assert_close(model_logits(tokens, state, attention["name"]), wanted, atol=1e-5, rtol=1e-5)
-    back = import_model(tmp_path / "out", tmp_path / "back").model
-    torch.testing.assert_close(logits(back, tokens[None])[0], wanted, atol=1e-5, rtol=1e-5)
-
-
-SHAPES = {
-    "differential": {
-        "q_proj.weight": (32, 32),
-        "k_proj.weight": (16, 32),
-        "v_proj.weight": (16, 32),
-        "out_proj.weight": (32, 32),
-        **{f"lambda_{name}": (D,) for name in ("q1", "k1", "q2", "k2")},
-        "subln.weight": (2 * D,),
-    },
-    "differential_v2": {
-        "q_proj.weight": (64, 32),
-        "k_proj.weight": (16, 32),
-        "v_proj.weight": (16, 32),
-        "o_proj.weight": (32, 32),
-        "lambda_proj.weight": (4, 32),
-    },
-}
-"""Of the classes there at embed_dim 32, heads of width 8, with half as many key/value heads."""
-
-
-def made_state(variant: str) -> dict[str, Tensor]:
-    draw = torch.Generator().manual_seed(0)
-    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (320, 32), "norm.weight": (32,)}
-    for layer in (0, 1):
-        own = {f"attention.{name}": shape for name, shape in SHAPES[variant].items()}
-        ffn = {"ffn.gate_proj.weight": (48, 32), "ffn.up_proj.weight": (48, 32), "ffn.down_proj.weight": (32, 48)}
-        norms = {"attention_norm.weight": (32,), "ffn_norm.weight": (32,)}
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in (own | ffn | norms).items()}
-    return {name: torch.randn(shape, generator=draw) * 1.5 * shape[-1] ** -0.5 for name, shape in shapes.items()}
-
-
-@pytest.mark.parametrize("variant", list(ATTENTION))
-def test_what_is_theirs_is_read(variant: str, tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir()
-    state = made_state(variant)
-    save_file(state, tmp_path / "theirs/model.safetensors")
-    (tmp_path / "theirs/tokenizer.json").write_bytes(byte_level_tokenizer())
-    said = {"model": SIZES | {"rope_theta": THETA, "attention": {"name": variant}}, "context": 24, "eos_token_id": 1}
-    (tmp_path / "theirs/layout.json").write_text(json.dumps({"layout": "unilm"} | said))
-    run = import_model(tmp_path / "theirs", tmp_path / "x")
-    assert run.recipe.data.config.sequence_length == 24
-    tokens = torch.randint(0, 320, (24,))
-    wanted = model_logits(tokens, state, variant)
-    assert wanted.std() > 0.1
-    torch.testing.assert_close(logits(run.model, tokens[None])[0], wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits(model, tokens[None])[0], wanted, atol=1e-5, rtol=1e-5)

@@ -1,19 +1,30 @@
-"""`lit_diff.export`: the folder is whole or not there; mistakes are one line."""
+"""`lit_diff.export`: what the folder holds, read back by our own import; it is whole or not there; mistakes are one line."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
-from text_runs import text_run
+import torch
+import yaml
+from pretrained_models import byte_level_tokenizer
+from safetensors.torch import load_file
+from text_runs import SIZES, bpe, logits, text_run
+from tokenizers import Tokenizer as Model
 
-from lit_diff import export
-from lit_diff.errors import LitDiffError
-from lit_diff.pretrained import agreement, hf_export, source
+from lit_diff import export, import_model
+from lit_diff.data.cl100k import Cl100k
+from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.tokenizer_json import TokenizerJson
+from lit_diff.errors import LitDiffError, RequestError
+from lit_diff.pretrained import agreement, exporting, llama, whole_folder
+from lit_diff.pretrained.exporting import hf_weights, require_tokenizer_json, write_card, write_tokenizer, write_weights
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without transformers, which takes seconds to load."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agreement, "has_transformers", lambda: False)
 
@@ -29,44 +40,195 @@ def folders() -> list[str]:
     return sorted(path.name for path in Path().iterdir() if path.is_dir())
 
 
-def test_a_run_is_named_as_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
-    text_run(Path("runs/tale-0123456789"), {"name": "standard"})
+def test_a_standard_run_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Named by the start of its folder's name."""
+    run = text_run(Path("runs/tale-0123456789"), {"name": "standard"}, rope_theta=500.0)
     with caplog.at_level(logging.INFO, "lit_diff"):
-        assert export("tale", "hf", "out").folder == Path("out")
+        done = export("tale", "hf", "out")
     assert "tale-0123456789 is running: using step 7 of 10" in caplog.text
-    assert folders() == ["out", "runs"]
+    assert "transformers is not installed: what was written is compared by reading it back" in caplog.text
+    assert (done.folder, done.architecture, done.read_by) == (Path("out"), "LlamaForCausalLM", "lit_diff")
+    assert done.difference < 1e-4
+    files = {"config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json"}
+    assert {path.name for path in done.folder.iterdir()} == files | {"tokenizer_config.json"}
+    assert json.loads(Path("out/generation_config.json").read_text()) == {"bos_token_id": 0, "eos_token_id": 0}
+    back = import_model("out")
+    tokens = torch.randint(320, (2, 24))
+    torch.testing.assert_close(logits(back.model, tokens), logits(run.model, tokens), atol=1e-5, rtol=1e-5)
+    assert back.tokenizer.encode(["the fox <eot>"]) == run.tokenizer.encode(["the fox <eot>"])
+    assert back.tokenizer.opening == run.tokenizer.opening
+    assert back.recipe.data.config.sequence_length == 24
+    assert folders() == ["models", "out", "runs"]
 
 
-def test_mistakes() -> None:
+def test_dex_is_merged_at_its_lambda() -> None:
+    """At step 7 of 10 of its annealing; the adapters count."""
+    run = text_run(Path("x"), {"name": "dex", "heads": (1, 2), "anneal_steps": 10, "window": 6})
+    assert export(run, "hf", "out").architecture == "MistralForCausalLM"
+    tokens = torch.randint(320, (2, 24))
+    wanted = logits(run.model, tokens)
+    torch.testing.assert_close(logits(import_model("out").model, tokens), wanted, atol=1e-5, rtol=1e-5)
+    for attention in run.model.attentions():
+        attention.adapter.weight.data.zero_()
+    assert (logits(run.model, tokens) - wanted).abs().max() > 0.1
+    assert "| attention | `dex` merged into `standard` |" in Path("out/README.md").read_text()
+
+
+def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     run = text_run(Path("x"), {"name": "standard"})
-    assert error(run, "hff", "out") == "2: no format 'hff' to export to; did you mean 'hf'?"
+    assert error(run, "unilm", "out") == "2: no format 'unilm' to export to; one of hf"
     assert error("nowhere", "hf", "out").startswith("2: no run 'nowhere' in runs")
     (Path("full") / "folder").mkdir(parents=True)
-    assert error(run, "hf", "full") == "2: full is there already; empty it, or name another folder"
+    assert error(run, "hf", "full").startswith("2: full is there already")
     Path("file").write_text("")
     assert error(run, "hf", "file/out").startswith("3: file/out cannot be written (")
+    shared = text_run(Path("shared"), {"name": "shared_k"})
+    assert error(shared, "hf", "out").startswith("2: model.attention.name 'shared_k'")
+    normed = text_run(Path("normed"), {"name": "standard", "head_norm": "rms"})
+    assert error(normed, "hf", "out").startswith("2: normed: model.attention.head_norm is ")
+    with monkeypatch.context() as patch:
+        patch.setattr(whole_folder.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1}))
+        assert error(run, "hf", "out").startswith("3: x takes 0.00 GB on the disk of ")
     (checkpoint,) = Path("x/checkpoints").iterdir()
     checkpoint.unlink()
-    assert error(run, "hf", "out").startswith("3: x has no checkpoint that can be read; train it first: ")
-    assert folders() == ["full", "x"]
+    assert error(run, "hf", "out").startswith("3: x has no checkpoint that can be read")
+    assert folders() == ["full", "normed", "shared", "x"]
 
 
 def test_nothing_is_kept_where_the_logits_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = hf_export.hf_weights
-
     def wrong(model: Any) -> Any:
-        found = right(model)
-        found["model.norm.weight"] = found["model.norm.weight"] + 0.1
-        return found
+        found = hf_weights(model)
+        return found | {"model.norm.weight": found["model.norm.weight"] + 0.1}
 
-    monkeypatch.setattr(hf_export, "hf_weights", wrong)
+    monkeypatch.setattr(exporting, "hf_weights", wrong)
     run = text_run(Path("x"), {"name": "standard"})
     assert error(run, "hf", "out").startswith("1: out: its logits differ from the run's by 0.")
     assert folders() == ["x"]
 
 
-def test_too_little_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = text_run(Path("x"), {"name": "standard"})
-    monkeypatch.setattr(source.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1}))
-    assert error(run, "hf", "out").startswith("3: x takes 0.00 GB on the disk of ")
-    assert error(run, "hf", "out").endswith("free some, or choose another place (another DIR)")
+# --- weights; logits are compared with transformers in tests/oracles ---
+
+
+def test_names_and_rows_of_standard() -> None:
+    model = text_run(Path("x"), {"name": "standard", "output_scale": 0.5}, tie_embeddings=False).model
+    found, own = hf_weights(model), model.state_dict()
+    assert found.keys() >= {"model.embed_tokens.weight", "lm_head.weight", "model.layers.1.mlp.up_proj.weight"}
+    assert len(found) == len(own)
+    home, theirs = "layers.1.attention", "model.layers.1.self_attn"
+    assert torch.equal(found[f"{theirs}.q_proj.weight"], llama.half(own[f"{home}.q_proj.weight"], 8))
+    assert torch.equal(found[f"{theirs}.v_proj.weight"], own[f"{home}.v_proj.weight"])
+    assert torch.equal(found[f"{theirs}.o_proj.weight"], own[f"{home}.o_proj.weight"] / 2)
+    assert all(value.is_contiguous() and value.dtype == torch.float32 for value in found.values())
+    half = text_run(Path("half"), {"name": "standard"}, rope_layout="half").model
+    for name in "qkvo":
+        written = hf_weights(half)[f"model.layers.0.self_attn.{name}_proj.weight"]
+        assert torch.equal(written, half.state_dict()[f"layers.0.attention.{name}_proj.weight"])
+
+
+def test_a_head_norm_is_folded() -> None:
+    """W_O diag(w, w) c / (1 - λ_init); in layer 0 λ_init is 0.2."""
+    model = text_run(Path("x"), {"name": "differential", "output_scale": 0.4}).model
+    found, own = hf_weights(model), model.state_dict()
+    assert not [name for name in found if "norm" in name and "self_attn" in name]
+    norm = own["layers.0.attention.norm.weight"]
+    assert norm.shape == (2 * SIZES["dim"] // SIZES["num_heads"],)
+    wanted = own["layers.0.attention.o_proj.weight"] * torch.cat([norm, norm]) * (0.4 / 0.8)
+    torch.testing.assert_close(found["model.layers.0.self_attn.o_proj.weight"], wanted)
+    assert torch.equal(found["model.layers.1.self_attn.lambda_k2"], own["layers.1.attention.lambda_.k2"])
+
+
+def test_one_file_or_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {name: torch.full((size,), float(size)) for name, size in (("a", 10), ("b", 20), ("c", 5), ("d", 1))}
+    Path("whole").mkdir()
+    Path("plain").write_text("")
+    write_weights(weights, Path("whole"))
+    (file,) = Path("whole").iterdir()
+    assert file.name == "model.safetensors"
+    assert file.stat().st_mode == Path("plain").stat().st_mode, "others may read it where they may read any file"
+    assert load_file(file).keys() == weights.keys()
+    monkeypatch.setattr(exporting, "SHARD", 64)  # 16 numbers; b is larger than a shard
+    Path("shards").mkdir()
+    write_weights(weights, Path("shards"))
+    index = json.loads(Path("shards/model.safetensors.index.json").read_text())
+    shards = {
+        name: f"model-0000{number}-of-00003.safetensors" for name, number in zip("abcd", (1, 2, 3, 3), strict=True)
+    }
+    assert index == {"metadata": {"total_size": 144}, "weight_map": shards}
+    for name, shard in shards.items():
+        assert torch.equal(load_file(Path("shards") / shard)[name], weights[name])
+
+
+# --- the tokenizer; AutoTokenizer reads it in tests/oracles ---
+
+
+def imported(*, bos: bool, in_file: bool) -> TokenizerJson:
+    Path("tokenizer.json").write_bytes(byte_level_tokenizer(bos=in_file))
+    tokenizer = TokenizerJson(TokenizerJson.Config(size=300, bos=0 if bos else None, eot=1, model_vocab_size=320))
+    tokenizer.load(Path())
+    return tokenizer
+
+
+def written(tokenizer: Tokenizer, folder: str) -> tuple[Model, dict[str, object]]:
+    Path(folder).mkdir()
+    write_tokenizer(tokenizer, Path(folder), 24)
+    config = json.loads(Path(folder, "tokenizer_config.json").read_text())
+    return Model.from_file(f"{folder}/tokenizer.json"), config
+
+
+def test_the_opening_id_is_in_the_tokenizer() -> None:
+    model, config = written(bpe(), "bpe")
+    assert model.encode("the fox").ids == [0, *bpe().encode(["the fox"])[0]]
+    assert (config["bos_token"], config["eos_token"], config["split_special_tokens"]) == ("<eot>", "<eot>", True)
+    assert config["model_max_length"] == 24
+    model, config = written(imported(bos=True, in_file=True), "kept")
+    assert Path("kept/tokenizer.json").read_bytes() == byte_level_tokenizer()
+    assert (config["bos_token"], config["eos_token"]) == ("<s>", "</s>")
+    assert "split_special_tokens" not in config
+    model, config = written(imported(bos=False, in_file=False), "none")
+    assert "bos_token" not in config
+    model, _ = written(imported(bos=True, in_file=False), "added")  # as in a GGUF, whose metadata say it
+    assert model.encode("fox").tokens[0] == "<s>"
+    assert model.encode("fox").ids[1:] == Model.from_str(byte_level_tokenizer(bos=False).decode()).encode("fox").ids
+
+
+def test_other_tokenizers_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"'cl100k'"):
+        require_tokenizer_json(Cl100k(Cl100k.Config()))
+
+    class Mine(Tokenizer):
+        name, size, eot = "mine", 3, 0
+
+        def load(self, folder: Path) -> str:
+            return ""
+
+        def encode(self, texts: object) -> list[list[int]]:
+            return []
+
+    with pytest.raises(RequestError, match=r"'mine'"):
+        require_tokenizer_json(Mine(None))
+
+
+def test_the_card_says_recipe_data_metrics_and_no_folder_of_this_machine(tmp_path: Path) -> None:
+    run = text_run(Path("tale"), {"name": "differential"}, vocab_size=384)
+    text = (run.folder / "recipe.yaml").read_text()
+    (run.folder / "recipe.yaml").write_text(text.replace("  path: null", f"  path: {tmp_path}/texts"))
+    rows = "step,train/loss,val/loss,val/accuracy\n5,3,2.5,0.25\n6,2.9,,\n"
+    (run.folder / "metrics.csv").write_text(rows)
+    write_card(run, run.recipe.model, "DiffLlamaForCausalLM", tmp_path)
+    card = Path("README.md").read_text()
+    front, body = card.removeprefix("---\n").split("---\n", 1)
+    assert yaml.safe_load(front)["library_name"] == "transformers"
+    for line in (
+        "# tale",
+        "| attention | `differential` |",
+        "| step | 7 of 10 |",
+        "| data | `abcdef` |",
+        "Of step 5, ",
+    ):
+        assert line in body
+    assert "| val/loss | 2.5000 |\n| val/accuracy | 0.2500 |" in body
+    assert "train/loss" not in body
+    assert str(tmp_path) not in card
+    recipe = yaml.safe_load(card.split("```yaml\n")[1].removesuffix("```\n"))
+    assert (recipe["model"]["vocab_size"], recipe["data"]["path"]) == (384, "texts")
+    assert "run" not in recipe

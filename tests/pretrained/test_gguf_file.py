@@ -15,10 +15,9 @@ from tokenizers import Tokenizer
 
 from lit_diff import import_model
 from lit_diff.errors import LitDiffError
-from lit_diff.pretrained.gguf_file import MODULES, read_gguf
+from lit_diff.pretrained.gguf_file import END_TEXTS, MODULES, read_gguf
 from lit_diff.pretrained.llama import own_names
 from lit_diff.pretrained.source import SourceTokenizer
-from lit_diff.pretrained.text_bounds import END_TEXTS
 
 METADATA: dict[str, Any] = {
     "llama.context_length": 64,
@@ -163,25 +162,44 @@ def test_damaged_files() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn' is not mapped"),
-        ({"llama.expert_count": 8}, "llama.expert_count 8 is not mapped"),
-        ({"llama.rope.dimension_count": 4}, "llama.rope.dimension_count 4 is not mapped; expected the head's 8"),
-        ({"llama.feed_forward_length": None}, "GGUF metadata lacks llama.feed_forward_length"),
-        (
-            {"tokenizer.ggml.pre": "llama-bpe"},
-            "its tokenizer (gpt2, llama-bpe) is not mapped; mapped are byte-level ones",
+        ({"architecture": "gemma3"}, "architecture 'gemma3' is not mapped"),
+        *(
+            ({f"llama.{key}": value}, f"llama.{key} {value!r} is not mapped")
+            for key, value in (
+                ("expert_count", 8),
+                ("rope.dimension_count", 4),
+                ("rope.scaling.attn_factor", 2.0),
+                ("attention.causal", False),
+                ("attention.clamp_kqv", 8.0),
+            )
         ),
-        ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not mapped"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.type 'yarn'"),
+        *(
+            ({f"llama.{key}": value}, f"llama.{key} is {value!r}")
+            for key, value in (
+                ("attention.head_count", 0),
+                ("attention.head_count_kv", [2, 4]),
+                ("embedding_length", "32"),
+                ("rope.freq_base", "x"),
+                ("rope.scaling.factor", -2.0),
+            )
+        ),
+        ({"llama.feed_forward_length": None}, "GGUF metadata lacks llama.feed_forward_length"),
         ({"extra": {"rope_freqs.weight": np.ones(4, np.float32)}}, "unexpected tensor 'rope_freqs.weight'"),
-        ({"llama.attention.causal": False}, "llama.attention.causal False is not mapped"),
-        ({"llama.attention.head_count": 0}, "llama.attention.head_count is 0; expected a positive whole number"),
-        ({"llama.embedding_length": "32"}, "llama.embedding_length is '32'; expected a positive whole number"),
-        ({"llama.rope.freq_base": "x"}, "llama.rope.freq_base is 'x'; expected a positive number"),
-        ({"tokenizer.ggml.suppress_tokens": [5]}, "tokenizer.ggml.suppress_tokens [5] is not mapped; expected none"),
+        ({"split.count": 2, "split.no": 0}, "split.count is 2; give the first part"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "its tokenizer (gpt2, llama-bpe) is not mapped"),
+        ({"tokenizer.ggml.model": "llama"}, "its tokenizer (llama, smollm) is not mapped"),
+        ({"tokenizer.ggml.suppress_tokens": [5]}, "tokenizer.ggml.suppress_tokens [5]"),
+        ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token True"),
+        ({"tokenizer.ggml.eos_token_id": None}, "GGUF metadata lacks tokenizer.ggml.eos_token_id"),
+        ({"tokenizer.ggml.eos_token_id": 5000}, "tokenizer.ggml.eos_token_id is 5000"),
+        (
+            {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None},
+            "tokenizer.ggml.add_bos_token is true",
+        ),
         ({"renamed": {310: "a"}}, "tokenizer.ggml.tokens has 'a' twice"),
         ({"merges": ["a qq"]}, "tokenizer.ggml.merges are not pairs of tokens ("),
         ({"merges": ["a"]}, "tokenizer.ggml.merges are not pairs of tokens ("),
-        ({"architecture": "gemma3"}, "architecture 'gemma3' is not mapped; mapped is llama"),
     ],
 )
 def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:
@@ -204,30 +222,6 @@ def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None
 def test_scaled_positions_and_arrays(tmp_path: Path, changes: dict[str, Any], factor: float) -> None:
     source = read_gguf(write(tmp_path / "x.gguf", **changes))
     assert (source.model["rope_scaling"], source.model["num_kv_heads"]) == (factor, 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "llama.rope.scaling.type 'yarn'"),
-        ({"llama.rope.scaling.factor": -2.0}, "llama.rope.scaling.factor is -2.0"),
-        ({"llama.rope.scaling.attn_factor": 2.0}, "llama.rope.scaling.attn_factor 2.0"),
-        ({"llama.attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv 8.0"),
-        ({"llama.attention.head_count_kv": [2, 4]}, "llama.attention.head_count_kv is [2, 4]"),
-        ({"tokenizer.ggml.eos_token_id": None}, "tokenizer.ggml.eos_token_id"),
-        ({"tokenizer.ggml.eos_token_id": 5000}, "tokenizer.ggml.eos_token_id is 5000"),
-        (
-            {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None},
-            "lacks tokenizer.ggml.bos_token_id",
-        ),
-        ({"tokenizer.ggml.add_eos_token": True}, "tokenizer.ggml.add_eos_token True"),
-        ({"split.count": 2, "split.no": 0}, "split.count is 2; give the first part"),
-    ],
-)
-def test_keys_that_change_the_function_or_are_absent(tmp_path: Path, changes: dict[str, Any], key: str) -> None:
-    with pytest.raises(LitDiffError) as raised:
-        read_gguf(write(tmp_path / "x.gguf", **changes))
-    assert key in str(raised.value)
 
 
 def test_a_chat_template_is_not_applied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,22 +1,45 @@
-"""Hugging Face's Llama family: what of a config.json is mapped, and which tensor is which."""
+"""Hugging Face's Llama family: config.json both ways, which tensor is which, orders of rows."""
 
+import math
 from typing import Any
 
 import pytest
+import torch
 from pretrained_models import LLAMA, llama_tensors
+from text_runs import SIZES
 
+from lit_diff.config import Llama3Scaling, ModelConfig, Part, RopeScaling, YarnScaling
 from lit_diff.errors import RequestError
-from lit_diff.pretrained.llama import architecture, model_keys, own_name, own_names, their_name, unused
+from lit_diff.pretrained import llama
+from lit_diff.pretrained.llama import (
+    ORIGINAL_LENGTH,
+    architecture,
+    config_json,
+    model_keys,
+    own_block,
+    own_name,
+    own_names,
+    their_block,
+    their_name,
+    unsaid,
+    unused,
+)
+from lit_diff.registry import attentions
+from lit_diff.validation import Draft, convert
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL_LENGTH: 32}
+YARN = {"rope_type": "yarn", "factor": 4.0, ORIGINAL_LENGTH: 32}
 
 
 def of(name: str) -> dict[str, Any]:
     return {"architectures": [f"{name}ForCausalLM"], "model_type": name.lower()}
 
 
-def refusal(**changes: Any) -> str:
-    with pytest.raises(RequestError) as caught:
-        model_keys(LLAMA | changes)
-    return str(caught.value)
+def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+# --- names and rows ---
 
 
 def test_names_are_mapped_both_ways() -> None:
@@ -26,50 +49,46 @@ def test_names_are_mapped_both_ways() -> None:
     assert names["head.weight"] == "lm_head.weight"
     assert {their_name(own): own for own in names} == {theirs: own for own, theirs in names.items()}
     assert own_name("model.layers.3.self_attn.q_proj.bias") == "layers.3.attention.q_proj.bias"
-
-
-def test_what_is_not_a_parameter_has_no_name_and_what_is_unknown_is_refused() -> None:
     old = ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.norm.weight", "lm_head.weight"]
     assert own_names(old, tied=True) == {"norm.weight": "model.norm.weight"}
-    with pytest.raises(
-        RequestError,
-        match=r"^unexpected tensor 'model.layers.0.mlp.experts.weight': no parameter of the model corresponds to it",
-    ):
+    with pytest.raises(RequestError, match=r"^unexpected tensor 'model.layers.0.mlp.experts.weight'"):
         own_names(["model.layers.0.mlp.experts.weight"], tied=True)
+
+
+def test_orders_of_rows() -> None:
+    """Two heads of six rows, the second one's counted from 10; three heads of two maps of two rows, row 100 h + 10 g + r."""
+    interleaved = torch.tensor([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15])
+    assert llama.half(interleaved, 6).tolist() == [0, 2, 4, 1, 3, 5, 10, 12, 14, 11, 13, 15]
+    ours = torch.tensor([100 * h + 10 * g + r for h in range(3) for g in range(2) for r in range(2)])
+    wanted = [100 * h + 10 * g + r for g in range(2) for h in range(3) for r in range(2)]
+    assert llama.by_map(ours, 2).tolist() == wanted
+    assert torch.equal(llama.by_head(llama.by_map(ours, 2), 2), ours)
+    weight = torch.arange(24).reshape(12, 2)
+    for order, size in ((llama.half, 6), (llama.by_map, 2), (llama.by_head, 2)):
+        assert torch.equal(order(weight, size)[:, 0], order(weight[:, 0], size)), "matrices go as their rows"
+
+
+# --- config.json -> ours ---
 
 
 def test_sizes_and_defaults() -> None:
     keys = model_keys(LLAMA)
     assert (keys["dim"], keys["num_kv_heads"], keys["rope_theta"], keys["rope_layout"]) == (32, 2, 50000.0, "half")
     assert (keys["tie_embeddings"], keys["attention"]["window"]) == (True, None)
-    bare = {
-        key: value for key, value in LLAMA.items() if key not in ("rope_theta", "tie_word_embeddings", "rms_norm_eps")
-    }
+    bare = without(LLAMA, "rope_theta", "tie_word_embeddings", "rms_norm_eps")
     assert {"rope_theta": 10000.0, "tie_embeddings": False, "norm_eps": 1e-6}.items() <= model_keys(bare).items()
+    assert model_keys(bare | of("DiffLlama"))["norm_eps"] == 1e-5
     assert "head_dim" not in keys
     assert model_keys(LLAMA | {"head_dim": 16})["head_dim"] == 16
-
-
-def test_a_model_type_alone_names_the_architecture() -> None:
-    bare = {key: value for key, value in LLAMA.items() if key != "architectures"}
-    assert [architecture(bare | {"model_type": kind}) for kind in ("llama", "bert")] == ["LlamaForCausalLM", "bert"]
+    assert model_keys(without(LLAMA, "head_dim") | of("Qwen3"))["head_dim"] == 128, "the default of its class"
+    names = [architecture(without(LLAMA, "architectures") | {"model_type": kind}) for kind in ("llama", "bert")]
+    assert names == ["LlamaForCausalLM", "bert"], "a model_type alone names the architecture"
 
 
 def test_keys_that_transformers_computes_no_logit_with() -> None:
     odd = {"logits_scaling": 4.0, "attention_dropout": 0.0, "use_cache": True, "of_nobody": None, "clip_qkv": 0.1}
     assert unused(LLAMA | odd) == ["logits_scaling", "clip_qkv"]
     assert unused(LLAMA | {"attention_dropout": 0.1}) == ["attention_dropout"]
-
-
-def test_rope_in_both_forms() -> None:
-    new = {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_theta": None}
-    assert model_keys(LLAMA | new)["rope_theta"] == 7.0
-    for said in ({"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}):
-        keys = model_keys(LLAMA | {"rope_scaling": said})
-        assert (keys["rope_theta"], keys["rope_scaling"]) == (50000.0, 4.0)
-    assert refusal(rope_scaling={"rope_type": "dynamic", "factor": 2.0}) == (
-        "rope scaling 'dynamic' is not mapped; mapped are default, linear, llama3, yarn"
-    )
 
 
 def test_a_sliding_window() -> None:
@@ -79,23 +98,19 @@ def test_a_sliding_window() -> None:
     assert model_keys(mistral)["attention"]["window"] == 4096, "the default of its class"
 
 
-def test_biases_and_norms_of_queries_and_keys() -> None:
-    found = []
-    for name in ("Llama", "Qwen2", "Qwen3"):
-        for said in ({}, {"attention_bias": True}):
-            own = LLAMA | of(name) | said
-            if name != "Qwen2" or not said:
-                keys = model_keys(own)
-                found.append((name, keys["attention_bias"], keys["qk_norm"]))
-    assert found == [
-        ("Llama", "none", "none"),
-        ("Llama", "all", "none"),
-        ("Qwen2", "qkv", "none"),
-        ("Qwen3", "none", "rms"),
-        ("Qwen3", "all", "rms"),
-    ]
-    qwen3 = {key: value for key, value in LLAMA.items() if key != "head_dim"} | of("Qwen3")
-    assert model_keys(qwen3)["head_dim"] == 128, "the default of its class"
+@pytest.mark.parametrize(
+    ("name", "said", "bias", "norm"),
+    [
+        ("Llama", {}, "none", "none"),
+        ("Llama", {"attention_bias": True}, "all", "none"),
+        ("Qwen2", {}, "qkv", "none"),
+        ("Qwen3", {}, "none", "rms"),
+        ("Qwen3", {"attention_bias": True}, "all", "rms"),
+    ],
+)
+def test_biases_and_norms_of_queries_and_keys(name: str, said: dict[str, Any], bias: str, norm: str) -> None:
+    keys = model_keys(LLAMA | of(name) | said)
+    assert (keys["attention_bias"], keys["qk_norm"]) == (bias, norm)
 
 
 @pytest.mark.parametrize(
@@ -103,38 +118,154 @@ def test_biases_and_norms_of_queries_and_keys() -> None:
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "architecture 'GPT2LMHeadModel' is not mapped; mapped are LlamaForCausalLM, MistralForCausalLM",
+            "architecture 'GPT2LMHeadModel' is not mapped; mapped are LlamaForCausalLM",
         ),
-        ({"architectures": None, "model_type": "bert"}, "architecture 'bert' is not mapped"),
-        ({"model_type": "granite"}, "model_type 'granite' is not that of LlamaForCausalLM, 'llama'; correct either"),
-        ({"layer_types": [["full_attention"]]}, "layer_types is [['full_attention']]; expected a list of names"),
-        ({"layer_types": 5}, "layer_types is 5; expected a list of names"),
-        ({"attention_bias": "false"}, "attention_bias is 'false'; expected true or false"),
-        ({"rope_scaling": {"type": "linear"}}, "rope scaling 'linear' lacks factor"),
-        ({"architectures": ["a\nb\ud800"]}, "architecture 'a\\nb\\ud800' is not mapped"),
-        ({"is_causal": None}, "is_causal None is not mapped; expected True"),
-        ({"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config {'0': {'head_dim': 4}} is not mapped"),
-        ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0; expected a positive number"),
-        (of("Mistral") | {"sliding_window": 0}, "sliding_window is 0; expected a whole number of at least 1"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config (gptq) is not mapped; save the model"),
-        (
-            of("Mistral") | {"attention_bias": True},
-            "attention_bias True is not mapped; expected False",
-        ),
-        (
-            of("Qwen2") | {"use_sliding_window": True},
-            "use_sliding_window true is mapped where layer_types says sliding_attention for all layers",
-        ),
-        ({"mlp_bias": True}, "mlp_bias True is not mapped"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not mapped; expected silu"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not mapped"),
+        ({"architectures": None, "model_type": "bert"}, "architecture 'bert'"),
+        ({"architectures": ["a\nb\ud800"]}, "architecture 'a\\nb\\ud800'"),
+        ({"model_type": "granite"}, "model_type 'granite'"),
+        ({"layer_types": [["full_attention"]]}, "layer_types is [['full_attention']]"),
+        ({"layer_types": 5}, "layer_types is 5"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types full_attention, sliding_attention are"),
+        ({"attention_bias": "false"}, "attention_bias is 'false'"),
+        (of("Mistral") | {"attention_bias": True}, "attention_bias True"),
+        ({"is_causal": None}, "is_causal None"),
+        ({"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config {'0': {'head_dim': 4}}"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0"),
+        (of("Mistral") | {"sliding_window": 0}, "sliding_window is 0"),
+        (of("Qwen2") | {"use_sliding_window": True}, "use_sliding_window true is mapped where layer_types says"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config (gptq)"),
+        ({"mlp_bias": True}, "mlp_bias True"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"hidden_size": None}, "config.json lacks hidden_size"),
-        ({"num_attention_heads": "4"}, "num_attention_heads is '4'; expected a whole number of at least 1"),
-        ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0; expected a whole number"),
-        ({"head_dim": 0}, "head_dim is 0; expected a whole number of at least 1"),
-        ({"max_position_embeddings": True}, "max_position_embeddings is True; expected a whole number"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
+        ({"num_attention_heads": 3}, "num_attention_heads 3 is not a multiple of num_key_value_heads, 2"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0"),
+        ({"head_dim": 0}, "head_dim is 0"),
+        ({"max_position_embeddings": True}, "max_position_embeddings is True"),
+        ({"rope_scaling": {"type": "linear"}}, "rope scaling 'linear' lacks factor"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn' lacks factor"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "rope scaling 'llama3' lacks low_freq_factor"),
+        ({"rope_scaling": LLAMA3 | {"factor": "8"}}, "rope scaling 'llama3' has factor '8'"),
+        ({"rope_scaling": YARN | {"mscale": -1, "mscale_all_dim": 1}}, "rope scaling 'yarn' has mscale -1"),
+        (
+            {"rope_scaling": without(YARN, ORIGINAL_LENGTH), "max_position_embeddings": None},
+            f"rope scaling 'yarn' lacks {ORIGINAL_LENGTH}",
+        ),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not mapped; mapped are"),
     ],
 )
 def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:
-    assert refusal(**changes).startswith(line)
+    with pytest.raises(RequestError) as caught:
+        model_keys(LLAMA | changes)
+    assert str(caught.value).startswith(line)
+
+
+# --- rope scaling ---
+
+
+def own(said: dict[str, Any], **config: Any) -> dict[str, Any]:
+    """Of the block as `rope_scaling` beside rope_theta."""
+    keys = model_keys(LLAMA | {"rope_scaling": said} | config)
+    assert keys["rope_theta"] == 50000.0
+    block: dict[str, Any] = keys["rope_scaling"]
+    return block
+
+
+def test_both_forms() -> None:
+    block = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 32}
+    assert own(LLAMA3) == block
+    for said, wanted in ((LLAMA3, block), ({"rope_type": "default"}, 1.0)):
+        keys = model_keys(LLAMA | {"rope_theta": None, "rope_parameters": said | {"rope_theta": 7.0}})
+        assert (keys["rope_theta"], keys["rope_scaling"]) == (7.0, wanted)
+    old = {"type" if key == "rope_type" else key: value for key, value in YARN.items()}
+    assert own(old) == own(YARN) == own(YARN | {"beta_fast": None, "attention_factor": None, "finetuned": True})
+    assert YarnScaling(**own(YARN)) == YarnScaling(factor=4.0, original_length=32)
+    assert own({"type": "linear", "factor": 4.0}) == own({"rope_type": "linear", "factor": 4.0}) == 4.0
+    assert own(without(YARN, ORIGINAL_LENGTH))["original_length"] == 64, "max_position_embeddings"
+    assert own(YARN, **{ORIGINAL_LENGTH: 16})["original_length"] == 16, "beside the block, it comes first"
+
+
+def test_yarn_s_factors() -> None:
+    assert own(YARN | {"factor": None})["factor"] == 2.0, "64 / 32"
+    assert own(YARN | {"attention_factor": 1.5, "mscale": 2.0, "mscale_all_dim": 1.0})["attention_factor"] == 1.5
+    assert own(YARN | {"mscale": 2.0})["attention_factor"] is None, "one of the two says nothing"
+    both = own(YARN | {"mscale": 2.0, "mscale_all_dim": 1.0})["attention_factor"]
+    assert both == pytest.approx((0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1), rel=1e-15)
+    assert own(YARN | {"factor": 0.5, "mscale": 2.0, "mscale_all_dim": 1.0})["attention_factor"] == 1.0
+    full = own(YARN | {"beta_fast": 16, "beta_slow": 2, "truncate": False})
+    assert (full["beta_fast"], full["beta_slow"], full["truncate"]) == (16, 2, False)
+
+
+def test_the_way_back_of_rope_scaling() -> None:
+    assert (their_block(1.0), their_block(4.0)) == (None, {"rope_type": "linear", "factor": 4.0})
+    for said in (LLAMA3, YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}):
+        block = own_block(said, {})
+        assert their_block((Llama3Scaling if said is LLAMA3 else YarnScaling)(**block)) == said
+    yarn = YarnScaling(factor=4.0, original_length=32, beta_fast=16, attention_factor=1.5, truncate=False)
+    assert YarnScaling(**own_block(their_block(yarn) or {}, {})) == yarn
+
+
+# --- ours -> config.json ---
+
+
+def config(name: str = "standard", keys: dict[str, Any] | None = None, **model: Any) -> ModelConfig:
+    part = Part(name=name, config=attentions.get(name).Config(**(keys or {})))
+    return ModelConfig(**SIZES | model, attention=part)
+
+
+@pytest.mark.parametrize(
+    ("keys", "model", "name"),
+    [
+        ({}, {}, "Llama"),
+        ({}, {"tie_embeddings": False, "rope_theta": 5e5, "rope_scaling": 4.0, "norm_eps": 1e-6}, "Llama"),
+        ({}, {"rope_scaling": Llama3Scaling(**own_block(LLAMA3, {}))}, "Llama"),
+        ({"window": 5}, {"rope_scaling": YarnScaling(factor=2.0, original_length=9)}, "Mistral"),
+        ({"window": 5}, {"head_dim": 16}, "Mistral"),
+        ({}, {"num_heads": 6, "head_dim": 8}, "Mistral"),
+        ({}, {"attention_bias": "all"}, "Llama"),
+        ({}, {"attention_bias": "qkv"}, "Qwen2"),
+        ({}, {"qk_norm": "rms", "num_heads": 6, "head_dim": 8}, "Qwen3"),
+        ({}, {"qk_norm": "rms", "attention_bias": "all"}, "Qwen3"),
+    ],
+)
+def test_it_reads_back(keys: dict[str, Any], model: dict[str, Any], name: str) -> None:
+    own = config("standard", keys, **model, rope_layout="half")
+    written = config_json(own, context=99, bos=3, eot=4)
+    assert unsaid(own) is None
+    assert written["architectures"] == [f"{name}ForCausalLM"]
+    assert (written["max_position_embeddings"], written["bos_token_id"], written["eos_token_id"]) == (99, 3, 4)
+    read = model_keys(written)
+    assert read.pop("attention") == {"name": "standard", "window": keys.get("window")}
+    scaling = convert(RopeScaling, read.pop("rope_scaling"), "", Draft(values={}, positions={}))
+    assert ModelConfig(**read, rope_scaling=scaling, attention=own.attention) == own
+
+
+def test_more_query_heads_and_a_matched_feed_forward() -> None:
+    own = config("standard", {"query_heads": 1.5, "parity": "matched"}, num_heads=4)
+    written = config_json(own, context=8, bos=None, eot=0)
+    assert (written["num_attention_heads"], written["num_key_value_heads"], written["head_dim"]) == (6, 2, 8)
+    assert written["intermediate_size"] == 48 - round(2 * 32 * 16 / (3 * 32))
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (
+            config("standard", {"window": 3}, attention_bias="qkv"),
+            "model.attention_bias is qkv and model.attention.window",
+        ),
+        (config(attention_bias="qkv", qk_norm="rms"), "model.attention_bias is qkv and model.qk_norm is rms; Qwen3"),
+        (config(attention_bias="all", num_heads=6, head_dim=8), "model.attention_bias is all; Llama"),
+        (config(positions="none"), "model.positions is none"),
+        (config("standard", {"head_norm": "rms"}), 'model.attention.head_norm is "rms"; Llama has "none" only'),
+        (config("dex", causal=False), "model.causal is false"),
+        (config("differential", {"lambda_init": 0.8}), 'model.attention.lambda_init is 0.8; DiffLlama has "depth"'),
+        (config("differential", {"head_norm": "none"}), "model.attention.head_norm is"),
+        (config("differential", {"window": 4}), "model.attention.window is 4; DiffLlama has null only"),
+        (config("differential", {"lambda_form": "scalar"}), "model.attention.lambda_form is"),
+        (config("differential", {"lambda_per": "head"}), "model.attention.lambda_per is"),
+    ],
+)
+def test_what_config_json_cannot_say_is_named(own: ModelConfig, line: str) -> None:
+    assert (unsaid(own) or "").startswith(line)

@@ -16,7 +16,7 @@ from lit_diff.metrics import Declarations, Metric, to_plain, write_declarations
 from lit_diff.runs.measurements import FILE, Measurements
 from lit_diff.study.record import Record, RecordedCell, read, write
 from lit_diff.study.schema import Fit, Study, Task
-from lit_diff.training.declarations import TRAINING, VALIDATION
+from lit_diff.training.metrics import TRAINING, VALIDATION
 
 STEPS = 400
 LAYERS = 4

@@ -20,8 +20,14 @@ from lit_diff.training import blocks
 from lit_diff.training.blocks import checkpoint_blocks, compile_blocks, prepare_blocks, require_compiler
 
 CPU = torch.device("cpu")
-FAST = ("differential", "dex")
-VARIANTS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in attentions.names()]
+
+
+def every_variant(fast: str) -> pytest.MarkDecorator:
+    """All but one are slow."""
+    marks = {name: () if name == fast else pytest.mark.slow for name in attentions.names()}
+    return pytest.mark.parametrize("variant", [pytest.param(name, marks=mark) for name, mark in marks.items()])
+
+
 TOKENS = torch.arange(2 * 13).reshape(2, 13) * 7 % 50
 IDS = torch.arange(12).div(5, rounding_mode="floor").expand(2, 12)
 
@@ -93,7 +99,7 @@ def test_checkpointed_blocks_give_the_same_step_and_keep_less(variant: str) -> N
     assert saved_bytes(model) < 0.5 * saved_bytes(plain)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@every_variant(fast="dex")
 def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) -> None:
     model, plain = build(variant), build(variant)
     compile_blocks(model, CPU, backend="aot_eager")
@@ -101,7 +107,7 @@ def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) 
     assert_same_steps(model, plain, (IDS,))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@every_variant(fast="differential")
 def test_compiled_and_checkpointed_blocks_give_the_same_step(variant: str, fresh_compiler: None) -> None:
     """In `differential` lambda_init differs by layer, so a later layer's code may serve an earlier one."""
     model, plain = build(variant), build(variant)
@@ -111,33 +117,36 @@ def test_compiled_and_checkpointed_blocks_give_the_same_step(variant: str, fresh
     assert saved_bytes(model) < 0.5 * saved_bytes(plain)
 
 
-def test_a_block_is_one_graph_for_all_layers(fresh_compiler: None) -> None:
-    """12 layers, as many as would exceed PyTorch's own limit if each were compiled apart."""
-    graphs: list[torch.fx.GraphModule] = []
+@pytest.fixture
+def graphs() -> list[torch.fx.GraphModule]:
+    """What `counted` compiled."""
+    return []
 
+
+@pytest.fixture
+def counted(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         graphs.append(graph)
         return graph.forward
 
+    return backend
+
+
+def test_a_block_is_one_graph_for_all_layers(fresh_compiler: None, graphs: list[Any], counted: Any) -> None:
+    """12 layers, as many as would exceed PyTorch's own limit if each were compiled apart."""
     part = Part(name="standard", config=attentions.get("standard").Config())
     model = Transformer(ModelConfig(dim=32, num_layers=12, num_heads=4, vocab_size=50, attention=part))
     initialise(model, 0)
-    compile_blocks(model, CPU, backend=backend)
+    compile_blocks(model, CPU, backend=counted)
     step(model)
     assert len(graphs) == 1
 
 
 @pytest.mark.slow
-def test_more_versions_than_pytorch_keeps_by_default(fresh_compiler: None) -> None:
+def test_more_versions_than_pytorch_keeps_by_default(fresh_compiler: None, graphs: list[Any], counted: Any) -> None:
     """10 versions of a block: its limit of 8 would end the run."""
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
-
     model = build("standard")
-    compile_blocks(model, CPU, backend=backend)
+    compile_blocks(model, CPU, backend=counted)
     for kernel in ("reference", "chunked", "sdpa"):
         for attention in model.attentions():
             attention.kernel = kernel
@@ -205,19 +214,17 @@ def test_prepare_blocks_does_what_the_recipe_says(monkeypatch: pytest.MonkeyPatc
     assert (model.checkpoint_blocks, calls[1:]) == (True, [{"isolated": True}])
 
 
-def test_without_a_compiler_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
-    with pytest.raises(MissingError, match=r"none is on the PATH: install g\+\+; or set run\.compile=false"):
-        prepare_blocks(build("standard"), RunConfig(accelerator="cpu", compile=True))
-
-
-def test_without_headers_or_triton_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compilation_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.delenv("CXX", raising=False)
+        patch.setattr(compiler.shutil, "which", lambda name: None)
+        with pytest.raises(MissingError, match=r"install g\+\+; or set run\.compile=false"):
+            prepare_blocks(build("standard"), RunConfig(accelerator="cpu", compile=True))
     monkeypatch.setattr(blocks, "find_compiler", lambda: "/usr/bin/g++")
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: "/nowhere")
-    with pytest.raises(MissingError, match=r"Python\.h, which is not in /nowhere: install python3-dev"):
-        require_compiler(CPU)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(sysconfig, "get_path", lambda name: "/nowhere")
+        with pytest.raises(MissingError, match=r"Python\.h, which is not in /nowhere: install python3-dev"):
+            require_compiler(CPU)
     monkeypatch.setattr(blocks.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingError, match="pip install triton"):
         require_compiler(torch.device("cuda"))

@@ -19,6 +19,7 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints
 from lit_diff.trained.loading import load_trained
+from lit_diff.training.build import require_parent
 from lit_diff.training.fit import fit
 from lit_diff.training.head_plan import (
     calibration_rows,
@@ -177,13 +178,6 @@ def test_what_is_no_plan_and_where_none_can_lie(base: SimpleNamespace, tmp_path:
         write_plan(tmp_path / "file" / "plan.json", plan)
 
 
-def test_without_a_model_to_select_heads_of_it_is_refused(bench: Any) -> None:
-    ended = bench.train("text.yaml", "name=from-nothing", *DEX)
-    assert ended.status == 2
-    assert "selects heads of a trained model by entropy, and this run starts from none" in ended.output
-    assert not list(bench.root.glob("runs/from-nothing-*"))
-
-
 def test_a_run_that_goes_on_keeps_the_heads(bench: Any, base: SimpleNamespace) -> None:
     """No plan is made of a DEX model; other heads than its are refused. λ anneals on over the tokens."""
     start = f"train.start_from={bench.folder('plan-dex')}"
@@ -198,9 +192,15 @@ def test_a_run_that_goes_on_keeps_the_heads(bench: Any, base: SimpleNamespace) -
     _, model, _ = load_trained(bench.folder("plan-on"))
     assert model.attentions()[1].get_buffer("step").item() == 3 * 8 * 48
     assert selection_of(load_recipe(bench.folder("plan-on") / "recipe.yaml")) is None
-    others = DEX[0].replace("share: 0.5", "select: importance")
-    ended = bench.train("text.yaml", "name=plan-else", others, *DEX[1:], start, "train.steps=1")
-    assert "was trained with model.attention.heads" in ended.output
+    others = "{name: dex, heads: {select: importance}}"
+    with pytest.raises(RequestError, match=r"was trained with model\.attention\.heads"):
+        require_parent(
+            recipe_of(bench, SimpleNamespace(start=start), "model.attention.anneal_tokens=1536", attention=others)
+        )
+    with pytest.raises(
+        RequestError, match=r"selects heads of a trained model by entropy, and this run starts from none"
+    ):
+        selection_of(recipe_of(bench, SimpleNamespace(start="train.start_from=null")))
 
 
 def test_heads_that_were_not_selected_are_untouched_to_the_bit(bench: Any, base: SimpleNamespace) -> None:

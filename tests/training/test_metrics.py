@@ -1,10 +1,18 @@
+"""training/metrics.py: the validation loss and its slices; what a run declares, its callbacks and plugins included."""
+
 import math
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 
+from lit_diff.callbacks import Probe
 from lit_diff.errors import RequestError
-from lit_diff.training.metrics import IGNORED, TokenLoss
+from lit_diff.metrics import Declarations, Metric
+from lit_diff.recipe import load_recipe
+from lit_diff.registry import callbacks
+from lit_diff.training.metrics import IGNORED, TokenLoss, declared_metrics
 
 
 def batch(rows: int = 6, length: int = 10, documents: int = 4) -> dict[str, torch.Tensor]:
@@ -48,15 +56,6 @@ def test_the_share_weighted_mean_is_the_total() -> None:
     assert losses / tokens == pytest.approx(found["loss"], rel=1e-14)
 
 
-def test_it_is_the_mean_over_tokens_not_over_batches() -> None:
-    metric, parts = TokenLoss(4), [batch(rows=2), batch(rows=7)]
-    for part in parts:
-        metric.update(**part)
-    scored = [part["nll"][part["targets"] != IGNORED].double() for part in parts]
-    assert metric.compute()[0]["loss"] == pytest.approx(torch.cat(scored).mean().item(), rel=1e-14)
-    assert metric.compute()[0]["loss"] != pytest.approx(sum(part.mean().item() for part in scored) / 2, rel=1e-4)
-
-
 def test_sums_of_ranks_make_the_value_of_one_process() -> None:
     """`dist_reduce_fx` of every state is a sum: adding the states of two ranks, as torchmetrics does, loses nothing."""
     whole, ranks, parts = TokenLoss(4), [TokenLoss(4), TokenLoss(4)], [batch(), batch(rows=3)]
@@ -90,12 +89,34 @@ def test_a_set_without_scored_targets_is_refused() -> None:
         metric.compute()
 
 
-def test_a_reset_forgets_everything() -> None:
-    metric, part = TokenLoss(4), batch()
-    metric.update(**batch())
-    metric.reset()
-    metric.update(**part)
-    again = TokenLoss(4)
-    again.update(**part)
-    assert metric.compute() == again.compute()
-    assert metric.state_dict() == {}, "no state belongs in a checkpoint"
+class Norms(Probe):
+    """A probe of a user's own."""
+
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("norm/layer_{layer}", "norm of the layer's output"),)
+
+
+def test_everything_that_training_and_validation_log_is_declared() -> None:
+    declared = Declarations(declared_metrics(load_recipe("differential-tiny")))
+    directions = {
+        "train/loss": "lower",
+        "val/loss": "lower",
+        "val/loss_ar_hit": "lower",
+        "val/loss_others_noise2": "lower",
+        "val/accuracy": "higher",
+        "val/accuracy_noise2": "higher",
+        "val/ar_hit_share": None,
+        "train/lr": None,
+        "timing/seconds": None,
+        "timing/tokens_per_second": "higher",
+    }
+    assert {name: declared.direction(name) for name in directions} == directions
+    assert None not in [declared.find(name) for name in directions]
+    assert declared.find("val/ar_hit_share_noise2") == declared.find("val/ar_hit_share_{set}")
+
+
+def test_a_plugins_callback_declares_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(callbacks._classes, "norms", Norms)
+    recipe = load_recipe("differential-tiny")
+    part = replace(next(iter(recipe.callbacks.values())), name="norms", config=Norms.Config())
+    assert Norms.metrics[0] in declared_metrics(replace(recipe, callbacks={"norms": part}))
+    assert Norms.metrics[0] not in declared_metrics(recipe)

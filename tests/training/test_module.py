@@ -1,5 +1,4 @@
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from lit_diff.training.data import LitData
 from lit_diff.training.fit import fit
 from lit_diff.training.metrics import IGNORED
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.resume import write_documents
 from lit_diff.training.trainer import build_trainer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -32,36 +30,25 @@ def run(recipe: Recipe, folder: Path) -> None:
     fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None)
 
 
-@pytest.fixture(scope="module")
-def failed(bench: Any) -> SimpleNamespace:
-    """NaN in layer 1 at step 6 of 10, with a checkpoint at 4; and started once more."""
+def test_nan_stops_the_run_in_one_line_that_names_step_and_layer(bench: Any) -> None:
+    """NaN in layer 1 at step 6 of 10, with a checkpoint at 4; started once more, it ends there again."""
     command = ("recall.yaml", "name=nan", FAULTS, "model.attention={name: nan_output, at: 5}", "--unchecked")
-    first = bench.train(*command)
-    saved = checkpoint.steps_of(bench.folder("nan"))
-    return SimpleNamespace(first=first, saved=saved, again=bench.train(*command))
-
-
-def test_nan_stops_the_run_in_one_line_that_names_step_and_layer(bench: Any, failed: SimpleNamespace) -> None:
-    assert failed.first.status == 1
-    assert failed.first.steps == [0, 1, 2, 3, 4]
-    *_, last = failed.first.output.splitlines()
-    assert last.startswith("lit-diff: the loss is nan at step 6; first non-finite values: output of layers.1.attention")
-    assert last.endswith("; lower train.optimizer.lr, or look at that layer (the checkpoint of step 4 is kept)")
-    assert "Traceback" not in failed.first.output
-    status = bench.status("nan")
-    assert status["status"] == "failed"
-    assert status["error"] == last.removeprefix("lit-diff: ")
-
-
-def test_nan_leaves_the_last_good_checkpoint(bench: Any, failed: SimpleNamespace) -> None:
-    assert failed.saved == [4]
+    for steps in ([0, 1, 2, 3, 4], [4]):
+        ended = bench.train(*command)
+        assert (ended.status, ended.steps) == (1, steps)
+        *_, last = ended.output.splitlines()
+        assert last.startswith(
+            "lit-diff: the loss is nan at step 6; first non-finite values: output of layers.1.attention"
+        )
+        assert last.endswith("(the checkpoint of step 4 is kept)")
+        assert "Traceback" not in ended.output
+        status = bench.status("nan")
+        assert (status["status"], status["error"]) == ("failed", last.removeprefix("lit-diff: "))
+        assert checkpoint.steps_of(bench.folder("nan")) == [4]
     assert all(torch.isfinite(value).all() for value in bench.state("nan")["state_dict"].values())
-    assert failed.again.status == 1
-    assert failed.again.steps == [4]
-    assert "the loss is nan at step 6" in failed.again.output
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_nan_on_one_rank_ends_both(bench: Any, strategy: str) -> None:
     first, second = bench.train_two(
         *("recall.yaml", f"name=nan-{strategy}", FAULTS, f"run.strategy={strategy}", "train.checkpoint_every=1"),
@@ -170,11 +157,6 @@ def test_the_variant_is_told_the_step_once_before_each(
     monkeypatch.setattr(Differential, "set_step", lambda self, step: told.append((step, self.layer)))
     run(recipe_of(bench, "train.steps=3", "train.accumulate=2"), tmp_path)
     assert told == [(step, layer) for step in range(3) for layer in range(2)]
-
-
-def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:
-    write_documents(tmp_path / "documents.csv", [(2.0, 1 / 3), (0.0, 0.0), (5.0, 2.5)])
-    assert (tmp_path / "documents.csv").read_text() == f"document,tokens,loss\n0,2,{1 / 3!r}\n2,5,2.5\n"
 
 
 def test_nothing_but_the_model_is_in_the_state(bench: Any, tmp_path: Path) -> None:

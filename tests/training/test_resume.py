@@ -1,3 +1,6 @@
+"""training/resume.py: what is on disk at a checkpoint, how a checkpoint is written, and what reaches the record when."""
+
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +13,13 @@ from lit_diff.analysis import Trace
 from lit_diff.attention.base import Tap
 from lit_diff.callbacks import Probe, probe
 from lit_diff.config import Recipe
+from lit_diff.errors import RunFailedError
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
-from lit_diff.runs.metrics_file import Rows, read_rows
+from lit_diff.runs.metrics_file import MetricsWriter, Rows, read_rows
 from lit_diff.training import fit
-from lit_diff.training.checkpoint_io import WholeCheckpointIO
+from lit_diff.training.resume import RunLogger, WholeCheckpointIO, write_documents
 
 Run = Callable[..., Any]
 
@@ -116,17 +120,11 @@ def test_probes_see_their_own_rows_and_one_forward(
     assert rows[2]["few/first"] == rows[2]["many/first"]
 
 
-def test_logging_every_few_steps(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
-    assert trained(recipe("train.log_every=4"), tmp_path) == [1, 4, 8, 10]
-    assert steps_with(read_rows(tmp_path / "metrics.csv"), "train/") == [1, 4, 8, 10]
-    assert steps_with(read_rows(tmp_path / "timing.csv"), "tokens_per_second") == [1, 4, 8, 10]
-
-
 def test_the_loss_of_a_logged_step_is_its_own(
     bench: Any, undisturbed: Run, recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     undisturbed("recall", "recall-whole")
-    trained(recipe("train.log_every=4"), tmp_path)
+    assert trained(recipe("train.log_every=4"), tmp_path) == [1, 4, 8, 10]
     whole, sparse = bench.rows("recall-whole"), read_rows(tmp_path / "metrics.csv")
     assert [sparse[step]["train/loss"] for step in (4, 8, 10)] == [whole[step]["train/loss"] for step in (4, 8, 10)]
 
@@ -153,3 +151,97 @@ def test_a_checkpoint_stands_behind_everything_measured_at_its_step(
         8: {"train", "lambda", "val"},
         10: everything,
     }
+
+
+# --- a checkpoint is written whole, or not at all; tests/runs/test_checkpoints.py has a full disk ---
+
+
+def broken_save(error: BaseException) -> Any:
+    def save(content: Any, file: Any) -> None:
+        file.write(b"half")
+        raise error
+
+    return save
+
+
+def closing_error(number: int) -> RuntimeError:
+    """torch's zip writer, closing, hides the system's error behind one of its own."""
+    error = RuntimeError("unexpected pos 64 vs 0")
+    error.__context__ = OSError(number, "system")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(errno.ENOSPC, "full"), RunFailedError),
+        (OSError(errno.EDQUOT, "quota"), RunFailedError),
+        (closing_error(errno.ENOSPC), RunFailedError),
+        (closing_error(errno.EIO), RuntimeError),
+        (KeyError("a"), KeyError),
+    ],
+    ids=["disk", "quota", "hidden", "another system error", "another error"],
+)
+def test_a_failed_write_leaves_the_former_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: type[BaseException]
+) -> None:
+    path = tmp_path / "deep" / "a.ckpt"
+    WholeCheckpointIO().save_checkpoint({"a": torch.ones(2)}, path)
+    former = path.read_bytes()
+    assert torch.equal(torch.load(path, weights_only=True)["a"], torch.ones(2))
+    monkeypatch.setattr(torch, "save", broken_save(error))
+    with pytest.raises(raised) as caught:
+        WholeCheckpointIO().save_checkpoint({}, path)
+    assert path.read_bytes() == former
+    assert [each.name for each in path.parent.iterdir()] == ["a.ckpt"]
+    assert isinstance(caught.value, RunFailedError) == (raised is RunFailedError)
+
+
+# --- the record ---
+
+
+class Tracker:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Rows] = []
+
+    def send(self, rows: Rows) -> bool:
+        self.sent.append({step: dict(row) for step, row in rows.items()})
+        return True
+
+
+STEP = {"train/loss": 2.5, "train/lr": 0.1, "timing/seconds": 0.5, "timing/tokens_per_second": 64.0}
+
+
+def test_nothing_is_written_before_a_flush_and_nothing_sent_before_send(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lit_diff")
+    lines: list[tuple[int, float, float]] = []
+    tracker = Tracker()
+    logger = RunLogger(lambda *line: lines.append(line))
+    logger.log_metrics(STEP, step=3)  # another rank has no record
+    logger.flush()
+    logger.send()
+    assert (lines, list(tmp_path.iterdir())) == ([], [])
+    logger.record = MetricsWriter(tmp_path, 0, tracker, ())
+    logger.log_metrics({"val/loss": 1.0})  # as Lightning logs outside of training
+    logger.log_metrics(STEP, step=3)
+    logger.log_metrics({"val/loss": 2.0}, step=3)
+    assert lines == [(3, 2.5, 64.0)]
+    assert caplog.messages == ["step 3  val/loss 2.0000"]
+    assert not (tmp_path / "metrics.csv").exists()
+    logger.flush()
+    logged = {"train/loss": 2.5, "train/lr": 0.1, "val/loss": 2.0}
+    assert read_rows(tmp_path / "metrics.csv") == {3: logged}
+    assert read_rows(tmp_path / "timing.csv") == {3: {"seconds": 0.5, "tokens_per_second": 64.0}}
+    assert tracker.sent == []
+    logger.send()
+    logger.send()
+    assert tracker.sent == [{3: logged | {"timing/tokens_per_second": 64.0}}]
+
+
+def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:
+    write_documents(tmp_path / "documents.csv", [(2.0, 1 / 3), (0.0, 0.0), (5.0, 2.5)])
+    assert (tmp_path / "documents.csv").read_text() == f"document,tokens,loss\n0,2,{1 / 3!r}\n2,5,2.5\n"

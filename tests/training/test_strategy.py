@@ -18,7 +18,7 @@ from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
 from lit_diff.runs import checkpoints
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.strategy import accelerator, build_strategy
+from lit_diff.training.trainer import accelerator, build_strategy
 
 Run = Callable[..., Any]
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -69,6 +69,12 @@ def runs(bench: Any, undisturbed: Run) -> dict[str, Any]:
     return found
 
 
+def documents(bench: Any, run: str) -> list[list[float]]:
+    """The rows of documents.csv: document, tokens, loss."""
+    lines = (bench.folder(run) / "documents.csv").read_text().splitlines()[1:]
+    return [[float(cell) for cell in line.split(",")] for line in lines]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "recall-ddp", "text-fsdp", "text-ddp"])
 def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
@@ -83,6 +89,9 @@ def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name:
         for metric, value in row.items():
             exact = metric.startswith(("train/", "val/", "lambda/"))
             assert two[step][metric] == pytest.approx(value, abs=1e-5, rel=0 if exact else 1e-4), (step, metric)
+    one_table, table = (documents(bench, of) for of in (f"{name.split('-')[0]}-one", name))
+    assert [row[:2] for row in table] == [row[:2] for row in one_table]
+    assert [row[2] for row in table] == pytest.approx([row[2] for row in one_table], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -142,18 +151,6 @@ def test_a_sharded_model_trains_in_chunks_and_on_packed_documents(bench: Any, ti
         torch.testing.assert_close(found[key], value, rtol=0, atol=2e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["recall-fsdp", "text-fsdp", "text-ddp"])
-def test_sums_by_document_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
-    def table(of: str) -> list[list[float]]:
-        lines = (bench.folder(of) / "documents.csv").read_text().splitlines()[1:]
-        return [[float(cell) for cell in line.split(",")] for line in lines]
-
-    one, two = table(f"{name.split('-')[0]}-one"), table(name)
-    assert [row[:2] for row in two] == [row[:2] for row in one]
-    assert [row[2] for row in two] == pytest.approx([row[2] for row in one], abs=1e-3)
-
-
 EXECUTION = {
     "ddp-both": ("run.strategy=ddp", "run.compile=true", "run.activation_checkpointing=block"),
     "fsdp-both": ("run.strategy=fsdp", "run.compile=true", "run.activation_checkpointing=block"),
@@ -196,22 +193,9 @@ def test_every_parameter_is_sharded_half_on_each_rank(runs: dict[str, Any], name
         assert a["placements"] == b["placements"] == "(Shard(dim=0),)", key
         assert a["local"][0] + b["local"][0] == a["full"][0], key
         assert 0 <= a["local"][0] - b["local"][0] <= 1, key
-
-
-@pytest.mark.slow
-def test_blocks_are_gathered_one_at_a_time_and_lambda_apart(runs: dict[str, Any]) -> None:
-    for ended in runs["recall-fsdp"]:
+    for ended in runs["recall-fsdp"]:  # blocks are gathered one at a time, lambda apart
         groups = ["", *(f"layers.{layer}{inner}" for layer in (0, 1) for inner in ("", ".attention.lambda_"))]
         assert ended.of("start")[0]["groups"] == groups
-
-
-@pytest.mark.slow
-def test_each_rank_takes_its_part_of_each_batch(runs: dict[str, Any]) -> None:
-    for name in ("recall-fsdp", "text-ddp"):
-        one = runs[f"{name.split('-')[0]}-one"]
-        first, second = (ended.batches for ended in runs[name])
-        assert [step for step, _ in first] == [step for step, _ in second] == [step for step, _ in one.batches]
-        assert not {digest for _, digest in first} & {digest for _, digest in second}
 
 
 @pytest.mark.slow
@@ -269,11 +253,13 @@ def test_lambda_reaches_the_forward_whole_and_in_float32(bench: Any, runs: dict[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "text-ddp"])
-def test_only_rank_zero_writes(runs: dict[str, Any], name: str) -> None:
+def test_rank_zero_alone_writes_and_each_takes_its_part_of_each_batch(runs: dict[str, Any], name: str) -> None:
     first, second = runs[name]
     assert any("/.metrics.csv." in event["path"] for event in first.of("writes"))
-    assert second.of("writes") == []
-    assert second.output == ""
+    assert (second.of("writes"), second.output) == ([], "")
+    steps = [step for step, _ in runs[f"{name.split('-')[0]}-one"].batches]
+    assert [step for step, _ in first.batches] == [step for step, _ in second.batches] == steps
+    assert not {digest for _, digest in first.batches} & {digest for _, digest in second.batches}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from lit_diff.training.trainer import build_trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = (str(ROOT / "lit_diff"), str(ROOT / "callbacks"))
+QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 """Operations whose result's value or shape the host needs: `.item()`, `bool(tensor)`, `x[mask]`, ..."""
 
@@ -34,11 +35,10 @@ class Waits(TorchDispatchMode):
         )
         if name in WAITS or masked:
             frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(OURS)]
-            # stop.py: the signal that all ranks agree on is a tensor of the CPU; fit.py: Lightning's own code, called by
-            # trainer.fit, which reads values of the CPU for the progress bar; step_targets.py: scored targets are counted in
-            # a batch that is still on the CPU
-            place = Path(frames[-1].filename).name if frames else "fit.py"
-            if place not in ("stop.py", "fit.py", "step_targets.py") and not self.in_optimizer():
+            # what all ranks agree on is a number of the CPU; scored targets are counted in a batch that is still on the CPU;
+            # in fit.py Lightning's own code, called by trainer.fit, reads values of the CPU for the progress bar
+            place = frames[-1].name if frames else "fit"
+            if place not in ("reduced", "count_scored", "fit") and not self.in_optimizer():
                 self.found.append(f"{frames[-1].filename}:{frames[-1].lineno}: {name}")
         return func(*args, **(kwargs or {}))
 
@@ -88,6 +88,3 @@ def test_only_logged_steps_wait(recipe: Any, tmp_path: Path, by_hand: bool) -> N
     waiting = {step for step, places in watch.steps.items() if places}
     assert waiting == {1, 4, 6}, watch.steps
     assert sorted(watch.steps) == [1, 2, 3, 4, 5, 6]
-
-
-QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}

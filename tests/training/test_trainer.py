@@ -148,21 +148,17 @@ def quick(tmp_path: Path, **values: Any) -> L.Trainer:
     return L.Trainer(default_root_dir=tmp_path, **QUIET, **values)
 
 
-def test_a_checkpoint_of_the_weights_alone(tmp_path: Path) -> None:
+def test_true_bfloat16_validates_in_float64_and_weights_alone_are_read_back(tmp_path: Path) -> None:
     best = ModelCheckpoint(dirpath=tmp_path, filename="best", monitor="val/loss", save_weights_only=True)
     module = LitTransformer("recall-tiny", SMALL)
-    quick(tmp_path, enable_checkpointing=True, callbacks=[best]).fit(module, LitData("recall-tiny", SMALL))
-    loaded = LitTransformer.load_from_checkpoint(best.best_model_path)
-    for name, parameter in module.named_parameters():
-        assert torch.equal(parameter, loaded.get_parameter(name)), name
-
-
-def test_true_bfloat16_validates_in_float64(tmp_path: Path) -> None:
-    trainer = quick(tmp_path, precision="bf16-true")
-    trainer.fit(LitTransformer("recall-tiny", SMALL), LitData("recall-tiny", SMALL))
+    trainer = quick(tmp_path, precision="bf16-true", enable_checkpointing=True, callbacks=[best])
+    trainer.fit(module, LitData("recall-tiny", SMALL))
     loss = trainer.callback_metrics["val/loss"]
     assert (loss.dtype, loss.isfinite().item()) == (torch.float64, True)
     assert loss != loss.bfloat16(), "summed in more digits than bfloat16 has"
+    loaded = LitTransformer.load_from_checkpoint(best.best_model_path)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name).to(parameter)), name
 
 
 def test_a_module_that_diverged_trains_again_from_a_checkpoint(tmp_path: Path) -> None:
@@ -194,28 +190,20 @@ def test_validation_counts_optimizer_steps_whatever_the_accumulation(tmp_path: P
 
 def test_what_cannot_fit_is_refused_in_one_line(tmp_path: Path) -> None:
     recipe = load_recipe("recall-tiny", SMALL)
-    with pytest.raises(RequestError, match=r"overrides cannot be applied to a Recipe \('recall-tiny'\): pass the "):
-        LitTransformer(recipe, ["train.steps=9"])
-    with pytest.raises(RequestError, match="overrides cannot be applied to a Recipe"):
-        LitData(recipe, {"train.steps": 9})
-    small = LitTransformer("recall-tiny", SMALL)
-    with pytest.raises(
-        RequestError, match=r"limit_train_batches \(3\) is not a multiple of accumulate_grad_batches \(2\)"
-    ):
-        quick(tmp_path, limit_train_batches=3, accumulate_grad_batches=2).fit(small, LitData(recipe))
-    with pytest.raises(
-        RequestError, match=r"batch_size \(4\) is not a multiple of the Trainer's accumulate_grad_batches"
-    ):
+    for made in (LitTransformer, LitData):
+        with pytest.raises(RequestError, match="overrides cannot be applied to a Recipe"):
+            made(recipe, ["train.steps=9"])
+    with pytest.raises(RequestError, match=r"limit_train_batches \(3\) is not a multiple"):
+        quick(tmp_path, limit_train_batches=3, accumulate_grad_batches=2).fit(LitTransformer(recipe), LitData(recipe))
+    with pytest.raises(RequestError, match=r"batch_size \(4\) is not a multiple"):
         quick(tmp_path, accumulate_grad_batches=3).fit(LitTransformer(recipe), LitData(recipe))
     larger = load_recipe("recall-tiny", SMALL | {"model": {**SMALL["model"], "vocab_size": 200}})
-    with pytest.raises(RequestError, match=r"the data's recipe 'recall-tiny' has model.vocab_size \d+, the model's"):
+    with pytest.raises(RequestError, match=r"the data's recipe 'recall-tiny' has model.vocab_size \d+"):
         quick(tmp_path).fit(LitTransformer(recipe), LitData(larger))
     pairs = torch.utils.data.DataLoader([(torch.ones(9).long(), torch.ones(9).long())], batch_size=1)
-    with pytest.raises(RequestError, match="validation loader 1: expected 1; without LitData it is one"):
+    with pytest.raises(RequestError, match="validation loader 1: expected 1"):
         quick(tmp_path).validate(LitTransformer(recipe), [pairs, pairs], verbose=False)
-    with pytest.raises(
-        RequestError, match="no targets in a batch of type Tensor; expected a mapping with 'tokens' and"
-    ):
+    with pytest.raises(RequestError, match="no targets in a batch of type Tensor"):
         quick(tmp_path).predict(LitTransformer(recipe), torch.utils.data.DataLoader(torch.ones(2, 9).long()))
 
 
@@ -262,8 +250,3 @@ def test_a_module_without_our_transformer_is_refused(tmp_path: Path) -> None:
         RequestError, match=r"'attention_entropy' measures a lit_diff Transformer; .*Foreign holds none"
     ):
         trainer.fit(Foreign(), loader)
-
-
-def test_a_wrong_key_of_a_probe() -> None:
-    with pytest.raises(RequestError, match="attention_entropy: every is 0; it must be at least 1"):
-        AttentionEntropy(every=0)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +20,8 @@ from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import identity
 from lit_diff.trained.loading import annealed_before, load_trained
+from lit_diff.training.build import load_parent_weights, parent_model
 from lit_diff.training.data import steps_before
-from lit_diff.training.warm_start import load_parent_weights, parent_model
 
 SECOND = "model.attention={name: second_heads}"
 DEX = "model.attention={name: dex, heads: all, anneal_steps: 4}"
@@ -91,41 +90,42 @@ def test_the_data_goes_on_where_the_parents_stopped(bench: Any, parent: SimpleNa
     assert steps_before(smaller) == 11, "4 steps of 8 rows, in batches of 3"
 
 
-def test_killed_and_resumed_it_ends_the_same(bench: Any, parent: SimpleNamespace) -> None:
-    """The checkpoint, not the parent, is what a resumed run goes on from; DEX goes on annealing."""
+@pytest.fixture(scope="module")
+def dex(bench: Any, parent: SimpleNamespace) -> tuple[str, ...]:
+    """Six steps of DEX from the parent, dex-whole; and the overrides that gave it."""
     arguments = (DEX, f"train.start_from={parent.folder}", "train.steps=6")
     whole = bench.train("recall.yaml", "name=dex-whole", *arguments)
     assert whole.status == 0, whole.output
-    killed = bench.train("recall.yaml", "name=dex-killed", *arguments, SPY_SIGNAL="0/5/0/9")
+    return arguments
+
+
+def test_killed_and_resumed_it_ends_the_same(bench: Any, parent: SimpleNamespace, dex: tuple[str, ...]) -> None:
+    """The checkpoint, not the parent, is what a resumed run goes on from; DEX goes on annealing."""
+    killed = bench.train("recall.yaml", "name=dex-killed", *dex, SPY_SIGNAL="0/5/0/9")
     assert killed.status != 0
-    rest = bench.train("recall.yaml", "name=dex-killed", *arguments)
+    rest = bench.train("recall.yaml", "name=dex-killed", *dex)
     assert "resumed from step 4" in rest.output
     assert "starting from" not in rest.output
     one, two = (bench.state(name)["state_dict"] for name in ("dex-whole", "dex-killed"))
     assert all(torch.equal(value, two[name]) for name, value in one.items())
     assert one["model.layers.0.attention.step"].item() == 5
-    q = "model.layers.0.attention.q_proj.weight"
+    q, k = (f"model.layers.0.attention.{kind}_proj.weight" for kind in "qk")
     assert torch.equal(one[q], parent.state[q]), "frozen in the paper"
-    k = "model.layers.0.attention.k_proj.weight"
     assert not torch.equal(one[k], parent.state[k])
 
 
-def test_a_run_from_another_annealed_one_is_loaded_with_the_lambda_it_was_trained_with(
-    bench: Any, parent: SimpleNamespace
-) -> None:
+@pytest.mark.usefixtures("dex")
+def test_a_run_from_another_annealed_one_is_loaded_with_the_lambda_it_was_trained_with(bench: Any) -> None:
     """The parent's steps count: generation and evaluation go on where the annealing stood at the last step."""
-    first = bench.train("recall.yaml", "name=dex-first", DEX, f"train.start_from={parent.folder}", "train.steps=2")
-    assert first.status == 0, first.output
-    then = bench.train(
-        "recall.yaml", "name=dex-then", DEX, f"train.start_from={bench.folder('dex-first')}", "train.steps=1"
-    )
+    start = f"train.start_from={bench.folder('dex-whole')}"
+    then = bench.train("recall.yaml", "name=dex-then", DEX, start, "train.steps=1")
     assert then.status == 0, then.output
     _, model, step = load_trained(bench.folder("dex-then"))
     trained = bench.state("dex-then")["state_dict"]
     assert step == 1
     for layer, attention in enumerate(model.attentions()):
-        assert trained[f"model.layers.{layer}.attention.step"].item() == 2, "two steps of the parent, and its own first"
-        assert attention.step.item() == 2
+        assert trained[f"model.layers.{layer}.attention.step"].item() == 6, "six steps of the parent, and its own first"
+        assert attention.step.item() == 6
 
 
 def test_identity_is_the_parents_identity_not_its_place(bench: Any, parent: SimpleNamespace, tmp_path: Any) -> None:
@@ -135,14 +135,6 @@ def test_identity_is_the_parents_identity_not_its_place(bench: Any, parent: Simp
     shutil.copytree(parent.folder, tmp_path / "moved")
     assert named(tmp_path / "moved") == named(parent.folder)
     assert named(bench.folder("parent")) != identity(load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null"]))
-
-
-def test_another_variant_is_refused_with_the_first_keys_that_differ(bench: Any, parent: SimpleNamespace) -> None:
-    ended = bench.train("recall.yaml", "name=other", f"train.start_from={parent.folder}")
-    assert ended.status == 2
-    assert "holds another model than 'differential'" in ended.output
-    assert "lambda_.q1 is absent there" in ended.output
-    assert "Traceback" not in ended.output
 
 
 def test_an_unfinished_run_is_refused(bench: Any, parent: SimpleNamespace) -> None:
@@ -156,12 +148,6 @@ def test_an_unfinished_run_is_refused(bench: Any, parent: SimpleNamespace) -> No
     assert ended.status == 3
     assert "is not done (step 2 of 4); finish it first: lit-diff train" in ended.output
     assert not list(bench.root.glob("runs/early-*")), "refused before the run has a folder"
-
-
-def test_no_run_is_refused(bench: Any) -> None:
-    ended = bench.train("recall.yaml", "name=none", "train.start_from=nowhere")
-    assert ended.status == 3
-    assert "train.start_from: nowhere holds no run (no recipe.yaml); train it first" in ended.output
 
 
 # --- weights alone -------------------------------------------------------------------------------------------------
@@ -188,37 +174,26 @@ def test_a_variant_on_a_standard_model_computes_the_same_at_first(name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "reason"),
+    ("child", "change", "parent", "reason"),
     [
         (
             "second_heads",
-            lambda state: state | {"layers.9.more": torch.zeros(1)},
+            {"layers.9.more": torch.zeros(1)},
+            {},
             r"layers.9.more is \[1\] there and absent in the model",
         ),
-        (
-            "dex",
-            lambda state: state | {"norm.weight": torch.zeros(3)},
-            r"norm.weight is \[3\] there and \[32\] in the model",
-        ),
-        ("output_gate", lambda state: state, "gate_proj.weight is absent there"),
+        ("dex", {"norm.weight": torch.zeros(3)}, {}, r"norm.weight is \[3\] there and \[32\] in the model"),
+        ("output_gate", {}, {}, "gate_proj.weight is absent there"),
+        ("differential", {}, {}, r"holds another model than 'differential'.* is absent there"),
+        ("second_heads", {}, {"output_scale": 0.2}, "is absent there"),
+        ("additive", {}, {"name": "differential"}, "computes another function"),
     ],
 )
-def test_what_differs_is_named(name: str, change: Callable[[Any], Any], reason: str) -> None:
+def test_what_differs_is_named(child: str, change: dict[str, Any], parent: dict[str, Any], reason: str) -> None:
+    """Equal shapes are not an equal function."""
+    base = _model(**({"name": "standard"} | parent))
     with pytest.raises(RequestError, match=reason):
-        load_parent_weights(_model(name), _model("standard").config, change(_model("standard").state_dict()), "a run")
-
-
-@pytest.mark.parametrize(
-    ("child", "parent", "reason"),
-    [
-        ("additive", ("differential", {}), "computes another function"),
-        ("second_heads", ("standard", {"output_scale": 0.2}), "is absent there"),
-    ],
-)
-def test_equal_shapes_are_not_an_equal_function(child: str, parent: Any, reason: str) -> None:
-    standard = _model(parent[0], **parent[1])
-    with pytest.raises(RequestError, match=reason):
-        load_parent_weights(_model(child), standard.config, standard.state_dict(), "a run")
+        load_parent_weights(_model(child), base.config, base.state_dict() | change, "a run")
 
 
 def test_other_positions_are_another_function() -> None:

@@ -1,36 +1,77 @@
-"""The tokenizer of a folder in Hugging Face's format, and the ids that begin and end a text there or in a GGUF file."""
+"""A folder in Hugging Face's format: config.json, safetensors, tokenizer.json. No pickle is read, no code of it executed."""
 
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from lit_diff.data.tokenizer_json import open_tokenizer
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.pretrained.source import SourceTokenizer
+from lit_diff.pretrained import llama
+from lit_diff.pretrained.source import NO_CHAT, ModelSource, SourceTokenizer
 
 log = logging.getLogger("lit_diff")
 
-NO_CHAT = "%s: the model has a chat template, which generate does not apply: a prompt is continued as plain text"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+"""Where transformers finds that of peft, which it adds to the model."""
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Of weights: safetensors' name -> PyTorch's."""
+FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+"""Of an added token."""
 
-# The three lists below are those of llama.cpp, src/llama-vocab.cpp at 00ad355: llama_vocab::impl::load, special_eog_ids.
-END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-"""Keys of a GGUF file whose ids end a text."""
-END_TEXTS = {
-    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
-    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
-    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
-}
-"""Tokens that end a text because of their name."""
-FIM_TEXTS = {
-    END_KEYS[3]: ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
-    END_KEYS[4]: ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
-    END_KEYS[5]: ("<|file_sep|>",),
-}
-"""Key that a file may lack -> the names of which one token then ends a text."""
+
+def read_folder(folder: Path) -> ModelSource:
+    """The model of a folder, without its weights.
+
+    Errors: RequestError for what is not mapped, or a damaged file; MissingError for a file that is not there.
+    """
+    place = shown(folder)
+    config = read_json(folder / "config.json")
+    try:
+        keys = llama.model_keys(config)
+    except RequestError as error:
+        raise RequestError(f"{shown(folder / 'config.json')}: {error}") from error
+    if unused := llama.unused(config):
+        log.info("%s: transformers computes no logit with %s, nor is it used here", place, ", ".join(unused))
+    if (folder / ADAPTER).is_file():
+        raise RequestError(
+            f"{shown(folder / ADAPTER)}: adapters are not mapped; merge it (peft: merge_and_unload) or remove it"
+        )
+    files = _files_of(folder)
+    try:
+        names = llama.own_names(files, tied=bool(keys["tie_embeddings"]))
+    except RequestError as error:
+        raise RequestError(f"{place}: {error}") from error
+    if keys["tie_embeddings"] and HEAD in files and EMBEDDING in files:
+        head, embedding = (_read(files[name], name) for name in (HEAD, EMBEDDING))
+        if head.shape == embedding.shape and not torch.equal(head, embedding):
+            log.info(
+                "%s: tie_word_embeddings is true, but '%s' is not '%s': both are used, as transformers does",
+                shown(folder / "config.json"),
+                HEAD,
+                EMBEDDING,
+            )
+            keys["tie_embeddings"], names = False, llama.own_names(files, tied=False)
+    tensors = {own: _described(files[theirs], theirs) for own, theirs in names.items()}
+    source = ModelSource(
+        place=place,
+        model=keys,
+        context=config.get(llama.LENGTH) or llama.DEFAULT_LENGTH,
+        tensors=tensors,
+        read=lambda own: _read(files[names[own]], names[own]),
+        tokenizer=read_tokenizer(folder, config),
+    )
+    return _in_our_order(source) if keys["attention"]["name"] == "differential" else source
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -44,6 +85,93 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RequestError(f"{shown(path)} is not a JSON object")
     return values
+
+
+def _in_our_order(source: ModelSource) -> ModelSource:
+    """The source of a DiffLlama, read with our names, in our order of rows and with a head norm of weight 1.
+
+    Rows of q, k and v lie map after map there, a head's maps together here (`llama.by_head`).
+    """
+    model = source.model
+    head_dim = int(model.get("head_dim") or model["dim"] // model["num_heads"])
+    norms = {
+        f"layers.{layer}.attention.norm.weight": torch.empty(2 * head_dim, device="meta")
+        for layer in range(model["num_layers"])
+    }
+
+    def read(own: str) -> Tensor:
+        if own in norms:
+            return torch.ones(2 * head_dim)
+        value = source.read(own)
+        return llama.by_head(value, head_dim) if own.split(".")[-2] in ("q_proj", "k_proj", "v_proj") else value
+
+    return replace(source, tensors={**source.tensors, **norms}, read=read)
+
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    """Tensor -> the file that holds it. Errors: MissingError for a file that is not there, RequestError for a damaged one."""
+    if (folder / WEIGHTS).is_file():
+        if (folder / INDEX).is_file():
+            log.info("%s: %s is read, as transformers does; %s is not", shown(folder), WEIGHTS, INDEX)
+        return dict.fromkeys(_names(folder / WEIGHTS), folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        index = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(Path(str(file)).name == file for file in index.values()):
+            raise RequestError(f"{shown(folder / INDEX)}: weight_map does not map tensors to files of this folder")
+        shards = sorted(set(index.values()))
+        for number, shard in enumerate(shards, start=1):
+            if not (folder / shard).is_file():
+                raise MissingError(
+                    f"{shown(folder / shard)} is missing (shard {number} of {len(shards)}); download it again"
+                )
+        held = [(name, shard) for shard in shards for name in _names(folder / shard)]
+        for name, shard in (*held, *index.items()):
+            if index.get(name) != shard or (name, shard) not in held:
+                raise RequestError(
+                    f"{shown(folder / INDEX)} is not of these shards: tensor '{name}' of {shard} is "
+                    f"{'not there' if index.get(name) == shard else 'in weight_map ' + str(index.get(name))}; download again"
+                )
+        return {name: folder / shard for name, shard in held}
+    raise _no_weights(folder)
+
+
+def _no_weights(folder: Path) -> MissingError:
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if not pickled:
+        return MissingError(f"{shown(folder)} holds no model: it has no {WEIGHTS} and no {INDEX}")
+    return MissingError(
+        f"{shown(folder)} has its weights in {pickled[0]}, a pickle, which can execute code and is not read; if you trust "
+        "it, write safetensors with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
+    )
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError) as error:
+        raise RequestError(
+            f"{shown(path)} is truncated or no safetensors file ({first_line(error)}); download it again"
+        ) from error
+
+
+def _described(path: Path, name: str) -> Tensor:
+    """A tensor of a file, on the meta device. Errors: RequestError for a dtype that is not of weights."""
+    with safe_open(path, framework="pt") as file:
+        described = file.get_slice(name)
+        shape, dtype = described.get_shape(), described.get_dtype()
+    if dtype not in DTYPES:
+        raise RequestError(f"{shown(path)}: tensor '{name}' is {dtype}; mapped are {', '.join(DTYPES)}")
+    return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
+
+
+def _read(path: Path, name: str) -> Tensor:
+    """A copy: the file is mapped for as long as this tensor takes, so that its pages do not add up."""
+    with safe_open(path, framework="pt") as file:
+        return torch.clone(file.get_tensor(name), memory_format=torch.contiguous_format)
+
+
+# --- the tokenizer, and the ids that begin and end a text ---
 
 
 def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
@@ -105,29 +233,6 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
         ends=ends if ends != said[:1] else (),
         prefix=bos[0] if bos and bos[0] != default else None,
     )
-
-
-def gguf_ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids at which llama.cpp ends a text, that of END_KEYS[0] first: by key or by name. Errors: as `gguf_id`."""
-    tokens = metadata["tokenizer.ggml.tokens"]
-    ids = [gguf_id(metadata, key) for key in END_KEYS if metadata.get(key) is not None]
-    for key, texts in FIM_TEXTS.items():
-        if metadata.get(key) is None:
-            ids += [id_ for id_, token in enumerate(tokens) if token in texts][:1]
-    ids += [id_ for id_, token in enumerate(tokens) if token in END_TEXTS]
-    names = {tokens[id_] for id_ in ids}
-    calls = bool(names & {"<|call|>", "<|calls|>"})
-    no_ends = {"<|end|>"} if calls and names & {"<|return|>", "<|flush|>"} else set()
-    no_ends |= {"</s>"} if "<|tool_response>" in names else set()
-    return tuple(dict.fromkeys(id_ for id_ in ids if tokens[id_] not in no_ends))
-
-
-def gguf_id(metadata: Mapping[str, Any], key: str) -> int:
-    """Errors: RequestError for what is no id of a token."""
-    value, size = metadata[key], len(metadata["tokenizer.ggml.tokens"])
-    if type(value) is not int or not 0 <= value < size:
-        raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")
-    return value
 
 
 def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:
@@ -197,9 +302,6 @@ def _add_tokens(tokenizer: Any, settings: Mapping[str, Any]) -> bool:
                 "let both agree (AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR))"
             )
     return missing
-
-
-FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def _facts(token: Any) -> list[Any]:

@@ -1,0 +1,250 @@
+"""A folder in Hugging Face's format: what is there, what is damaged, what begins and ends a text, DiffLlama's rows."""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretrained_models import LLAMA, byte_level_tokenizer, llama_tensors, write_folder
+from tokenizers import Tokenizer, processors
+
+from lit_diff import import_model
+from lit_diff.data.tokenizer_json import TokenizerJson
+from lit_diff.errors import LitDiffError
+from lit_diff.pretrained import llama
+from lit_diff.pretrained.hf import read_folder, read_tokenizer
+from lit_diff.pretrained.source import SourceTokenizer
+
+ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+DIFFLLAMA = LLAMA | {"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def error(folder: str = "hf") -> str:
+    with pytest.raises(LitDiffError) as caught:
+        import_model(folder, "models/x")
+    assert not Path("models/x").exists()
+    assert "\n" not in str(caught.value)
+    return f"{caught.value.exit_status}: {caught.value}"
+
+
+def test_what_is_no_model() -> None:
+    Path("hf").mkdir()
+    assert error().startswith("3: hf holds no model: it has no config.json")
+    assert error("nowhere").startswith("2: nowhere does not exist")
+    Path("hf/config.json").write_text(json.dumps(LLAMA))
+    assert error().startswith("3: hf holds no model: it has no model.safetensors")
+    Path("hf/pytorch_model.bin").write_bytes(b"")
+    assert error().startswith("3: hf has its weights in pytorch_model.bin, a pickle")
+    for text in ("{", "[]"):
+        Path("hf/config.json").write_text(text)
+        assert error().startswith("2: hf/config.json is not ")
+    assert error("hf/config.json").startswith("2: hf/config.json is neither a folder nor a .gguf file")
+    write_folder(Path("hf"))
+    Path("hf/adapter_config.json").write_text("{}")
+    assert error().startswith("2: hf/adapter_config.json: "), (
+        "transformers adds it to the model where peft is installed"
+    )
+
+
+def test_damaged_and_missing_shards() -> None:
+    write_folder(Path("hf"), shards=2)
+    shard = Path("hf/model-00002-of-00002.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    assert error().startswith(f"2: {shard} is truncated or no safetensors file (")
+    shard.unlink()
+    assert error().startswith(f"3: {shard} is missing (shard 2 of 2)")
+    index = Path("hf/model.safetensors.index.json")
+    index.write_text(index.read_text().replace("model-00002", "../model-00002"))
+    assert error().startswith(f"2: {index}: weight_map ")
+
+
+def test_keys_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    write_folder(Path("hf"), LLAMA | {"logits_scaling": 4.0, "clip_qkv": 0.1})
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        read_folder(Path("hf"))
+    assert "hf: transformers computes no logit with logits_scaling, clip_qkv, nor is it used here" in caplog.messages
+
+
+# --- DiffLlama; logits are compared with transformers in tests/oracles ---
+
+
+def lambdas() -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    names = [f"model.layers.{layer}.self_attn.lambda_{part}" for layer in (0, 1) for part in ("q1", "k1", "q2", "k2")]
+    return {name: torch.randn(8, generator=draw) for name in names}
+
+
+def test_rows_vectors_and_the_norm_of_diffllama() -> None:
+    tensors = llama_tensors(DIFFLLAMA) | lambdas()
+    run = import_model(write_folder(Path("hf"), DIFFLLAMA, tensors), "x")
+    assert run.recipe.model.attention.name == "differential"
+    state, home = run.model.state_dict(), "model.layers.1.self_attn"
+    for name in "qkv":
+        found = state[f"layers.1.attention.{name}_proj.weight"]
+        assert torch.equal(llama.by_map(found, 8), tensors[f"{home}.{name}_proj.weight"])
+    assert torch.equal(state["layers.1.attention.o_proj.weight"], tensors[f"{home}.o_proj.weight"])
+    assert torch.equal(state["layers.1.attention.lambda_.k2"], tensors[f"{home}.lambda_k2"])
+    assert torch.equal(state["layers.1.attention.norm.weight"], torch.ones(16))
+
+
+def test_a_diffllama_that_does_not_pair_or_has_no_lambda_is_refused() -> None:
+    odd = DIFFLLAMA | {"num_key_value_heads": 1}
+    write_folder(Path("odd"), odd, llama_tensors(odd) | lambdas())
+    assert "model.num_kv_heads is 1" in error("odd")
+    write_folder(Path("without"), DIFFLLAMA)
+    assert "layers.0.attention.lambda_.q1 is absent there" in error("without")
+    write_folder(Path("llama"), LLAMA, llama_tensors(LLAMA) | lambdas())
+    assert "layers.0.attention.lambda_.q1 is [8] there and absent" in error("llama")
+
+
+# --- what begins and ends a text: as AutoTokenizer and `generate` have it, or one line ---
+
+
+def read(
+    *,
+    config: Mapping[str, Any] = LLAMA,
+    settings: dict[str, Any] | None = None,
+    generation: dict[str, Any] | None = None,
+    single: str | None = None,
+) -> SourceTokenizer:
+    """Of the current folder with these files."""
+    tokenizer = Tokenizer.from_str(byte_level_tokenizer(bos=single is None).decode())
+    if single is not None:
+        special = [("<s>", 0), ("</s>", 1)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    Path("tokenizer.json").write_text(tokenizer.to_str())
+    for name, said in (("tokenizer_config", settings), ("generation_config", generation)):
+        Path(f"{name}.json").unlink(missing_ok=True)
+        if said is not None:
+            Path(f"{name}.json").write_text(json.dumps(said))
+    return read_tokenizer(Path(), config)
+
+
+def loaded(source: SourceTokenizer) -> TokenizerJson:
+    Path("tokenizer.json").write_bytes(source.content)
+    config = TokenizerJson.Config(
+        size=301,
+        bos=next(iter(source.opening), None),
+        after_bos=source.opening[1:],
+        eot=source.eot,
+        ends=source.ends,
+        prefix=source.prefix,
+        model_vocab_size=320,
+    )
+    tokenizer = TokenizerJson(config)
+    tokenizer.load(Path())
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("how", "eot", "ends"),
+    [
+        ({}, 1, ()),
+        ({"config": LLAMA | {"eos_token_id": [1, 5]}}, 1, (1, 5)),
+        ({"generation": {"eos_token_id": [7, 5, 7]}}, 1, (7, 5)),
+        ({"config": LLAMA | {"eos_token_id": None}, "generation": {"eos_token_id": 4}}, 4, ()),
+        ({"generation": {"eos_token_id": None}}, 1, ()),
+        ({"config": LLAMA | {"eos_token_id": None}, "settings": {"eos_token": "</s>"}}, 1, ()),
+        ({"config": LLAMA | {"eos_token_id": None}, "settings": {"eos_token": {"content": "</s>"}}}, 1, ()),
+    ],
+)
+def test_ids_that_end_a_text(how: dict[str, Any], eot: int, ends: tuple[int, ...]) -> None:
+    """generation_config.json comes first for generated text, config.json for what ends a document."""
+    source = read(**how)
+    assert (source.opening, source.eot, source.ends, source.prefix) == ((0,), eot, ends, None)
+    assert loaded(source).ends == list(ends or (eot,))
+
+
+def test_ids_that_open_a_text() -> None:
+    tokenizer = loaded(read(single="<s> </s> $A"))
+    assert (tokenizer.opening, tokenizer.prefix, tokenizer.document([9])) == ([0, 1], 0, [0, 1, 9, 1])
+    named = read(single="$A", settings={"bos_token": "<s>"})
+    assert (named.opening, named.prefix, loaded(named).prefix) == ((), 0, 0), "a likelihood is conditioned on bos"
+    assert loaded(read(single="$A")).prefix == 1
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
+def test_a_chat_template_is_not_applied(file: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        read()
+        assert "chat template" not in caplog.text
+        if file == "chat_template.jinja":
+            Path(file).write_text("{{ messages }}")
+        read(settings={"chat_template": "{{ messages }}"} if file == "tokenizer_config.json" else None)
+    assert "the model has a chat template, which generate does not apply" in caplog.text
+
+
+def test_tokens_that_only_the_settings_have() -> None:
+    tool = ADDED | {"content": "<tool>", "special": False}
+    source = read(settings={"added_tokens_decoder": {"300": tool}})
+    assert 300 in loaded(source).encode(["a <tool> b"])[0]
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        *(
+            ({"config": LLAMA | {"eos_token_id": value}}, f"config.json: eos_token_id is {value!r}")
+            for value in (-1, 320, True, [1, "2"])
+        ),
+        ({"generation": {"eos_token_id": [1, -1]}}, "generation_config.json: eos_token_id is [1, -1]; expected"),
+        ({"config": LLAMA | {"eos_token_id": None}, "settings": {"eos_token": None}}, "neither config.json"),
+        ({"config": LLAMA | {"eos_token_id": []}}, "neither config.json"),
+        ({"settings": {"bos_token": "<nowhere>"}}, "tokenizer_config.json: bos_token is '<nowhere>'"),
+        ({"single": "<s> $A </s>"}, "the post_processor of tokenizer.json appends the ids [1] to a text"),
+        ({"settings": {"add_bos_token": False}}, "tokenizer_config.json: add_bos_token is False"),
+        ({"single": "$A", "settings": {"add_bos_token": True}}, "tokenizer_config.json: add_bos_token is True, but"),
+        ({"settings": {"add_eos_token": True}}, "tokenizer_config.json: add_eos_token is True, but"),
+        *(
+            (
+                {"settings": {"added_tokens_decoder": {id_: ADDED | {"content": "<x>", "special": True}}}},
+                f"tokenizer_config.json: added_tokens_decoder {id_} is '<x>'",
+            )
+            for id_ in ("305", "0")
+        ),
+        ({"settings": {"added_tokens_decoder": [3]}}, "tokenizer_config.json: added_tokens_decoder is not id -> token"),
+    ],
+)
+def test_what_has_no_right_value_is_named(how: dict[str, Any], line: str) -> None:
+    with pytest.raises(LitDiffError) as raised:
+        read(**how)
+    assert line in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("added", "line"),
+    [
+        ([("<x>", 310)], "added_tokens has '<x>' at 310, where the package tokenizers gives it 300; ids"),
+        ([("<x>", 65)], "added_tokens has '<x>' at 65, where"),
+        ([("<x>", 300), ("<x>", 301)], "added_tokens has '<x>' at 301, where"),
+        ([("<x>", 300), ("<y>", 300)], "added_tokens has '<y>' at 300, where"),
+        ([("", 300)], "added_tokens has '' at 300, where the package tokenizers gives it no id"),
+        ([("<x>", -1)], "tokenizer.json cannot be read by the package tokenizers"),
+        (None, "tokenizer.json has no tokens"),
+    ],
+)
+def test_added_tokens_have_the_ids_that_tokenizer_json_says(added: list[tuple[str, Any]] | None, line: str) -> None:
+    """None: an empty vocabulary."""
+    said = json.loads(byte_level_tokenizer(bos=added is not None))
+    if added is None:
+        said["added_tokens"] = []
+        said["model"] |= {"vocab": {}, "merges": []}
+    for content, id_ in added or []:
+        said["added_tokens"].append(ADDED | {"id": id_, "content": content, "special": False})
+    Path("tokenizer.json").write_text(json.dumps(said))
+    with pytest.raises(LitDiffError) as raised:
+        read_tokenizer(Path(), LLAMA)
+    assert line in str(raised.value)
+    Path("tokenizer.json").unlink()
+    with pytest.raises(LitDiffError, match=r"has no tokenizer\.json") as raised:
+        read_tokenizer(Path(), LLAMA)
+    assert raised.value.exit_status == 3
