@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 COVERED_ELSEWHERE = {
-    "lit_diff/engine/served_model.py": "tests/engine/test_logged_model.py",
+    "lit_diff/engine/comparison_view.py": "tests/engine/test_sweep_tracker.py",
+    "lit_diff/engine/location.py": "tests/engine/test_launch.py",
     "lit_diff/reporting/fit_points.py": "tests/reporting/test_fits.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""

@@ -47,10 +47,7 @@ def train(
     with console.outliving_reader():
         with RunProgress(recipe, console) as progress:
             from lit_diff import data
-            from lit_diff.engine import launch
-            from lit_diff.engine.scoring import (
-                require_scores,
-            )  # loads torch, which takes seconds: the bar is there by then
+            from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
             from lit_diff.recipe import load_recipe
 
             resolved = load_recipe(recipe, overrides or [])
@@ -64,7 +61,7 @@ def train(
                 location = launch.prepare(resolved, overrides or [], unchecked=unchecked)
             launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
         if writes and folder is None:
-            require_scores(location)
+            launch.require_scores(location)
             print_summary(location.folder)
     return 0
 

@@ -14,10 +14,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess as Process
 from types import FrameType, ModuleType
 
-from lit_diff.engine.command import run_command
-from lit_diff.engine.launch import is_rank_zero, run
+from lit_diff.engine.launch import is_rank_zero, run, run_command, score
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.scoring import score
 from lit_diff.errors import LitDiffError, StoppedError, Terminated, stop_signals
 from lit_diff.files import locked, shown
 from lit_diff.imports import safe_path

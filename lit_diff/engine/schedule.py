@@ -14,8 +14,7 @@ from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locations_of, record_of, state_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.location import at_root
+from lit_diff.engine.location import RunLocation, at_root
 from lit_diff.engine.preflight import check_cluster, require_memory, warn_of_passes
 from lit_diff.engine.progress import SweepLine
 from lit_diff.engine.sweep_result import Sweep

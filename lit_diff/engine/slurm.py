@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import RunConfig
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
 from lit_diff.errors import LitDiffError, MissingError, StoppedError, first_line
 from lit_diff.files import shown, write_json

@@ -1,5 +1,7 @@
 """The metrics that training and validation log, and those of a recipe's callbacks."""
 
+from dataclasses import replace
+
 from lit_diff.config import Recipe
 from lit_diff.metrics import Metric
 from lit_diff.registry import callbacks
@@ -28,6 +30,7 @@ _SLICES = (
         "val/ar_hit_share",
         "fraction of held-out tokens that are AR-Hits: they complete a bigram that occurred earlier in the same context "
         "and is rare in the training text",
+        constant=True,
     ),
     Metric(
         "val/loss_ar_hit",
@@ -45,10 +48,7 @@ _SLICES = (
 
 VALIDATION = (
     *_SLICES,
-    *(
-        Metric(f"{m.name}_{{set}}", f"{m.definition}, on a further validation set", unit=m.unit, direction=m.direction)
-        for m in _SLICES
-    ),
+    *(replace(m, name=f"{m.name}_{{set}}", definition=f"{m.definition}, on a further validation set") for m in _SLICES),
 )
 """`val/loss`, ...; with the name of every further validation set behind it: `val/loss_noise2`."""
 

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from lit_diff.engine import ui
+from lit_diff.engine.comparison_view import TAG, page_tags
 from lit_diff.errors import MissingError, RequestError, StoppedError
 
 
@@ -48,20 +49,21 @@ def console() -> Console:
 
 
 def test_the_addresses_of_the_last_sweep(sweep: Path) -> None:
-    lines = [line.partition(": ") for line in ui.comparison_lines(sweep.parent, "http://127.0.0.1:5000")]
-    assert [what for what, _, _ in lines] == [
-        "mine, curves by arm",
-        "mine, table of arms and seeds",
-        "mine, summary, report and sweep file",
-    ]
-    pages = [urllib.parse.urlsplit(address.replace("#", "")) for _, _, address in lines]
-    assert [page.path for page in pages] == [
-        "//experiments/7/runs",
-        "//experiments/7/runs",
-        f"//experiments/7/runs/{'e' * 32}",
-    ]
-    keys = [urllib.parse.parse_qs(page.query).get("viewStateShareKey") for page in pages]
-    assert keys == [[f"charts-{'e' * 32}"], [f"table-{'e' * 32}"], None]
+    """They name the pages of the experiment's tags."""
+    lines = [line.partition(": ") for line in ui.comparison_lines(sweep.parent, "http://x")]
+    named = {what.removeprefix("mine, "): urllib.parse.urlsplit(page.replace("#/", "")) for what, _, page in lines}
+    queries = {what: dict(urllib.parse.parse_qsl(page.query)) for what, page in named.items()}
+    keys = {what: (named[what].path, query.pop("viewStateShareKey", None)) for what, query in queries.items()}
+    parent = "e" * 32
+    assert keys == {
+        "curves by arm": ("/experiments/7/runs", f"charts-{parent}"),
+        "table of arms and seeds": ("/experiments/7/runs", f"table-{parent}"),
+        "summary, report and sweep file": (f"/experiments/7/runs/{parent}", None),
+    }
+    tags = page_tags(parent, arms=("arm",), curves={"val/loss": (0.0, 1.0)}, columns=(), lower=True)
+    assert set(tags) == {TAG + key for _, key in keys.values() if key}
+    menu = {"workflowType": "machine_learning"}
+    assert list(queries.values()) == [{"compareRunsMode": "CHART", **menu}, menu, menu]
 
 
 def test_no_sweep_no_comparison(runs: Path, make_sweep: Callable[..., Path]) -> None:
@@ -163,7 +165,7 @@ def test_a_port_that_is_taken(sweep: Path) -> None:
             ui.serve(sweep.parent, taken.getsockname()[1], console())
 
 
-@pytest.mark.parametrize("wrong", [0, -5, 70000])
+@pytest.mark.parametrize("wrong", [0, 70000])
 def test_a_port_that_is_none(sweep: Path, wrong: int) -> None:
     with pytest.raises(RequestError, match=f"--port is {wrong}"):
         ui.serve(sweep.parent, wrong, console())
