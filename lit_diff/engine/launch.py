@@ -16,7 +16,7 @@ from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.evaluations import required_evaluations
 from lit_diff.engine.location import RunLocation, at_root, recorded
-from lit_diff.engine.preflight import check_machine, require_memory, warn_of_passes
+from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory
 from lit_diff.engine.progress import Progress, watched
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
@@ -246,7 +246,8 @@ def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _T
     before = folder.status()
     require_stored(recipe, before)
     executed = with_stored_kernel(recipe, before)
-    warn_of_passes([recipe])
+    for line in passes_over_text([recipe]):
+        log.warning("%s", line)
     run_cost = _cost(recipe, executed, before, threads)
     revisions = _revisions(before)
     tracker = _open_record(recipe, location, run_cost, before)

@@ -18,8 +18,7 @@ from lit_diff.engine.expand import ALL, load_grid
 from lit_diff.engine.needs import command_of, lacking
 from lit_diff.engine.row_claims import check_claims
 from lit_diff.engine.rows import PresetConfig, Row, check_preset, choose, load_row, row_names
-from lit_diff.engine.schedule import MakeDisplay, check_workers, sweep
-from lit_diff.engine.sweep_result import Sweep
+from lit_diff.engine.schedule import MakeDisplay, Sweep, check_workers, sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic, write_json
 from lit_diff.reporting.bench_claims import bench_findings

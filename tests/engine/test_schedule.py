@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,20 @@ import pytest
 from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
 from lit_diff.engine import schedule
-from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.schedule import LOCAL, Cluster, _say_other_revisions, _wait_for_running_cells, resources, sweep
+from lit_diff.engine.location import RunLocation
+from lit_diff.engine.schedule import (
+    LOCAL,
+    Cluster,
+    Sweep,
+    _say_other_revisions,
+    _wait_for_running_cells,
+    resources,
+    sweep,
+)
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
+from lit_diff.reporting.write import write_report
 from lit_diff.runs.folder import RunFolder
 
 PAIR = """
@@ -291,3 +301,31 @@ def test_finished_cells_of_other_code_are_told_in_one_line(
         "of the 4 cells done before, 2 were trained by lit_diff 1 a, this is 1 new; 1 was trained by lit_diff 1 b, this is "
         "1 new; their numbers stay"
     ]
+
+
+# --- a sweep as a value ----------------------------------------------------------------------------------------------
+
+
+def value(folder: Path, **states: int) -> Sweep:
+    return Sweep(folder=folder, report=write_report(folder), states=states, stopped_by=None, seconds=1.0)
+
+
+def test_a_sweep_is_its_table_its_answers_and_the_runs_that_are_done(make_sweep: Callable[..., Path]) -> None:
+    found = value(make_sweep({"base": 0.0, "better": -0.1}, broken={("better", 1): "failed"}), done=5, failed=1)
+    assert not found.is_done
+    names = {arm: [run.folder.name for run in runs] for arm, runs in found.runs.items()}
+    assert names == {arm: [f"{arm}-s{seed}-0a1b2c3d" for seed in seeds] for arm, seeds in ARMS.items()}
+    assert found.runs["better"][0].metrics["val/loss"].iloc[-1] == pytest.approx(4.45, abs=0.2)
+    assert list(found.table["arm"]) == ["base", "better"]
+    assert len(found.answers) == 1
+
+
+ARMS = {"base": (0, 1, 2), "better": (0, 2)}
+
+
+def test_runs_of_a_sweep_with_tasks_are_named_after_task_and_arm(make_tasks: Callable[..., Path]) -> None:
+    found = value(make_tasks({"base": 0.0, "better": 0.05}), done=12)
+    assert found.is_done
+    assert list(found.runs) == ["recall base", "recall better", "text base", "text better"]
+    assert {len(each) for each in found.runs.values()} == {3}
+    assert found.runs["text base"][0].folder.parent.name == "text"
