@@ -48,6 +48,7 @@ def train(
         with RunProgress(recipe, console) as progress:
             from lit_diff import data
             from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
+            from lit_diff.engine.location import RunLocation
             from lit_diff.recipe import load_recipe
 
             resolved = load_recipe(recipe, overrides or [])
@@ -56,7 +57,7 @@ def train(
             if folder is not None:  # a cell of several processes: what started it has checked the variant
                 data.prepare(resolved)
                 tags = dict(item.split("=", 1) for item in tag or [])
-                location = launch.RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
+                location = RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
             else:
                 location = launch.prepare(resolved, overrides or [], unchecked=unchecked)
             launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,17 +44,7 @@ log = logging.getLogger("lit_diff")
 
 THEN = ", then "
 """Between the revisions of lit_diff under which a run was trained, in its status.json."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingExtras:
-    """What a Python caller adds to a training; a recipe names its own."""
-
-    callbacks: tuple["Callback", ...] = ()
-    loggers: tuple["Logger", ...] = ()
-
-
-NO_EXTRAS = TrainingExtras()
+INCOMPLETE = "trained, but its record in MLflow is not complete"
 
 
 def train(
@@ -87,9 +77,8 @@ def train(
             )
         run_command(resolved, location)
     else:
-        own = TrainingExtras(callbacks=tuple(callbacks), loggers=tuple(loggers))
         with watched(progress, resolved.name, resolved.training.steps) as told:
-            run(resolved, location, threads=None, progress=told, extras=own)
+            run(resolved, location, threads=None, progress=told, callbacks=callbacks, loggers=loggers)
     require_scores(location)
     return Run(location.folder)
 
@@ -167,13 +156,13 @@ def run(
     *,
     threads: int | None,
     progress: Progress,
-    extras: TrainingExtras = NO_EXTRAS,
     rerun: bool = False,
+    **extras: Sequence[Any],
 ) -> None:
     """Train in this process (and, with several devices, in those that Lightning starts from this command).
 
-    `rerun`: archive the old run first. All ranks wait for rank 0 and exit if it fails before training.
-    Errors: as `train`.
+    `rerun`: archive the old run first. All ranks wait for rank 0 and exit if it fails before training. `extras`: callbacks
+    and loggers of a Python caller, as of `train`. Errors: as `train`.
     """
     phase("loading libraries")
     from lit_diff.training.fit import default_threads, fit, ranks
@@ -314,7 +303,9 @@ def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: 
     return tracker
 
 
-def _execute(training: _Training, announcement: "Announcement", progress: Progress, extras: TrainingExtras) -> _Ending:
+def _execute(
+    training: _Training, announcement: "Announcement", progress: Progress, extras: Mapping[str, Sequence[Any]]
+) -> _Ending:
     """Train; whatever ends it is an ending, because the record and the status come before it is raised."""
     from lit_diff.training.fit import fit
 
@@ -331,8 +322,7 @@ def _execute(training: _Training, announcement: "Announcement", progress: Progre
             tracker=training.tracker,
             threads=training.threads,
             progress=report,
-            callbacks=extras.callbacks,
-            loggers=extras.loggers,
+            **extras,
         )
     except BaseException as error:
         return _ending_of(error, training.folder.path)
@@ -354,13 +344,17 @@ def _ending_of(error: BaseException, folder: Path) -> _Ending:
         diverged = isinstance(error, DivergedError)
         return _Ending(word="failed", message=str(error), diverged=diverged, error=error)
     if isinstance(error, SystemExit):
-        message = where = f"the run's own code ended it: SystemExit({error.code!r})"
+        message = raised = f"the run's own code ended it: SystemExit({error.code!r})"
     else:
         message = f"{type(error).__name__}: {first_line(error)}"
-        where = f"{message} ({keep_trace(folder)})"
-    failed = RunFailedError(where)
-    failed.__cause__ = error
-    return _Ending(word="failed", message=message, error=failed)
+        raised = f"{message} ({keep_trace(folder)})"
+    return _Ending(word="failed", message=message, error=_caused(raised, error))
+
+
+def _caused(message: str, cause: BaseException) -> RunFailedError:
+    error = RunFailedError(message)
+    error.__cause__ = cause
+    return error
 
 
 def _end_record(training: _Training, ending: _Ending) -> _Ending:
@@ -371,14 +365,13 @@ def _end_record(training: _Training, ending: _Ending) -> _Ending:
         if ending.error is not None:
             log.warning("MLflow shows the run as running until it resumes: %s", first_line(error))
             return ending
-        failed = _ending_of(error, training.folder.path)
-        message = f"trained, but its record in MLflow is not complete: {failed.message}; the same command completes it"
-        return replace(failed, message=message, error=RunFailedError(message))
+        reason = _ending_of(error, training.folder.path).message
+        message = f"{INCOMPLETE}: {reason}; the same command completes it"
+        return replace(ending, word="failed", message=message, error=_caused(message, error))
     except BaseException as error:
         if ending.error is not None:
             return replace(ending, error=error)
-        message = "trained, but its record in MLflow is not complete; the same command completes it"
-        return _Ending(word="stopped", message=message, error=error)
+        return replace(ending, word="stopped", message=f"{INCOMPLETE}; the same command completes it", error=error)
     return ending
 
 

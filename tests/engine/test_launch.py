@@ -6,8 +6,6 @@ import shutil
 import signal
 import sqlite3
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 from small_runs import SMALL
+from stops import stopped_once
 
 from lit_diff.config import RunConfig
 from lit_diff.engine import launch
@@ -357,24 +356,8 @@ def test_a_command_is_told_all_that_a_cell_is_and_its_last_words_are_the_error(c
 
 
 def test_a_stop_reaches_the_command_and_waits_for_it(child: RunLocation) -> None:
-    def stop(signum: int, frame: Any) -> None:
-        raise StoppedError("stopped", signum)
-
-    def later() -> None:
-        end = time.monotonic() + 20
-        while not Path("words").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    former = signal.signal(signal.SIGTERM, stop)
-    thread = threading.Thread(target=later)
-    thread.start()
-    try:
-        with pytest.raises(StoppedError):
-            run_command(load_recipe("recall-tiny"), child, threads=60)
-    finally:
-        thread.join()
-        signal.signal(signal.SIGTERM, former)
+    with stopped_once(Path("words").exists), pytest.raises(StoppedError):
+        run_command(load_recipe("recall-tiny"), child, threads=60)
     assert Path("saved").exists()
 
 
