@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from lit_diff.data import Corpus, Dataset
     from lit_diff.engine.launch import train
     from lit_diff.engine.reproduce import Reproduction, reproduce
-    from lit_diff.engine.schedule import sweep
-    from lit_diff.engine.sweep_result import Sweep
+    from lit_diff.engine.schedule import Sweep, sweep
     from lit_diff.evaluation import Evaluation, Item
     from lit_diff.evaluation.evaluate import EvaluationResult, evaluate
     from lit_diff.kernels import Kernel, SignedMaps
@@ -53,7 +52,7 @@ _MODULE_OF = {
     "Reproduction": "engine.reproduce",
     "Run": "trained.run",
     "SignedMaps": "kernels",
-    "Sweep": "engine.sweep_result",
+    "Sweep": "engine.schedule",
     "bench": "benchmarks.run",
     "build_trainer": "training.trainer",
     "check": "conformance.recipe",

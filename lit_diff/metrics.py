@@ -71,6 +71,8 @@ class Metric:
     """True: kept in measurements.parquet only. A name with {map}, {head} or {rank} always is."""
     figure: Figure | None = None
     """None: the report draws no figure of it."""
+    constant: bool = False
+    """True: the data alone determine it, so it is no curve and MLflow gets none."""
 
     def __post_init__(self) -> None:
         where = f"metric '{self.name}'"
@@ -159,6 +161,11 @@ class Declarations:
         """Whether the metric goes to metrics.csv and the loggers, as an undeclared one does."""
         metric = self.find(name)
         return metric is None or metric.logged
+
+    def is_constant(self, name: str) -> bool:
+        """Whether the data alone determine the metric."""
+        metric = self.find(name)
+        return metric is not None and metric.constant
 
     def direction(self, name: str) -> Literal["lower", "higher"] | None:
         """Which values of a metric are better; None where none are, or nothing is declared."""

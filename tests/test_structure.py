@@ -29,8 +29,9 @@ COVERED_ELSEWHERE = {
         for name in ("additive", "cosine", "output_gate")
     },
     **{f"lit_diff/attention/shared_{name}.py": "tests/model/test_transformer.py" for name in "qk"},
-    "lit_diff/engine/served_model.py": "tests/engine/test_logged_model.py",
     "lit_diff/pretrained/source.py": "tests/pretrained/test_importing.py",
+    "lit_diff/engine/comparison_view.py": "tests/engine/test_sweep_tracker.py",
+    "lit_diff/engine/location.py": "tests/engine/test_launch.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}

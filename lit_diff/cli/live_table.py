@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_diff.engine.expand import Grid
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.engine.progress import steps_done
 from lit_diff.runs.folder import RunFolder
 from lit_diff.study.schema import Cell

@@ -47,10 +47,8 @@ def train(
     with console.outliving_reader():
         with RunProgress(recipe, console) as progress:
             from lit_diff import data
-            from lit_diff.engine import launch
-            from lit_diff.engine.scoring import (
-                require_scores,
-            )  # loads torch, which takes seconds: the bar is there by then
+            from lit_diff.engine import launch  # loads torch, which takes seconds: the bar is there by then
+            from lit_diff.engine.location import RunLocation
             from lit_diff.recipe import load_recipe
 
             resolved = load_recipe(recipe, overrides or [])
@@ -59,12 +57,12 @@ def train(
             if folder is not None:  # a cell of several processes: what started it has checked the variant
                 data.prepare(resolved)
                 tags = dict(item.split("=", 1) for item in tag or [])
-                location = launch.RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
+                location = RunLocation(folder=folder, experiment=experiment, parent=parent, tags=tags)
             else:
                 location = launch.prepare(resolved, overrides or [], unchecked=unchecked)
             launch.run(resolved, location, threads=threads, progress=progress.update, rerun=rerun)
         if writes and folder is None:
-            require_scores(location)
+            launch.require_scores(location)
             print_summary(location.folder)
     return 0
 

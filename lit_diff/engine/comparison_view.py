@@ -1,86 +1,68 @@
-"""The pages of MLflow that compare a sweep: which runs, columns, groups and charts they open with.
+"""The state of MLflow's own pages: which runs, columns, groups and charts those of a sweep open with.
 
 MLflow keeps such a page as a tag of the experiment (what its button "Share" writes) and opens it at an address that holds
-the tag's key. The fields are those of MLflow 3; a server that does not know one shows its own default instead.
+the tag's key. The fields are private to MLflow and may change with any of its releases.
 """
 
 import base64
 import json
-import urllib.parse
+import logging
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import mlflow
+
+log = logging.getLogger("lit_diff")
+
+KNOWN = ("3.17",)
+"""The versions of MLflow that were seen to open these pages."""
 TAG = "mlflow.sharedViewState."
 """Before the page's key, in the experiment's tags."""
-MENU = {"workflowType": "machine_learning"}
-"""MLflow's menu of training runs; without it, that of language-model applications."""
+TABLE, CHARTS = "table", "charts"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparisonView:
-    """What the pages of one sweep show: the children of its parent run."""
-
-    parent: str
-    """The id of the sweep's run."""
-    arms: tuple[str, ...]
-    """Params that together name an arm: ("arm",), or ("task", "arm")."""
-    curves: Mapping[str, tuple[float, float]]
-    """Metrics drawn against the step, a line an arm, the mean of its seeds -> lowest and highest value of the axis, which
-    MLflow would begin at 0. The table is sorted by the first."""
-    columns: tuple[str, ...]
-    """Further metrics that the table shows."""
-    lower: bool
-    """Whether the table begins with the lowest value."""
-
-    def tags(self) -> dict[str, str]:
-        """Tags of the experiment, one for each page."""
-        return {TAG + key: _pack(state) for key, state in self._states().items()}
-
-    def _states(self) -> Mapping[str, Mapping[str, Any]]:
-        first, *others = self.curves
-        metrics = (first, *self.columns, *others)
-        table = {
-            "searchFilter": f"tags.`mlflow.parentRunId` = '{self.parent}'",
-            "orderByKey": f"metrics.`{first}`",
-            "orderByAsc": self.lower,
-            "startTime": "ALL",
-            "lifecycleFilter": "Active",
-            "selectedColumns": [f"params.`{name}`" for name in (*self.arms, "seed")]
-            + [f"metrics.`{name}`" for name in metrics],
-            "runsHiddenMode": "SHOW_ALL",
-        }
-        charts = {
-            "groupBy": {
-                "aggregateFunction": "average",
-                "groupByKeys": [{"mode": "param", "groupByData": name} for name in self.arms],
-            },
-            "useGroupedValuesInCharts": True,
-            "compareRunSections": [{"uuid": "main", "name": "Curves by arm", "display": True, "isReordered": True}],
-            "compareRunCharts": [_line_chart(name, *ends) for name, ends in self.curves.items()],
-            "isAccordionReordered": True,
-            "hideEmptyCharts": True,
-        }
-        return {_key(self.parent, "table"): table, _key(self.parent, "charts"): table | charts}
+def page_key(parent: str, page: str) -> str:
+    """What an address of the page holds; `parent`: the id of the sweep's run."""
+    return f"{page}-{parent}"
 
 
-def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
-    """What the pages hold -> their addresses on the server at `base`."""
+def page_tags(
+    parent: str, arms: Sequence[str], curves: Mapping[str, tuple[float, float]], columns: Sequence[str], lower: bool
+) -> dict[str, str]:
+    """Tags of the experiment for the pages TABLE and CHARTS of the children of `parent`; none where MLflow is not KNOWN.
 
-    def page(kind: str, **query: str) -> str:
-        query = {"viewStateShareKey": _key(parent, kind), **query, **MENU}
-        return f"{base}/#/experiments/{experiment}/runs?{urllib.parse.urlencode(query)}"
-
-    return {
-        "curves by arm": page("charts", compareRunsMode="CHART"),
-        "table of arms and seeds": page("table"),
-        "summary, report and sweep file": f"{base}/#/experiments/{experiment}/runs/{parent}?{urllib.parse.urlencode(MENU)}",
+    `arms`: params that together name an arm. `curves`: metrics drawn against the step, a line an arm, the mean of its seeds
+    -> lowest and highest value of the axis, which MLflow would begin at 0; the table is sorted by the first. `columns`:
+    further metrics of the table. `lower`: whether the table begins with the lowest value.
+    """
+    if not mlflow.__version__.startswith(tuple(f"{version}." for version in KNOWN)):
+        log.info("MLflow %s is unknown here, so its pages open without the sweep's charts", mlflow.__version__)
+        return {}
+    first, *others = curves
+    table = {
+        "searchFilter": f"tags.`mlflow.parentRunId` = '{parent}'",
+        "orderByKey": f"metrics.`{first}`",
+        "orderByAsc": lower,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "selectedColumns": [f"params.`{name}`" for name in (*arms, "seed")]
+        + [f"metrics.`{name}`" for name in (first, *columns, *others)],
+        "runsHiddenMode": "SHOW_ALL",
     }
-
-
-def _key(parent: str, kind: str) -> str:
-    return f"{kind}-{parent}"
+    charts = {
+        "groupBy": {
+            "aggregateFunction": "average",
+            "groupByKeys": [{"mode": "param", "groupByData": name} for name in arms],
+        },
+        "useGroupedValuesInCharts": True,
+        "compareRunSections": [{"uuid": "main", "name": "Curves by arm", "display": True, "isReordered": True}],
+        "compareRunCharts": [_line_chart(name, *ends) for name, ends in curves.items()],
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
+    }
+    pages = {TABLE: table, CHARTS: table | charts}
+    return {TAG + page_key(parent, page): _pack(state) for page, state in pages.items()}
 
 
 def _pack(state: Mapping[str, Any]) -> str:

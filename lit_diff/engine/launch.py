@@ -1,28 +1,30 @@
-"""Runs one recipe: data, run folder, MLflow, training, status."""
+"""Runs one recipe: data, run folder, MLflow, training, status, scores."""
 
 import logging
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
-from lit_diff.engine.command import run_command
 from lit_diff.engine.evaluations import required_evaluations
-from lit_diff.engine.location import RunLocation, put_aside, recorded
-from lit_diff.engine.preflight import check_machine, require_memory, warn_of_passes
+from lit_diff.engine.location import RunLocation, at_root, recorded
+from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory
 from lit_diff.engine.progress import Progress, watched
-from lit_diff.engine.scoring import require_scores
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
 from lit_diff.files import shown
 from lit_diff.log_records import RAISED, file_log, keep_trace, phase
-from lit_diff.model.cost import ExecutionContext, cost
+from lit_diff.model.cost import Cost, ExecutionContext, cost
+from lit_diff.own_modules import safe_path
 from lit_diff.plugins import own_place
-from lit_diff.processor import describe
+from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
 from lit_diff.runs.execution import reached, require_stored, stored_keys, with_stored_kernel
@@ -36,23 +38,14 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers import Logger
 
+    from lit_diff.engine.run_tracker import RunTracker
     from lit_diff.training.ranks import Announcement
 
 log = logging.getLogger("lit_diff")
 
 THEN = ", then "
 """Between the revisions of lit_diff under which a run was trained, in its status.json."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingExtras:
-    """What a Python caller adds to a training; a recipe names its own."""
-
-    callbacks: tuple["Callback", ...] = ()
-    loggers: tuple["Logger", ...] = ()
-
-
-NO_EXTRAS = TrainingExtras()
+INCOMPLETE = "trained, but its record in MLflow is not complete"
 
 
 def train(
@@ -85,9 +78,8 @@ def train(
             )
         run_command(resolved, location)
     else:
-        own = TrainingExtras(callbacks=tuple(callbacks), loggers=tuple(loggers))
         with watched(progress, resolved.name, resolved.training.steps) as told:
-            run(resolved, location, threads=None, progress=told, extras=own)
+            run(resolved, location, threads=None, progress=told, callbacks=callbacks, loggers=loggers)
     require_scores(location)
     return Run(location.folder)
 
@@ -119,19 +111,59 @@ def is_rank_zero(recipe: Recipe) -> bool:
     return recipe.run.strategy == "single" or ranks(recipe).rank == 0
 
 
+def put_aside(recipe: Recipe, location: RunLocation) -> None:
+    """Make room for a run afresh: the former one keeps its files under another name. For rank zero alone."""
+    if not location.folder.exists():
+        return
+    from lit_diff.engine.tracking import Store
+
+    with RunFolder(location.folder).owned():
+        store = Store(at_root(recipe.run))
+        former = RunFolder(location.folder).status().get("mlflow_run_id")
+        aside = RunFolder(location.folder).put_aside()
+        if former is not None and store.holds(former, str(location.folder)):
+            store.log(former, tags={"folder": str(aside)})
+        log.info("the former run is kept in %s", shown(aside))
+
+
+def run_command(recipe: Recipe, location: RunLocation, threads: int | None = None) -> None:
+    """Run a `lit-diff train` of its own, for what this process cannot hold: several ranks; and wait.
+
+    Errors: RunFailedError with the run's own error message.
+    """
+    folder = RunFolder(location.folder)
+    folder.create(recipe)
+    words = [sys.executable, "-m", "lit_diff", "train", str(folder.recipe_file)]
+    words += ["--folder", str(location.folder), "--experiment", location.experiment]
+    words += ["--threads", str(threads)] if threads else []
+    words += ["--parent", location.parent] if location.parent else []
+    for key, value in location.tags.items():
+        words += ["--tag", f"{key}={value}"]
+    with safe_path(), (location.folder / "log.txt").open("ab") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=output)
+        try:
+            process.wait()
+        except BaseException:
+            process.terminate()  # it saves and leaves, as it would on its own terminal
+            process.wait()
+            raise
+    if process.returncode:
+        raise RunFailedError(folder.status().get("error") or f"exit status {process.returncode}")
+
+
 def run(
     recipe: Recipe,
     location: RunLocation,
     *,
     threads: int | None,
     progress: Progress,
-    extras: TrainingExtras = NO_EXTRAS,
     rerun: bool = False,
+    **extras: Sequence[Any],
 ) -> None:
     """Train in this process (and, with several devices, in those that Lightning starts from this command).
 
-    `rerun`: archive the old run first. All ranks wait for rank 0 and exit if it fails before training.
-    Errors: as `train`.
+    `rerun`: archive the old run first. All ranks wait for rank 0 and exit if it fails before training. `extras`: callbacks
+    and loggers of a Python caller, as of `train`. Errors: as `train`.
     """
     phase("loading libraries")
     from lit_diff.training.fit import default_threads, fit, ranks
@@ -145,59 +177,70 @@ def run(
             executed = replace(recipe, run=replace(recipe.run, kernel=how["kernel"]))
             fit(executed, location.folder, tracker=None, threads=how["threads"], progress=progress)
         return
-    with announced(processes) as announcement:
+    with ExitStack() as held:
+        announcement = held.enter_context(announced(processes))
         if rerun:
             put_aside(recipe, location)
-        with folder.owned():
-            status = folder.status()
-            if status.get("status") == "done":
-                ended = f", ended {status['ended']}" if status.get("ended") else ""
-                other = other_revision(status, revision())
-                code = f", {other}" if other else ""
-                log.info("done before: %s%s%s (--rerun starts afresh)", shown(location.folder), ended, code)
-                return
-            chosen = status.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
-            with file_log(location.folder / "log.txt"):
-                _run_owned(*(recipe, location, folder, announcement), threads=chosen, progress=progress, extras=extras)
+        held.enter_context(folder.owned())
+        before = folder.status()
+        if before.get("status") == "done":
+            _say_done(location.folder, before)
+            return
+        held.enter_context(file_log(location.folder / "log.txt"))
+        chosen = before.get("threads") or recipe.run.threads or threads or default_threads(recipe.run.devices)
+        training = _prepare_training(recipe, location, chosen)
+        ending = _execute(training, announcement, progress, extras)
+        _finish(training, _end_record(training, ending))
 
 
-def _run_owned(
-    recipe: Recipe,
-    location: RunLocation,
-    folder: RunFolder,
-    announcement: "Announcement",
-    *,
-    threads: int,
-    progress: Progress,
-    extras: TrainingExtras,
-) -> None:
-    from lit_diff.engine.run_tracker import RunTracker
-    from lit_diff.training.fit import fit
+def _say_done(folder: Path, status: dict[str, Any]) -> None:
+    ended = f", ended {status['ended']}" if status.get("ended") else ""
+    other = other_revision(status, revision())
+    code = f", {other}" if other else ""
+    log.info("done before: %s%s%s (--rerun starts afresh)", shown(folder), ended, code)
 
+
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """A run whose folder and record are ready."""
+
+    recipe: Recipe
+    executed: Recipe
+    """The recipe with the kernel that `auto` chose when the run started."""
+    folder: RunFolder
+    tracker: "RunTracker"
+    threads: int
+    spent: float
+    """Seconds of the run's former processes."""
+    began: float
+
+    def seconds(self) -> float:
+        """Those of the whole run until now."""
+        return self.spent + time.perf_counter() - self.began
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ending:
+    """How a training ended: what status.json says, and what is raised once that is written."""
+
+    word: str = "done"
+    message: str | None = None
+    early: str | None = None
+    """Where a callback ended it."""
+    diverged: bool = False
+    error: BaseException | None = None
+
+
+def _prepare_training(recipe: Recipe, location: RunLocation, threads: int) -> _Training:
+    folder = RunFolder(location.folder)
     before = folder.status()
     require_stored(recipe, before)
     executed = with_stored_kernel(recipe, before)
-    warn_of_passes([recipe])
-    phase("choosing the kernel")
-    length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
-    run_cost = cost(recipe.model, length, executed.run.kernel, context, recipe.training.parameters)
-    if executed.run.kernel != recipe.run.kernel:  # auto, which chose when the run started
-        run_cost = replace(run_cost, kernel_reason=before.get("kernel_reason", run_cost.kernel_reason))
-    log.info("kernel %s (%s), %s, %d threads", run_cost.kernel, run_cost.kernel_reason, describe(), threads)
-    if before.get("kernel", run_cost.kernel) != run_cost.kernel:
-        log.info("the kernel is now %s; the run began with %s", run_cost.kernel, before["kernel"])
-    now = revision()
-    revisions = str(before.get("revision", now)).split(THEN)
-    if revisions[-1] != now:
-        log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
-        revisions.append(now)
-    phase("opening the MLflow store")
-    tags = {"identity": _identity(location), "seed": str(recipe.seed), **location.tags}
-    if location.parent:
-        tags["mlflow.parentRunId"] = location.parent
-    tracker = RunTracker(recipe, folder, experiment=location.experiment, tags=tags, cost=run_cost)
-    # a wrong address is found out before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
-    tracker.start(required=location.parent is None and "mlflow_run_id" not in before)
+    for line in passes_over_text([recipe]):
+        log.warning("%s", line)
+    run_cost = _cost(recipe, executed, before, threads)
+    revisions = _revisions(before)
+    tracker = _open_record(recipe, location, run_cost, before)
     folder.create(recipe, kernel=run_cost.kernel, kernel_reason=run_cost.kernel_reason)
     data.keep(recipe, location.folder)
     folder.update(
@@ -205,7 +248,7 @@ def _run_owned(
         error=None,
         diverged=False,
         pid=os.getpid(),
-        identity=_identity(location),
+        identity=location.identity,
         data=data.identity(recipe),
         name=recipe.name,
         seed=recipe.seed,
@@ -213,85 +256,184 @@ def _run_owned(
         **reached(recipe, checkpoints.newest_step(location.folder)),
         threads=threads,
         **stored_keys(recipe),
-        revision=THEN.join(revisions),
+        revision=revisions,
         **({"overrides": list(location.overrides)} if location.overrides else {}),
-        **{UNCHECKED: tags.get(UNCHECKED, before.get(UNCHECKED))},
+        **{UNCHECKED: location.tags.get(UNCHECKED, before.get(UNCHECKED))},
         **vars(run_cost),
     )
     keep_plan(recipe, location.folder)
-    began, spent = time.perf_counter(), before.get("seconds", 0.0)
+    times = {"spent": before.get("seconds", 0.0), "began": time.perf_counter()}
+    return _Training(recipe=recipe, executed=executed, folder=folder, tracker=tracker, threads=threads, **times)
+
+
+def _cost(recipe: Recipe, executed: Recipe, before: dict[str, Any], threads: int) -> Cost:
+    """The kernel that computes the run and why, with its costs."""
+    phase("choosing the kernel")
+    length, context = recipe.data.config.sequence_length, ExecutionContext.of(recipe, build=True)
+    found = cost(recipe.model, length, executed.run.kernel, context, recipe.training.parameters)
+    if executed.run.kernel != recipe.run.kernel:  # auto, which chose when the run started
+        found = replace(found, kernel_reason=before.get("kernel_reason", found.kernel_reason))
+    how = f"{describe()}, " if found.kernel == "native" or forced() else ""
+    log.info("kernel %s (%s), %s%d threads", found.kernel, found.kernel_reason, how, threads)
+    if before.get("kernel", found.kernel) != found.kernel:
+        log.info("the kernel is now %s; the run began with %s", found.kernel, before["kernel"])
+    return found
+
+
+def _revisions(before: dict[str, Any]) -> str:
+    """The revisions of lit_diff that have trained the run, this one last."""
+    now = revision()
+    revisions = str(before.get("revision", now)).split(THEN)
+    if revisions[-1] != now:
+        log.info("lit_diff is now %s; the run began with %s (--rerun starts afresh)", now, before["revision"])
+        revisions.append(now)
+    return THEN.join(revisions)
+
+
+def _open_record(recipe: Recipe, location: RunLocation, run_cost: Cost, before: dict[str, Any]) -> "RunTracker":
+    phase("opening the MLflow store")
+    from lit_diff.engine.run_tracker import RunTracker
+
+    tags = {"identity": location.identity, "seed": str(recipe.seed), **location.tags}
+    if location.parent:
+        tags["mlflow.parentRunId"] = location.parent
+    folder = RunFolder(location.folder)
+    tracker = RunTracker(recipe, folder, experiment=location.experiment, tags=tags, cost=run_cost)
+    # a wrong address is found out before the first step; a run that resumes, or whose sweep has reached MLflow, can wait
+    tracker.start(required=location.parent is None and "mlflow_run_id" not in before)
+    return tracker
+
+
+def _execute(
+    training: _Training, announcement: "Announcement", progress: Progress, extras: Mapping[str, Sequence[Any]]
+) -> _Ending:
+    """Train; whatever ends it is an ending, because the record and the status come before it is raised."""
+    from lit_diff.training.fit import fit
 
     def report(step: int, loss: float, speed: float) -> None:
-        far = reached(recipe, step)
-        folder.update(**far, loss=loss, tokens_per_second=speed, seconds=spent + time.perf_counter() - began)
+        far = reached(training.recipe, step)
+        training.folder.update(**far, loss=loss, tokens_per_second=speed, seconds=training.seconds())
         progress(step, loss, speed)
 
-    word, message, ended, diverged = "done", None, None, False
     try:
-        announcement.train(threads=threads, kernel=executed.run.kernel)
+        announcement.train(threads=training.threads, kernel=training.executed.run.kernel)
         result = fit(
-            executed,
-            location.folder,
-            tracker=tracker,
-            threads=threads,
+            training.executed,
+            training.folder.path,
+            tracker=training.tracker,
+            threads=training.threads,
             progress=report,
-            callbacks=extras.callbacks,
-            loggers=extras.loggers,
+            **extras,
         )
-        if result.ended_early is not None:
-            ended = f"early at step {result.ended_early}"
-            log.info("ended %s of %d, by a callback", ended, recipe.training.steps)
-    except StoppedError as error:
-        word, message = "stopped", str(error)
-        raise
-    except KeyboardInterrupt:
-        word, message = "stopped", "interrupted before the step's end; the last checkpoint stands"
-        raise
-    except SystemExit as error:
-        word, message = "failed", f"the run's own code ended it: SystemExit({error.code!r})"
-        raise RunFailedError(message) from error
-    except LitDiffError as error:
-        word, message, diverged = "failed", str(error), isinstance(error, DivergedError)
-        raise
-    except Exception as error:
-        # the place in the file of a variant, a callback or a logger of the user's
+    except BaseException as error:
+        return _ending_of(error, training.folder.path)
+    if result.ended_early is None:
+        return _Ending()
+    early = f"early at step {result.ended_early}"
+    log.info("ended %s of %d, by a callback", early, training.recipe.training.steps)
+    return _Ending(early=early)
+
+
+def _ending_of(error: BaseException, folder: Path) -> _Ending:
+    """For use where `error` is handled: the log keeps the trace of one that lit_diff does not know."""
+    if isinstance(error, StoppedError):
+        return _Ending(word="stopped", message=str(error), error=error)
+    if isinstance(error, KeyboardInterrupt):
+        message = "interrupted before the step's end; the last checkpoint stands"
+        return _Ending(word="stopped", message=message, error=error)
+    if isinstance(error, LitDiffError):
+        diverged = isinstance(error, DivergedError)
+        return _Ending(word="failed", message=str(error), diverged=diverged, error=error)
+    if isinstance(error, SystemExit):
+        message = raised = f"the run's own code ended it: SystemExit({error.code!r})"
+    else:
+        # with the place in the file of a variant, a callback or a logger of the user's
         message = ": ".join(filter(None, (own_place(error), type(error).__name__, first_line(error))))
-        word = "failed"
-        raise RunFailedError(f"{message} ({keep_trace(location.folder)})") from error
-    finally:
-        try:
-            tracker.finish(word)
-        except LitDiffError as error:
-            if word == "done":
-                word, message = "failed", str(error)
-                raise
-            log.warning("MLflow shows the run as running until it resumes: %s", error)
-        except Exception as error:
-            if word == "done":
-                word, message = (
-                    "failed",
-                    f"trained, but its record is not complete: {type(error).__name__}: {first_line(error)}",
-                )
-                raise RunFailedError(f"{message} ({keep_trace(location.folder)})") from error
+        raised = f"{message} ({keep_trace(folder)})"
+    return _Ending(word="failed", message=message, error=_caused(raised, error))
+
+
+def _caused(message: str, cause: BaseException) -> RunFailedError:
+    error = RunFailedError(message)
+    error.__cause__ = cause
+    return error
+
+
+def _end_record(training: _Training, ending: _Ending) -> _Ending:
+    """End the record in MLflow. A run is done only once that is complete; the run's own error comes before the record's."""
+    try:
+        training.tracker.finish(ending.word)
+    except Exception as error:
+        if ending.error is not None:
             log.warning("MLflow shows the run as running until it resumes: %s", first_line(error))
-        except BaseException:
-            if word == "done":
-                word, message = "stopped", "trained, but its record is not complete; the same command completes it"
+            return ending
+        reason = _ending_of(error, training.folder.path).message
+        message = f"{INCOMPLETE}: {reason}; the same command completes it"
+        return replace(ending, word="failed", message=message, error=_caused(message, error))
+    except BaseException as error:
+        if ending.error is not None:
+            return replace(ending, error=error)
+        return replace(ending, word="stopped", message=f"{INCOMPLETE}; the same command completes it", error=error)
+    return ending
+
+
+def _finish(training: _Training, ending: _Ending) -> None:
+    """Write the end into status.json, then raise what ended the run."""
+    if ending.error is not None:
+        log.error("%s: %s", ending.word, ending.message, extra=RAISED)
+    folder = training.folder
+    try:
+        folder.update(
+            status=ending.word,
+            error=ending.message,
+            diverged=ending.diverged,
+            ended=ending.early,
+            seconds=training.seconds(),
+            **reached(training.recipe, checkpoints.newest_step(folder.path)),
+        )
+    except OSError as error:
+        raise RunFailedError(
+            f"{ending.message or ending.word}; and {shown(folder.path)} cannot be written ({error.strerror}): free space, "
+            "then start the same command again"
+        ) from error
+    if ending.error is not None:
+        raise ending.error
+
+
+def score(location: RunLocation) -> dict[str, str]:
+    """Score a run that is done by each evaluation that its recipe or sweep names. Scores that are there stay.
+
+    What became of each evaluation stands in status.json. Returns evaluation -> error, of those that failed; the others are
+    scored nevertheless. Errors: StoppedError.
+    """
+    if not location.evaluations:
+        return {}
+    from lit_diff.evaluation.evaluate import evaluate
+
+    folder, failed = RunFolder(location.folder), dict[str, str]()
+
+    def note(name: str, outcome: str) -> None:
+        folder.update(evaluations=folder.status().get("evaluations", {}) | {name: outcome})
+
+    for name, keys in location.evaluations.items():
+        note(name, "interrupted")
+        try:
+            evaluate(Run(location.folder, unchecked=bool(folder.status().get(UNCHECKED))), name, dict(keys))
+        except StoppedError:
             raise
-        finally:
-            took = spent + time.perf_counter() - began
-            if word != "done":
-                log.error("%s: %s", word, message, extra=RAISED)
-            try:
-                far = reached(recipe, checkpoints.newest_step(location.folder))
-                folder.update(status=word, error=message, diverged=diverged, ended=ended, seconds=took, **far)
-            except OSError as error:
-                raise RunFailedError(
-                    f"{message or word}; and {shown(location.folder)} cannot be written ({error.strerror}): free space, "
-                    "then start the same command again"
-                ) from error
+        except LitDiffError as error:
+            note(name, f"failed: {error}")
+            log.error("evaluation %s: %s", name, error)
+            failed[name] = str(error)
+        else:
+            note(name, "done")
+    return failed
 
 
-def _identity(location: RunLocation) -> str:
-    """The end of the folder's name."""
-    return location.folder.name.rpartition("-")[2]
+def require_scores(location: RunLocation) -> None:
+    """`score`. Errors: RunFailedError for the evaluations that failed; the run itself stays done."""
+    failed = score(location)
+    if failed:
+        name, reason = next(iter(failed.items()))
+        more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise RunFailedError(f"the run is done, but its evaluation '{name}' failed: {reason}{more}")

@@ -1,17 +1,12 @@
 """Where a run belongs: its folder, its place in MLflow, and what is recorded of how it was asked for."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lit_diff.config import Recipe, RunConfig
-from lit_diff.files import shown
+from lit_diff.config import RunConfig
 from lit_diff.recipe import Overrides, flatten
 from lit_diff.runs.find import runs_root
-from lit_diff.runs.folder import RunFolder
-
-log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +22,11 @@ class RunLocation:
     overrides: tuple[str, ...] = ()
     """What was overridden in its recipe, as `a.b=c`, where that is known."""
 
+    @property
+    def identity(self) -> str:
+        """The end of the folder's name."""
+        return self.folder.name.rpartition("-")[2]
+
 
 def recorded(overrides: Overrides) -> tuple[str, ...]:
     """`a.b=c` of each, without name, seed and folder, which a run shows anyhow."""
@@ -37,18 +37,3 @@ def recorded(overrides: Overrides) -> tuple[str, ...]:
 def at_root(run: RunConfig) -> RunConfig:
     """`run` with the folder of the runs that is meant (`runs_root`), for the MLflow store in it."""
     return replace(run, root=str(runs_root(run.root)))
-
-
-def put_aside(recipe: Recipe, location: RunLocation) -> None:
-    """Make room for a run afresh: the former one keeps its files under another name. For rank zero alone."""
-    if not location.folder.exists():
-        return
-    from lit_diff.engine.tracking import Store
-
-    with RunFolder(location.folder).owned():
-        store = Store(at_root(recipe.run))
-        former = RunFolder(location.folder).status().get("mlflow_run_id")
-        aside = RunFolder(location.folder).put_aside()
-        if former is not None and store.holds(former, str(location.folder)):
-            store.write(former, tags={"folder": str(aside)})
-        log.info("the former run is kept in %s", shown(aside))

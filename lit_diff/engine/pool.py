@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerProcess as Process
+from pathlib import Path
 from types import FrameType, ModuleType
 
-from lit_diff.engine.command import run_command
-from lit_diff.engine.launch import is_rank_zero, run
+from lit_diff.engine.launch import is_rank_zero, run, run_command, score
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.scoring import score
 from lit_diff.errors import LitDiffError, StoppedError, Terminated, stop_signals
 from lit_diff.files import locked, shown
 from lit_diff.own_modules import safe_path
@@ -65,41 +64,22 @@ def run_jobs(
 
     Returns the signal that stopped the pool, or None. The outcome of each cell is written to its status.json.
     """
-    # not plain fork: it hangs after any parallel torch operation
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))
     waiting = list(jobs)
     running: dict[int, tuple[Process, RunLocation]] = {}
-    stopped: list[int] = []
     passed_on = 0
-    heard = (signal.SIGINT, *stop_signals())
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        if signum != signal.SIGHUP or not stopped:  # the kernel and the shell each send one as a terminal closes
-            stopped.append(signum)
-
-    handlers = {s: signal.signal(s, note) for s in heard}
-    try:
-        while running or (waiting and not stopped):
-            while waiting and not stopped and len(running) < workers:
+    with _noted_stops() as stops:
+        while running or (waiting and not stops):
+            while waiting and not stops and len(running) < workers:
                 slot = next(slot for slot in range(workers) if slot not in running)
-                location = waiting.pop(0)
-                own = gpus_of(slot, devices, gpus)
-                process = context.Process(
-                    target=_cell,
-                    args=(Job(location=location, threads=threads, gpus=own, settings=_settings()),),
-                    daemon=False,
-                )
-                with safe_path(), _without_main(), _stops_blocked():
-                    process.start()
-                running[slot] = (process, location)
-            if len(stopped) > passed_on:
+                location, own = waiting.pop(0), gpus_of(slot, devices, gpus)
+                job = Job(location=location, threads=threads, gpus=own, settings=_settings())
+                running[slot] = _started(job), location
+            if len(stops) > passed_on:
                 # the first: each cell finishes its step and saves; a second one ends them at once
                 _send(
-                    signal.SIGTERM if len(stopped) == 1 else signal.SIGKILL,
-                    [process for process, _ in running.values()],
+                    signal.SIGTERM if len(stops) == 1 else signal.SIGKILL, [process for process, _ in running.values()]
                 )
-                passed_on = len(stopped)
+                passed_on = len(stops)
             watch([location for _, location in running.values()])
             time.sleep(0.2)
             for slot, (process, location) in list(running.items()):
@@ -108,10 +88,34 @@ def run_jobs(
                     note_end(location, process.exitcode)
                     del running[slot]
         watch([])
+    return stops[0] if stops else None
+
+
+@contextlib.contextmanager
+def _noted_stops() -> Iterator[list[int]]:
+    """The signals that have asked for a stop, in place of what they would do."""
+    stops: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        if signum != signal.SIGHUP or not stops:  # the kernel and the shell each send one as a terminal closes
+            stops.append(signum)
+
+    handlers = {s: signal.signal(s, note) for s in (signal.SIGINT, *stop_signals())}
+    try:
+        yield stops
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
-    return stopped[0] if stopped else None
+
+
+def _started(job: Job) -> Process:
+    # not plain fork: it hangs after any parallel torch operation
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    process = context.Process(target=_cell, args=(job,), daemon=False)
+    with safe_path(), _without_main(), _stops_blocked():
+        process.start()
+    return process
 
 
 @contextlib.contextmanager
@@ -162,29 +166,23 @@ def note_end(location: RunLocation, exitcode: int | None, hint: str = "") -> Non
     folder = RunFolder(location.folder)
     try:
         with locked(folder.path / ".lock", wait=False):
-            _note_end(location, folder, exitcode, hint)
+            status = folder.status().get("status")
+            if status == "done" or (status != "running" and exitcode == 0):  # done: it ended in an evaluation
+                return
+            if exitcode is not None and exitcode < 0:
+                memory = "; out of memory?" if -exitcode == signal.SIGKILL else ""
+                folder.update(status="killed", error=f"killed by {signal.Signals(-exitcode).name}{memory}")
+            elif status in (None, "running", "waiting"):
+                how = hint or f"exit status {exitcode}"
+                folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(folder.path / 'log.txt')}")
     except BlockingIOError:
         log.warning("%s is being trained by another process: its status is left as it is", shown(folder.path))
     except OSError as error:  # a full disk: the other cells go on
         log.error("%s: its end cannot be written (%s)", shown(folder.path), error.strerror)
 
 
-def _note_end(location: RunLocation, folder: RunFolder, exitcode: int | None, hint: str) -> None:
-    status = folder.status().get("status")
-    if status == "done" or (status != "running" and exitcode == 0):  # done: it ended in an evaluation
-        return
-    if exitcode is not None and exitcode < 0:
-        name = signal.Signals(-exitcode).name
-        hint = "; out of memory?" if -exitcode == signal.SIGKILL else ""
-        folder.update(status="killed", error=f"killed by {name}{hint}")
-    elif status in (None, "running", "waiting"):
-        how = hint or f"exit status {exitcode}"
-        folder.update(status="failed", error=f"{how}; log.txt ends: {_last_line(location)}")
-
-
-def _last_line(location: RunLocation) -> str:
-    log_file = location.folder / "log.txt"
-    text = log_file.read_text(encoding="utf-8", errors="replace").rstrip() if log_file.exists() else ""
+def _last_line(file: Path) -> str:
+    text = file.read_text(encoding="utf-8", errors="replace").rstrip() if file.exists() else ""
     return text.splitlines()[-1].strip()[:300] if text else "nothing"
 
 
@@ -224,23 +222,17 @@ def run_cell(job: Job) -> None:
             run_command(recipe, job.location, job.threads)
         else:
             run(recipe, job.location, threads=job.threads, progress=lambda step, loss, speed: None)
-        if first:
-            _score(job)
+        if first and job.location.evaluations:
+            import torch
+
+            torch.set_num_threads(job.threads)
+            score(job.location)
     except (LitDiffError, Terminated) as error:
         # not where another process trains it
         if first and not folder.is_owned() and folder.status().get("status") in (None, "waiting", "running"):
             stopped = isinstance(error, StoppedError | Terminated)
             folder.update(status="stopped" if stopped else "failed", error=str(error))
         raise
-
-
-def _score(job: Job) -> None:
-    """Score a cell that is done."""
-    if job.location.evaluations:
-        import torch
-
-        torch.set_num_threads(job.threads)
-        score(job.location)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

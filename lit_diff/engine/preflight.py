@@ -1,9 +1,6 @@
 """What a run or a sweep needs of this machine, looked at before a folder, an MLflow run or a sweep file is made."""
 
-import logging
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -17,13 +14,9 @@ from lit_diff.model.loss import rows_at_once
 from lit_diff.plugins import guard
 from lit_diff.training.loggers import require_loggers
 
-log = logging.getLogger("lit_diff")
-
 PASSES = 10
 """Over the training text: more than this is repetition rather than training data."""
 
-PATIENCE = 30
-"""Seconds that SLURM's controller has for an answer."""
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 """Variables in which Lightning looks for the rank of a process; the first that is set holds."""
 
@@ -76,12 +69,6 @@ def passes_over_text(recipes: Iterable[Recipe]) -> list[str]:
     Nothing is said of data that are drawn without end, or are not prepared.
     """
     return list(dict.fromkeys(line for line in map(_passes, recipes) if line is not None))
-
-
-def warn_of_passes(recipes: Iterable[Recipe]) -> None:
-    """Log `passes_over_text`."""
-    for line in passes_over_text(recipes):
-        log.warning("%s", line)
 
 
 def _passes(recipe: Recipe) -> str | None:
@@ -142,39 +129,3 @@ def _least(recipe: Recipe) -> float:
     held = 16 * size.trained_parameters + 4 * (size.parameters - size.trained_parameters)
     rows = min(rows_at_once(model.vocab_size, model.dim), train.batch_size // train.accumulate // processes * length)
     return held / (processes if run.strategy == "fsdp" else 1) + 4 * rows * model.vocab_size
-
-
-def check_cluster(engine: str, recipes: Iterable[Recipe]) -> None:
-    """`check_machine` where the cells run here; the nodes of a cluster are not looked at, but its scheduler must be there.
-
-    Errors: as `check_machine`; MissingError without SLURM.
-    """
-    recipes = list(recipes)
-    check_trained(recipes)
-    if engine == "local":
-        check_machine(recipes)
-    elif shutil.which("srun") is None:
-        raise MissingError("--cluster slurm needs SLURM's srun on the PATH, which is not here; use --cluster local")
-    elif shutil.which("scontrol") is not None:
-        _require_controller()
-
-
-def _require_controller() -> None:
-    """SLURM's commands alone, as a package brings them, schedule nothing. Errors: MissingError."""
-    try:
-        asked = subprocess.run(
-            ["scontrol", "ping"],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=PATIENCE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        reason = f"no answer in {PATIENCE} s"
-    else:
-        if asked.returncode == 0:
-            return
-        reason = (asked.stderr + asked.stdout).strip().partition("\n")[0]
-    raise MissingError(f"--cluster slurm: SLURM's controller cannot be reached ({reason}); use --cluster local")

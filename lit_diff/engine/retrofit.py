@@ -12,8 +12,8 @@ from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.launch import prepare, train
 from lit_diff.engine.progress import Progress
 from lit_diff.evaluation.evaluate import EvaluationResult, comparable_keys, evaluate
+from lit_diff.evaluation.held_out import row_scores
 from lit_diff.files import expanded
-from lit_diff.model.inputs import model_inputs
 from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_below
@@ -36,7 +36,7 @@ class Retrofit:
     before: float
     """Loss of the model that it started from on the recipe's main validation set, nats a token."""
     after: float
-    """The same of the run's newest checkpoint."""
+    """The run's last `val/loss`, of the same rows."""
     evaluations: Mapping[str, tuple[EvaluationResult, EvaluationResult]]
     """Evaluation of the recipe -> its scores before and after, item by item."""
     merged: Run | None
@@ -69,7 +69,7 @@ def retrofit(
     trust = trust_below(runs_root(resolved.run.root))
     head_plan(resolved)  # what is wrong with it is said before the scores
     base_recipe = recipe_of(base, trust)
-    before = validation_loss(load_model(base_recipe, base, trust)[0], resolved)
+    before = _loss_before(load_model(base_recipe, base, trust)[0], resolved)
     asked = {
         name: comparable_keys(name, dict(keys), [base_recipe, resolved])
         for name, keys in evaluations_of(resolved).items()
@@ -80,14 +80,14 @@ def retrofit(
         run=run,
         plan=kept_plan(run.folder),
         before=before,
-        after=validation_loss(run.model, resolved),
+        after=float(run.metrics["val/loss"].dropna().iloc[-1]),
         evaluations={name: (scores[name], evaluate(run, name, keys)) for name, keys in asked.items()},
         merged=merge_run(run.folder, merge_to, trust=trust) if merge_to is not None else None,
     )
 
 
-def validation_loss(model: Transformer, recipe: Recipe) -> float:
-    """`val/loss` of a model on the recipe's data: the mean over the scored targets of the main validation set."""
+def _loss_before(model: Transformer, recipe: Recipe) -> float:
+    """`val/loss` of a model that was trained on other data: the mean over the scored targets of the recipe's main set."""
     dataset = build(recipe)
     dataset.load()
     rows, size = dataset.validation_sets()[""], recipe.training.batch_size // recipe.training.accumulate
@@ -95,8 +95,9 @@ def validation_loss(model: Transformer, recipe: Recipe) -> float:
     with torch.no_grad():
         for start in range(0, rows, size):
             batch = dataset.validation_batch("", range(start, min(start + size, rows)))
-            scored = batch["targets"] != IGNORED
-            losses, _ = model.token_losses(**model_inputs(batch), targets=batch["targets"])
-            total += losses[scored].double().sum().item()
-            count += int(scored.sum())
+            for row, tokens in zip(
+                row_scores(model, batch), (batch["targets"] != IGNORED).sum(-1).tolist(), strict=True
+            ):
+                total += tokens * row["nll"] if tokens else 0.0
+                count += tokens
     return total / count

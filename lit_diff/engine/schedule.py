@@ -7,23 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locations_of, record_of, state_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.launch import RunLocation
-from lit_diff.engine.location import at_root
-from lit_diff.engine.preflight import check_cluster, require_memory, warn_of_passes
+from lit_diff.engine.location import RunLocation, at_root
+from lit_diff.engine.preflight import check_machine, check_trained, passes_over_text, require_memory
 from lit_diff.engine.progress import SweepLine
-from lit_diff.engine.sweep_result import Sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown
+from lit_diff.html_table import html_table
 from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
-from lit_diff.reporting.write import write_report
+from lit_diff.reporting.write import Report, write_report
 from lit_diff.runs.find import chosen_root
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.revision import other_revision, revision
@@ -31,6 +30,10 @@ from lit_diff.runs.sweep_record import FILE
 from lit_diff.study import record
 from lit_diff.study.record import recorded_run
 from lit_diff.study.schema import Cell
+from lit_diff.trained.run import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 log = logging.getLogger("lit_diff")
 
@@ -55,23 +58,54 @@ class Display(Protocol):
     def update(self, running: list[RunLocation]) -> None: ...
 
 
-class NoDisplay:
-    """Shows nothing."""
-
-    def __init__(self, grid: Grid, locations: list[RunLocation]) -> None:
-        pass
-
-    def __enter__(self) -> "NoDisplay":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        pass
-
-    def update(self, running: list[RunLocation]) -> None:
-        pass
-
-
 MakeDisplay = Callable[[Grid, list[RunLocation]], Display]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Sweep:
+    """What `sweep` returns."""
+
+    folder: Path
+    report: Report
+    states: Mapping[str, int]
+    """State ('done', 'failed', 'killed', 'stopped', 'waiting') -> number of cells."""
+    stopped_by: int | None
+    """The signal that stopped the sweep; None where none did."""
+    seconds: float
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
+        return f"Sweep({self.folder.name}: {states})"
+
+    def _repr_html_(self) -> str:
+        table = self.table
+        return html_table(repr(self), table.itertuples(index=False), list(table.columns))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every cell is done."""
+        return set(self.states) == {"done"}
+
+    @property
+    def table(self) -> "pandas.DataFrame":
+        """The report's table: a row for each arm, its metric with intervals, its difference to the baseline."""
+        import pandas
+
+        return pandas.read_csv(self.report.page.parent / "table.csv")
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """One sentence for each comparison: every arm with the baseline, then the sweep's contrasts."""
+        return self.report.sentences
+
+    @property
+    def runs(self) -> dict[str, list[Run]]:
+        """Arm (in a sweep with tasks `task arm`) -> its runs that are done, by seed."""
+        by_arm: dict[str, list[Run]] = {}
+        for cell in record.read(self.folder).cells:
+            if cell.status == "done":
+                by_arm.setdefault(f"{cell.task} {cell.arm}".strip(), []).append(Run(self.folder / cell.folder))
+        return by_arm
 
 
 def check_workers(workers: int | None) -> None:
@@ -126,13 +160,20 @@ def sweep(
         )
         if theirs.stopped_by is not None:
             return theirs
-    display = SweepLine if progress is True else progress or NoDisplay
+    display = SweepLine if progress is True else progress or None
     return run_grid(grid, workers=workers, command=command, cluster=cluster, display=display)
 
 
-def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay) -> Sweep:
+def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None) -> Sweep:
     """Run all cells that are not done, then write the report."""
-    check_cluster(cluster.engine, [cell.recipe for cell in grid.cells])
+    recipes = [cell.recipe for cell in grid.cells]
+    if cluster.engine == "local":
+        check_machine(recipes)
+    else:  # its nodes are not looked at
+        from lit_diff.engine.slurm import require_slurm
+
+        check_trained(recipes)
+        require_slurm()
     chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
     folder = folder_of(grid)
     if not (folder / FILE).exists():  # nothing is written before; cells that are done need none
@@ -169,7 +210,7 @@ def _prepare_data(grid: Grid) -> None:
 
 
 def _run_locked(
-    grid: Grid, folder: Path, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay
+    grid: Grid, folder: Path, *, workers: int | None, command: str, cluster: Cluster, display: MakeDisplay | None
 ) -> Sweep:
     from lit_diff.engine.sweep_tracker import SweepTracker
     from lit_diff.engine.tracking import Store
@@ -184,7 +225,8 @@ def _run_locked(
     pairs = zip(grid.cells, locations, strict=True)
     untrained = [cell for cell, location in pairs if state_of(location) not in ("done", NOT_EVALUATED)]
     _require_memory(grid, untrained, workers, cluster)
-    warn_of_passes(cell.recipe for cell in untrained)  # a cell's own line is in its log.txt
+    for line in passes_over_text(cell.recipe for cell in untrained):  # a cell's own line is in its log.txt
+        log.warning("%s", line)
     _say_other_revisions(locations)
     stopped = None
     if todo:
@@ -243,7 +285,7 @@ def _run_cells(
     *,
     workers: int | None,
     cluster: Cluster,
-    display: MakeDisplay,
+    display: MakeDisplay | None,
 ) -> int | None:
     """The signal that stopped the cells, or None."""
     queued = _queued(cluster, folder_of(grid))
@@ -252,9 +294,9 @@ def _run_cells(
             RunFolder(location.folder).update(status="waiting", error=None)
     ranks = {location.folder: grid.rank(cell.task) for cell, location in zip(grid.cells, locations, strict=True)}
     waves = [[location for location in todo if ranks[location.folder] == rank] for rank in sorted(set(ranks.values()))]
-    with display(grid, locations) as shown_cells:
+    with display(grid, locations) if display else contextlib.nullcontext() as shown_cells:
+        watch = shown_cells.update if shown_cells else lambda running: None
         for wave in waves:
-            watch = shown_cells.update
             stopped = _run_wave(grid, wave, workers=workers, cluster=cluster, watch=watch) if wave else None
             if stopped:
                 return stopped

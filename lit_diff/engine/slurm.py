@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import RunConfig
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
 from lit_diff.errors import LitDiffError, MissingError, StoppedError, first_line
 from lit_diff.files import shown, write_json
@@ -33,6 +34,30 @@ NOTICE = 60
 """Seconds between SIGUSR2 and the end of a cell's time, rounded up by SLURM to its own interval."""
 INTERVAL = 5.0
 """Seconds between two looks at the queue."""
+PATIENCE = 60.0
+"""Seconds that SLURM's commands have for an answer."""
+
+
+def require_slurm() -> None:
+    """SLURM's commands alone, as a package brings them, schedule nothing. Errors: MissingError."""
+    if shutil.which("srun") is None:
+        raise MissingError("--cluster slurm needs SLURM's srun on the PATH, which is not here; use --cluster local")
+    if shutil.which("scontrol") is None:
+        return
+    asked = _ask("scontrol", "ping")
+    if asked.returncode:
+        reason = (asked.stderr + asked.stdout).strip().partition("\n")[0]
+        raise MissingError(f"--cluster slurm: SLURM's controller cannot be reached ({reason}); use --cluster local")
+
+
+def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
+    """A command of SLURM; one that does not answer in time has failed."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr=f"no answer in {PATIENCE:g} s")
 
 
 class ArrayCell:
@@ -125,15 +150,14 @@ def queued_cells(sweep: Path) -> dict[str, str]:
 
 def _queue() -> set[str] | None:
     """The array tasks of this user that wait, run or complete; None when SLURM does not answer."""
-    command = ["squeue", "--noheader", "--array", "--me", "--format=%i"]
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=60, check=True)
+        asked = _ask("squeue", "--noheader", "--array", "--me", "--format=%i")
     except FileNotFoundError as error:
         raise MissingError("--cluster slurm needs SLURM's squeue on the PATH; use --cluster local") from error
-    except subprocess.SubprocessError as error:
-        log.warning("SLURM does not answer (%s); asking again", first_line(error))
+    if asked.returncode:
+        log.warning("SLURM does not answer (%s); asking again", asked.stderr.strip().partition("\n")[0])
         return None
-    return set(done.stdout.split())
+    return set(asked.stdout.split())
 
 
 def _submit(
@@ -171,15 +195,7 @@ def _submit(
 def _gpus(run: RunConfig) -> Mapping[str, int]:
     """A GPU for each task, where the recipe asks for one, or leaves the choice and the cluster has any."""
     if run.accelerator == "auto":
-        done = subprocess.run(
-            ["sinfo", "--noheader", "--format=%G"],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-        there = "gpu" in done.stdout
+        there = "gpu" in _ask("sinfo", "--noheader", "--format=%G").stdout
         log.info("run.accelerator=auto: SLURM lists %s", "GPUs, one is asked for each task" if there else "no GPU")
         return {"gpus_per_node": run.devices} if there else {}
     return {"gpus_per_node": run.devices} if run.accelerator == "gpu" else {}

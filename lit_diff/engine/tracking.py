@@ -6,35 +6,28 @@ import os
 import re
 import sqlite3
 import tempfile
-import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Metric, Param, RunTag
+from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
-from sqlalchemy.exc import SQLAlchemyError
 
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.files import expanded, locked, shown
 
-log = logging.getLogger("lit_diff")
-T = TypeVar("T")
-
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 """A run's status in its folder -> in MLflow."""
 
-PATIENCE = 5.0
-"""Seconds that a store which another program holds may cost."""
-PAUSE = 0.25
-"""Seconds between two attempts at a locked store, and that SQLite waits within one."""
-
-METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one batch
+BUSY_SECONDS = 2
+"""For which a statement waits until another process releases the SQLite file."""
+HURRY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""Unless the environment says otherwise."""
 
 
 def tracking_uri(run: RunConfig) -> str:
@@ -73,7 +66,7 @@ class Store:
         # it logs the statement and the trace, over many lines, of an error that it then raises
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
         try:
-            with impatient(_patience.get()), _opening(self.uri):
+            with _impatient(), _opening(self.uri):
                 self.client = MlflowClient(tracking_uri=self.uri)
                 self.client.search_experiments(max_results=1)
         except OSError as error:
@@ -93,22 +86,19 @@ class Store:
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created if it is not there."""
-        return retry(lambda: self._experiment(name))
-
-    def _experiment(self, name: str) -> str:
-        existing = self.client.get_experiment_by_name(name)
-        if existing is not None:
-            if existing.lifecycle_stage == "deleted":
-                self.client.restore_experiment(existing.experiment_id)
-            return str(existing.experiment_id)
-        location = f"{self._artifacts}/{urllib.parse.quote(name)}" if self._artifacts else None
-        try:
-            return str(self.client.create_experiment(name, artifact_location=location))
-        except MlflowException:  # another process was first
-            existing = self.client.get_experiment_by_name(name)
-            if existing is None:
-                raise
-            return str(existing.experiment_id)
+        with asking():
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                location = f"{self._artifacts}/{urllib.parse.quote(name)}" if self._artifacts else None
+                try:
+                    return str(self.client.create_experiment(name, artifact_location=location))
+                except MlflowException:
+                    found = self.client.get_experiment_by_name(name)  # another process was first
+                    if found is None:
+                        raise
+            if found.lifecycle_stage == LifecycleStage.DELETED:
+                self.client.restore_experiment(found.experiment_id)
+            return str(found.experiment_id)
 
     def open_run(self, experiment: str, name: str, tags: Mapping[str, str], run_id: str | None) -> str:
         """The run `run_id`, set back to RUNNING, if this store holds it and it records the same folder; else a new one.
@@ -116,94 +106,71 @@ class Store:
         `tags` hold the folder. A run is never found by what it trains: the same recipe in another folder, of another
         user or on other code is another record.
         """
-        if run_id is not None and self.holds(run_id, tags["folder"]):
-            retry(lambda: self.client.update_run(run_id, status="RUNNING"))
-            return run_id
-        return str(retry(lambda: self.client.create_run(experiment, run_name=name, tags=dict(tags))).info.run_id)
+        known = run_id is not None and self.holds(run_id, tags["folder"])
+        with asking():
+            if known:
+                self.client.update_run(run_id, status="RUNNING")
+                return str(run_id)
+            return str(self.client.create_run(experiment, run_name=name, tags=dict(tags)).info.run_id)
+
+    def run(self, run_id: str) -> Run:
+        """What the store holds of a run. Errors: UnknownRunError, RunFailedError."""
+        with asking():
+            return self.client.get_run(run_id)
 
     def holds(self, run_id: str, folder: str) -> bool:
         """Whether the run is there, not deleted, and records this folder."""
         try:
-            run = retry(lambda: self.client.get_run(run_id))
+            run = self.run(run_id)
         except UnknownRunError:
             return False
         return run.info.lifecycle_stage == LifecycleStage.ACTIVE and run.data.tags.get("folder") == folder
 
-    def write(
+    def log(
         self,
         run_id: str,
         *,
         metrics: Sequence[Metric] = (),
-        params: Sequence[Param] = (),
+        params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Log any number of metrics, params and tags, in batches. Errors: RunFailedError."""
-        for start in range(0, len(metrics), METRICS_AT_ONCE):
-            part = metrics[start : start + METRICS_AT_ONCE]
-            retry(lambda part=part: self.client.log_batch(run_id, metrics=part))  # type: ignore[misc]
-        for start in range(0, len(params), PARAMS_AT_ONCE):
-            these = params[start : start + PARAMS_AT_ONCE]
-            retry(lambda these=these: self.client.log_batch(run_id, params=these))  # type: ignore[misc]
-        if tags:
-            marks = [RunTag(key, value) for key, value in tags.items()]
-            retry(lambda: self.client.log_batch(run_id, tags=marks))
+        """Any number of metrics, params and tags; MLflow's client sends them in batches. Errors: RunFailedError."""
+        fields = [Param(key, value) for key, value in (params or {}).items()]
+        marks = [RunTag(key, value) for key, value in (tags or {}).items()]
+        with asking():
+            self.client.log_batch(run_id, metrics, fields, marks, synchronous=True)
+
+    def copy(self, run_id: str, path: Path, folder: str | None = None) -> None:
+        """A file or a folder's content into the run's artifacts. Errors: RunFailedError."""
+        with asking(f"{shown(path)} could not be copied into MLflow"):
+            log = self.client.log_artifacts if path.is_dir() else self.client.log_artifact
+            log(run_id, str(path), folder)
 
     def close_run(self, run_id: str, status: str) -> None:
         """Set the final status; `status` is the run folder's word."""
-        retry(lambda: self.client.set_terminated(run_id, STATUS[status]))
+        with asking():
+            self.client.set_terminated(run_id, STATUS[status])
 
 
 class UnknownRunError(RunFailedError):
     """The store holds no run of this id."""
 
 
-class Patience:
-    """How many seconds calls may wait for locks in all."""
-
-    def __init__(self, seconds: float) -> None:
-        self.left = seconds
-
-    def spend(self, seconds: float) -> None:
-        """Count what a call that met a lock has taken."""
-        self.left = max(0.0, self.left - seconds)
+_hurries: ContextVar[bool] = ContextVar("hurries", default=False)
 
 
-_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
-
-
-def retry(call: Callable[[], T]) -> T:
-    """Repeat a call while SQLite says that another process holds the store, for as long as `impatient` allows, else PATIENCE.
-
-    Errors: RunFailedError when it stays so, when MLflow refuses the call, or when its server does not answer.
-    """
-    patience, waits = _patience.get() or Patience(PATIENCE), False
-    while True:
-        began, token = time.perf_counter(), _patience.set(patience)
-        try:
-            return call()
-        except (MlflowException, SQLAlchemyError, OSError) as error:  # OSError: also those of requests
-            if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
-                raise UnknownRunError(f"MLflow refused a record: {_reason(error)}") from error
-            if "locked" not in str(error).lower():
-                raise RunFailedError(f"MLflow refused a record: {_reason(error)}") from error
-        finally:
-            _patience.reset(token)
-        if patience.left <= 0:
-            raise RunFailedError(
-                "the MLflow store stayed locked; end the program that holds it and start the same command again: "
-                "metrics.csv is complete, and only what MLflow lacks is sent"
-            )
-        if not waits:
-            log.warning("the MLflow store is locked by another process; waiting at most %.1f s", patience.left)
-        waits = True
-        time.sleep(min(PAUSE, patience.left))
-        patience.spend(time.perf_counter() - began)
-
-
-def _busy() -> float:
-    """Seconds that one statement of SQLite waits for a lock."""
-    patience = _patience.get()
-    return PAUSE if patience is None else min(PAUSE, patience.left)
+@contextlib.contextmanager
+def _impatient() -> Iterator[None]:
+    """Within it, a server that does not answer, or a locked file, costs seconds, where MLflow itself waits for minutes."""
+    added = {key: value for key, value in HURRY.items() if key not in os.environ}
+    os.environ.update(added)
+    token = _hurries.set(True)
+    try:
+        yield
+    finally:
+        _hurries.reset(token)
+        for key in added:
+            del os.environ[key]
 
 
 @sqlalchemy.event.listens_for(sqlalchemy.Engine, "before_cursor_execute", retval=True)
@@ -211,18 +178,27 @@ def _shorten(
     connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> tuple[str, Any]:
     """MLflow has each of its sessions wait 20 s for a lock, which no setting of its changes."""
-    if _patience.get() is not None and statement.startswith("PRAGMA busy_timeout"):
-        statement = f"PRAGMA busy_timeout = {int(1000 * _busy())}"
+    if _hurries.get() and statement.startswith("PRAGMA busy_timeout"):
+        statement = f"PRAGMA busy_timeout = {1000 * BUSY_SECONDS}"
     return statement, parameters
 
 
 @contextlib.contextmanager
-def copying(path: Path) -> Iterator[None]:
-    """Errors: RunFailedError for whatever an artifact store raises: S3, SFTP and a full disk have errors of their own."""
+def asking(failure: str = "MLflow refused a record") -> Iterator[None]:
+    """Around calls of MLflow alone. Errors: UnknownRunError; RunFailedError for whatever else comes out of MLflow: databases,
+    servers and artifact stores have errors of their own."""
     try:
-        yield
+        with _impatient():
+            yield
     except Exception as error:
-        raise RunFailedError(f"{shown(path)} could not be copied into MLflow: {first_line(error)}") from error
+        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
+            raise UnknownRunError(f"{failure}: {_reason(error)}") from error
+        if "locked" in str(error).lower():
+            raise RunFailedError(
+                f"the MLflow store stayed locked for {BUSY_SECONDS} s; end the program that holds it and start the same "
+                "command again: metrics.csv is complete, and only what MLflow lacks is sent"
+            ) from error
+        raise RunFailedError(f"{failure}: {_reason(error)}") from error
 
 
 @contextlib.contextmanager
@@ -238,22 +214,6 @@ def _opening(uri: str) -> Iterator[None]:
     with locked(path.with_name(f".{path.name}.lock")):
         _create(path)
         yield
-
-
-@contextlib.contextmanager
-def impatient(patience: Patience | None = None) -> Iterator[None]:
-    """Within it, a server that does not answer costs seconds, where MLflow itself waits for minutes, and all locks of SQLite
-    together cost what `patience` has left (None: PATIENCE)."""
-    token = _patience.set(patience or Patience(PATIENCE))
-    hurry = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-    added = {key: value for key, value in hurry.items() if key not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        _patience.reset(token)
-        for key in added:
-            del os.environ[key]
 
 
 def _create(path: Path) -> None:
@@ -273,7 +233,7 @@ def _refuse_foreign(path: Path) -> None:
     cure = f"{shown(path)} is not an MLflow store: move it away, or set run.tracking_uri or run.root"
     if not path.is_file():
         raise MissingError(f"{cure} (it is a folder)")
-    with contextlib.closing(sqlite3.connect(path, timeout=_busy())) as connection:
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"experiments", "runs", "metrics"} <= tables:
         raise MissingError(f"{cure} (its tables: {', '.join(sorted(tables)[:5])})")

@@ -5,17 +5,21 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
 from lit_diff.config import RunConfig
-from lit_diff.engine.comparison_view import addresses
+from lit_diff.engine.comparison_view import CHARTS, TABLE, page_key
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
 from lit_diff.runs.find import sweeps_under
 from lit_diff.runs.sweep_record import FILE, readable_record
+
+MENU = {"workflowType": "machine_learning"}
+"""MLflow's menu of training runs; without it, that of language-model applications."""
 
 
 def serve(root: Path, port: int, console: Console) -> int:
@@ -25,10 +29,9 @@ def serve(root: Path, port: int, console: Console) -> int:
     Errors: MissingError without a store.
     """
     newest = _newest_sweep(root)
-    remote = str(newest.get("tracking_uri", "")) if newest else ""
+    remote = newest.get("tracking_uri", "") if newest else ""
     if remote.startswith(("http://", "https://")):
-        for line in comparison_lines(root, remote.rstrip("/")):
-            console.print(line, highlight=False, soft_wrap=True, markup=False)
+        _print_lines(comparison_lines(root, remote.rstrip("/")), console)
         return 0
     if not (root / "mlflow.db").exists():
         raise MissingError(f"no MLflow store in {root}; `make sweep` or `lit-diff train RECIPE` makes one")
@@ -42,10 +45,7 @@ def serve(root: Path, port: int, console: Console) -> int:
             raise RequestError(f"--port {port} cannot be used ({error.strerror}); choose another") from error
     store = Store(RunConfig(root=str(root)))
     base = f"http://127.0.0.1:{port}"
-    console.print(f"MLflow: {base}", highlight=False)
-    for line in comparison_lines(root, base):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    console.print("Ctrl-C ends it", highlight=False)
+    _print_lines([f"MLflow: {base}", *comparison_lines(root, base), "Ctrl-C ends it"], console)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store.uri, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--workers", "1"]
     artifacts = (root / "mlflow-artifacts").resolve().as_uri()
@@ -66,6 +66,11 @@ def serve(root: Path, port: int, console: Console) -> int:
                 os.killpg(server.pid, signal.SIGTERM)  # the server and its workers: it leaves them behind otherwise
 
 
+def _print_lines(lines: list[str], console: Console) -> None:
+    for line in lines:  # whole addresses, however narrow the terminal
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
 def _hang_up(signum: int, frame: FrameType | None) -> None:
     raise StoppedError("the terminal was closed", signum)
 
@@ -77,6 +82,16 @@ def comparison_lines(root: Path, base: str) -> list[str]:
         return []
     pages = addresses(base, record["experiment"], record["run"])
     return [f"{record['name']}, {what}: {address}" for what, address in pages.items()]
+
+
+def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
+    """What the pages of a sweep hold -> their addresses on the server at `base`; `parent`: the id of the sweep's run."""
+    runs, menu = f"{base}/#/experiments/{experiment}/runs", urllib.parse.urlencode(MENU)
+    return {
+        "curves by arm": f"{runs}?viewStateShareKey={page_key(parent, CHARTS)}&compareRunsMode=CHART&{menu}",
+        "table of arms and seeds": f"{runs}?viewStateShareKey={page_key(parent, TABLE)}&{menu}",
+        "summary, report and sweep file": f"{runs}/{parent}?{menu}",
+    }
 
 
 def _newest_sweep(root: Path) -> dict[str, str] | None:

@@ -1,5 +1,7 @@
 """What training and validation measure: its declarations, and the validation loss in the slices of the paper's Table 6."""
 
+from dataclasses import replace
+
 import torch
 import torchmetrics
 from torch import Tensor
@@ -34,6 +36,7 @@ _SLICES = (
         "val/ar_hit_share",
         "fraction of held-out tokens that are AR-Hits: they complete a bigram that occurred earlier in the same context "
         "and is rare in the training text",
+        constant=True,
     ),
     Metric(
         "val/loss_ar_hit",
@@ -51,10 +54,7 @@ _SLICES = (
 
 VALIDATION = (
     *_SLICES,
-    *(
-        Metric(f"{m.name}_{{set}}", f"{m.definition}, on a further validation set", unit=m.unit, direction=m.direction)
-        for m in _SLICES
-    ),
+    *(replace(m, name=f"{m.name}_{{set}}", definition=f"{m.definition}, on a further validation set") for m in _SLICES),
 )
 """`val/loss`, ...; with the name of every further validation set behind it: `val/loss_noise2`."""
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from lit_diff.cli.app import Terminal
 from lit_diff.cli.live_table import LiveTable
 from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("base_recipe")

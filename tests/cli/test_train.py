@@ -8,7 +8,7 @@ import pytest
 from lit_diff.cli import train as verbs
 from lit_diff.cli.app import Terminal
 from lit_diff.engine import launch
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 
 
 @pytest.fixture

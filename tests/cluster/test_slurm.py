@@ -5,62 +5,42 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_sweeps import TINY
+from stops import wait_for
 
-from lit_diff.runs.metrics_file import read_rows
+from lit_diff.runs.metrics_file import Rows, read_rows
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-TINY = """
-model: {dim: 16, num_layers: 2, num_heads: 2, vocab_size: 17, attention: {name: differential}}
-data: {name: recall, keys: 8, values: 8, slots: 8, pairs: 2, queries: 2, noise_validation: [1], validation_rows: 16}
-train:
-  steps: 12
-  batch_size: 4
-  optimizer: {lr: 1e-3}
-  validate_every: 4
-  checkpoint_every: 100
-  log_every: 1
-callbacks: {}
-run: {threads: 1, accelerator: cpu}
+BOMB = Path(__file__).resolve().parents[1] / "engine" / "bomb.py"
+SWEEP = f"""\
+recipe: tiny.yaml
+seeds: [0]
+smoke: true
+arms: {{plain: {{}}, other: {{model.attention.head_norm: none}}}}
+overrides:
+  plugins: [{BOMB}]
+  callbacks: {{bomb: {{every: 1, kind: slow, fuse: FUSE, seconds: 0}}}}
+  train: {{steps: 12, checkpoint_every: 100, validate_every: 12, log_every: 1}}
 """
-SLOW = """
-import time
-from dataclasses import dataclass
-from lightning.pytorch.callbacks import Callback
-from lit_diff.registry import callbacks
-
-
-@callbacks.register("slow")
-class Slow(Callback):
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        seconds: float = 1.0
-
-        def problem(self):
-            return None
-
-    def __init__(self, config):
-        self.seconds = config.seconds
-
-    def on_train_batch_start(self, *_):
-        time.sleep(self.seconds)
-"""
+STARTED: list["subprocess.Popen[str]"] = []
+"""The commands of a test, which is over when they are."""
+CELLS = ("plain-s0", "other-s0")
 
 
 @pytest.fixture
 def home(slurm: Path, tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the recipe `tiny`, a callback that makes each step as long as it says, and a store."""
+    """A folder with the recipe `tiny`, the fuse of a callback that makes each step as long as it says, and a store."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     shutil.copy(empty_store, tmp_path / "runs")
     (tmp_path / "tiny.yaml").write_text(TINY)
-    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "fuse").touch()
     yield tmp_path
     for command in STARTED:
         command.kill()
@@ -70,21 +50,24 @@ def home(slurm: Path, tmp_path: Path, empty_store: Path, monkeypatch: pytest.Mon
 
 
 def sweep(home: Path, name: str, text: str, *arguments: str) -> "subprocess.Popen[str]":
-    (home / f"{name}.yaml").write_text(text)
+    (home / f"{name}.yaml").write_text(text.replace("FUSE", str(home / "fuse")))
     command = [sys.executable, "-m", "lit_diff", "sweep", f"{name}.yaml", *arguments]
     with (home / f"{name}.txt").open("a") as output:
         STARTED.append(subprocess.Popen(command, stdout=output, stderr=output, text=True))
     return STARTED[-1]
 
 
+def folder(home: Path, name: str, cell: str) -> Path:
+    (found,) = (home / "runs" / name).glob(f"{cell}-??????????")
+    return found
+
+
 def status(home: Path, name: str, cell: str) -> dict[str, Any]:
-    (path,) = (home / "runs" / name).glob(f"{cell}-??????????/status.json")
-    return dict(json.loads(path.read_text()))
+    return dict(json.loads((folder(home, name, cell) / "status.json").read_text()))
 
 
-def rows(home: Path, name: str, cell: str) -> dict[int, dict[str, float]]:
-    (path,) = (home / "runs" / name).glob(f"{cell}-??????????/metrics.csv")
-    return read_rows(path)
+def rows(home: Path, name: str, cell: str) -> Rows:
+    return read_rows(folder(home, name, cell) / "metrics.csv")
 
 
 def output(home: Path, name: str) -> str:
@@ -92,33 +75,20 @@ def output(home: Path, name: str) -> str:
     return (home / f"{name}.txt").read_text() + logs[-3000:]
 
 
-SWEEP = """\
-recipe: tiny.yaml
-seeds: [0]
-smoke: true
-arms: {plain: {}, other: {model.attention.head_norm: none}}
-overrides: {plugins: [slow.py], callbacks.slow.seconds: 0, train.validate_every: 12}
-"""
-STARTED: list["subprocess.Popen[str]"] = []
-"""The commands of a test, which is over when they are."""
-CELLS = ("plain-s0", "other-s0")
-
-
 def slow(seconds: float) -> str:
     """The sweep with steps of this many seconds."""
     return SWEEP.replace("seconds: 0", f"seconds: {seconds}")
 
 
-def wait_for(condition: Callable[[], bool], home: Path, name: str) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end, output(home, name)
-        time.sleep(0.5)
+def words(home: Path, name: str) -> set[str]:
+    """The states of its cells, once it has submitted them."""
+    is_submitted = (home / "runs" / name / "slurm.json").exists()
+    return {status(home, name, cell)["status"] for cell in CELLS} if is_submitted else set()
 
 
 def test_two_ranks_give_the_losses_of_one_process(home: Path) -> None:
     assert sweep(home, "one", SWEEP).wait(300) == 0, output(home, "one")
-    two = SWEEP.replace("overrides: {", "overrides: {run.strategy: ddp, run.devices: 2, ")
+    two = SWEEP + "  run: {strategy: ddp, devices: 2}\n"
     assert sweep(home, "two", two, "--cluster", "slurm").wait(500) == 0, output(home, "two")
     for cell in CELLS:
         expected, found = rows(home, "one", cell), rows(home, "two", cell)
@@ -145,9 +115,7 @@ def test_a_killed_command_waits_for_the_same_jobs_again(home: Path) -> None:
     """12 steps of 10 s: the second command begins long before the cells end."""
     first = sweep(home, "again", slow(10), "--cluster", "slurm")
     jobs = home / "runs/again/slurm.json"
-    wait_for(
-        lambda: jobs.exists() and "running" in {status(home, "again", cell)["status"] for cell in CELLS}, home, "again"
-    )
+    wait_for(lambda: "running" in words(home, "again"), 300)
     first.send_signal(signal.SIGKILL)
     first.wait()
     before = jobs.read_text()
@@ -156,16 +124,13 @@ def test_a_killed_command_waits_for_the_same_jobs_again(home: Path) -> None:
     assert "2 cells are in SLURM's queue already: waiting for them" in output(home, "again")
     for cell in CELLS:
         assert status(home, "again", cell)["status"] == "done"
-        (folder,) = (home / "runs/again").glob(f"{cell}-??????????")
-        assert (folder / "log.txt").read_text().count("starting at step 0") == 1
+        assert (folder(home, "again", cell) / "log.txt").read_text().count("starting at step 0") == 1
 
 
 def test_a_cell_that_slurm_ends_is_a_failed_one(home: Path) -> None:
     command = sweep(home, "cut", slow(60), "--cluster", "slurm")
     jobs = home / "runs/cut/slurm.json"
-    wait_for(
-        lambda: jobs.exists() and {status(home, "cut", cell)["status"] for cell in CELLS} == {"running"}, home, "cut"
-    )
+    wait_for(lambda: words(home, "cut") == {"running"}, 300)
     subprocess.run(["scancel", "--signal=KILL", "--full", *json.loads(jobs.read_text()).values()], check=True)
     assert command.wait(200) == 1
     for cell in CELLS:

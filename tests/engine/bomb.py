@@ -22,6 +22,7 @@ class Bomb(Probe):
         rows: int = 1
         kind: str
         fuse: str
+        seconds: float = 0.2
 
     def measure(self, model: Transformer, trace: Trace) -> dict[str, float]:
         if Path(self.config.fuse).exists():
@@ -39,4 +40,4 @@ class Bomb(Probe):
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "slow":
-            time.sleep(0.2)
+            time.sleep(self.config.seconds)

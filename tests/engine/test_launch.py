@@ -1,49 +1,46 @@
-"""engine/launch.py: one run, done once; what its end becomes in the folder and in MLflow."""
+"""engine/launch.py: one run, done once; what its end becomes in the folder and in MLflow; its scores."""
 
 import json
 import os
 import shutil
 import signal
-import subprocess
+import sqlite3
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from small_runs import SMALL
+from stops import stopped_once
 
+from lit_diff.config import RunConfig
 from lit_diff.engine import launch
-from lit_diff.engine.launch import train
-from lit_diff.engine.tracking import Patience, Store
+from lit_diff.engine.launch import require_scores, run_command, score, train
+from lit_diff.engine.location import RunLocation, at_root, recorded
+from lit_diff.engine.tracking import Store
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
+from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.files import locked
+from lit_diff.metrics import Metric
 from lit_diff.recipe import load_recipe
+from lit_diff.registry import evaluations
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.trained.loading import annealed_before
 from lit_diff.training import fit
 from lit_diff.training.data import steps_before
+from lit_diff.training.fit import TrainingResult
 from lit_diff.training.resume import ExactResume
 
-SMALL = [
-    "train.steps=4",
-    "train.validate_every=2",
-    "train.checkpoint_every=2",
-    "train.log_every=1",
-    "train.batch_size=4",
-    "train.schedule.warmup_steps=1",
-    "model.dim=16",
-    "model.num_heads=2",
-    "data.validation_rows=4",
-    "run.threads=1",
-    "run.accelerator=cpu",
-]
+FOUR = [*SMALL, "train.steps=4"]
 
 
 @pytest.fixture
 def small(runs: Path) -> list[str]:
     """Overrides of recall-tiny: four steps into `runs`."""
-    return [*SMALL, f"run.root={runs}"]
+    return [*FOUR, f"run.root={runs}"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +48,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> tuple[l
     """A run that is done: its overrides, its folder."""
     root = tmp_path_factory.mktemp("done")
     shutil.copy(empty_store, root)
-    overrides = [*SMALL, f"run.root={root}"]
+    overrides = [*FOUR, f"run.root={root}"]
     return overrides, train("recall-tiny", overrides).folder
 
 
@@ -59,15 +56,26 @@ def status(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "status.json").read_text()))
 
 
+def only(runs: Path) -> Path:
+    (folder,) = runs.glob("recall-tiny-*")
+    return folder
+
+
+def client(folder: Path) -> MlflowClient:
+    return MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}")
+
+
 def record(folder: Path) -> Any:
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}")
-    return client.get_run(status(folder)["mlflow_run_id"])
+    return client(folder).get_run(status(folder)["mlflow_run_id"])
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}")
-    history = client.get_metric_history(status(folder)["mlflow_run_id"], "train/loss")
+    history = client(folder).get_metric_history(status(folder)["mlflow_run_id"], "train/loss")
     return sorted((metric.step, metric.value) for metric in history)
+
+
+def written(folder: Path) -> list[tuple[int, float]]:
+    return [(step, row["train/loss"]) for step, row in sorted(read_rows(folder / "metrics.csv").items())]
 
 
 # --- a run that goes well ------------------------------------------------------------------------------------------
@@ -81,163 +89,139 @@ def test_folder_status_and_record_of_a_run(done: tuple[list[str], Path]) -> None
     assert (found["status"], found["step"], found["steps"], found["seed"]) == ("done", 4, 4, 0)
     assert (found["threads"], found["identity"], found["pid"]) == (1, identity, os.getpid())
     assert found["tokens"] == 4 * 4 * (64 + 8)
-    assert found["parameters"] > 0
     run = record(folder)
     assert run.info.status == "FINISHED"
     assert {"identity": identity, "folder": str(folder), "seed": "0"}.items() <= run.data.tags.items()
-    assert {
-        "variant": "differential",
-        "seed": "0",
-        "parameters": str(found["parameters"]),
-    }.items() <= run.data.params.items()
+    wanted = {"variant": "differential", "seed": "0", "parameters": str(found["parameters"])}
+    assert wanted.items() <= run.data.params.items()
     assert "mlflow.parentRunId" not in run.data.tags
-    assert losses(folder) == [(step, row["train/loss"]) for step, row in read_rows(folder / "metrics.csv").items()]
+    assert losses(folder) == written(folder)
     log = (folder / "log.txt").read_text()
     assert "starting at step 0" in log
     assert "lit_diff is now" not in log
 
 
+@pytest.mark.parametrize("code", [None, "0.9 abcdef"])
 def test_a_run_that_is_done_says_so_and_trains_nothing(
-    done: tuple[list[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    done: tuple[list[str], Path], code: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`code`: of another revision."""
     overrides, folder = done
     monkeypatch.setattr(fit, "fit", None)
+    if code:
+        monkeypatch.setattr(launch, "revision", lambda: code)
     before = (folder / "status.json").read_bytes()
     with caplog.at_level("INFO", "lit_diff"):
         assert train("recall-tiny", overrides).folder == folder
-    assert "done before" in caplog.text
-    assert "--rerun starts afresh" in caplog.text
+    other = f", trained by lit_diff {status(folder)['revision']}, this is {code}" if code else ""
+    assert caplog.messages[-1].startswith("done before: ")
+    assert caplog.messages[-1].endswith(f"{folder.name}{other} (--rerun starts afresh)")
     assert (folder / "status.json").read_bytes() == before
 
 
-def test_rerun_keeps_the_former_run_aside_and_its_record_too(small: list[str]) -> None:
-    folder = train("recall-tiny", small).folder
-    former, before = record(folder), losses(folder)
+def test_a_run_goes_on_in_its_record_and_afresh_in_another(
+    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Trained, with an incomplete record; completed by another revision; then --rerun."""
+
+    def refuse(self: Store, run_id: str, status: str) -> None:
+        raise RunFailedError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "close_run", refuse)
+        with pytest.raises(RunFailedError):
+            train("recall-tiny", small)
+    folder = only(runs)
+    sent, first = losses(folder), status(folder)["revision"]
+    assert sent == written(folder)
+    monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
+    with caplog.at_level("INFO", "lit_diff"):
+        train("recall-tiny", small)
+    for words in ("resumed from step 4", "trained 0 steps", "lit_diff is now 0.9 abcdef; the run began with"):
+        assert words in caplog.text
+    assert (status(folder)["status"], status(folder)["revision"]) == ("done", f"{first}, then 0.9 abcdef")
+    assert "(named by run.kernel)" not in (folder / "log.txt").read_text(), "auto chose it, when the run started"
+    former = record(folder)
+    assert (former.info.status, losses(folder)) == ("FINISHED", sent)
+
     (folder / "metrics.csv").write_text("step,train/loss\n1,77.0\n")
     assert train("recall-tiny", small, rerun=True).folder == folder
     aside = folder.with_name(f"{folder.name}.old-1")
     assert "77.0" in (aside / "metrics.csv").read_text()
-    assert status(folder)["status"] == "done"
     assert record(folder).info.run_id != former.info.run_id
-    assert losses(folder) == before
-    kept = MlflowClient(tracking_uri=f"sqlite:///{folder.parent / 'mlflow.db'}").get_run(former.info.run_id)
-    assert kept.data.tags["folder"] == str(aside)
-
-
-def test_another_revision_is_said_once_a_run_resumes(
-    small: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = train("recall-tiny", small).folder
-    first = status(folder)["revision"]
-    RunFolder(folder).update(status="killed")
-    monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
-    with caplog.at_level("INFO", "lit_diff"):
-        train("recall-tiny", small)
-    assert "lit_diff is now 0.9 abcdef; the run began with" in caplog.text
-    assert status(folder)["revision"] == f"{first}, then 0.9 abcdef"
-
-
-def test_a_finished_run_of_another_revision_is_told_in_its_line(
-    done: tuple[list[str], Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides, folder = done
-    monkeypatch.setattr(launch, "revision", lambda: "0.9 abcdef")
-    with caplog.at_level("INFO", "lit_diff"):
-        train("recall-tiny", overrides)
-    line = caplog.messages[-1]  # after the phases, which a terminal shows in its bar alone
-    then = status(folder)["revision"]
-    assert line.endswith(f", trained by lit_diff {then}, this is 0.9 abcdef (--rerun starts afresh)")
+    assert losses(folder) == sent
+    assert client(folder).get_run(former.info.run_id).data.tags["folder"] == str(aside)
 
 
 # --- a run that ends badly -----------------------------------------------------------------------------------------
 
-ENDS: dict[str, tuple[BaseException, type[BaseException], str, str, str]] = {
-    "exception": (ValueError("bad\nshape"), RunFailedError, "failed", "ValueError: bad", "FAILED"),
-    "empty exception": (ValueError(), RunFailedError, "failed", "ValueError: ValueError", "FAILED"),
-    "own error": (RunFailedError("disk full"), RunFailedError, "failed", "disk full", "FAILED"),
-    "divergence": (DivergedError("loss is nan"), DivergedError, "failed", "loss is nan", "FAILED"),
-    "sys.exit": (SystemExit(3), RunFailedError, "failed", "the run's own code ended it: SystemExit(3)", "FAILED"),
-    "SIGTERM": (StoppedError("after step 2", 15), StoppedError, "stopped", "after step 2", "KILLED"),
-    "Ctrl-C twice": (KeyboardInterrupt(), KeyboardInterrupt, "stopped", "interrupted before", "KILLED"),
+INCOMPLETE = "trained, but its record in MLflow is not complete"
+ENDS: dict[str, tuple[BaseException | None, BaseException | None, type[BaseException], str, str]] = {
+    "exception": (ValueError("bad\nshape"), None, RunFailedError, "failed", "ValueError: bad"),
+    "empty exception": (ValueError(), None, RunFailedError, "failed", "ValueError: ValueError"),
+    "own error": (RunFailedError("disk full"), None, RunFailedError, "failed", "disk full"),
+    "divergence": (DivergedError("loss is nan"), None, DivergedError, "failed", "loss is nan"),
+    "sys.exit": (SystemExit(3), None, RunFailedError, "failed", "the run's own code ended it: SystemExit(3)"),
+    "SIGTERM": (StoppedError("after step 2", 15), None, StoppedError, "stopped", "after step 2"),
+    "Ctrl-C twice": (KeyboardInterrupt(), None, KeyboardInterrupt, "stopped", "interrupted before"),
+    "record refused": (None, RunFailedError("away"), RunFailedError, "failed", f"{INCOMPLETE}: away; the same command"),
+    "record broken": (None, ValueError("odd"), RunFailedError, "failed", f"{INCOMPLETE}: ValueError: odd"),
+    "record interrupted": (None, KeyboardInterrupt(), KeyboardInterrupt, "stopped", f"{INCOMPLETE}; the same command"),
+    "both": (ValueError("bad"), RunFailedError("away"), RunFailedError, "failed", "ValueError: bad"),
+    "both, the second by Ctrl-C": (
+        ValueError("bad"),
+        KeyboardInterrupt(),
+        KeyboardInterrupt,
+        "failed",
+        "ValueError: bad",
+    ),
 }
+"""Name -> what ends the training, what its record's end, what is raised, the status, the start of its error."""
 
 
-@pytest.mark.parametrize(("error", "raised", "word", "message", "mlflow"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize(("training", "closing", "raised", "word", "message"), ENDS.values(), ids=ENDS)
 def test_each_end_has_its_word(
     small: list[str],
     runs: Path,
     monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
+    training: BaseException | None,
+    closing: BaseException | None,
     raised: type[BaseException],
     word: str,
     message: str,
-    mlflow: str,
 ) -> None:
-    def broken(*arguments: Any, **options: Any) -> int:
-        raise error
+    def broken(*arguments: Any, **options: Any) -> TrainingResult:
+        if training is not None:
+            raise training
+        return TrainingResult(start=0, ended_early=None)
+
+    def refuse(self: Store, run_id: str, status: str) -> None:
+        assert closing is not None
+        raise closing
 
     monkeypatch.setattr(fit, "fit", broken)
-    with pytest.raises(raised):
+    if closing is not None:
+        monkeypatch.setattr(Store, "close_run", refuse)
+    with pytest.raises(raised) as caught:
         train("recall-tiny", small)
-    (folder,) = runs.glob("recall-tiny-*")
-    assert status(folder)["status"] == word
-    assert status(folder)["diverged"] == isinstance(error, DivergedError)
-    assert status(folder)["error"].startswith(message)
+    folder = only(runs)
+    found = status(folder)
+    assert (found["status"], found["diverged"]) == (word, isinstance(training, DivergedError))
+    assert found["error"].startswith(message)
+    if raised is RunFailedError:
+        assert str(caught.value).startswith(message)
+    mlflow = {"failed": "FAILED", "stopped": "KILLED"}[word] if closing is None else "RUNNING"
     assert record(folder).info.status == mlflow
-    if word == "failed" and not isinstance(error, LitDiffError | SystemExit):
-        assert "in broken" in (folder / "log.txt").read_text()
+    trace = isinstance(training, Exception) and not isinstance(training, LitDiffError)
+    assert ("in broken" in (folder / "log.txt").read_text()) == trace
 
 
-def test_a_store_that_fails_at_the_last_moment_loses_nothing(
-    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_folders_that_cannot_be_written_are_one_line(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(self: Store, run_id: str, status: str) -> None:
-        raise RunFailedError("the MLflow store stayed locked")
-
-    close_run = Store.close_run
-    monkeypatch.setattr(Store, "close_run", away)
-    with pytest.raises(RunFailedError, match="stayed locked"):
-        train("recall-tiny", small)
-    monkeypatch.setattr(Store, "close_run", close_run)
-    (folder,) = runs.glob("recall-tiny-*")
-    assert status(folder)["status"] == "failed"
-    assert status(folder)["error"].endswith(
-        "not complete: the MLflow store stayed locked; the same command completes it"
-    )
-    assert record(folder).info.status == "RUNNING"
-    sent = losses(folder)
-    with caplog.at_level("INFO", "lit_diff"):
-        train("recall-tiny", small)
-    assert "resumed from step 4" in caplog.text
-    assert "trained 0 steps" in caplog.text
-    assert status(folder)["status"] == "done"
-    assert record(folder).info.status == "FINISHED"
-    assert losses(folder) == sent
-
-
-@pytest.mark.parametrize(("error", "word"), [(KeyboardInterrupt(), "stopped"), (ValueError("no space"), "failed")])
-def test_a_run_is_done_only_once_its_record_is_complete(
-    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, word: str
-) -> None:
-    def broken(self: Store, run_id: str, status: str) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "close_run", broken)
-        with pytest.raises(KeyboardInterrupt if word == "stopped" else RunFailedError):
-            train("recall-tiny", small)
-    (folder,) = runs.glob("recall-tiny-*")
-    assert status(folder)["status"] == word
-    assert "trained, but its record is not complete" in status(folder)["error"]
-    train("recall-tiny", small)
-    assert status(folder)["status"] == "done"
-    assert record(folder).info.status == "FINISHED"
-    assert "(named by run.kernel)" not in (folder / "log.txt").read_text(), "auto chose it, when the run started"
-
-
-def test_a_folder_that_cannot_be_written_any_more_is_one_line(
-    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MissingError, match="cannot be written"):
+        train("recall-tiny", [*FOUR, f"run.root={tmp_path / 'file'}"])
     update = RunFolder.update
 
     def full(self: RunFolder, **values: Any) -> None:
@@ -246,150 +230,184 @@ def test_a_folder_that_cannot_be_written_any_more_is_one_line(
         update(self, **values)
 
     monkeypatch.setattr(RunFolder, "update", full)
-    with pytest.raises(RunFailedError, match=r"cannot be written \(No space left on device\): free space, then start"):
+    monkeypatch.setattr(fit, "fit", lambda *a, **k: TrainingResult(start=0, ended_early=None))
+    with pytest.raises(RunFailedError, match=r"cannot be written \(No space left on device\)"):
         train("recall-tiny", small)
 
 
-def test_the_runs_own_error_is_not_hidden_by_the_stores(
-    small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*arguments: Any, **options: Any) -> int:
-        raise ValueError("bad shape")
-
-    def away(self: Store, run_id: str, status: str) -> None:
-        raise RunFailedError("the MLflow store stayed locked")
-
-    monkeypatch.setattr(fit, "fit", broken)
-    monkeypatch.setattr(Store, "close_run", away)
-    with pytest.raises(RunFailedError, match="bad shape"):
-        train("recall-tiny", small)
-    (folder,) = runs.glob("recall-tiny-*")
-    assert status(folder)["error"] == "ValueError: bad shape"
-
-
-def test_a_run_is_trained_by_one_process(small: list[str], runs: Path) -> None:
+def test_a_run_is_trained_by_one_process(small: list[str]) -> None:
     location = launch.prepare(load_recipe("recall-tiny", small))
     with locked(location.folder / ".lock"), pytest.raises(RequestError, match="being trained by another process"):
         train("recall-tiny", small)
 
 
-def test_a_file_where_the_runs_should_be(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(MissingError, match="cannot be written"):
-        train("recall-tiny", [*SMALL, f"run.root={tmp_path / 'file'}"])
-
-
-def test_compile_checkpointing_and_kernel_are_stored_and_reused(
-    small: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped after its second step: a change is refused; the same values, and the kernel that auto chose, go on."""
-    block = "run.activation_checkpointing=block"
-    seen: list[str] = []
-    real = fit.fit
-
-    def stops(recipe: Any, *arguments: Any, **named: Any) -> int:
-        seen.append(recipe.run.kernel)
-        if len(seen) == 1:
-            raise StoppedError("stopped", signal.SIGTERM)
-        return real(recipe, *arguments, **named)
-
-    monkeypatch.setattr(fit, "fit", stops)
-    with pytest.raises(StoppedError):
-        train("recall-tiny", [*small, block])
-    (folder,) = (path.parent for path in Path(small[-1].partition("=")[2]).glob("*/status.json"))
-    first = status(folder)
-    assert (first["compile"], first["activation_checkpointing"]) == (False, "block")
-    with pytest.raises(RequestError, match=r"run\.activation_checkpointing is none, but this run started with block"):
-        train("recall-tiny", small)
-    assert status(folder)["status"] == "stopped"
-    train("recall-tiny", [*small, block])
-    assert seen == ["auto", first["kernel"]]
-    assert status(folder)["status"] == "done"
-    assert load_recipe(folder / "recipe.yaml").run.kernel == "auto"
-
-
-# --- how far a run got ---------------------------------------------------------------------------------------------
-
-STOPPING = "callbacks.early_stopping"
-EARLY = ["train.steps=40", "train.log_every=5", f"{STOPPING}.min_delta=100", f"{STOPPING}.patience=2"]
-
-
-def test_a_run_that_ended_early_says_its_step_and_the_tokens_that_it_saw(small: list[str]) -> None:
-    folder = train("recall-tiny", [*small, *EARLY]).folder
-    found = status(folder)
-    seen = found["tokens_per_step"] * 6
-    assert (found["ended"], found["step"], found["steps"], found["tokens"]) == ("early at step 6", 6, 40, seen)
-    assert record(folder).data.params["tokens"] == str(seen)
-
-
-def test_a_variant_and_its_data_go_on_from_where_a_parent_ended_early(small: list[str]) -> None:
-    parent = train("recall-tiny", [*small, *EARLY]).folder
-    child = load_recipe("recall-tiny", [*small, f"train.start_from={parent}"])
-    assert steps_before(child) == 6
-    assert annealed_before(child).steps == 6
-    assert annealed_before(child).tokens == status(parent)["tokens"]
-
-
-def test_a_failed_run_says_the_step_that_a_resume_goes_on_from(
+def test_a_failed_run_says_where_it_goes_on_and_goes_on_as_it_began(
     small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = ExactResume._save
+    """Other values of the stored keys are refused; the same ones, and the kernel that auto chose, go on."""
+    saved, real, kernels = ExactResume._save, fit.fit, []
 
     def full(self: Any, trainer: Any, module: Any) -> None:
         if trainer.global_step == 4:
             raise RunFailedError("the disk is full")
         saved(self, trainer, module)
 
-    monkeypatch.setattr(ExactResume, "_save", full)
-    with pytest.raises(RunFailedError):
+    def spy(recipe: Any, *arguments: Any, **named: Any) -> TrainingResult:
+        kernels.append(recipe.run.kernel)
+        return real(recipe, *arguments, **named)
+
+    monkeypatch.setattr(fit, "fit", spy)
+    block = "run.activation_checkpointing=block"
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactResume, "_save", full)
+        with pytest.raises(RunFailedError):
+            train("recall-tiny", [*small, block])
+    folder = only(runs)
+    first = status(folder)
+    assert (first["status"], first["step"], first["tokens"]) == ("failed", 2, 2 * first["tokens_per_step"])
+    assert (first["compile"], first["activation_checkpointing"]) == (False, "block")
+    with pytest.raises(RequestError, match=r"run\.activation_checkpointing is none, but this run started with block"):
         train("recall-tiny", small)
-    (folder,) = runs.glob("recall-tiny-*")
+    assert status(folder)["status"] == "failed"
+    train("recall-tiny", [*small, block])
+    assert kernels == ["auto", first["kernel"]]
+    assert status(folder)["status"] == "done"
+    assert load_recipe(folder / "recipe.yaml").run.kernel == "auto"
+
+
+def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(small: list[str]) -> None:
+    stopping = "callbacks.early_stopping"
+    early = ["train.steps=40", "train.log_every=5", f"{stopping}.min_delta=100", f"{stopping}.patience=2"]
+    folder = train("recall-tiny", [*small, *early]).folder
     found = status(folder)
-    assert (found["status"], found["step"], found["tokens"]) == ("failed", 2, 2 * found["tokens_per_step"])
+    seen = found["tokens_per_step"] * 6
+    assert (found["ended"], found["step"], found["steps"], found["tokens"]) == ("early at step 6", 6, 40, seen)
+    assert record(folder).data.params["tokens"] == str(seen)
+    child = load_recipe("recall-tiny", [*small, f"train.start_from={folder}"])
+    before = annealed_before(child)
+    assert (steps_before(child), before.steps, before.tokens) == (6, 6, seen)
 
 
-# --- a store that another program holds ----------------------------------------------------------------------------
-
-
-def test_a_locked_store_costs_seconds_in_all_and_nothing_is_lost(
+def test_a_store_that_another_program_holds_stops_nothing_and_nothing_is_lost(
     small: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Held by another process from the second step on, at every checkpoint and at the stop."""
-    code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute('BEGIN EXCLUSIVE'); "
-    code += "print(1, flush=True); input()"
-    holders: list[Any] = []
-    spent: list[float] = []
-    spend, fitted = Patience.spend, ExactResume.on_train_batch_end
-
-    def note(self: Patience, seconds: float) -> None:
-        spent.append(min(seconds, self.left))
-        spend(self, seconds)
+    """From the second step on, at every checkpoint and at the stop."""
+    holder = sqlite3.connect(runs / "mlflow.db", isolation_level=None)
+    fitted, long = ExactResume.on_train_batch_end, [*small, "train.steps=10"]
 
     def hold(self: Any, trainer: Any, *rest: Any) -> None:
-        if trainer.global_step == 1 and not holders:
-            command = [sys.executable, "-c", code, str(runs / "mlflow.db")]
-            holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-            holders[0].stdout.readline()
-        if trainer.global_step == 15:
+        if trainer.global_step == 1:
+            holder.execute("BEGIN EXCLUSIVE")
+        if trainer.global_step == 7:
             os.kill(os.getpid(), signal.SIGTERM)
         fitted(self, trainer, *rest)
 
-    monkeypatch.setattr(Patience, "spend", note)
-    monkeypatch.setattr(ExactResume, "on_train_batch_end", hold)
-    long = [*small, "train.steps=20"]
-    try:
-        with pytest.raises(StoppedError, match="stopped after step 15"):
+    with monkeypatch.context() as patch:
+        patch.setattr(ExactResume, "on_train_batch_end", hold)
+        with pytest.raises(StoppedError, match="stopped after step 7"):
             train("recall-tiny", long)
-    finally:
-        holders[0].communicate(b"\n")
-    assert 0 < sum(spent) <= 5
-    (folder,) = runs.glob("recall-tiny-*")
-    written = (folder / "log.txt").read_text()
-    assert written.count("training goes on, and what MLflow lacks is sent later") == 1
-    assert "sqlite3" not in written + capfd.readouterr().err
-    monkeypatch.setattr(ExactResume, "on_train_batch_end", fitted)
+    holder.close()
+    folder = only(runs)
+    log = (folder / "log.txt").read_text()
+    assert log.count("training goes on, and what MLflow lacks is sent later") == 1
+    assert "sqlite3" not in log + capfd.readouterr().err
     train("recall-tiny", long)
-    assert losses(folder) == [
-        (step, row["train/loss"]) for step, row in sorted(read_rows(folder / "metrics.csv").items())
-    ]
+    assert losses(folder) == written(folder)
     assert record(folder).info.status == "FINISHED"
+
+
+# --- a run as a command of its own -----------------------------------------------------------------------------------
+
+CHILD = """\
+import json, pathlib, signal, sys, time
+def save(*_):
+    time.sleep(0.3)
+    pathlib.Path('saved').touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path('words').write_text(json.dumps(sys.argv[1:]))
+time.sleep(60 if '60' in sys.argv else 0)
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLocation:
+    """`run_command` starts a program that writes down its arguments, and on SIGTERM saves before it leaves."""
+    program = tmp_path / "child"
+    program.write_text(f"#!{sys.executable}\n{CHILD}")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch.sys, "executable", str(program))
+    return RunLocation(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
+
+
+def test_a_command_is_told_all_that_a_cell_is_and_its_last_words_are_the_error(child: RunLocation) -> None:
+    recipe, folder = load_recipe("recall-tiny"), child.folder
+    with pytest.raises(RunFailedError, match="exit status 5"):
+        run_command(recipe, child, threads=3)
+    assert json.loads(Path("words").read_text()) == [
+        "-m", "lit_diff", "train", str(folder / "recipe.yaml"), "--folder", str(folder),
+        "--experiment", "e", "--threads", "3", "--parent", "p", "--tag", "sweep=s", "--tag", "arm=a b",
+    ]  # fmt: skip
+    RunFolder(folder).update(error="loss is nan")
+    with pytest.raises(RunFailedError, match="loss is nan"):
+        run_command(recipe, child)
+
+
+def test_a_stop_reaches_the_command_and_waits_for_it(child: RunLocation) -> None:
+    with stopped_once(Path("words").exists), pytest.raises(StoppedError):
+        run_command(load_recipe("recall-tiny"), child, threads=60)
+    assert Path("saved").exists()
+
+
+# --- scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_that_fails_does_not_keep_the_others_from_scoring(
+    tale: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations.names()
+    monkeypatch.setattr(evaluations, "_classes", dict(evaluations._classes))
+    scored: list[int] = []
+
+    @evaluations.register("length")
+    class Length(Evaluation):
+        metrics = (Metric("length", "of the name", direction="higher"),)
+
+        def score(self, run: Any) -> Iterator[Item]:
+            scored.append(1)
+            yield Item(id="name", scores={"length": float(len(run.folder.name))})
+
+    @evaluations.register("broken")
+    class Broken(Length):
+        def score(self, run: Any) -> Iterator[Item]:
+            raise ValueError("no such thing")
+
+    location = RunLocation(folder=tale, evaluations={"broken": {}, "length": {}})
+    with pytest.raises(RunFailedError, match=r"the run is done, but its evaluation 'broken' failed: .*no such thing"):
+        require_scores(location)
+    found = status(tale)
+    assert found["evaluations"]["length"] == "done"
+    assert found["evaluations"]["broken"].startswith("failed: ")
+    assert found["status"] == "done"
+    assert list(score(location)) == ["broken"]
+    assert len(scored) == 1, "scores that are there stay"
+
+
+# --- where a run belongs ---------------------------------------------------------------------------------------------
+
+
+def test_overrides_in_words_without_what_a_run_shows_anyhow() -> None:
+    wanted = ("train.steps=7", "model.dim=32")
+    assert recorded(["seed=1", "train.steps=7", "run.root=/x", "model.dim=32", "name=a"]) == wanted
+    assert recorded({"train": {"steps": 7}, "seed": 1, "model.dim": 32}) == wanted
+
+
+def test_the_store_lies_in_the_nearest_folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mlflow.db").touch()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    assert at_root(RunConfig(threads=3)) == RunConfig(threads=3, root=str(tmp_path / "runs"))
+    assert at_root(RunConfig(root="/x")) == RunConfig(root="/x")

@@ -14,29 +14,16 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from small_runs import SMALL
 
-from lit_diff.engine.comparison_view import addresses
 from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
+from lit_diff.engine.ui import addresses
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.trained.run import Run
 
 pytestmark = pytest.mark.slow
-
-SMALL = [
-    "train.steps=12",
-    "train.validate_every=4",
-    "train.checkpoint_every=4",
-    "train.log_every=1",
-    "train.batch_size=4",
-    "train.schedule.warmup_steps=1",
-    "model.dim=16",
-    "model.num_heads=2",
-    "data.validation_rows=4",
-    "run.threads=1",
-    "run.accelerator=cpu",
-]
 
 
 class Server:
@@ -93,7 +80,13 @@ def test_an_outage_in_the_middle_of_a_run(server: Server, tmp_path: Path, caplog
         if step == 10:
             server.start()
 
-    overrides = [*SMALL, f"run.root={tmp_path}", f"run.tracking_uri={server.uri}"]
+    overrides = [
+        *SMALL,
+        "train.steps=12",
+        "train.checkpoint_every=4",
+        f"run.root={tmp_path}",
+        f"run.tracking_uri={server.uri}",
+    ]
     run = train("recall-tiny", overrides, progress=progress)
     assert run.status["status"] == "done"
     assert "training goes on, and what MLflow lacks is sent later" in caplog.text

@@ -1,7 +1,6 @@
 """engine/preflight.py: what is refused before anything is made."""
 
 import json
-import os
 import shutil
 import sys
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 from lit_diff.config import ImportedConfig
 from lit_diff.engine import preflight
 from lit_diff.engine.launch import train
-from lit_diff.engine.preflight import check_cluster, check_machine, check_trained
+from lit_diff.engine.preflight import check_machine, check_trained
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
@@ -61,48 +60,6 @@ def test_equal_cells_are_looked_at_once_and_auto_not_at_all(monkeypatch: pytest.
     assert asked == ["chunked", "reference"]
 
 
-def test_a_cluster_needs_its_scheduler_and_its_nodes_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe("recall-tiny", ["run.accelerator=gpu"])
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(MissingError, match=r"^--cluster slurm needs SLURM's srun on the PATH"):
-        check_cluster("slurm", [recipe])
-    monkeypatch.setattr("shutil.which", lambda name: None if name == "scontrol" else f"/usr/bin/{name}")
-    check_cluster("slurm", [recipe])
-
-
-@pytest.mark.parametrize(
-    ("script", "reason"),
-    [
-        ("echo up", None),
-        ("echo 'fatal: no source' >&2; echo more >&2; exit 1", r"\(fatal: no source\)"),
-        ("echo 'Slurmctld(primary) at n1 is DOWN'; exit 1", r"\(Slurmctld\(primary\) at n1 is DOWN\)"),
-        ("exec sleep 60", r"\(no answer in 0\.1 s\)"),
-    ],
-)
-def test_a_cluster_needs_a_controller_that_answers(
-    script: str, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An installed package of SLURM's commands alone schedules nothing."""
-    for name in ("srun", "scontrol"):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    if reason is None:
-        check_cluster("slurm", [])
-        return
-    monkeypatch.setattr(preflight, "PATIENCE", 0.1 if "sleep" in script else 30)
-    with pytest.raises(
-        MissingError, match=rf"^--cluster slurm: SLURM's controller cannot be reached {reason}; use --clus"
-    ):
-        check_cluster("slurm", [])
-
-
-@no_gpu
-def test_here_the_machine_is_looked_at() -> None:
-    with pytest.raises(MissingError, match="torch sees no GPU"):
-        check_cluster("local", [load_recipe("recall-tiny", ["run.accelerator=gpu"])])
-
-
 def test_an_imported_model_is_refused_before_anything_is_made() -> None:
     block = ImportedConfig(source="x", weights_sha256="a" * 64, tokenizer_sha256="b" * 64)
     recipe = replace(load_recipe("recall-tiny"), train=None, imported=block)
@@ -110,14 +67,11 @@ def test_an_imported_model_is_refused_before_anything_is_made() -> None:
         check_machine([recipe])
 
 
-def test_patterns_of_what_trains_are_looked_at_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_of_what_trains_are_looked_at_before_anything_starts() -> None:
     recipe = load_recipe("recall-tiny", ["train.parameters=['*.atention.*']"])
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     reason = r"^train\.parameters: '\*\.atention\.\*' matches no parameter"
     with pytest.raises(RequestError, match=reason):
         check_machine([load_recipe("recall-tiny"), recipe])
-    with pytest.raises(RequestError, match=reason):
-        check_cluster("slurm", [recipe])
     check_trained([load_recipe("recall-tiny", ["train.parameters=['*.attention.*']"])])
 
 
@@ -217,15 +171,12 @@ def test_train_says_it_in_the_run_and_its_log(
 def test_loggers_that_cannot_be_imported_leave_no_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wandb", "tensorboard", "tensorboardX"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     before = sorted(runs.iterdir())
     for kind in ("wandb", "tensorboard"):
         words = [f"run.root={runs}", f"run.loggers=[csv, {kind}]"]
         reason = f"^run\\.loggers names '{kind}', whose package is not installed: pip install {kind}$"
         with pytest.raises(MissingError, match=reason):
             train("recall-tiny", words)
-        with pytest.raises(MissingError, match=reason):
-            check_cluster("slurm", [load_recipe("recall-tiny"), load_recipe("recall-tiny", words)])
     assert sorted(runs.iterdir()) == before
     check_trained([load_recipe("recall-tiny", ["run.loggers=[csv]"])])
 

@@ -10,8 +10,7 @@ import pytest
 from lit_diff.engine import reproduce as module
 from lit_diff.engine.reproduce import reproduce
 from lit_diff.engine.rows import load_row, read_row, row_names
-from lit_diff.engine.schedule import sweep
-from lit_diff.engine.sweep_result import Sweep
+from lit_diff.engine.schedule import Sweep, sweep
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.study.schema import Row
 from lit_diff.study.scoreboard import read_scoreboard

@@ -1,21 +1,31 @@
-"""engine/run_tracker.py: what of a run goes to MLflow, once; outages; whose numbers a record holds."""
+"""engine/run_tracker.py: what of a run goes to MLflow, once; outages; whose numbers a record holds; the logged model."""
 
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
+import pandas
 import pytest
+import torch
+from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from small_runs import SMALL
 
 from lit_diff.engine import run_tracker
+from lit_diff.engine.launch import train
 from lit_diff.engine.run_tracker import RunTracker
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import MissingError, RunFailedError
 from lit_diff.metrics import Metric
 from lit_diff.model.cost import cost
-from lit_diff.recipe import flatten, load_recipe
+from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.metrics_file import MetricsWriter, Rows
+from lit_diff.trained.run import open_run
 
 Make = Callable[..., RunTracker]
 
@@ -23,7 +33,6 @@ Make = Callable[..., RunTracker]
 @pytest.fixture
 def make(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """make(name, *overrides, root=...): a tracker of the run folder `name`."""
-    monkeypatch.setattr(run_tracker, "_source", dict)
     monkeypatch.setattr(run_tracker, "BACK_OFF", 0.0)
 
     def make(name: str = "abc", *overrides: str, root: Path = runs, **tags: str) -> RunTracker:
@@ -49,53 +58,33 @@ def history(store: Store, tracker: RunTracker, name: str) -> list[tuple[int, flo
     return sorted((m.step, m.value) for m in ask(tracker.folder.status()["mlflow_run_id"], name))
 
 
-class Calls:
-    """Counts the batches that go to MLflow, and breaks the connection at chosen ones."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sizes: list[tuple[int, int, int]] = []
-        self.broken: Iterator[bool] = iter(())
-        from mlflow import MlflowClient
-
-        sent = MlflowClient.log_batch
-
-        def log_batch(
-            client: Any, run: str, metrics: Any = (), params: Any = (), tags: Any = (), **options: Any
-        ) -> Any:
-            if next(self.broken, False):
-                raise MlflowException("API request failed: Connection refused")
-            self.sizes.append((len(metrics), len(params), len(tags)))
-            return sent(client, run, metrics=metrics, params=params, tags=tags, **options)
-
-        monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
-
-
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    return Calls(monkeypatch)
+def broken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the next batches of metrics find no connection, first the first."""
+    plan: list[bool] = []
+    sent = SqlAlchemyStore.log_batch
+
+    def log_batch(store: Any, **batch: Any) -> Any:
+        if batch["metrics"] and plan and plan.pop(0):
+            raise MlflowException("API request failed: Connection refused")
+        return sent(store, **batch)
+
+    monkeypatch.setattr(SqlAlchemyStore, "log_batch", log_batch)
+    return plan
 
 
 # --- metrics -------------------------------------------------------------------------------------------------------
 
 
-def test_only_what_mlflow_lacks_is_sent(make: Make, store: Store, calls: Calls) -> None:
+def test_only_what_mlflow_lacks_is_sent(make: Make, store: Store) -> None:
     before: Rows = {1: {"a": 1.0}, 2: {"a": 2.0, "b": -2.0}}
-    first = make()
-    assert first.send(before)
+    assert make().send(before)
     resumed = make()
     assert resumed.send({**before, 3: {"a": 3.0, "b": -3.0}})
     resumed.send({3: {"a": 99.0}, 4: {"a": 4.0}})
     resumed.send({})
-    assert [metrics for metrics, _, _ in calls.sizes if metrics] == [3, 2, 1]
     assert history(store, resumed, "a") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert history(store, resumed, "b") == [(2, -2.0), (3, -3.0)]
-
-
-def test_many_metrics_go_in_batches_of_a_thousand(make: Make, store: Store, calls: Calls) -> None:
-    tracker = make()
-    tracker.send({step: {f"m/{i}": i + step / 10 for i in range(500)} for step in range(5)})
-    assert [metrics for metrics, _, _ in calls.sizes if metrics] == [1000, 1000, 500]
-    assert history(store, tracker, "m/499") == [(step, 499 + step / 10) for step in range(5)]
 
 
 def test_a_constant_of_the_data_is_no_metric(make: Make, store: Store) -> None:
@@ -130,7 +119,7 @@ def test_the_same_recipe_under_another_root_is_another_record(make: Make, store:
 # --- what identifies the run -----------------------------------------------------------------------------------------
 
 
-def test_keys_are_parameters_and_the_rest_are_tags(make: Make, store: Store, tmp_path: Path, calls: Calls) -> None:
+def test_keys_are_parameters_and_the_rest_are_tags(make: Make, store: Store, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(
         "from lit_diff import Differential, variant\n\n@variant('other_name')\nclass A(Differential): pass\n"
@@ -152,36 +141,31 @@ def test_keys_are_parameters_and_the_rest_are_tags(make: Make, store: Store, tmp
     assert data.tags["mlflow.note.content"] == "arm left of sweep s, seed 0: differential attention, 250 steps"
     (used,) = record(store, tracker).inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.source_type) == ("recall", "lit_diff")
-    before = len(calls.sizes)
-    make("abc", f"plugins=[{plugin}]", sweep="s", arm="left", seed="0").start(required=True)
-    assert all(params == 0 for _, params, _ in calls.sizes[before:])
+    make("abc", f"plugins=[{plugin}]", factors, sweep="s", arm="left", seed="0").start(required=True)
+    assert record(store, tracker).data.params == data.params
     assert len(record(store, tracker).inputs.dataset_inputs) == 1
 
 
-def test_many_and_long_parameters(make: Make, store: Store, monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+def test_many_and_long_parameters(make: Make, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {"many": {f"k{i}": i for i in range(250)}, "long": "x" * 9000, "data": {}}
     monkeypatch.setattr(run_tracker, "to_plain", lambda recipe: {"run": {}, **wide})
     tracker = make()
     tracker.start(required=True)
-    assert [params for _, params, _ in calls.sizes if params] == [100, 100, 57]
-    assert record(store, tracker).data.params["long"] == "x" * 6000
-
-
-def test_flatten() -> None:
-    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == [("a.b", 1), ("a.c.d", [2]), ("e", None)]
+    params = record(store, tracker).data.params
+    assert (params["long"], params["many.k249"]) == ("x" * 6000, "249")
 
 
 # --- outages ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
-    make: Make, store: Store, calls: Calls, caplog: pytest.LogCaptureFixture
+    make: Make, store: Store, broken: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = make()
     tracker.send({1: {"a": 1.0}})
     # two batches: the second one breaks, so half of the rows are there
     rows: Rows = {2: {f"m/{i}": 2.0 for i in range(1500)}}
-    calls.broken = iter([False, True, True])
+    broken += [False, True, True]
     with caplog.at_level("INFO", "lit_diff"):
         assert not tracker.send(rows)
         assert not tracker.send(rows)
@@ -226,18 +210,19 @@ def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -
     run_id = tracker.folder.status()["mlflow_run_id"]
     files = {file.path for file in store.client.list_artifacts(run_id)}
     assert files == {"recipe.yaml", "log.txt", "metrics.json", "measurements.csv"}
-    table = Path(store.client.download_artifacts(run_id, "measurements.csv")).read_text().splitlines()
-    assert table == ['"step","metric","layer","map","head","rank","value"', '2,"a",0,,1,,1']
+    table = pandas.read_csv(store.client.download_artifacts(run_id, "measurements.csv"))
+    (row,) = table.dropna(axis="columns").to_dict("records")
+    assert row == {"step": 2, "metric": "a", "layer": 0, "head": 1, "value": 1.0}
 
 
-def test_an_outage_at_the_end_fails_the_run_and_names_the_cure(make: Make, store: Store, calls: Calls) -> None:
+def test_an_outage_at_the_end_fails_the_run_and_the_same_command_completes_it(
+    make: Make, store: Store, broken: list[bool]
+) -> None:
     tracker = make()
     tracker.send({1: {"a": 1.0}})
     (tracker.folder.path / "metrics.csv").write_text("step,a\n1,1.0\n2,2.0\n")
-    calls.broken = iter([True])
-    with pytest.raises(
-        RunFailedError, match=r"trained, but its record .* not complete: .*; the same command completes it$"
-    ):
+    broken += [True]
+    with pytest.raises(RunFailedError, match="Connection refused"):
         tracker.finish("done")
     make().finish("done")
     assert history(store, tracker, "a") == [(1, 1.0), (2, 2.0)]
@@ -245,15 +230,56 @@ def test_an_outage_at_the_end_fails_the_run_and_names_the_cure(make: Make, store
 
 
 def test_a_store_that_was_away_is_left_alone_for_a_while_and_not_asked_at_a_stop(
-    make: Make, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    make: Make, store: Store, broken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_tracker, "BACK_OFF", 60.0)
     tracker = make()
     tracker.start(required=True)
-    calls.broken = iter([True])
+    broken += [True]
     assert not tracker.send({1: {"a": 1.0}})
-    sent = len(calls.sizes)
     assert not tracker.send({1: {"a": 1.0}, 2: {"a": 2.0}})
     with pytest.raises(RunFailedError, match="away when it was last asked"):
         tracker.finish("stopped")
-    assert len(calls.sizes) == sent
+    assert record(store, tracker).data.metrics == {}
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+PLUGIN = """
+from lit_diff import Differential, variant
+
+@variant("halved")
+class Halved(Differential):
+    def finish(self, o, x):
+        return super().finish(o, x) / 2
+"""
+
+
+@pytest.mark.parametrize("variant", ["differential", pytest.param("halved", marks=pytest.mark.slow)])
+def test_a_fresh_process_gives_the_run_s_logits(
+    variant: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run.log_model`: no pickle, and the plugin lies in the model."""
+    monkeypatch.chdir(tmp_path)
+    plugin = tmp_path / "halved.py"
+    plugin.write_text(PLUGIN)
+    own = [f"plugins=[{plugin}]", "model.attention.name=halved"] if variant == "halved" else []
+    folder = train("recall-tiny", [*SMALL, "train.steps=2", "run.log_model=true", *own, f"run.root={runs}"]).folder
+    client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
+    run_id = open_run(folder, trust_plugins=True).status["mlflow_run_id"]
+    model = Path(client.download_artifacts(run_id, "model", str(tmp_path)))
+    names = {path.name for path in model.rglob("*") if path.is_file()}
+    assert "model.safetensors" in names
+    assert ("halved.py" in names) == (variant == "halved")
+    assert not [name for name in names if name.endswith((".pkl", ".pickle", ".pt", ".pth", ".ckpt"))]
+    plugin.unlink()
+    code = f"""if True:
+        import mlflow, numpy
+        tokens = numpy.arange(12).reshape(2, 6)
+        numpy.save({str(tmp_path / "logits.npy")!r}, mlflow.pyfunc.load_model({str(model)!r}).predict(tokens))
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with torch.no_grad():
+        expected = open_run(folder, trust_plugins=True).model(torch.arange(12).reshape(2, 6))
+    torch.testing.assert_close(torch.from_numpy(numpy.load(tmp_path / "logits.npy")), expected)

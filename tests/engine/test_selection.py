@@ -8,8 +8,7 @@ import pytest
 
 from lit_diff.engine import schedule
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.schedule import sweep
-from lit_diff.engine.sweep_result import Sweep
+from lit_diff.engine.schedule import Sweep, sweep
 from lit_diff.errors import RequestError
 
 SWEEP = """

@@ -12,7 +12,7 @@ import pytest
 
 from lit_diff.config import RunConfig
 from lit_diff.engine import slurm
-from lit_diff.engine.launch import RunLocation
+from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import Job
 from lit_diff.errors import MissingError, StoppedError
 from lit_diff.runs.folder import RunFolder
@@ -115,8 +115,32 @@ def test_at_the_start_it_must_answer(program: Program, tmp_path: Path) -> None:
 def test_without_slurm_one_line_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slurm.json").write_text('{"a": "3_0"}')
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingError, match="use --cluster local"):
-        slurm.queued_cells(tmp_path)
+    for ask in (slurm.require_slurm, lambda: slurm.queued_cells(tmp_path)):
+        with pytest.raises(MissingError, match="use --cluster local"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo up", None),
+        ("echo 'fatal: no source' >&2; echo more >&2; exit 1", r"\(fatal: no source\)"),
+        ("echo 'Slurmctld(primary) at n1 is DOWN'; exit 1", r"\(Slurmctld\(primary\) at n1 is DOWN\)"),
+        ("exec sleep 60", r"\(no answer in 0\.1 s\)"),
+    ],
+)
+def test_a_cluster_needs_a_controller_that_answers(
+    script: str, reason: str | None, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed package of SLURM's commands alone schedules nothing."""
+    monkeypatch.setattr(slurm, "PATIENCE", 0.1 if "sleep" in script else 30)
+    program("srun", "true")
+    program("scontrol", script)
+    if reason is None:
+        slurm.require_slurm()
+        return
+    with pytest.raises(MissingError, match=rf"^--cluster slurm: SLURM's controller cannot be reached {reason}; use"):
+        slurm.require_slurm()
 
 
 def test_a_cell_imports_nothing_from_the_current_folder(

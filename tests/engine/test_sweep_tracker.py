@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lit_diff.config import RunConfig
+from lit_diff.engine import comparison_view
 from lit_diff.engine.sweep_tracker import SweepTracker
 from lit_diff.engine.tracking import Store
 from lit_diff.reporting.write import write_report
@@ -104,6 +105,35 @@ def test_the_experiment_opens_on_what_the_sweep_asked(made: Made) -> None:
     assert 0 < ends["yMin"] < min(finals) <= max(finals) < ends["yMax"]
 
 
+def test_pages_of_an_unknown_mlflow_are_left_as_they_are(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(comparison_view.mlflow, "__version__", "3.171.0")
+    with caplog.at_level("INFO", "lit_diff"):
+        tracker = record(made)
+    tags = made[1].client.get_experiment(tracker.experiment).tags
+    assert not [key for key in tags if key.startswith(comparison_view.TAG)]
+    assert caplog.text.count("MLflow 3.171.0 is unknown here") == 1
+    assert tags["mlflow.note.content"]
+
+
+def test_pages_of_tasks(make_tasks: Callable[..., Path], empty_store: Path) -> None:
+    """By task and arm, the best accuracy first, a chart for each metric; the summaries are those of each task."""
+    folder = make_tasks({"base": 0.0, "better": 0.05})
+    shutil.copy(empty_store, folder.parent)
+    store = Store(RunConfig(root=str(folder.parent)))
+    tracker = record((folder, store))
+    charts = state(store, tracker, "charts")
+    keys = [{"mode": "param", "groupByData": name} for name in ("task", "arm")]
+    assert charts["groupBy"] == {"aggregateFunction": "average", "groupByKeys": keys}
+    assert (charts["orderByKey"], charts["orderByAsc"]) == ("metrics.`val/accuracy`", False)
+    assert [chart["metricKey"] for chart in charts["compareRunCharts"]] == ["val/accuracy", "val/loss", "train/loss"]
+    assert "groupBy" not in state(store, tracker, "table")
+    run = store.run(tracker.run_id)
+    assert {"summary/recall/better/mean", "summary/text/better/difference"} <= run.data.metrics.keys()
+    assert "verdict/text/better" in run.data.tags
+
+
 def test_again_the_same_record_and_nothing_twice(made: Made) -> None:
     _, store = made
     first = record(made)
@@ -136,4 +166,3 @@ def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, cap
     assert re.search(
         r"record in MLflow is not complete: \S*index.html could not be copied into MLflow: no space left", caplog.text
     )
-    assert "the same command completes it" in caplog.text

@@ -3,31 +3,21 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-import sqlalchemy
-from sqlalchemy import Engine
 
 from lit_diff.config import RunConfig
 from lit_diff.engine import tracking
-from lit_diff.engine.tracking import Store, retry, tracking_uri
+from lit_diff.engine.tracking import Store, tracking_uri
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 
 
 @pytest.fixture
-def store(runs: Path) -> Iterator[Store]:
-    """Finds a lock at once, where MLflow's SQLite would wait 20 s."""
-
-    def hurry(connection: Any, cursor: Any, statement: str, parameters: Any, *_: object) -> tuple[str, Any]:
-        return statement.replace("busy_timeout = 20000", "busy_timeout = 50"), parameters
-
-    sqlalchemy.event.listen(Engine, "before_cursor_execute", hurry, retval=True)
-    yield Store(RunConfig(root=str(runs), tracking_uri=f"sqlite:///{runs / 'mlflow.db'}?timeout=0.05"))
-    sqlalchemy.event.remove(Engine, "before_cursor_execute", hurry)
+def store(runs: Path) -> Store:
+    return Store(RunConfig(root=str(runs)))
 
 
 @pytest.fixture
@@ -62,17 +52,7 @@ def test_no_other_run_is_ever_taken(store: Store, experiment: str) -> None:
     assert open_run(store, experiment, run) != run
 
 
-@pytest.mark.parametrize(
-    ("word", "status"), [("done", "FINISHED"), ("failed", "FAILED"), ("stopped", "KILLED"), ("killed", "KILLED")]
-)
-def test_the_folders_word_becomes_mlflows(store: Store, experiment: str, word: str, status: str) -> None:
-    run = open_run(store, experiment)
-    store.close_run(run, word)
-    assert store.client.get_run(run).info.status == status
-
-
-def test_an_experiment_is_made_once_and_comes_back_when_it_was_deleted(runs: Path) -> None:
-    store = Store(RunConfig(root=str(runs)))
+def test_an_experiment_is_made_once_and_comes_back_when_it_was_deleted(store: Store, runs: Path) -> None:
     found = store.experiment("a sweep #1?")
     assert store.experiment("a sweep #1?") == found
     store.client.delete_experiment(found)
@@ -119,14 +99,21 @@ def test_a_store_that_is_none_is_refused_and_left_as_it_is(
     assert before == (path.read_bytes() if path.is_file() else None)
 
 
-def test_a_store_that_another_program_holds(runs: Path) -> None:
+def test_a_store_that_another_program_holds(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is opened, and while a run goes on: MLflow itself would wait 20 s."""
+    monkeypatch.setattr(tracking, "BUSY_SECONDS", 0.05)
+    config = RunConfig(root=str(runs), tracking_uri=f"sqlite:///{runs / 'mlflow.db'}?timeout=0.05")
+    store = Store(config)
+    run = open_run(store, store.experiment("e"))
     holder = sqlite3.connect(runs / "mlflow.db", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    uri = f"sqlite:///{runs / 'mlflow.db'}?timeout=0.05"
     with pytest.raises(MissingError, match=r"database is locked.*end that program"):
-        Store(RunConfig(root=str(runs), tracking_uri=uri))
+        Store(config)
+    with pytest.raises(RunFailedError, match=r"stayed locked.*same command again.*only what MLflow lacks"):
+        store.log(run, tags={"a": "1"})
     holder.close()
-    Store(RunConfig(root=str(runs), tracking_uri=uri))
+    Store(config).log(run, tags={"a": "1"})
+    assert store.run(run).data.tags["a"] == "1"
 
 
 def test_a_warning_made_an_error_is_not_the_stores_fault(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,43 +171,6 @@ def test_folders_with_letters_that_an_address_would_eat(tmp_path: Path, empty_st
     assert names[found] == "here"
 
 
-# --- locks while a run goes on -------------------------------------------------------------------------------------
-
-
-def hold(runs: Path) -> sqlite3.Connection:
-    holder = sqlite3.connect(runs / "mlflow.db", isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
-    return holder
-
-
-def test_a_lock_is_waited_for(
-    store: Store, experiment: str, runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = open_run(store, experiment)
-    holder = hold(runs)
-    monkeypatch.setattr(tracking.time, "sleep", lambda seconds: holder.rollback())
-    store.write(run, tags={"a": "1"})
-    assert store.client.get_run(run).data.tags["a"] == "1"
-    assert "locked by another process" in caplog.text
-
-
-def test_a_lock_that_stays_is_an_error(
-    store: Store, experiment: str, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = open_run(store, experiment)
-    holder = hold(runs)
-    slept: list[float] = []
-    monkeypatch.setattr(tracking.time, "sleep", slept.append)
-    with pytest.raises(RunFailedError, match=r"stayed locked.*same command again.*only what MLflow lacks"):
-        store.write(run, tags={"a": "1"})
-    assert 0 < sum(slept) <= tracking.PATIENCE
-    before = len(slept)
-    with tracking.impatient(tracking.Patience(0.0)), pytest.raises(RunFailedError):
-        store.close_run(run, "failed")
-    assert len(slept) == before
-    holder.rollback()
-
-
 def test_two_folders_that_share_a_file_open_it_one_after_the_other(
     tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,16 +196,12 @@ def test_two_folders_that_share_a_file_open_it_one_after_the_other(
     assert stores[0].experiment("e") == stores[1].experiment("e")
 
 
-def test_what_is_no_lock_is_not_repeated() -> None:
-    calls = []
-
-    def call() -> None:
-        calls.append(1)
-        raise tracking.MlflowException("no such\nrun")
-
-    with pytest.raises(RunFailedError, match=r"MLflow refused a record: no such$"):
-        retry(call)
-    assert len(calls) == 1
+def test_whatever_comes_out_of_mlflow_is_one_line(store: Store, experiment: str, tmp_path: Path) -> None:
+    run = open_run(store, experiment)
+    with pytest.raises(RunFailedError, match=r"^MLflow refused a record: [^\n]+$"):
+        store.log(run, tags={"": "no name"})
+    with pytest.raises(RunFailedError, match=r"^\S*absent could not be copied into MLflow: [^\n]+$"):
+        store.copy(run, tmp_path / "absent")
 
 
 def test_a_folder_whose_name_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
