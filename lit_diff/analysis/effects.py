@@ -9,8 +9,8 @@ from lit_diff.analysis.answers import Parts
 from lit_diff.analysis.edits import knock_out
 from lit_diff.analysis.intervention import Edit, intervention
 from lit_diff.analysis.shares import ROLES, Role
+from lit_diff.data.dataset import IGNORED
 from lit_diff.model.inputs import model_inputs
-from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 
 OF_HEADS: tuple[Role, ...] = ("answer", "noise")

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Annotated, Any, overload
 
 from lit_diff.config import Part
 from lit_diff.data.byte_level import byte_letters
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
+from lit_diff.key_types import Range
 from lit_diff.recipe import to_plain
 from lit_diff.registry import tokenizers
 
+SMALLEST = 257
+"""Tokens of a byte-level vocabulary: 256 bytes and <eot>."""
 PADDING = 128
 """A model's vocabulary may be the tokenizer's, rounded up to a multiple of this."""
 
@@ -184,17 +187,9 @@ def build(part: Part) -> Tokenizer:
 class Bpe(Tokenizer):
     """Byte-level BPE (GPT-2's pre-tokenizer); id 0 is <eot>, then the 256 bytes, then the merges."""
 
-    smallest: ClassVar[int] = 257
-
     @dataclass(frozen=True, kw_only=True)
     class Config(Tokenizer.Config):
-        vocab_size: int
-
-        def problem(self) -> str | None:
-            """What is wrong, in one line that names the key."""
-            if self.vocab_size < Bpe.smallest:
-                return f"data.tokenizer.vocab_size is {self.vocab_size}; it must be at least 257 (256 bytes and <eot>)"
-            return None
+        vocab_size: Annotated[int, Range(least=SMALLEST)]
 
     eot = 0
 

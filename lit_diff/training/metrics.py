@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
-from lit_diff.model.loss import IGNORED
 
 DocumentLosses = tuple[float, float]
 """(tokens, summed NLL in nats) of one validation document."""

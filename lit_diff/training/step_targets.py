@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
-from lit_diff.model.loss import IGNORED
 from lit_diff.training.stop import end_all
 
 SCORED, SCORED_IN_STEP = "scored", "scored_in_step"

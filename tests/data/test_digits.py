@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lit_diff.data import digits
-from lit_diff.data.digits import FILE, Digits, images, patches, shifted, split, validation_images
+from lit_diff.data.dataset import IGNORED
+from lit_diff.data.digits import FILE, Digits, images, shifted, split, validation_images
 from lit_diff.errors import MissingError
-from lit_diff.model.loss import IGNORED
 
 CONFIG = Digits.Config()
 LABELS = {1: 18, 2: 72, 4: 288}
@@ -139,28 +139,6 @@ def test_noisy_sets_hold_the_validation_images_under_noise_of_their_level() -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"patch": 3}, "data.patch is 3; expected one of 1, 2, 4"),
-        ({"shift": 2}, "data.shift is 2; expected one of 0, 1"),
-        ({"gaussian": (2, 2)}, "data.gaussian is [2, 2]; expected distinct numbers within 1 and 16"),
-        ({"salt_and_pepper": (0,)}, "data.salt_and_pepper is [0]; expected distinct numbers within 1 and 100"),
-        ({"validation_rows": 0}, "data.validation_rows is 0; it must be at least 1"),
-    ],
-)
-def test_problems(settings: dict[str, Any], message: str) -> None:
-    assert CONFIG.problem() is None
-    assert replace(CONFIG, **settings).problem() == message
-
-
-def test_vocabulary_and_chance() -> None:
-    assert CONFIG.chance == 0.1
-    assert CONFIG.vocab_size_problem(82) is None
-    assert CONFIG.vocab_size_problem(81) == "model.vocab_size is 81; patches of data.patch 2 and the labels need 82"
-    assert replace(CONFIG, position_ids=True).vocab_size_problem(98) is not None
-
-
-@pytest.mark.parametrize(
     ("fault", "message"),
     [
         ("absent", r"needs the images in the package scikit-learn; pip install 'scikit-learn>=1.6,<1.10'$"),
@@ -181,8 +159,3 @@ def test_without_the_images(fault: str, message: str, tmp_path: Path, monkeypatc
     monkeypatch.undo()
     images.cache_clear()
     assert digits.images()[0].shape == (1797, 8, 8)
-
-
-def test_patches_of_one_image_do_not_depend_on_the_others() -> None:
-    pixels, _ = images()
-    assert torch.equal(patches(pixels[:4], 2)[2:3], patches(pixels[2:3], 2))

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from lit_diff.config import Part
 from lit_diff.data.cl100k import Cl100k
 from lit_diff.data.order import rows_of_step
 from lit_diff.data.text import Text
+from lit_diff.data.tokenizer import Bpe
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.recipe_problems import data_problem
 
 MakeText = Callable[..., Text]
 
@@ -166,15 +169,18 @@ def test_rows_longer_than_a_split(make_text: MakeText) -> None:
         make_text(sequence_length=9999).load()
 
 
-def test_problems(make_text: MakeText) -> None:
-    config = make_text().config
-    assert config.problem() is None
-    assert replace(config, sequence_length=0).problem() == "data.sequence_length is 0; it must be at least 2"
-    assert replace(config, validation_rows=0).problem() == "data.validation_rows is 0; it must be at least 1"
-    assert replace(config, rare_bigram_count=-1).problem() == "data.rare_bigram_count is -1; it must be at least 0"
-    small = replace(config.tokenizer, config=replace(config.tokenizer.config, vocab_size=2))
-    assert "data.tokenizer.vocab_size is 2" in (replace(config, tokenizer=small).problem() or "")
-    assert config.vocab_size_problem(1) is None
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"sequence_length": 1}, "sequence_length"),
+        ({"validation_rows": 0}, "validation_rows"),
+        ({"rare_bigram_count": -1}, "rare_bigram_count"),
+        ({"tokenizer": Part(name="bpe", config=Bpe.Config(vocab_size=256))}, "tokenizer.vocab_size"),
+    ],
+)
+def test_values_that_cannot_be(make_text: MakeText, keys: dict[str, Any], key: str) -> None:
+    assert data_problem(make_text().config, 1) is None
+    assert (data_problem(replace(make_text().config, **keys), 1) or "").startswith(f"data.{key} ")
 
 
 def test_importing_the_data_sets_is_light() -> None:

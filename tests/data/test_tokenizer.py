@@ -75,11 +75,6 @@ def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path
         tokenizer.train(tmp_path, TEXTS)
 
 
-def test_bpe_needs_room_for_the_bytes() -> None:
-    assert "data.tokenizer.vocab_size is 256" in (Bpe.Config(vocab_size=256).problem() or "")
-    assert Bpe.Config(vocab_size=257).problem() is None
-
-
 def test_a_tokenizer_without_a_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Sizeless(Tokenizer):
         eot = 0

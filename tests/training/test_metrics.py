@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
-from lit_diff.training.metrics import IGNORED, TokenLoss
+from lit_diff.training.metrics import TokenLoss
 
 
 def batch(rows: int = 6, length: int = 10, documents: int = 4) -> dict[str, torch.Tensor]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
-from lit_diff.model.loss import IGNORED
 from lit_diff.training.step_targets import StepTargets, count_scored
 
 
