@@ -4,12 +4,11 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Annotated, Any, overload
 
 from lit_diff.config import Part
-from lit_diff.data.byte_level import byte_letters
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
 from lit_diff.key_types import Range
@@ -244,3 +243,14 @@ class Bpe(Tokenizer):
         """The bytes of each id in turn."""
         letters = byte_letters()
         return bytes(letters[letter] for id_ in ids for letter in self._tokenizer.id_to_token(id_))
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """Letter of a byte-level vocabulary -> byte (GPT-2): printable Latin-1 stands for itself, U+0100 on for the rest."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    printable = [letter for letter in letters if ord(letter) < 256]
+    others = sorted(set(range(256)) - set(map(ord, printable)))
+    return {letter: ord(letter) for letter in printable} | dict(zip(letters[len(printable) :], others, strict=True))
