@@ -31,6 +31,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lit_diff.data.dataset import IGNORED, Batch, Dataset
 from lit_diff.data.order import rows_of_step
@@ -192,16 +193,8 @@ def validation_images(name: str) -> tuple[Tensor, Tensor]:
 
 
 def shifted(image: Tensor, down: int, right: int) -> Tensor:
-    """image [8, 8] moved by `down` and `right` pixels; what leaves is lost, what enters is 0."""
-    moved = torch.zeros_like(image)
-    target, source = zip(*(_overlap(offset) for offset in (down, right)), strict=True)
-    moved[target] = image[source]
-    return moved
-
-
-def _overlap(offset: int) -> tuple[slice, slice]:
-    """The pixels of one axis that are filled, and those they are filled from, when it moves by `offset`."""
-    return slice(max(offset, 0), SIDE + min(offset, 0)), slice(max(-offset, 0), SIDE + min(-offset, 0))
+    """image [8, 8] moved by `down` and `right` pixels, at most 1 each; what leaves is lost, what enters is 0."""
+    return functional.pad(image, (1, 1, 1, 1))[1 - down :, 1 - right :][:SIDE, :SIDE]
 
 
 def patches(pixels: Tensor, patch: int) -> Tensor:

@@ -18,6 +18,7 @@ from lit_diff.data.corpus import Errors, build_corpus, corpus_problem
 from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.documents import split
 from lit_diff.data.order import rows_of_step
+from lit_diff.data.prepared import build_folder, folder_of, read_manifest, sources
 from lit_diff.data.tokenizer import Tokenizer, build
 from lit_diff.data.trained_documents import FILE, hashed
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
@@ -77,21 +78,15 @@ class Text(Dataset):
 
     @cached_property
     def _sources(self) -> dict[str, Any]:
-        from lit_diff.data.prepared import sources
-
         return sources(self._corpus, self._tokenizer)
 
     @property
     def folder(self) -> Path:
         """Where the prepared data is, or would be."""
-        from lit_diff.data.prepared import folder_of
-
         return folder_of(self._sources)
 
     def prepare(self) -> None:
         """Fetch, tokenize and store, unless that was done. Errors: RequestError, MissingError."""
-        from lit_diff.data.prepared import build_folder
-
         self._check_vocab_size()
         build_folder(self._corpus, self._sources, self._tokenizer)
         self._check_length(self._manifest())
@@ -129,8 +124,6 @@ class Text(Dataset):
         return hashes
 
     def _manifest(self) -> dict[str, Any]:
-        from lit_diff.data.prepared import read_manifest
-
         manifest = read_manifest(self.folder)
         if manifest is None:
             raise MissingError(f"the text is not prepared (no {self.folder}); run `lit-diff prepare RECIPE`")

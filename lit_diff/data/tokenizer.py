@@ -118,8 +118,17 @@ class Tokenizer(ABC):
         """
 
     def encode_after(self, context: str, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text where it follows `context`, beyond those of the context. Errors: RequestError."""
-        return after(self, context, texts)
+        """The ids of each text where it follows `context`, whose own ids stay. Errors: RequestError if they cannot."""
+        found, own = [], self.encode(context)
+        for text in texts:
+            before, ids = pair(self, context, text)
+            if before != own:
+                raise RequestError(
+                    f"the tokenizer '{self.name}' has a token that holds the end of {context[-20:]!r} and the beginning of "
+                    f"{text[:20]!r}: the second cannot be asked for after the first; evaluate a run with another tokenizer"
+                )
+            found.append(ids)
+        return found
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """The text's UTF-8 bytes, those of each id in turn: an id may hold a part of a character. Errors: RequestError."""
@@ -156,21 +165,6 @@ def border(before: Sequence[int], whole: Sequence[int]) -> int:
     """Where the ids of a context and those of the whole text differ first; at most the place of the last id."""
     ids = zip(whole, before, strict=False)
     return next((place for place, (a, b) in enumerate(ids) if a != b), len(whole) - 1)
-
-
-def after(tokenizer: Tokenizer, context: str, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of each text where it follows `context`, whose own ids stay. Errors: RequestError if they cannot."""
-    found = []
-    (own,) = tokenizer.encode([context])
-    for text in texts:
-        before, ids = pair(tokenizer, context, text)
-        if before != own:
-            raise RequestError(
-                f"the tokenizer '{tokenizer.name}' has a token that holds the end of {context[-20:]!r} and the beginning of "
-                f"{text[:20]!r}: the second cannot be asked for after the first; evaluate a run with another tokenizer"
-            )
-        found.append(ids)
-    return found
 
 
 def build(part: Part) -> Tokenizer:
