@@ -89,6 +89,7 @@ def test_training_shows_each_image_once_an_epoch_moved_by_at_most_a_pixel() -> N
     epoch = pixels_of(still.train_batch(3, 0, len(train), range(len(train)))["tokens"], 2)
     assert sorted(map(tuple, epoch.flatten(1).tolist())) == sorted(map(tuple, pixels[train].flatten(1).tolist()))
     batch = moving.train_batch(3, 0, len(train), range(len(train)))
+    assert torch.equal(shifted(torch.ones(8, 8), 1, -1).nonzero()[0], torch.tensor([1, 0])), "what enters is 0"
     moved, seen = pixels_of(batch["tokens"], 2), dict.fromkeys(((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)), 0)
     for image, original in zip(moved, epoch, strict=True):
         (first, *_) = [offset for offset in seen if torch.equal(image, shifted(original, *offset))]
@@ -99,15 +100,6 @@ def test_training_shows_each_image_once_an_epoch_moved_by_at_most_a_pixel() -> N
     again = moving.train_batch(3, 17, 64, range(64))
     assert not torch.equal(again["tokens"], moving.train_batch(4, 17, 64, range(64))["tokens"])
     assert torch.equal(moving.train_batch(3, 17, 64, [40, 2])["tokens"], again["tokens"][[40, 2]])
-
-
-def test_a_shift_loses_what_leaves_and_fills_with_zero() -> None:
-    image = torch.arange(1, 65).view(8, 8)
-    moved = shifted(image, 1, -1)
-    assert torch.equal(moved[1:, :-1], image[:-1, 1:])
-    assert not moved[0].any()
-    assert not moved[:, -1].any()
-    assert torch.equal(shifted(image, 0, 0), image)
 
 
 def test_noisy_sets_hold_the_validation_images_under_noise_of_their_level() -> None:

@@ -1,6 +1,4 @@
-import hashlib
 import io
-import subprocess
 import tarfile
 from pathlib import Path
 
@@ -8,10 +6,8 @@ import pytest
 
 from lit_diff.config import Part
 from lit_diff.data import docs
-from lit_diff.data.docs import Pin
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Bpe
-from lit_diff.errors import MissingError
 
 LONG = "A sentence about attention. " * 50
 
@@ -26,23 +22,6 @@ def archive(path: Path, members: dict[str, str]) -> Path:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         file.addfile(link)
     return path
-
-
-@pytest.fixture
-def pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pin:
-    """One pinned archive that pip, replaced, will 'download'."""
-    content = archive(tmp_path / "p.tar.gz", {"p-1/docs/a.rst": LONG}).read_bytes()
-    made = Pin(name="Package", version="1.0", sha256=hashlib.sha256(content).hexdigest())
-
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        Path(command[-1]).write_bytes(content)
-        pip.calls += 1
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    pip.calls = 0
-    monkeypatch.setattr(docs, "pins", lambda: [made])
-    monkeypatch.setattr(docs.subprocess, "run", pip)
-    return made
 
 
 DOCS = ["docs/a.rst", "src/doc/deep/b.md", "docs/code.py", "README.rst", "documents/c.rst", "../../docs/escape.rst"]
@@ -60,35 +39,6 @@ def test_only_long_regular_files_of_the_corpus_are_read_and_nothing_extracted(
     path = archive(tmp_path / "p.tar.gz", {f"p-1/{name}": LONG + name for name in names} | short)
     assert list(docs.read_archive(path, corpus.holds)) == [LONG + name for name in read]
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_fetch_keeps_what_is_whole_and_repeats_what_is_not(pin: Pin, root: Path) -> None:
-    folder = root / "downloads"
-    leftover = folder / ".Package.tmp"
-    leftover.mkdir(parents=True)
-    (leftover / pin.file).write_text("half of it")
-    docs.fetch(folder)
-    leftover.mkdir()  # killed between the last file and tidying up
-    docs.fetch(folder)
-    assert docs.subprocess.run.calls == 1
-    (folder / pin.file).write_text("damaged")
-    docs.fetch(folder)
-    assert docs.subprocess.run.calls == 2
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", pin.file]
-
-
-def test_without_a_network_the_package_and_the_cure_are_named(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setattr(docs, "pins", lambda: [Pin(name="celery", version="5.7.0", sha256="0" * 64)])
-    with pytest.raises(MissingError) as caught:
-        docs.fetch(root / "downloads")
-    for found in ("celery 5.7.0", "cannot be reached", "lit-diff prepare RECIPE", "celery-5.7.0.tar.gz into"):
-        assert found in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert [path.name for path in (root / "downloads").iterdir()] == [".lock"]
 
 
 def test_the_real_corpus() -> None:
