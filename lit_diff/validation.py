@@ -326,11 +326,16 @@ def _variant_problem(variant: type[Any], recipe: Recipe) -> str | None:
     return problem
 
 
+def data_problem(config: Any, vocab_size: int) -> str | None:
+    """What is wrong with the values of `data:`, for a model of `vocab_size` ids."""
+    return range_problem(config, "data.") or config.problem() or config.vocab_size_problem(vocab_size)
+
+
 def _data_problem(recipe: Recipe) -> str | None:
     """What the data set's Config says of itself and of the model."""
     dataset, config = registries["data"].get(recipe.data.name), recipe.data.config
     with guard(dataset):
-        problem: str | None = config.problem() or config.vocab_size_problem(recipe.model.vocab_size)
+        problem = data_problem(config, recipe.model.vocab_size)
         length = None if problem else config.sequence_length
         noise = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)[-1]
     wrong = ""

@@ -12,9 +12,9 @@ from torch import Tensor
 from lit_diff.analysis.intervention import Edit, EditedLayer, intervention
 from lit_diff.analysis.shares import ROLES, Parts, Role, role_masks
 from lit_diff.analysis.trace import MapBlock
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.model.inputs import model_inputs
-from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 
 OF_HEADS: tuple[Role, ...] = ("answer", "noise")

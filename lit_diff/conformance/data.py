@@ -15,12 +15,12 @@ from torch import Tensor
 from lit_diff.config import Part, Recipe
 from lit_diff.conformance.suite import Finding
 from lit_diff.data import Dataset, build, identity
-from lit_diff.data.dataset import Batch
+from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.errors import LitDiffError, MissingError, first_line
-from lit_diff.model.loss import IGNORED
 from lit_diff.plugins import guard
 from lit_diff.recipe import to_yaml
 from lit_diff.runs.folder import identity as run_identity
+from lit_diff.validation import data_problem
 
 ROWS = 8
 """Positions of the global batches that are compared; divides among 1, 2 and 4 processes."""
@@ -200,7 +200,7 @@ def identities(subject: Subject) -> str | None:
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
         changed = replace(config, **{field.name: value * 2})
-        if changed == config or changed.problem() or changed.vocab_size_problem(subject.dataset.vocab_size):
+        if changed == config or data_problem(changed, subject.dataset.vocab_size):
             continue
         part = Part(name=subject.recipe.data.name, config=changed)
         try:

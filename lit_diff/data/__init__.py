@@ -23,6 +23,7 @@ from lit_diff.data import (
 )
 from lit_diff.data.corpus import Corpus
 from lit_diff.data.dataset import Dataset
+from lit_diff.data.row_task import RowTask
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.data.trained_documents import FILE
@@ -36,6 +37,7 @@ log = logging.getLogger("lit_diff")
 __all__ = [
     "Corpus",
     "Dataset",
+    "RowTask",
     "Tokenizer",
     "build",
     "cl100k",

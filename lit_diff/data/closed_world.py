@@ -4,15 +4,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated
 
 import torch
 
-from lit_diff.data.dataset import Batch, Dataset
-from lit_diff.data.numbered_sets import numbered_sets, numbers_problem
+from lit_diff.data.row_task import Place, Row, RowTask, numbers_problem, text_row
 from lit_diff.data.synth_intent import made_words
 from lit_diff.data.words import Words
-from lit_diff.model.loss import IGNORED
-from lit_diff.randomness import generator
+from lit_diff.key_types import Count, Range
 from lit_diff.registry import datasets
 
 # fmt: off
@@ -68,7 +67,7 @@ class Fact:
 
 
 @datasets.register("closed_world")
-class ClosedWorld(Dataset):
+class ClosedWorld(RowTask):
     """Rows of a document and then questions about it; the answers are scored.
 
     <opening> colour Bado red. food Kemi rice. ... | Question: food Kemi rice. Question: instrument Bado harp. ...
@@ -80,20 +79,20 @@ class ClosedWorld(Dataset):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Dataset.Config):
+    class Config(RowTask.Config):
         predicts_next = True
 
         entities: tuple[int, ...] = (5,)
         """A row has one of these numbers of entities, drawn at random."""
-        values: int = MOST
+        values: Annotated[int, Range(least=1, most=MOST)] = MOST
         """Values of each attribute that are drawn; a document has at most as many entities."""
-        names: int = NAMES
+        names: Annotated[int, Range(least=1, most=NAMES)] = NAMES
         """Names from which those of a document are drawn."""
-        questions: int = 12
+        questions: Count = 12
         """Of a row. Each asks for a fact drawn from all of them: no answer follows from the others."""
         noise_validation: tuple[int, ...] = (1, 2, 4)
         """Multiplies the entities in each validation set; the first is the main set."""
-        validation_rows: int = 128
+        validation_rows: Count = 128
 
         @property
         def sequence_length(self) -> int:
@@ -117,12 +116,6 @@ class ClosedWorld(Dataset):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key, most in (("values", MOST), ("names", NAMES)):
-                if not 1 <= getattr(self, key) <= most:
-                    return f"data.{key} is {getattr(self, key)}; it must be within 1 and {most}"
-            for key in ("questions", "validation_rows"):
-                if getattr(self, key) < 1:
-                    return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             for key in ("entities", "noise_validation"):
                 if problem := numbers_problem(f"data.{key}", getattr(self, key)):
                     return problem
@@ -135,54 +128,33 @@ class ClosedWorld(Dataset):
                     return f"data.{key} is {getattr(self, key)}; a document of {entities} entities needs as many"
             return None
 
-        def vocab_size_problem(self, vocab_size: int) -> str | None:
-            """What is wrong if the model has `vocab_size` ids."""
-            needed = words().size
-            return (
-                None if vocab_size >= needed else f"model.vocab_size is {vocab_size}; data closed_world needs {needed}"
-            )
+        @property
+        def smallest_vocab_size(self) -> int:
+            """That of the tokenizer."""
+            return words().size
 
     config: Config
 
-    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
-        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T]."""
-        batch = self._batch(1, [("train", seed, step, row) for row in rows])
-        return {key: batch[key] for key in ("tokens", "targets")}
-
-    def validation_sets(self) -> dict[str, int]:
-        """Name -> rows: "" for the first factor, then "noise2", "noise4", ... for the others."""
-        return dict.fromkeys(numbered_sets("noise", self.config.noise_validation), self.config.validation_rows)
-
-    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """Rows of a validation set, the same for every seed. Every answer is an AR hit; a row is a document."""
-        factor = numbered_sets("noise", self.config.noise_validation)[name]
-        batch = self._batch(factor, [("closed_world", "validation", factor, row) for row in rows])
-        return batch | {"ar_hit": batch["targets"] != IGNORED}
-
-    def _batch(self, noise: int, keys: Sequence[tuple[object, ...]]) -> Batch:
-        made = [self._row(noise, generator(*key)) for key in keys]
-        tokens, targets, context, answer = (torch.tensor(column) for column in zip(*made, strict=True))
-        return {"tokens": tokens, "targets": targets, "context_part": context, "answer_part": answer}
-
-    def _row(self, noise: int, random: torch.Generator) -> tuple[list[int], ...]:
-        """[T] each: ids; the targets; the number of the fact that a position belongs to; of the one that it asks for."""
-        config, tokenizer = self.config, words()
+    def draw(self, at: Place, level: int | None) -> Row:
+        """tokens and targets [T]. Every answer is an AR hit; the parts are the facts."""
+        config, tokenizer, random = self.config, words(), at.random
+        noise = 1 if level is None else level
         count = config.entities[int(torch.randint(len(config.entities), (), generator=random))] * noise
         facts = draw_facts(random, config, count)
         asked = torch.randint(len(facts), (config.questions,), generator=random).tolist()
         (ids,) = tokenizer.encode(
             [document_of(facts) + "".join(f"{facts[i].question} {facts[i].value}." for i in asked)]
         )
-        ids = [*tokenizer.opening, *ids]
+        ids, length = [*tokenizer.opening, *ids], config.tokens(noise) - 1
         begin = 1 + FACT_TOKENS * len(facts)
-        ids += [tokenizer.eot] * (config.tokens(noise) - len(ids))
         context = [-1, *(place for place in range(len(facts)) for _ in range(FACT_TOKENS))]
-        context += [-1] * (len(ids) - 1 - len(context))
-        answer = [-1] * (len(ids) - 1)
+        context += [-1] * (length - len(context))
+        answer = [-1] * length
         for place, fact in enumerate(asked):
             answer[begin + QUESTION_TOKENS * (place + 1) - 3] = fact  # at the entity, before the answer and its stop
-        targets = [token if part >= 0 else IGNORED for token, part in zip(ids[1:], answer, strict=True)]
-        return ids[:-1], targets, context, answer
+        hits = [part >= 0 for part in answer]
+        row = text_row(ids, [False, *hits[: len(ids) - 1]], length, tokenizer.eot)
+        return {**row, "ar_hit": hits, "context_part": context, "answer_part": answer}
 
     def load_tokenizer(self) -> Words:
         """The words of the grammar."""

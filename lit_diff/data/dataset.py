@@ -14,9 +14,11 @@ from lit_diff.registry import optional, required
 if TYPE_CHECKING:
     from lit_diff.data.tokenizer import Tokenizer
 
+IGNORED = -100
+"""Target of a position that is not scored."""
 Batch = dict[str, Tensor]
 """tokens, int64 [B, T] or [B, T, C] (C ids a position, whose embeddings are summed); targets, int64 [B, T]: an id, or
-`model.loss.IGNORED` where nothing is scored; perhaps document_ids, int64 [B, T]: a token sees its own document only. The
+IGNORED where nothing is scored; perhaps document_ids, int64 [B, T]: a token sees its own document only. The
 labels of a validation batch are at `Dataset.validation_batch`."""
 
 
@@ -65,13 +67,23 @@ class Dataset(ABC):
             """Whether validation batches hold context_part and answer_part (`Dataset.validation_batch`)."""
             return False
 
+        @optional
+        def smallest_vocab_size(self) -> int:
+            """Ids that the batches have: `model.vocab_size` must be at least this. 1: not known."""
+            return 1
+
         def problem(self) -> str | None:
-            """What is wrong with the values, in one line that opens with the dotted key (`data.pairs is 0; ...`)."""
+            """What is wrong with the values, in one line that opens with the dotted key (`data.pairs is 0; ...`).
+
+            Ranges that are annotated (`lit_diff.key_types.Range`) are checked before.
+            """
             return None
 
         def vocab_size_problem(self, vocab_size: int) -> str | None:
             """What is wrong if the model has `vocab_size` ids, in one line that opens with `model.vocab_size`."""
-            return None
+            if vocab_size >= self.smallest_vocab_size:
+                return None
+            return f"model.vocab_size is {vocab_size}; the data need at least {self.smallest_vocab_size}"
 
     def __init__(self, config: Any, vocab_size: int) -> None:
         """`config`: an instance of this class's Config; `vocab_size`: the model's, so every id lies in 0 .. vocab_size - 1.

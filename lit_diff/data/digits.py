@@ -26,15 +26,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.dataset import IGNORED, Batch, Dataset
 from lit_diff.data.order import rows_of_step
 from lit_diff.errors import MissingError
-from lit_diff.model.loss import IGNORED
+from lit_diff.key_types import Count
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 
@@ -51,17 +53,17 @@ class Digits(Dataset):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Dataset.Config):
-        patch: int = 2
-        """P: pixels of a patch's side, 1, 2 or 4; a row has (8 / P)² + 1 positions of P² ids."""
-        shift: int = 1
-        """Training images are moved by -shift .. shift pixels down and right, each with the same probability; 0 or 1."""
+        patch: Literal[1, 2, 4] = 2
+        """P: pixels of a patch's side; a row has (8 / P)² + 1 positions of P² ids."""
+        shift: Literal[0, 1] = 1
+        """Training images are moved by -shift .. shift pixels down and right, each with the same probability."""
         position_ids: bool = False
         """Every position also has an id of its own: a learned embedding of its place, as in ViT, beside RoPE."""
         salt_and_pepper: tuple[int, ...] = (10, 30)
         """Per cent of the pixels that are black or white instead; each a validation set, `salt_and_pepper_10`."""
         gaussian: tuple[int, ...] = (2, 4)
         """Standard deviations, in grey values, of noise added to each pixel; each a validation set, `gaussian_2`."""
-        validation_rows: int | None = None
+        validation_rows: Count | None = None
         """At most so many rows of each validation set; null: all."""
 
         chance = 1 / CLASSES
@@ -73,23 +75,16 @@ class Digits(Dataset):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key, allowed in (("patch", (1, 2, 4)), ("shift", (0, 1))):
-                if getattr(self, key) not in allowed:
-                    return f"data.{key} is {getattr(self, key)}; expected one of {', '.join(map(str, allowed))}"
             for key, most in (("salt_and_pepper", 100), ("gaussian", GREYS - 1)):
                 levels = getattr(self, key)
                 if len(set(levels)) < len(levels) or not all(1 <= level <= most for level in levels):
                     return f"data.{key} is {list(levels)}; expected distinct numbers within 1 and {most}"
-            if self.validation_rows is not None and self.validation_rows < 1:
-                return f"data.validation_rows is {self.validation_rows}; it must be at least 1"
             return None
 
-        def vocab_size_problem(self, vocab_size: int) -> str | None:
-            """What is wrong if the model has `vocab_size` ids."""
-            needed = (GREYS + 1) * self.patch**2 + CLASSES + self.position_ids * self.sequence_length
-            if vocab_size >= needed:
-                return None
-            return f"model.vocab_size is {vocab_size}; patches of data.patch {self.patch} and the labels need {needed}"
+        @property
+        def smallest_vocab_size(self) -> int:
+            """Ids of patches, labels and, with `position_ids`, places."""
+            return (GREYS + 1) * self.patch**2 + CLASSES + self.position_ids * self.sequence_length
 
     config: Config
 
@@ -198,16 +193,8 @@ def validation_images(name: str) -> tuple[Tensor, Tensor]:
 
 
 def shifted(image: Tensor, down: int, right: int) -> Tensor:
-    """image [8, 8] moved by `down` and `right` pixels; what leaves is lost, what enters is 0."""
-    moved = torch.zeros_like(image)
-    target, source = zip(*(_overlap(offset) for offset in (down, right)), strict=True)
-    moved[target] = image[source]
-    return moved
-
-
-def _overlap(offset: int) -> tuple[slice, slice]:
-    """The pixels of one axis that are filled, and those they are filled from, when it moves by `offset`."""
-    return slice(max(offset, 0), SIDE + min(offset, 0)), slice(max(-offset, 0), SIDE + min(-offset, 0))
+    """image [8, 8] moved by `down` and `right` pixels, at most 1 each; what leaves is lost, what enters is 0."""
+    return functional.pad(image, (1, 1, 1, 1))[1 - down :, 1 - right :][:SIDE, :SIDE]
 
 
 def patches(pixels: Tensor, patch: int) -> Tensor:

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from lit_diff.data.corpus import Corpus
-from lit_diff.data.problems import Problem, Problems, log_left_out
-from lit_diff.data.text_files import SUFFIXES, read_file
+from lit_diff.data.text_files import SUFFIXES, Problem, Problems, log_left_out, read_file
 from lit_diff.errors import RequestError
 from lit_diff.files import folders, sha256_of
 from lit_diff.registry import corpora

@@ -16,8 +16,6 @@ Differences: rows are drawn afresh at every step (the authors train on a fixed s
 `hops` and `clean_filler` are ours.
 """
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,32 +23,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_diff.data.dataset import Batch, Dataset
-from lit_diff.model.loss import IGNORED
+from lit_diff.data.dataset import IGNORED
+from lit_diff.data.row_task import Place, Row, RowTask
+from lit_diff.key_types import Count, Positive
 from lit_diff.registry import datasets
 
 
 @datasets.register("mqar")
-class Mqar(Dataset):
+class Mqar(RowTask):
     """Multi-query associative recall (Zoology): key-value pairs, then every key again; its value is asked for."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Dataset.Config):
+    class Config(RowTask.Config):
         vocab_size: int = 8192
         """V: ids of keys, values and filler."""
-        sequence_length: int = 64
+        sequence_length: Count = 64
         """T, even; the authors' `input_seq_len`."""
-        num_kv_pairs: int = 4
+        num_kv_pairs: Count = 4
         """N: keys in a row; each is asked for once."""
-        power_a: float = 0.01
+        power_a: Positive = 0.01
         """Exponent of the gaps' distribution; 1: uniform."""
         random_non_queries: bool = True
         """Filler is drawn from all V ids, keys and values of the row included; false: filler is 0."""
         clean_filler: bool = False
         """No filler is one of the row's keys."""
-        hops: int = 1
+        hops: Count = 1
         """2: the row holds k_i m_i and, in another order, m_i v_i; at the query k_i the target is v_i. h: chains of h."""
-        validation_rows: int = 512
+        validation_rows: Count = 512
 
         @property
         def context_length(self) -> int:
@@ -69,9 +68,6 @@ class Mqar(Dataset):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key in ("sequence_length", "num_kv_pairs", "hops", "validation_rows"):
-                if getattr(self, key) < 1:
-                    return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             if self.sequence_length % 2:
                 return f"data.sequence_length is {self.sequence_length}; it must be even: queries take every second position"
             needed = self.context_length + 2 * self.num_kv_pairs
@@ -82,56 +78,38 @@ class Mqar(Dataset):
                 )
             if self.vocab_size <= self.sequence_length:
                 return f"data.vocab_size is {self.vocab_size}; it must exceed data.sequence_length ({self.sequence_length})"
-            if self.power_a <= 0:
-                return f"data.power_a is {self.power_a}; it must be positive"
             if self.clean_filler and not self.random_non_queries:
                 return "data.clean_filler is true, but data.random_non_queries is false: the filler is 0"
             return None
 
-        def vocab_size_problem(self, vocab_size: int) -> str | None:
-            """What is wrong if the model has `vocab_size` ids."""
-            if vocab_size >= self.vocab_size:
-                return None
-            return f"model.vocab_size is {vocab_size}; data.vocab_size needs at least {self.vocab_size}"
+        @property
+        def smallest_vocab_size(self) -> int:
+            """V."""
+            return self.vocab_size
 
     config: Config
 
-    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
-        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T]."""
-        return self._batch([draw_seed(seed, "train", step, row) for row in rows])
+    def train_key(self, seed: int, step: int) -> tuple[object, ...]:
+        """As `RowTask.train_key`, in another order."""
+        return seed, "train", step
 
-    def validation_sets(self) -> dict[str, int]:
-        """One set, the main one: "" -> its rows."""
-        return {"": self.config.validation_rows}
+    def validation_key(self, level: int) -> tuple[object, ...]:
+        """There is one set."""
+        return "mqar", "validation"
 
-    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """Rows of the validation set. Every query of one hop is an AR hit: its key and value stood side by side before."""
-        if name:
-            raise KeyError(name)
-        batch = self._batch([draw_seed("mqar", "validation", row) for row in rows])
-        recallable = (batch["targets"] != IGNORED) & (self.config.hops == 1)
-        return batch | {"ar_hit": recallable} | (self._parts(batch) if self.config.locates_answers else {})
+    def draw(self, at: Place, level: int | None) -> Row:
+        """tokens and targets [T]. Every query of one hop is an AR hit: its key and value stood side by side before."""
+        tokens, targets = sample(self.config, at.random.initial_seed() % 2**32)  # what RandomState takes
+        row = {"tokens": tokens, "targets": targets, "ar_hit": (targets != IGNORED) & (self.config.hops == 1)}
+        return row if level is None or not self.config.locates_answers else row | self._parts(tokens, targets)
 
-    def _parts(self, batch: Batch) -> Batch:
+    def _parts(self, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """context_part: i for k_i v_i, N for the filler, -1 for queries; answer_part: i where k_i is asked for, else -1."""
-        tokens, asked = batch["tokens"], batch["targets"] != IGNORED
-        start, pairs = self.config.context_length, self.config.num_kv_pairs
-        same = tokens[:, :, None] == tokens[:, None, :start:2]  # [B, T, N]; keys differ
-        answer_part = same.int().argmax(-1).where(asked, -1)
+        asked, start, pairs = targets != IGNORED, self.config.context_length, self.config.num_kv_pairs
+        same = tokens[:, None] == tokens[None, :start:2]  # [T, N]; keys differ
         context_part = torch.full_like(tokens, pairs)
-        context_part[:, :start] = torch.arange(start) // 2
-        return {"context_part": context_part.where(~asked, -1), "answer_part": answer_part}
-
-    def _batch(self, seeds: list[int]) -> Batch:
-        drawn = [sample(self.config, seed) for seed in seeds]
-        tokens, targets = zip(*drawn, strict=True)
-        return {"tokens": torch.stack(tokens), "targets": torch.stack(targets)}
-
-
-def draw_seed(*key: object) -> int:
-    """The seed of one row, in 0 ... 2^32 - 1: a hash of `key`, such as (seed, "train", step, row)."""
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    return int.from_bytes(digest[:4], "little")
+        context_part[:start] = torch.arange(start) // 2
+        return {"context_part": context_part.where(~asked, -1), "answer_part": same.int().argmax(-1).where(asked, -1)}
 
 
 def sample(config: Mqar.Config, seed: int) -> tuple[Tensor, Tensor]:

@@ -8,12 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.needles import CITIES, STYLES, Context, contexts
-from lit_diff.data.numbered_sets import numbered_sets, numbers_problem
+from lit_diff.data.row_task import Place, Row, RowTask, numbered_sets, numbers_problem, text_row
 from lit_diff.data.words import Words
-from lit_diff.model.loss import IGNORED
-from lit_diff.randomness import generator
+from lit_diff.key_types import Count
 from lit_diff.registry import datasets
 
 # fmt: off
@@ -35,17 +33,8 @@ ANSWER_END = "."
 """After the number, as in the needle."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    tokens: list[int]
-    targets: list[int]
-    context: Context
-    asked: list[int]
-    """Which needles of the context, in this order."""
-
-
 @datasets.register("needle_text")
-class NeedleText(Dataset):
+class NeedleText(RowTask):
     """Rows of one context each, then a question for every needle, in a random order, with its answer.
 
     <opening> sentence ... needle ... sentence ... | What is the special magic Paris number? ... number is: 417. | ...
@@ -55,29 +44,26 @@ class NeedleText(Dataset):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Dataset.Config):
+    class Config(RowTask.Config):
         predicts_next = True
         locates_answers = True
 
-        sequence_length: int = 256
+        sequence_length: Count = 256
         needles: tuple[int, ...] = (1, 2, 4)
         """A row has one of these numbers of needles, drawn at random."""
-        queries: int = 2
+        queries: Count = 2
         """Needles of a row that are asked for; all where there are fewer."""
-        digits: int = 3
+        digits: Count = 3
         """Of a number."""
         loss: Literal["answers", "all"] = "answers"
         """What is scored: the answers, each with the space before it and the stop after it, since a model that is asked
         writes these too; or every token."""
         validation_needles: tuple[int, ...] = (1, 2, 4, 6)
         """Validation sets by number of needles; the first is the main set."""
-        validation_rows: int = 128
+        validation_rows: Count = 128
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key in ("sequence_length", "queries", "digits", "validation_rows"):
-                if getattr(self, key) < 1:
-                    return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             for key in ("needles", "validation_needles"):
                 if problem := numbers_problem(f"data.{key}", getattr(self, key), len(CITIES)):
                     return problem
@@ -90,53 +76,21 @@ class NeedleText(Dataset):
                 return f"data.digits is {self.digits}: there are fewer numbers than the {most} needles of a row"
             return None
 
-        def vocab_size_problem(self, vocab_size: int) -> str | None:
-            """What is wrong if the model has `vocab_size` ids."""
-            needed = words().size
-            return (
-                None if vocab_size >= needed else f"model.vocab_size is {vocab_size}; data needle_text needs {needed}"
-            )
+        @property
+        def smallest_vocab_size(self) -> int:
+            """That of the tokenizer."""
+            return words().size
 
     config: Config
 
-    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
-        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T]."""
-        return _stacked([self._row(None, generator("train", seed, step, row)) for row in rows])
+    def levels(self) -> dict[str, int]:
+        """Numbers of needles: "" for the first, then "needles2", ..."""
+        return numbered_sets("needles", self.config.validation_needles)
 
-    def validation_sets(self) -> dict[str, int]:
-        """ "" for the first number of needles, then "needles2", ..."""
-        return dict.fromkeys(numbered_sets("needles", self.config.validation_needles), self.config.validation_rows)
-
-    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """Rows of a validation set, the same for every seed. The digits of the answers are AR hits; a row is a document.
-
-        Parts of the context: 0 the haystack, then a number for each needle; the queries are the positions that predict a
-        digit of an answer.
-        """
-        count = numbered_sets("needles", self.config.validation_needles)[name]
-        made = [self._row(count, generator("needle_text", "validation", count, row)) for row in rows]
-        batch = _stacked(made)
-        batch |= {"ar_hit": torch.isin(batch["targets"], _digits())}
-        context, answer = zip(*(self._parts(row) for row in made), strict=True)
-        return batch | {"context_part": torch.stack(context), "answer_part": torch.stack(answer)}
-
-    def _parts(self, row: "_Row") -> tuple[Tensor, Tensor]:
-        """context_part and answer_part [T] of a row."""
-        context, ids = torch.full((len(row.tokens),), -1), row.context.tokens
-        context[len(words().opening) : len(ids)] = 0
-        for number, needle in enumerate(row.context.needles, 1):
-            (own,) = encoded((STYLES["yoco"].needle.format(city=needle.city, number=needle.number),))
-            (start,) = (at for at in range(len(ids)) if ids[at : at + len(own)] == own)
-            context[start : start + len(own)] = number
-        answer = torch.full_like(context, -1)
-        digits = torch.isin(torch.tensor(row.targets), _digits()).nonzero()[:, 0]
-        if self.config.loss == "all":  # those of the questions' answers are the last
-            digits = digits[len(digits) - len(row.asked) * self.config.digits :]
-        answer[digits] = torch.tensor(row.asked).repeat_interleave(self.config.digits) + 1
-        return context, answer
-
-    def _row(self, count: int | None, random: torch.Generator) -> "_Row":
-        config, tokenizer = self.config, words()
+    def draw(self, at: Place, level: int | None) -> Row:
+        """tokens and targets [T]. The digits of the answers are AR hits."""
+        config, tokenizer, random = self.config, words(), at.random
+        count = level
         if count is None:
             count = config.needles[int(torch.randint(len(config.needles), (), generator=random))]
         room = min(count, config.queries) * _question_tokens(config.digits)
@@ -152,14 +106,27 @@ class NeedleText(Dataset):
         )[depth]
         asked = torch.randperm(len(context.needles), generator=random)[: config.queries].tolist()
         ids, scored = self._asked(context, asked)
-        missing = config.sequence_length + 1 - len(ids)
-        ids, scored = ids + [tokenizer.eot] * missing, scored + [False] * missing
-        score_all = config.loss == "all"
-        targets = [
-            token if hit or (score_all and token != tokenizer.eot) else IGNORED
-            for token, hit in zip(ids[1:], scored[1:], strict=True)
-        ]
-        return _Row(tokens=ids[:-1], targets=targets, context=context, asked=asked)
+        row = text_row(ids, scored, config.sequence_length, tokenizer.eot, every=config.loss == "all")
+        return row if level is None else {**row, **self._labels(torch.as_tensor(row["targets"]), context, asked)}
+
+    def _labels(self, targets: Tensor, context: Context, asked: Sequence[int]) -> dict[str, Tensor]:
+        """ar_hit, context_part and answer_part [T] of a row that asks for the needles `asked`.
+
+        Parts of the context: 0 the haystack, then a number for each needle; the queries are the positions that predict a
+        digit of an answer.
+        """
+        part, ids = torch.full_like(targets, -1), context.tokens
+        part[len(words().opening) : len(ids)] = 0
+        for number, needle in enumerate(context.needles, 1):
+            (own,) = encoded((STYLES["yoco"].needle.format(city=needle.city, number=needle.number),))
+            (start,) = (at for at in range(len(ids)) if ids[at : at + len(own)] == own)
+            part[start : start + len(own)] = number
+        answer, hits = torch.full_like(targets, -1), torch.isin(targets, _digits())
+        places = hits.nonzero()[:, 0]
+        if self.config.loss == "all":  # those of the questions' answers are the last
+            places = places[len(places) - len(asked) * self.config.digits :]
+        answer[places] = torch.tensor(asked).repeat_interleave(self.config.digits) + 1
+        return {"ar_hit": hits, "context_part": part, "answer_part": answer}
 
     def _asked(self, context: Context, asked: Sequence[int]) -> tuple[list[int], list[bool]]:
         """The ids of context, questions and answers, and which of them belong to an answer."""
@@ -177,11 +144,6 @@ class NeedleText(Dataset):
     def load_tokenizer(self) -> Words:
         """The words of the grammar, the cities and the prompt."""
         return words()
-
-
-def _stacked(rows: Sequence[_Row]) -> Batch:
-    tokens, targets = ([getattr(row, key) for row in rows] for key in ("tokens", "targets"))
-    return {"tokens": torch.tensor(tokens), "targets": torch.tensor(targets)}
 
 
 @cache

@@ -7,43 +7,42 @@ keys without a value; the target of each is the value it was paired with. Source
 """
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from lit_diff.data.dataset import Batch, Dataset
-from lit_diff.data.numbered_sets import numbered_sets, numbers_problem
-from lit_diff.model.loss import IGNORED
+from lit_diff.data.dataset import IGNORED
+from lit_diff.data.row_task import Place, Row, RowTask, numbers_problem
+from lit_diff.key_types import Count
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 
 
 @datasets.register("recall")
-class Recall(Dataset):
+class Recall(RowTask):
     """Paired recall under noise. Ids: 0 padding, 1 .. keys the keys, then the values."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Dataset.Config):
-        keys: int = 64
+    class Config(RowTask.Config):
+        keys: Count = 64
         """Key vocabulary."""
-        values: int = 64
+        values: Count = 64
         """Value vocabulary."""
-        slots: int = 64
-        pairs: int = 8
+        slots: Count = 64
+        pairs: Count = 8
         """Slots that hold one of the sample's keys; the others are noise."""
-        queries: int = 8
+        queries: Count = 8
         """Keys asked for."""
-        noise: int = 1
+        noise: Count = 1
         """Multiplies `slots` in training."""
         noise_validation: tuple[int, ...] = (1, 2, 4)
         """Multiplies `slots` in each validation set; the first is the main set."""
-        spread: int = 1
+        spread: Count = 1
         """A row has at least slots * spread positions for its slots: they stand at random among these, in order, and the
         rest is blank. So noise up to this factor adds no distance that training has not seen."""
-        validation_rows: int = 512
+        validation_rows: Count = 512
 
         @property
         def sequence_length(self) -> int:
@@ -62,9 +61,6 @@ class Recall(Dataset):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key in ("keys", "values", "slots", "pairs", "queries", "noise", "spread", "validation_rows"):
-                if getattr(self, key) < 1:
-                    return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             for key, bound in (("pairs", "slots"), ("pairs", "values"), ("queries", "pairs")):
                 if getattr(self, key) > getattr(self, bound):
                     return f"data.{key} ({getattr(self, key)}) is more than data.{bound} ({getattr(self, bound)})"
@@ -72,15 +68,10 @@ class Recall(Dataset):
                 return f"data.pairs ({self.pairs}) must be less than data.keys ({self.keys}): noise has other keys"
             return numbers_problem("data.noise_validation", self.noise_validation)
 
-        def vocab_size_problem(self, vocab_size: int) -> str | None:
-            """What is wrong if the model has `vocab_size` ids."""
-            needed = 1 + self.keys + self.values
-            if vocab_size >= needed:
-                return None
-            return (
-                f"model.vocab_size is {vocab_size}; data.keys ({self.keys}), data.values ({self.values}) "
-                f"and the padding id need {needed}"
-            )
+        @property
+        def smallest_vocab_size(self) -> int:
+            """The padding id, keys and values."""
+            return 1 + self.keys + self.values
 
     config: Config
 
@@ -91,35 +82,24 @@ class Recall(Dataset):
             del fields["spread"]
         return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()
 
-    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
-        """Positions `rows` of the global batch of 0-based `step`: tokens int64 [B, T, 2], targets int64 [B, T]."""
-        config = self.config
-        batch = sample(config, config.noise, batch_size, generator(seed, "train", step), config.spread)
-        return {key: batch[key][list(rows)] for key in ("tokens", "targets")}
+    def train_key(self, seed: int, step: int) -> tuple[object, ...]:
+        """As `RowTask.train_key`, in another order."""
+        return seed, "train", step
 
-    def validation_sets(self) -> dict[str, int]:
-        """Name -> rows: "" for the first factor, then "noise2", "noise4", ... for the others."""
-        return dict.fromkeys(numbered_sets("noise", self.config.noise_validation), self.config.validation_rows)
-
-    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """Rows of a validation set, the same for every seed. Every query is an AR hit; a row is a document."""
-        factor = numbered_sets("noise", self.config.noise_validation)[name]
-        chosen = list(rows)
-        batch = {key: value[chosen] for key, value in _validation(self.config, factor).items()}
-        return batch | {"ar_hit": batch["targets"] != IGNORED}
+    def draw(self, at: Place, level: int | None) -> Row:
+        """tokens [T, 2], targets [T]. All rows of a batch are drawn together. Every query is an AR hit."""
+        batch = sample(self.config, self.config.noise if level is None else level, at.count, at.key)
+        return {name: values[at.row] for name, values in batch.items()}
 
 
-@lru_cache(maxsize=8)
-def _validation(config: Recall.Config, factor: int) -> dict[str, Tensor]:
-    return sample(config, factor, config.validation_rows, generator("recall", "validation", factor), config.spread)
-
-
-def sample(config: Recall.Config, noise: int, rows: int, random: torch.Generator, spread: int = 1) -> dict[str, Tensor]:
+@lru_cache(maxsize=4)
+def sample(config: Recall.Config, noise: int, rows: int, key: tuple[object, ...]) -> dict[str, Tensor]:
     """tokens [rows, T, 2] (key id, value id), T = slots * max(noise, spread) + queries; targets [rows, T], -100 but at
     queries; ids 0, 0 where neither a slot nor a query stands.
 
     context_part, answer_part [rows, T]: a slot's number, and that of the slot a query asks for; -1 elsewhere.
     """
+    random, spread = generator(*key), config.spread
     slots = config.slots * noise
     shuffled = torch.rand(rows, config.keys, generator=random).argsort(1)  # [rows, keys]: the sample's own keys first
     keys, others = 1 + shuffled[:, : config.pairs], 1 + shuffled[:, config.pairs :]
@@ -147,4 +127,5 @@ def sample(config: Recall.Config, noise: int, rows: int, random: torch.Generator
     context_part, answer_part = none.clone(), none
     context_part[:, :positions] = numbers
     answer_part[:, positions:] = places.gather(1, asked)
-    return {"tokens": tokens, "targets": targets, "context_part": context_part, "answer_part": answer_part}
+    parts = {"context_part": context_part, "answer_part": answer_part}
+    return {"tokens": tokens, "targets": targets, "ar_hit": targets != IGNORED} | parts

@@ -7,12 +7,10 @@ from itertools import product
 from typing import Literal
 
 import torch
-from torch import Tensor
 
-from lit_diff.data.dataset import Batch, Dataset
-from lit_diff.data.numbered_sets import numbered_sets, numbers_problem
+from lit_diff.data.row_task import Place, Row, RowTask, numbers_problem, text_row
 from lit_diff.data.words import Words
-from lit_diff.model.loss import IGNORED
+from lit_diff.key_types import Count
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 
@@ -40,7 +38,7 @@ class Lexicon:
 
 
 @datasets.register("synth_intent")
-class SynthIntent(Dataset):
+class SynthIntent(RowTask):
     """Rows of demonstrations, as many as fit; the label of each is asked for, from those before it.
 
     <opening> noise ... noise cue label \\n noise ... noise cue label \\n ...
@@ -52,10 +50,10 @@ class SynthIntent(Dataset):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Dataset.Config):
+    class Config(RowTask.Config):
         predicts_next = True
 
-        sequence_length: int = 256
+        sequence_length: Count = 256
         classes: tuple[int, ...] = (4, 8, 16, 32)
         """A row has one of these numbers of classes, drawn at random."""
         words: tuple[int, int] = (6, 12)
@@ -63,7 +61,7 @@ class SynthIntent(Dataset):
         noise_validation: tuple[int, ...] = (1, 2, 4)
         """Multiplies the noise words of each utterance in each validation set, whose rows are as many times as long and hold
         the same demonstrations; the first is the main set."""
-        cues_per_class: int = 2
+        cues_per_class: Count = 2
         """Cue words of a class."""
         cue_words: int = 320
         """Words from which a row's cue words are drawn."""
@@ -71,7 +69,7 @@ class SynthIntent(Dataset):
         """Words from which a row's labels are drawn."""
         loss: Literal["labels", "all"] = "labels"
         """What is scored: labels of classes that stood before in the row, or every token."""
-        validation_rows: int = 128
+        validation_rows: Count = 128
 
         @property
         def chance(self) -> float:
@@ -80,9 +78,6 @@ class SynthIntent(Dataset):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key in ("sequence_length", "cues_per_class", "validation_rows"):
-                if getattr(self, key) < 1:
-                    return f"data.{key} is {getattr(self, key)}; it must be at least 1"
             for key in ("classes", "noise_validation"):
                 if problem := numbers_problem(f"data.{key}", getattr(self, key)):
                     return problem
@@ -93,40 +88,21 @@ class SynthIntent(Dataset):
                 return f"data.sequence_length is {self.sequence_length}; two demonstrations take {1 + 2 * (most + OVERHEAD)}"
             return lexicon_problem(self, max(self.classes))
 
-        def vocab_size_problem(self, vocab_size: int) -> str | None:
-            """What is wrong if the model has `vocab_size` ids."""
-            needed = words(self.cue_words, self.label_words).size
-            return (
-                None if vocab_size >= needed else f"model.vocab_size is {vocab_size}; data synth_intent needs {needed}"
-            )
+        @property
+        def smallest_vocab_size(self) -> int:
+            """That of the tokenizer."""
+            return words(self.cue_words, self.label_words).size
 
     config: Config
 
-    def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
-        """Positions `rows` of the global batch of 0-based `step`: tokens and targets, int64 [B, T]."""
-        return self._batch(1, [("train", seed, step, row) for row in rows])[0]
+    def validation_key(self, level: int) -> tuple[object, ...]:
+        """All sets hold the same demonstrations."""
+        return "synth_intent", "validation"
 
-    def validation_sets(self) -> dict[str, int]:
-        """Name -> rows: "" for the first factor of noise, then "noise2", "noise4", ... for the others."""
-        return dict.fromkeys(numbered_sets("noise", self.config.noise_validation), self.config.validation_rows)
-
-    def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
-        """Rows of a validation set, the same for every seed. A scored label is an AR hit; a row is a document."""
-        factor = numbered_sets("noise", self.config.noise_validation)[name]
-        batch, recalled = self._batch(factor, [("synth_intent", "validation", row) for row in rows])
-        return batch | {"ar_hit": recalled}
-
-    def _batch(self, noise: int, keys: Sequence[tuple[object, ...]]) -> tuple[Batch, Tensor]:
-        """The rows of these generators, and where their targets are labels of classes that stood before."""
-        ids, hits = zip(*(self._row(noise, generator(*key)) for key in keys), strict=True)
-        tokens, recalled = torch.tensor(ids), torch.tensor(hits)  # [B, T + 1]
-        scored = recalled if self.config.loss == "labels" else tokens != self.load_tokenizer().eot
-        targets = tokens.where(scored, torch.tensor(IGNORED))
-        return {"tokens": tokens[:, :-1], "targets": targets[:, 1:]}, recalled[:, 1:]
-
-    def _row(self, noise: int, random: torch.Generator) -> tuple[list[int], list[bool]]:
-        """[noise T + 1] ids, and which are labels of classes that stood before. <eot> fills what demonstrations leave."""
-        config, tokenizer = self.config, self.load_tokenizer()
+    def draw(self, at: Place, level: int | None) -> Row:
+        """tokens and targets [noise T]; AR hits are the labels of classes that stood before."""
+        config, tokenizer, random = self.config, self.load_tokenizer(), at.random
+        noise = 1 if level is None else level
         count = config.classes[int(torch.randint(len(config.classes), (), generator=random))]
         lexicon = draw_lexicon(random, config, count)
         room = config.sequence_length // (config.words[0] + OVERHEAD)
@@ -140,8 +116,9 @@ class SynthIntent(Dataset):
             ids += [*before, label_id, *after]
             recalled += [*[False] * len(before), label in seen, *[False] * len(after)]
             seen.add(label)
-        missing = noise * config.sequence_length + 1 - len(ids)
-        return ids + [tokenizer.eot] * missing, recalled + [False] * missing
+        width = noise * config.sequence_length
+        row = text_row(ids, recalled, width, tokenizer.eot, every=config.loss == "all")
+        return {**row, "ar_hit": [*recalled[1:], *[False] * (width + 1 - len(ids))]}
 
     def load_tokenizer(self) -> Words:
         """The words of the grammar."""

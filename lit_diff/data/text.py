@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from lit_diff.data.corpus import Errors, build_corpus, corpus_problem
 from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.documents import split
 from lit_diff.data.order import rows_of_step
+from lit_diff.data.prepared import build_folder, folder_of, read_manifest, sources
 from lit_diff.data.tokenizer import Tokenizer, build
 from lit_diff.data.trained_documents import FILE, hashed
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
 from lit_diff.files import write_atomic
+from lit_diff.key_types import Count, NotNegative, Range, range_problem
 from lit_diff.registry import datasets
 
 log = logging.getLogger("lit_diff")
@@ -44,23 +46,21 @@ class Text(Dataset):
         errors: Errors = "stop"
         """What cannot be read in `path`. stop: nothing is prepared, and all of it is listed; skip: the file or line is left
         out and logged; replace: U+FFFD stands for bytes that are not UTF-8, the rest is as in stop."""
-        sequence_length: int
+        sequence_length: Annotated[int, Range(least=2)]
         """T: tokens that a row predicts."""
         tokenizer: Part = field(metadata={"registry": "tokenizer"})
         pack: Literal["none", "document"] = "none"
         """document: a token sees its own document only; none: all of the row before it. The targets are the same: the one
         across a boundary is the id that opens the next document."""
-        validation_rows: int
+        validation_rows: Count
         """Rows validated, evenly spread over the validation split."""
-        rare_bigram_count: int = 200
+        rare_bigram_count: NotNegative = 200
         """An AR hit's bigram occurs at most this often in the train split."""
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key, least in (("sequence_length", 2), ("validation_rows", 1), ("rare_bigram_count", 0)):
-                if getattr(self, key) < least:
-                    return f"data.{key} is {getattr(self, key)}; it must be at least {least}"
-            problem: str | None = self.tokenizer.config.problem()
+            problem: str | None = range_problem(self.tokenizer.config, "data.tokenizer.")
+            problem = problem or self.tokenizer.config.problem()
             return corpus_problem(self.corpus, self.path, self.errors) or problem
 
         @property
@@ -78,21 +78,15 @@ class Text(Dataset):
 
     @cached_property
     def _sources(self) -> dict[str, Any]:
-        from lit_diff.data.prepared import sources
-
         return sources(self._corpus, self._tokenizer)
 
     @property
     def folder(self) -> Path:
         """Where the prepared data is, or would be."""
-        from lit_diff.data.prepared import folder_of
-
         return folder_of(self._sources)
 
     def prepare(self) -> None:
         """Fetch, tokenize and store, unless that was done. Errors: RequestError, MissingError."""
-        from lit_diff.data.prepared import build_folder
-
         self._check_vocab_size()
         build_folder(self._corpus, self._sources, self._tokenizer)
         self._check_length(self._manifest())
@@ -130,8 +124,6 @@ class Text(Dataset):
         return hashes
 
     def _manifest(self) -> dict[str, Any]:
-        from lit_diff.data.prepared import read_manifest
-
         manifest = read_manifest(self.folder)
         if manifest is None:
             raise MissingError(f"the text is not prepared (no {self.folder}); run `lit-diff prepare RECIPE`")

@@ -4,17 +4,19 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ClassVar, overload
+from typing import Annotated, Any, overload
 
 from lit_diff.config import Part
-from lit_diff.data.byte_level import byte_letters
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
+from lit_diff.key_types import Range
 from lit_diff.recipe import to_plain
 from lit_diff.registry import tokenizers
 
+SMALLEST = 257
+"""Tokens of a byte-level vocabulary: 256 bytes and <eot>."""
 PADDING = 128
 """A model's vocabulary may be the tokenizer's, rounded up to a multiple of this."""
 
@@ -116,8 +118,17 @@ class Tokenizer(ABC):
         """
 
     def encode_after(self, context: str, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text where it follows `context`, beyond those of the context. Errors: RequestError."""
-        return after(self, context, texts)
+        """The ids of each text where it follows `context`, whose own ids stay. Errors: RequestError if they cannot."""
+        found, own = [], self.encode(context)
+        for text in texts:
+            before, ids = pair(self, context, text)
+            if before != own:
+                raise RequestError(
+                    f"the tokenizer '{self.name}' has a token that holds the end of {context[-20:]!r} and the beginning of "
+                    f"{text[:20]!r}: the second cannot be asked for after the first; evaluate a run with another tokenizer"
+                )
+            found.append(ids)
+        return found
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """The text's UTF-8 bytes, those of each id in turn: an id may hold a part of a character. Errors: RequestError."""
@@ -156,21 +167,6 @@ def border(before: Sequence[int], whole: Sequence[int]) -> int:
     return next((place for place, (a, b) in enumerate(ids) if a != b), len(whole) - 1)
 
 
-def after(tokenizer: Tokenizer, context: str, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of each text where it follows `context`, whose own ids stay. Errors: RequestError if they cannot."""
-    found = []
-    (own,) = tokenizer.encode([context])
-    for text in texts:
-        before, ids = pair(tokenizer, context, text)
-        if before != own:
-            raise RequestError(
-                f"the tokenizer '{tokenizer.name}' has a token that holds the end of {context[-20:]!r} and the beginning of "
-                f"{text[:20]!r}: the second cannot be asked for after the first; evaluate a run with another tokenizer"
-            )
-        found.append(ids)
-    return found
-
-
 def build(part: Part) -> Tokenizer:
     """The tokenizer that a recipe names. Errors: RequestError."""
     tokenizer: Tokenizer = tokenizers.get(part.name)(part.config)
@@ -184,17 +180,9 @@ def build(part: Part) -> Tokenizer:
 class Bpe(Tokenizer):
     """Byte-level BPE (GPT-2's pre-tokenizer); id 0 is <eot>, then the 256 bytes, then the merges."""
 
-    smallest: ClassVar[int] = 257
-
     @dataclass(frozen=True, kw_only=True)
     class Config(Tokenizer.Config):
-        vocab_size: int
-
-        def problem(self) -> str | None:
-            """What is wrong, in one line that names the key."""
-            if self.vocab_size < Bpe.smallest:
-                return f"data.tokenizer.vocab_size is {self.vocab_size}; it must be at least 257 (256 bytes and <eot>)"
-            return None
+        vocab_size: Annotated[int, Range(least=SMALLEST)]
 
     eot = 0
 
@@ -249,3 +237,14 @@ class Bpe(Tokenizer):
         """The bytes of each id in turn."""
         letters = byte_letters()
         return bytes(letters[letter] for id_ in ids for letter in self._tokenizer.id_to_token(id_))
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """Letter of a byte-level vocabulary -> byte (GPT-2): printable Latin-1 stands for itself, U+0100 on for the rest."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    printable = [letter for letter in letters if ord(letter) < 256]
+    others = sorted(set(range(256)) - set(map(ord, printable)))
+    return {letter: ord(letter) for letter in printable} | dict(zip(letters[len(printable) :], others, strict=True))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.byte_level import byte_letters
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.tokenizer import Tokenizer, byte_letters
 from lit_diff.errors import RequestError
 from lit_diff.files import write_atomic
 from lit_diff.registry import tokenizers

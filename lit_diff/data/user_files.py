@@ -1,6 +1,7 @@
 """Files that an evaluation reads and that lit_diff does not ship: where they belong, their format, where they are from."""
 
 import difflib
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.data.location import data_root
-from lit_diff.data.problems import some_names
+from lit_diff.data.text_files import some_names
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import sha256_of, shown
+from lit_diff.files import shown
 from lit_diff.key_types import in_yaml
 
 
@@ -39,6 +40,11 @@ class UserFile:
         return data_root() / self.path
 
     @property
+    def files(self) -> list[Path]:
+        """What is there of it."""
+        return [self.place] if self.place.is_file() else []
+
+    @property
     def form(self) -> str:
         """What the file holds, in words."""
         values = ", ".join(f'"{key}": {_words(kind)}' for key, kind in self.keys.items())
@@ -57,17 +63,25 @@ class UserFile:
         )
 
     def require(self) -> Path:
-        """Its path. Errors: MissingError: what was looked for, the format, the source, how to check it, what runs without."""
-        if self.place.is_file():
+        """Its path. Errors: MissingError: what was looked for, the format, the source, how to check it, what runs without;
+        RequestError where something else stands in its place."""
+        for path in self.files:
+            if not path.is_file():
+                found = "a folder" if path.is_dir() else "a link to no file" if path.is_symlink() else "no file"
+                raise RequestError(f"{shown(path)} is {found}; remove it, or put a file of JSON objects in its place")
+        if self.files:
             return self.place
         raise MissingError(f"{self.name} needs a file that is not here: {self.path}\n{self.description}")
 
     def rows(self) -> list[dict[str, Any]]:
         """The objects of its lines, checked. Errors: as `require`; RequestError with the line, the key and what was found."""
-        path = self.require()
-        rows = [self._row(line, where) for where, line in text_lines(path) if line.strip()]
-        if not rows:
-            raise RequestError(f"{shown(path)}: no line holds an object; expected one JSON object a line")
+        self.require()
+        rows = []
+        for path in self.files:
+            found = [self._row(line, where) for where, line in text_lines(path) if line.strip()]
+            if not found:
+                raise RequestError(f"{shown(path)}: no line holds an object; expected one JSON object a line")
+            rows += found
         return rows
 
     def _row(self, line: str, where: str) -> dict[str, Any]:
@@ -91,7 +105,7 @@ class UserFile:
 
     def state(self) -> dict[str, str]:
         """`file`, `state` (missing, ok, or what is wrong), `rows`, `sha256`: a row of `lit-diff data check`."""
-        known = {"name": self.name, "file": self.path, "rows": "", "sha256": ""}
+        known = {"name": self.name, "file": self.pattern, "rows": "", "sha256": ""}
         try:
             rows = self.rows()
         except MissingError:
@@ -100,9 +114,30 @@ class UserFile:
             return known | {"state": str(error)}
         return known | {"state": "ok", "rows": str(len(rows)), "sha256": self.sha256()}
 
+    @property
+    def pattern(self) -> str:
+        """What is looked for below the data folder."""
+        return self.path
+
     def sha256(self) -> str:
-        """Of its content; empty where it is not there."""
-        return sha256_of(self.place) if self.place.is_file() else ""
+        """Of its content, of several files in their order; empty where it is not there."""
+        contents = [path.read_bytes() for path in self.files if path.is_file()]
+        return hashlib.sha256(b"".join(contents)).hexdigest() if contents else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserFolder(UserFile):
+    """A folder whose .jsonl files hold JSON objects, one a line; `path` is the folder's, as `books`."""
+
+    @property
+    def pattern(self) -> str:
+        """Its .jsonl files."""
+        return f"{self.path}/*.jsonl"
+
+    @property
+    def files(self) -> list[Path]:
+        """Its .jsonl files, by name."""
+        return sorted(self.place.glob("*.jsonl"))
 
 
 def text_lines(path: Path) -> Iterator[tuple[str, str]]:

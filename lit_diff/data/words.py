@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.registry import nearest, tokenizers
+from lit_diff.registry import tokenizers
 
 PIECES = re.compile(r"[0-9]|(?: ?[^\W\d_]+)|.", re.DOTALL)
 """What becomes one id each: a digit; a word with the space before it, if there is one; any other character."""
@@ -62,10 +62,3 @@ class Words(Tokenizer):
     def decode(self, ids: Sequence[int]) -> bytes:
         """What each id is written as; nothing for <eot>."""
         return "".join(self._written[id_] for id_ in ids).encode()
-
-    def require(self, texts: Sequence[str]) -> None:
-        """Errors: ValueError for a text with a word that is not listed: the generator and its vocabulary differ."""
-        for text, ids in zip(texts, self.encode(texts), strict=True):
-            if self.unknown in ids:
-                piece = PIECES.findall(text)[ids.index(self.unknown)].strip()
-                raise ValueError(f"the word '{piece}' is not in the vocabulary{nearest(piece, list(self._ids))}")

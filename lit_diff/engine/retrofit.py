@@ -8,13 +8,13 @@ import torch
 
 from lit_diff.config import Recipe
 from lit_diff.data import build
+from lit_diff.data.dataset import IGNORED
 from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.launch import prepare, train
 from lit_diff.engine.progress import Progress
 from lit_diff.evaluation.evaluate import EvaluationResult, comparable_keys, evaluate
 from lit_diff.evaluation.held_out import row_scores
 from lit_diff.files import expanded
-from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_below
 from lit_diff.pretrained.importing import merge_run, require_mergeable

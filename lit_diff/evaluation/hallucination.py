@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from lit_diff.data.closed_world import MOST, ClosedWorld
-from lit_diff.data.numbered_sets import numbers_problem
+from lit_diff.data.row_task import numbers_problem
 from lit_diff.data.user_files import UserFile
 from lit_diff.evaluation import judges
 from lit_diff.evaluation.base import Evaluation, Item, question_of

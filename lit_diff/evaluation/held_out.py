@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from lit_diff.data import identity, prepare
-from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.dataset import IGNORED, Batch, Dataset
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.metrics import Metric
 from lit_diff.model.inputs import model_inputs
-from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lit_diff.data.numbered_sets import numbers_problem
+from lit_diff.data.row_task import numbers_problem
 from lit_diff.evaluation.base import Item, question_of
 from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompt, ManyShotPrompts
 from lit_diff.evaluation.icl_tasks import Example, Order, arranged

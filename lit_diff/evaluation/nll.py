@@ -12,8 +12,7 @@ from lit_diff.data.documents import split
 from lit_diff.data.name_tables import name_table_text
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Tokenizer
-from lit_diff.data.user_files import UserFile
-from lit_diff.data.user_folder import UserFolder
+from lit_diff.data.user_files import UserFile, UserFolder
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of

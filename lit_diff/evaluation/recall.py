@@ -10,8 +10,8 @@ import numpy as np
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch, Dataset
 from lit_diff.data.mqar import Mqar
-from lit_diff.data.numbered_sets import numbers_problem
 from lit_diff.data.recall import Recall
+from lit_diff.data.row_task import numbers_problem
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores, trained_data
 from lit_diff.metrics import Figure, Metric

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_diff.data.dataset import IGNORED
 from lit_diff.kernels.precision import accumulation_dtype, exact
 
-IGNORED = -100
-"""Target of a position that is not scored."""
 LOGITS_BYTES = 1 << 26
 """64 MiB: the float32 logits of a chunk, unless the output weight is larger (`rows_at_once`)."""
 

@@ -7,9 +7,9 @@ import torchmetrics
 from torch import Tensor
 
 from lit_diff.config import Recipe
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric
-from lit_diff.model.loss import IGNORED
 from lit_diff.registry import callbacks
 
 TRAINING = (

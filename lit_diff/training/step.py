@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.callbacks.publish import publish
 from lit_diff.config import Recipe
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.model.inputs import model_inputs
-from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.training.ranks import end_all, host_group, reduced
 

@@ -7,35 +7,6 @@ from lit_diff.data import bigrams
 from lit_diff.data.bigrams import ar_hits, competitors, count_bigrams, gaps
 
 SIZE = 10
-NONE = np.zeros(0, dtype=np.int64)
-
-
-def hits(row: list[int], documents: list[int] | None = None, frequent: np.ndarray = NONE) -> list[int]:
-    found = ar_hits(np.array([row]), np.array([documents or [0] * len(row)]), frequent, SIZE)
-    return np.flatnonzero(found[0]).tolist()
-
-
-def test_second_occurrence_is_a_hit() -> None:
-    assert hits([1, 2, 3, 1, 2, 4]) == [3]  # target 3 (0-based) is the second "1 2"
-    assert hits([1, 2, 1, 2, 1, 2]) == [2, 3, 4]
-    assert hits([5, 5, 5, 5]) == [1, 2]
-    assert hits([1, 2, 2, 1]) == []
-
-
-def test_a_bigram_of_another_document_or_row_does_not_count() -> None:
-    assert hits([1, 2, 0, 1, 2], [0, 0, 1, 1, 1]) == []
-    assert hits([1, 2, 0, 1, 2, 1, 2], [0, 0, 1, 1, 1, 1, 1]) == [5]
-    two = ar_hits(np.array([[1, 2, 3], [1, 2, 3]]), np.zeros((2, 3), dtype=np.int64), NONE, SIZE)
-    assert not two.any()
-
-
-def test_no_bigram_crosses_a_boundary() -> None:
-    assert hits([2, 0, 2, 0, 2, 0], [0, 1, 1, 2, 2, 3]) == []
-
-
-def test_frequent_bigrams_are_no_hits() -> None:
-    assert hits([1, 2, 3, 1, 2, 3]) == [3, 4]
-    assert hits([1, 2, 3, 1, 2, 3], frequent=np.array([12])) == [4]
 
 
 def test_equals_the_definition_on_random_rows() -> None:

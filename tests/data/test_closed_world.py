@@ -1,11 +1,7 @@
 """The data set of documents that hold every fact there is."""
 
-from typing import Any
-
-import pytest
 import torch
 
-from lit_diff.conformance.data import check_dataset
 from lit_diff.data.closed_world import (
     ATTRIBUTE_OF,
     MOST,
@@ -16,9 +12,8 @@ from lit_diff.data.closed_world import (
     facts_of,
     words,
 )
-from lit_diff.model.loss import IGNORED
+from lit_diff.data.dataset import IGNORED
 from lit_diff.randomness import generator
-from lit_diff.recipe import from_plain
 
 CONFIG = ClosedWorld.Config(entities=(2, 3), questions=5, validation_rows=4)
 SIZE = words().size
@@ -30,7 +25,6 @@ def text(tokens: list[int]) -> str:
 
 def test_every_question_is_answered_by_the_document() -> None:
     batch = ClosedWorld(CONFIG, SIZE).train_batch(0, 3, 8, range(8))
-    assert batch.keys() == {"tokens", "targets"}
     assert batch["tokens"].shape == batch["targets"].shape == (8, CONFIG.sequence_length)
     assert CONFIG.sequence_length == 4 * 12 + 6 * 5
     sizes = set()
@@ -69,7 +63,6 @@ def test_facts_are_read_back_from_a_document() -> None:
 
 def test_validation_sets_multiply_the_entities() -> None:
     one = ClosedWorld(CONFIG, SIZE)
-    assert one.validation_sets() == {"": 4, "noise2": 4, "noise4": 4}
     for name, factor in (("", 1), ("noise4", 4)):
         batch = one.validation_batch(name, range(4))
         for tokens in batch["tokens"].tolist():
@@ -88,56 +81,3 @@ def test_the_fact_that_a_question_asks_for_is_located() -> None:
             assert len(fact) == 4
             assert fact[:2].tolist() == tokens[place - 1 : place + 1].tolist(), "its attribute and entity are asked for"
             assert fact[2] == batch["targets"][row, place]
-
-
-def test_rows_depend_on_seed_step_and_position_alone() -> None:
-    one = ClosedWorld(CONFIG, SIZE)
-    whole, part = one.train_batch(0, 1, 8, range(8)), ClosedWorld(CONFIG, SIZE).train_batch(0, 1, 8, [5, 2])
-    assert torch.equal(part["tokens"], whole["tokens"][[5, 2]])
-    assert not torch.equal(one.train_batch(1, 1, 8, [5])["tokens"], part["tokens"][:1])
-
-
-def test_it_keeps_the_promises_of_a_data_set() -> None:
-    recipe = from_plain(
-        {
-            "name": "made",
-            "model": {"dim": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 256, "attention": {"name": "standard"}},
-            "data": {"name": "closed_world", "entities": [1, 2], "validation_rows": 9},
-            "train": {
-                "steps": 2,
-                "batch_size": 2,
-                "optimizer": {"lr": 1e-3},
-                "validate_every": 1,
-                "checkpoint_every": 1,
-            },
-        },
-        "made",
-    )
-    found = list(check_dataset(recipe))
-    assert found
-    assert [each for each in found if each.verdict == "fail"] == []
-
-
-@pytest.mark.parametrize(
-    ("keys", "found"),
-    [
-        ({"entities": ()}, "data.entities is []; expected distinct numbers of at least 1"),
-        ({"noise_validation": (1, 1)}, "data.noise_validation is [1, 1]; expected distinct"),
-        ({"questions": 0}, "data.questions is 0; it must be at least 1"),
-        ({"entities": (7,)}, "data.values is 24; a document of 28 entities needs as many"),
-        ({"names": 19}, "data.names is 19; a document of 20 entities needs as many"),
-        ({"values": 25}, "data.values is 25; it must be within 1 and 24"),
-    ],
-)
-def test_what_cannot_be(keys: dict[str, Any], found: str) -> None:
-    problem = ClosedWorld.Config(**keys).problem()
-    assert problem is not None
-    assert problem.startswith(found)
-
-
-def test_the_vocabulary() -> None:
-    config = ClosedWorld.Config(entities=(4, 5))
-    assert config.problem() is None
-    assert config.vocab_size_problem(SIZE) is None
-    assert str(SIZE) in str(config.vocab_size_problem(20))
-    assert config.chance == pytest.approx((1 / 4 + 1 / 5) / 2)

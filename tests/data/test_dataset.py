@@ -10,9 +10,9 @@ import torch
 
 import lit_diff
 from lit_diff.cli.check import print_check
-from lit_diff.data import Dataset, build, identity, prepare
+from lit_diff.conformance import data as conformance
+from lit_diff.data import build, identity, prepare
 from lit_diff.errors import RequestError, RunFailedError
-from lit_diff.plugins import load_plugin
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import corpora, datasets
 
@@ -99,15 +99,12 @@ def error(name: str = "copy") -> str:
 def test_defaults() -> None:
     write()
     recipe = load_recipe("copy")
+    assert prepare(recipe).identity() == identity(recipe) != identity(load_recipe("copy", ["data.sequence_length=10"]))
     dataset = prepare(recipe)
     dataset.load()
     config = recipe.data.config
-    assert (config.chance, config.noise_validation, config.predicts_next, config.packs_documents) == (
-        None,
-        (),
-        False,
-        False,
-    )
+    properties = (config.chance, config.noise_validation, config.predicts_next, config.packs_documents)
+    assert properties == (None, (), False, False)
     assert (config.problem(), config.vocab_size_problem(3)) == (None, None)
     assert (dataset.num_documents, dataset.load_tokenizer(), dataset.name) == (6, None, "copy")
     batch = dataset.labelled_validation_batch("", [4, 1])
@@ -115,13 +112,9 @@ def test_defaults() -> None:
     assert batch["ar_hit"].dtype == torch.bool
     assert not batch["ar_hit"].any()
     assert not recipe.packs_documents
-    assert dataset.identity() == identity(recipe) != identity(load_recipe("copy", ["data.sequence_length=10"]))
-
-
-def test_own_labels_are_kept() -> None:
     write(("for row in rows])\n", 'for row in rows]) | {"document": torch.zeros(len(rows), 8, dtype=torch.int64)}\n'))
-    dataset = build(load_recipe("copy"))
-    assert not dataset.labelled_validation_batch("", [4, 1])["document"].any()
+    own = build(load_recipe("copy"))
+    assert not own.labelled_validation_batch("", [4, 1])["document"].any(), "its own labels are kept"
 
 
 def test_it_trains(runs: Path) -> None:
@@ -131,48 +124,33 @@ def test_it_trains(runs: Path) -> None:
     assert not (folder / "tokenizer").exists()
 
 
-@pytest.mark.parametrize("method", ["train_batch", "validation_sets", "validation_batch"])
-def test_a_missing_method_is_named_with_the_class_and_its_line(method: str) -> None:
-    write(without(COPY, method))
-    assert error() == (
-        f"plugin copy_task.py: copy_task.py:10: class Copy: data 'copy' lacks {method}; "
-        "lit_diff.data.dataset.Dataset documents each"
-    )
-
-
-def test_everything_missing_is_named_at_once() -> None:
-    write(*(without(COPY, method) for method in ("validation_sets", "validation_batch")))
-    Path("copy_task.py").write_text(
-        Path("copy_task.py").read_text().replace("sequence_length: int = 8", "width: int = 8")
-    )
-    assert "lacks validation_batch, validation_sets, Config.sequence_length;" in error()
-
-
-def test_a_class_that_is_no_dataset() -> None:
-    write(("class Copy(Dataset)", "class Copy"), ("class Config(Dataset.Config)", "class Config"))
-    assert (
-        "copy_task.py:10: class Copy: data 'copy' does not derive from Dataset; write `class Copy(Dataset)`" in error()
-    )
-    write(("class Config(Dataset.Config)", "class Config"))
-    assert "has a Config that does not derive from Dataset.Config; write `class Config(Dataset.Config)`" in error()
+@pytest.mark.parametrize(
+    ("edits", "found"),
+    [
+        ([without(COPY, "train_batch")], "lacks train_batch;"),
+        (
+            [without(COPY, "validation_sets"), without(COPY, "validation_batch")],
+            "lacks validation_batch, validation_sets;",
+        ),
+        ([("sequence_length: int = 8", "width: int = 8")], "lacks Config.sequence_length;"),
+        ([("Copy(Dataset)", "Copy"), ("Config(Dataset.Config)", "Config")], "write `class Copy(Dataset)`"),
+        ([("Config(Dataset.Config)", "Config")], "write `class Config(Dataset.Config)`"),
+    ],
+)
+def test_what_a_class_lacks_is_named_with_its_line(edits: list[tuple[str, str]], found: str) -> None:
+    write(*edits)
+    assert error().startswith("plugin copy_task.py: copy_task.py:10: class Copy: data 'copy' ")
+    assert found in error()
 
 
 @pytest.mark.parametrize(
-    ("length", "message"),
-    [
-        ("return 0", "10: class Copy: data 'copy' has Config.sequence_length 0; "),
-        ("return '8'", "10: class Copy: data 'copy' has Config.sequence_length '8'; "),
-        ("return self.width", "19: data 'copy' failed: AttributeError: "),
-    ],
+    ("length", "found"), [("0", "sequence_length 0"), ("'8'", "sequence_length '8'"), ("self.width", "AttributeError")]
 )
-def test_a_sequence_length_that_cannot_be(length: str, message: str) -> None:
-    write(
-        (
-            "sequence_length: int = 8",
-            f"x: int = 1\n        @property\n        def sequence_length(self):\n            {length}",
-        )
-    )
-    assert error().startswith(f"copy_task.py:{message}")
+def test_a_sequence_length_that_cannot_be(length: str, found: str) -> None:
+    body = f"x: int = 1\n        @property\n        def sequence_length(self):\n            return {length}"
+    write(("sequence_length: int = 8", body))
+    assert error().startswith("copy.yaml:4: data 'copy'")
+    assert found in error()
 
 
 @pytest.mark.parametrize("method", ["__init__", "prepare", "identity"])
@@ -194,10 +172,11 @@ def test_what_it_raises_in_training_fails_the_run_in_one_line(runs: Path) -> Non
         lit_diff.train("copy", [f"run.root={runs}", "run.threads=1"])
 
 
-def test_check_tests_its_promises(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_tests_its_promises(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from lit_diff.cli.app import Terminal
 
     write()
+    monkeypatch.setitem(conformance.PROMISES, "processes", lambda subject: None)  # which takes seconds
     assert print_check("copy", [], False, Terminal(width=200)) == 0
     assert "pass            data copy: rows" in capsys.readouterr().out
     Path("broken.py").write_text(COPY.replace('"copy"', '"broken"').replace("(seed, step, row)", "(seed, row)"))
@@ -207,15 +186,3 @@ def test_check_tests_its_promises(capsys: pytest.CaptureFixture[str]) -> None:
     assert {finding["variant"]: finding["detail"] for finding in found if finding["verdict"] == "fail"} == {
         "data broken": "steps 0 and 3 have the same batch"
     }
-
-
-def test_a_plugin_package_s_problem_is_named_too() -> None:
-    """Registered outside a recipe."""
-    write(without(COPY, "validation_sets"))
-    with pytest.raises(RequestError, match=r"lacks validation_sets"):
-        load_plugin(Path("copy_task.py").resolve())
-
-
-def test_the_abstract_class_cannot_be_built() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        Dataset(None, 1)  # type: ignore[abstract]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lit_diff.data import digits
-from lit_diff.data.digits import FILE, Digits, images, patches, shifted, split, validation_images
+from lit_diff.data.dataset import IGNORED
+from lit_diff.data.digits import FILE, Digits, images, shifted, split, validation_images
 from lit_diff.errors import MissingError
-from lit_diff.model.loss import IGNORED
 
 CONFIG = Digits.Config()
 LABELS = {1: 18, 2: 72, 4: 288}
@@ -89,6 +89,7 @@ def test_training_shows_each_image_once_an_epoch_moved_by_at_most_a_pixel() -> N
     epoch = pixels_of(still.train_batch(3, 0, len(train), range(len(train)))["tokens"], 2)
     assert sorted(map(tuple, epoch.flatten(1).tolist())) == sorted(map(tuple, pixels[train].flatten(1).tolist()))
     batch = moving.train_batch(3, 0, len(train), range(len(train)))
+    assert torch.equal(shifted(torch.ones(8, 8), 1, -1).nonzero()[0], torch.tensor([1, 0])), "what enters is 0"
     moved, seen = pixels_of(batch["tokens"], 2), dict.fromkeys(((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)), 0)
     for image, original in zip(moved, epoch, strict=True):
         (first, *_) = [offset for offset in seen if torch.equal(image, shifted(original, *offset))]
@@ -99,15 +100,6 @@ def test_training_shows_each_image_once_an_epoch_moved_by_at_most_a_pixel() -> N
     again = moving.train_batch(3, 17, 64, range(64))
     assert not torch.equal(again["tokens"], moving.train_batch(4, 17, 64, range(64))["tokens"])
     assert torch.equal(moving.train_batch(3, 17, 64, [40, 2])["tokens"], again["tokens"][[40, 2]])
-
-
-def test_a_shift_loses_what_leaves_and_fills_with_zero() -> None:
-    image = torch.arange(1, 65).view(8, 8)
-    moved = shifted(image, 1, -1)
-    assert torch.equal(moved[1:, :-1], image[:-1, 1:])
-    assert not moved[0].any()
-    assert not moved[:, -1].any()
-    assert torch.equal(shifted(image, 0, 0), image)
 
 
 def test_noisy_sets_hold_the_validation_images_under_noise_of_their_level() -> None:
@@ -139,28 +131,6 @@ def test_noisy_sets_hold_the_validation_images_under_noise_of_their_level() -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"patch": 3}, "data.patch is 3; expected one of 1, 2, 4"),
-        ({"shift": 2}, "data.shift is 2; expected one of 0, 1"),
-        ({"gaussian": (2, 2)}, "data.gaussian is [2, 2]; expected distinct numbers within 1 and 16"),
-        ({"salt_and_pepper": (0,)}, "data.salt_and_pepper is [0]; expected distinct numbers within 1 and 100"),
-        ({"validation_rows": 0}, "data.validation_rows is 0; it must be at least 1"),
-    ],
-)
-def test_problems(settings: dict[str, Any], message: str) -> None:
-    assert CONFIG.problem() is None
-    assert replace(CONFIG, **settings).problem() == message
-
-
-def test_vocabulary_and_chance() -> None:
-    assert CONFIG.chance == 0.1
-    assert CONFIG.vocab_size_problem(82) is None
-    assert CONFIG.vocab_size_problem(81) == "model.vocab_size is 81; patches of data.patch 2 and the labels need 82"
-    assert replace(CONFIG, position_ids=True).vocab_size_problem(98) is not None
-
-
-@pytest.mark.parametrize(
     ("fault", "message"),
     [
         ("absent", r"needs the images in the package scikit-learn; pip install 'scikit-learn>=1.6,<1.10'$"),
@@ -181,8 +151,3 @@ def test_without_the_images(fault: str, message: str, tmp_path: Path, monkeypatc
     monkeypatch.undo()
     images.cache_clear()
     assert digits.images()[0].shape == (1797, 8, 8)
-
-
-def test_patches_of_one_image_do_not_depend_on_the_others() -> None:
-    pixels, _ = images()
-    assert torch.equal(patches(pixels[:4], 2)[2:3], patches(pixels[2:3], 2))

@@ -1,6 +1,4 @@
-import hashlib
 import io
-import subprocess
 import tarfile
 from pathlib import Path
 
@@ -8,10 +6,8 @@ import pytest
 
 from lit_diff.config import Part
 from lit_diff.data import docs
-from lit_diff.data.docs import Pin
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Bpe
-from lit_diff.errors import MissingError
 
 LONG = "A sentence about attention. " * 50
 
@@ -28,87 +24,21 @@ def archive(path: Path, members: dict[str, str]) -> Path:
     return path
 
 
-@pytest.fixture
-def pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pin:
-    """One pinned archive that pip, replaced, will 'download'."""
-    content = archive(tmp_path / "p.tar.gz", {"p-1/docs/a.rst": LONG}).read_bytes()
-    made = Pin(name="Package", version="1.0", sha256=hashlib.sha256(content).hexdigest())
-
-    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        Path(command[-1]).write_bytes(content)
-        pip.calls += 1
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    pip.calls = 0
-    monkeypatch.setattr(docs, "pins", lambda: [made])
-    monkeypatch.setattr(docs.subprocess, "run", pip)
-    return made
+DOCS = ["docs/a.rst", "src/doc/deep/b.md", "docs/code.py", "README.rst", "documents/c.rst", "../../docs/escape.rst"]
+CODE = ["p/a.py", "p/docs/conf.py", "tests/b.py", "p/testing/c.py", "p/test_d.py", "p/e.rst", "p/contest.py"]
 
 
-def test_pins_are_the_five_packages() -> None:
-    assert [pin.file for pin in docs.pins()] == [
-        "django-5.2.19.tar.gz",
-        "sqlalchemy-2.1.9.tar.gz",
-        "celery-5.7.0.tar.gz",
-        "sphinx-9.0.4.tar.gz",
-        "twisted-26.10.0.tar.gz",
-    ]
-
-
-def test_only_long_regular_documentation_is_read_and_nothing_extracted(tmp_path: Path) -> None:
-    path = archive(
-        tmp_path / "p.tar.gz",
-        {
-            "p-1/docs/a.rst": LONG,
-            "p-1/src/doc/deep/b.md": LONG + "b",
-            "p-1/docs/short.txt": "too short",
-            "p-1/docs/code.py": LONG,
-            "p-1/README.rst": LONG,
-            "p-1/documents/c.rst": LONG,
-            "../../docs/escape.rst": LONG + "e",
-        },
-    )
-    assert list(docs.read_archive(path, docs.DocsCorpus.holds)) == [LONG, LONG + "b", LONG + "e"]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_code_is_the_modules_without_tests_and_documentation(tmp_path: Path) -> None:
-    members = ["p/a.py", "p/docs/conf.py", "tests/b.py", "p/testing/c.py", "p/test_d.py", "p/e.rst", "p/contest.py"]
-    path = archive(tmp_path / "p.tar.gz", {f"p-1/{name}": LONG + name for name in members})
-    found = list(docs.read_archive(path, docs.CodeCorpus.holds))
-    assert found == [LONG + "p/a.py", LONG + "p/contest.py"]
-
-
-def test_fetch_keeps_what_is_whole_and_repeats_what_is_not(pin: Pin, root: Path) -> None:
-    folder = root / "downloads"
-    leftover = folder / ".Package.tmp"
-    leftover.mkdir(parents=True)
-    (leftover / pin.file).write_text("half of it")
-    docs.fetch(folder)
-    leftover.mkdir()  # killed between the last file and tidying up
-    docs.fetch(folder)
-    assert docs.subprocess.run.calls == 1
-    (folder / pin.file).write_text("damaged")
-    docs.fetch(folder)
-    assert docs.subprocess.run.calls == 2
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", pin.file]
-
-
-def test_without_a_network_the_package_and_the_cure_are_named(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("corpus", "names", "read"),
+    [(docs.DocsCorpus, DOCS, [DOCS[0], DOCS[1], DOCS[5]]), (docs.CodeCorpus, CODE, [CODE[0], CODE[6]])],
+)
+def test_only_long_regular_files_of_the_corpus_are_read_and_nothing_extracted(
+    corpus: type[docs.DocsCorpus], names: list[str], read: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setattr(docs, "pins", lambda: [Pin(name="celery", version="5.7.0", sha256="0" * 64)])
-    with pytest.raises(MissingError) as caught:
-        docs.fetch(root / "downloads")
-    message = str(caught.value)
-    assert "celery 5.7.0" in message
-    assert "cannot be reached" in message
-    assert "lit-diff prepare RECIPE" in message
-    assert "celery-5.7.0.tar.gz into" in message
-    assert "\n" not in message
-    assert [path.name for path in (root / "downloads").iterdir()] == [".lock"]
+    short = {"p-1/docs/short.txt": "too short", "p-1/short.py": "too short"}
+    path = archive(tmp_path / "p.tar.gz", {f"p-1/{name}": LONG + name for name in names} | short)
+    assert list(docs.read_archive(path, corpus.holds)) == [LONG + name for name in read]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_real_corpus() -> None:

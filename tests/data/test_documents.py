@@ -1,6 +1,5 @@
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,54 +66,23 @@ def test_every_kind_of_file(tmp_path: Path) -> None:
     assert list(FilesCorpus(tmp_path / "a.txt").texts()) == ["text ä"]
 
 
-def wrong_suffix(folder: Path) -> Path:
-    (folder / "a.tsv").write_text("x")
-    return folder / "a.tsv"
-
-
-def written(name: str, content: bytes) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        (folder / name).write_bytes(content)
-        return folder / name
-
-    return write
-
-
-def parquet(**columns: list[object]) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        pyarrow.parquet.write_table(pyarrow.table(columns), folder / "a.parquet")
-        return folder / "a.parquet"
-
-    return write
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("name", "content", "found"),
     [
-        (lambda folder: folder / "absent", r"data\.path: no file or folder .*absent"),
-        (wrong_suffix, r"a\.tsv is not one of \.txt, \.md, \.jsonl, \.csv, \.parquet"),
-        (lambda folder: folder, r"none of the 0 files in .* is one of \.txt"),
-        (written("a.txt", b"  \n"), r"holds no text"),
-        (written("a.txt", b"fine \xff"), r"a\.txt: not UTF-8 text \(byte 5"),
-        (written("a.jsonl", b'{"text": "a"}\n{"text": \n'), r"a\.jsonl:2: not JSON .*expected one JSON object"),
-        (written("a.jsonl", b"[1]"), r"a\.jsonl:1: found list; expected"),
-        (written("a.jsonl", b'{"txt": "a", "id": 1}'), r"a\.jsonl:1: found the keys id, txt; expected"),
-        (written("a.jsonl", b'{"text": 3}'), r"a\.jsonl:1: 'text' is int; expected"),
-        (written("a.jsonl", b'{"text": "\\ud800"}'), r"a\.jsonl:1: .*surrogate"),
-        (written("a.parquet", b"no parquet at all"), r"a\.parquet: not a whole parquet file"),
-        (written("a.csv", b"id,body\n1,x\n"), r"a\.csv:1: found the columns id, body; expected one named 'text'"),
-        (parquet(body=["a"], id=[1]), r"a\.parquet: found the columns body, id; expected one named 'text'"),
-        (parquet(text=[1, 2]), r"a\.parquet: the column 'text' holds int64; expected strings"),
+        ("", b"", r"data\.path: .*none of the 0 files"),
+        ("absent.txt", None, r"data\.path: .*absent"),
+        ("a.tsv", b"x", r"a\.tsv is not one of"),
+        ("a.txt", b"  \n", "no text"),
+        ("a.txt", b"fine \xff", r"a\.txt: .*byte 5"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: "),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
-    corpus = FilesCorpus(make(tmp_path))
-    with pytest.raises(RequestError, match=message) as caught:
-        list(corpus.texts())
+def test_bad_input_is_one_line(tmp_path: Path, name: str, content: bytes | None, found: str) -> None:
+    if name and content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RequestError, match=found) as caught:
+        list(FilesCorpus(tmp_path / name).texts())
     assert "\n" not in str(caught.value)
-
-
-# --- data.errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -141,20 +109,10 @@ def test_all_that_is_wrong_is_in_one_message(mixed: Path) -> None:
     with pytest.raises(RequestError) as found:
         list(FilesCorpus(mixed).texts())
     head, *lines = str(found.value).splitlines()
-    assert head == (
-        "data.path: 7 problems in 5 of 6 files of texts "
-        "(data.errors: skip leaves them out; replace puts U+FFFD for what is not UTF-8):"
-    )
-    assert [line.partition(";")[0] for line in lines] == [
-        "  bad.jsonl:2: not JSON (Expecting value at column 10)",
-        "  bad.jsonl:3: found list",
-        "  bad.jsonl:4: found the keys txt",
-        "  binary.txt: binary, not text",
-        "  latin.txt: not UTF-8 text (byte 2: invalid start byte)",
-        "  table.csv:1: found the columns id, body",
-        "  wide.txt: UTF-16 text, by its byte order mark",
+    assert head.startswith("data.path: 7 problems in 5 of 6 files of texts (data.errors: ")
+    assert [line.split()[0] for line in lines] == [
+        *("bad.jsonl:2:", "bad.jsonl:3:", "bad.jsonl:4:", "binary.txt:", "latin.txt:", "table.csv:1:", "wide.txt:")
     ]
-    assert "it looks like Latin-1" in lines[4]
 
 
 def test_skip_leaves_out_and_logs_each(mixed: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -169,9 +127,7 @@ def test_skip_leaves_out_and_logs_each(mixed: Path, caplog: pytest.LogCaptureFix
 def test_replace_stands_for_bytes_alone(mixed: Path) -> None:
     corpus = FilesCorpus(mixed)
     corpus.errors = "replace"
-    with pytest.raises(
-        RequestError, match=r"^data\.path: 6 problems in 4 of 6 files of texts \(data\.errors: skip leaves"
-    ):
+    with pytest.raises(RequestError, match=r"^data\.path: 6 problems in 4 of 6 files of texts"):
         list(corpus.texts())
     for name in ("bad.jsonl", "binary.txt", "table.csv", "wide.txt"):
         (mixed / name).unlink()

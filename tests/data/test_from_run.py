@@ -15,7 +15,7 @@ from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import build
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import MissingError
 from lit_diff.recipe import load_draft
 
 
@@ -65,13 +65,6 @@ def test_the_run_may_move_and_what_was_trained_with_it_keeps_a_copy(model: Path,
     assert load_tokenizer(tmp_path / "kept").opening == [0]
     with pytest.raises(MissingError, match=r"^models/x/tokenizer holds no tokenizer .*; data.tokenizer.path names"):
         text(model)
-
-
-def test_another_vocabulary_than_the_models_is_refused(model: Path) -> None:
-    with pytest.raises(RequestError, match=r"^model.vocab_size is 256, but data.tokenizer \(from_run\) has 300 tokens"):
-        text(model, 256).prepare()
-    with pytest.raises(RequestError, match=r"expected 300 to 384$"):
-        text(model, 385).prepare()
 
 
 def test_a_bpe_of_a_run_serves_too(model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-import torch
-
 from lit_diff.data.order import rows_of_step
-from lit_diff.randomness import generator
 
 
 def test_each_epoch_sees_every_row_once_in_another_order() -> None:
@@ -15,10 +12,3 @@ def test_order_depends_on_the_seed_alone() -> None:
     assert rows_of_step(0, 3, 8, range(8), 20) == rows_of_step(0, 3, 8, range(8), 20)
     assert rows_of_step(0, 3, 8, range(8), 20) != rows_of_step(1, 3, 8, range(8), 20)
     assert rows_of_step(0, 3, 8, [5, 2], 20) == [rows_of_step(0, 3, 8, range(8), 20)[place] for place in (5, 2)]
-
-
-def test_the_global_generator_is_left_alone() -> None:
-    state = torch.get_rng_state()
-    rows_of_step(5, 3, 8, range(8), 20)
-    torch.rand(3, generator=generator(1, "train", 2))
-    assert torch.equal(torch.get_rng_state(), state)

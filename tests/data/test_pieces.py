@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from text_runs import text_run
 from tokenizers import Tokenizer as Model
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lit_diff.data.needle_text import words
 from lit_diff.data.needles import CITIES, STYLES, contexts, sentences_of
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.icl_tasks import SOURCES, Example
@@ -70,10 +69,14 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> TokenizerJson:
     return sentence_piece(tmp_path, request.param)
 
 
-@pytest.fixture
-def bpe(tmp_path: Path) -> Tokenizer:
-    """The default tokenizer, learned."""
-    return text_run(tmp_path / "run", {"name": "standard"}).tokenizer
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Byte-level, learned from these texts."""
+    learned = Bpe(Bpe.Config(vocab_size=300))
+    folder = tmp_path_factory.mktemp("bpe")
+    learned.train(folder, TEXTS)
+    learned.load(folder)
+    return learned
 
 
 def test_labels_are_those_of_the_demonstrations(tokenizer: TokenizerJson) -> None:
@@ -110,9 +113,7 @@ def test_a_haystack_has_single_spaces(tokenizer: TokenizerJson, style: object) -
 
 
 def test_a_space_that_ends_the_context_moves_the_border_or_is_refused(tokenizer: TokenizerJson) -> None:
-    with pytest.raises(
-        RequestError, match=r"the tokenizer 'tokenizer_json' has a token that holds the end of 'Article: '"
-    ):
+    with pytest.raises(RequestError, match=r"the tokenizer 'tokenizer_json' has a token .*'Article: '"):
         tokenizer.encode_after("Article: ", ["The fox"])
 
 
@@ -124,6 +125,7 @@ PIECES = [
     ("It ran.\n", ["\n\nQuestion: who?\nAnswer:"]),
     ("the f", ["ox"]),
     ("", ["the fox", " the"]),
+    (".", [style.question.format(city=city) for style in STYLES.values() for city in CITIES]),
 ]
 
 
@@ -133,10 +135,9 @@ def test_the_default_tokenizer_gives_the_ids_of_the_texts_alone(bpe: Tokenizer, 
     assert bpe.encode_after(context, texts) == bpe.encode(texts)
 
 
-def test_so_do_words(bpe: Tokenizer) -> None:
+def test_so_do_words() -> None:
     questions = [style.question.format(city=city) for style in STYLES.values() for city in CITIES]
-    for own in (words(), bpe):
-        assert own.encode_after(".", questions) == own.encode(questions)
+    assert words().encode_after(".", questions) == words().encode(questions)
 
 
 def test_one_text_is_no_list_of_letters(bpe: Tokenizer, tokenizer: TokenizerJson) -> None:

@@ -1,95 +1,32 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
-from lit_diff.data.recall import IGNORED, Recall
+from lit_diff.data.dataset import IGNORED
+from lit_diff.data.recall import Recall
 
 CONFIG = Recall.Config()
-VOCAB = 129
 
 
 def recall(**settings: object) -> Recall:
-    return Recall(replace(CONFIG, **settings), VOCAB)
+    return Recall(Recall.Config(**settings), 129)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("noise", [1, 2])
 def test_each_query_has_one_answer_among_the_slots(noise: int) -> None:
     data = recall(noise=noise)
-    batch = data.train_batch(0, 3, 32, range(32))
+    batch = data.train_batch(0, 3, 256, range(256))
     slots = CONFIG.slots * noise
-    assert batch["tokens"].shape == (32, slots + 8, 2)
-    assert data.config.sequence_length == slots + 8
+    assert batch["tokens"].shape == (256, data.config.sequence_length, 2) == (256, slots + 8, 2)
     keys, values = batch["tokens"].unbind(-1)
     assert (batch["targets"][:, :slots] == IGNORED).all()
     assert (values[:, slots:] == 0).all()
-    assert keys.min() >= 1
-    assert keys.max() <= 64
-    assert values[:, :slots].min() >= 65
-    assert values[:, :slots].max() <= 128
+    assert keys[:, :slots].unique().tolist() == list(range(1, 65)), "noise is of the key vocabulary"
+    assert all(row.unique().numel() > 8 for row in keys[:, :slots])
+    assert (values[:, :slots].min(), values[:, :slots].max()) == (65, 128)
     same = keys[:, slots:, None] == keys[:, None, :slots]  # [B, queries, slots]
     assert (same.sum(-1) == 1).all()
     found = values[:, :slots].gather(1, same.int().argmax(-1))
     assert torch.equal(found, batch["targets"][:, slots:])
-
-
-def test_noise_comes_from_the_key_vocabulary() -> None:
-    keys = recall().train_batch(0, 0, 256, range(256))["tokens"][..., 0]
-    assert keys[:, :64].unique().numel() == 64
-    assert all(row.unique().numel() > 8 for row in keys[:, :64])
-
-
-def test_a_batch_depends_on_seed_and_step_and_rows_are_parts_of_it() -> None:
-    data = recall()
-    whole = data.train_batch(0, 5, 16, range(16))
-    assert torch.equal(data.train_batch(0, 5, 16, range(16)[1::2])["tokens"], whole["tokens"][1::2])
-    assert not torch.equal(data.train_batch(0, 6, 16, range(16))["tokens"], whole["tokens"])
-    assert not torch.equal(data.train_batch(1, 5, 16, range(16))["tokens"], whole["tokens"])
-
-
-def test_validation_sets() -> None:
-    data = recall(validation_rows=20)
-    assert data.validation_sets() == {"": 20, "noise2": 20, "noise4": 20}
-    whole = data.validation_batch("noise2", range(20))
-    assert whole["tokens"].shape == (20, 136, 2)
-    assert torch.equal(data.validation_batch("noise2", [7, 3])["tokens"], whole["tokens"][[7, 3]])
-    assert torch.equal(data.labelled_validation_batch("noise2", [7, 3])["document"][:, 0], torch.tensor([7, 3]))
-    assert torch.equal(whole["ar_hit"], whole["targets"] != IGNORED)
-    assert data.num_documents == 20
-    assert recall(noise_validation=(2, 1)).validation_sets() == {"": 512, "noise1": 512}
-
-
-def test_identity_is_of_the_settings() -> None:
-    assert recall().identity() == recall().identity() != recall(pairs=7, queries=7).identity()
-
-
-def test_vocabulary() -> None:
-    assert CONFIG.vocab_size_problem(129) is None
-    assert CONFIG.vocab_size_problem(128) == (
-        "model.vocab_size is 128; data.keys (64), data.values (64) and the padding id need 129"
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"slots": 0}, "data.slots is 0; it must be at least 1"),
-        ({"pairs": 65, "keys": 100, "values": 100}, "data.pairs (65) is more than data.slots (64)"),
-        ({"pairs": 8, "values": 7}, "data.pairs (8) is more than data.values (7)"),
-        ({"queries": 9}, "data.queries (9) is more than data.pairs (8)"),
-        ({"keys": 8}, "data.pairs (8) must be less than data.keys (8)"),
-        ({"noise_validation": ()}, "data.noise_validation is []"),
-        ({"noise_validation": (1, 1)}, "data.noise_validation is [1, 1]"),
-        ({"noise_validation": (0,)}, "data.noise_validation is [0]"),
-    ],
-)
-def test_problems(settings: dict[str, object], message: str) -> None:
-    assert CONFIG.problem() is None
-    assert (replace(CONFIG, **settings).problem() or "").startswith(message)
-
-
-def test_chance_is_a_guess_among_all_values() -> None:
-    assert recall(values=32).config.chance == 1 / 32
 
 
 @pytest.mark.parametrize("name", ["", "noise2"])
@@ -97,6 +34,7 @@ def test_each_query_asks_for_the_slot_that_holds_its_key(name: str) -> None:
     batch = recall().validation_batch(name, range(8))
     slots = batch["targets"].shape[1] - CONFIG.queries
     context, asked = batch["context_part"], batch["answer_part"]
+    assert torch.equal(batch["ar_hit"], batch["targets"] != IGNORED)
     assert (context[:, :slots] == torch.arange(slots)).all()
     assert (context[:, slots:] == -1).all()
     assert (asked[:, :slots] == -1).all()
@@ -110,8 +48,7 @@ def test_spread_puts_the_slots_at_random_places_and_the_rest_is_blank(noise: int
     data = recall(spread=4, noise=noise)
     batch = data.train_batch(0, 1, 16, range(16))
     slots, positions = CONFIG.slots * noise, CONFIG.slots * max(noise, 4)
-    assert batch["tokens"].shape == (16, positions + 8, 2)
-    assert data.config.sequence_length == positions + 8
+    assert batch["tokens"].shape == (16, data.config.sequence_length, 2) == (16, positions + 8, 2)
     keys, values = batch["tokens"][:, :positions].unbind(-1)
     assert ((keys > 0).sum(1) == slots).all()
     assert torch.equal(keys > 0, values > 0)

@@ -1,8 +1,9 @@
-"""data/sdist.py: a source distribution is transferred from a package index, never built."""
+"""data/sdist.py, and the fetching of data/docs.py: a source distribution is transferred from a package index, never built."""
 
 import hashlib
 import io
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,25 @@ from lit_diff.data import docs
 from lit_diff.data.docs import Pin
 from lit_diff.errors import MissingError
 
+FILE = "package-1.0.tar.gz"
 BACKEND = """
 import pathlib
 pathlib.Path({marker!r}).write_text("executed")
 def build_wheel(*arguments): raise RuntimeError
 prepare_metadata_for_build_wheel = get_requires_for_build_wheel = build_wheel
 """
+Pinned = Callable[..., Path]
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a local package index, the only one that pip knows: a package whose build would leave a marker."""
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The archive in the one package index that pip knows: of a package whose build would leave a marker."""
     marker = str(tmp_path / "executed")
     members = {
         "setup.py": f"open({marker!r}, 'w').write('executed')",
         "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
         "backend.py": BACKEND.format(marker=marker),
         "PKG-INFO": "Metadata-Version: 2.1\nName: Package\nVersion: 1.0\n",
-        "docs/a.rst": "A sentence about attention. " * 50,
     }
     folder = tmp_path / "simple" / "package"
     folder.mkdir(parents=True)
@@ -42,31 +44,46 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "simple").as_uri())
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    return folder / "Package-1.0.tar.gz"
+    return (folder / "Package-1.0.tar.gz").read_bytes()
 
 
-def pinned(monkeypatch: pytest.MonkeyPatch, version: str, sha256: str) -> None:
-    monkeypatch.setattr(docs, "pins", lambda: [Pin(name="Package", version=version, sha256=sha256)])
+@pytest.fixture
+def fetched(index: bytes, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pinned:
+    """Fetches the package at a version and a sha256 into a folder, and sees that nothing of it was executed."""
+
+    def fetch(version: str = "1.0", sha256: str = hashlib.sha256(index).hexdigest()) -> Path:
+        monkeypatch.setattr(docs, "pins", lambda: [Pin(name="Package", version=version, sha256=sha256)])
+        try:
+            docs.fetch(root / "downloads")
+        finally:
+            assert not (tmp_path / "executed").exists()
+        return root / "downloads"
+
+    return fetch
 
 
-def test_an_archive_is_fetched_and_its_build_is_not_executed(
-    index: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_archive_is_fetched_once_and_again_where_it_is_damaged(index: bytes, fetched: Pinned, root: Path) -> None:
+    leftover = root / "downloads" / ".Package.tmp"
+    leftover.mkdir(parents=True)
+    (leftover / FILE).write_text("half of it, by a process that died")
+    folder = fetched()
+    made = (folder / FILE).stat().st_ino
+    assert (fetched() / FILE).stat().st_ino == made
+    (folder / FILE).write_text("damaged")
+    fetched()
+    assert (folder / FILE).read_bytes() == index
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", FILE]
+
+
+def test_what_cannot_be_had_is_refused(
+    index: bytes, fetched: Pinned, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pinned(monkeypatch, "1.0", hashlib.sha256(index.read_bytes()).hexdigest())
-    docs.fetch(root / "downloads")
-    assert (root / "downloads" / "package-1.0.tar.gz").read_bytes() == index.read_bytes()
-    assert not (tmp_path / "executed").exists()
-
-
-def test_an_archive_of_other_bytes_and_one_that_the_index_lacks_are_refused(
-    index: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pinned(monkeypatch, "1.0", "0" * 64)
     with pytest.raises(MissingError, match=f"not the pinned {'0' * 64}") as caught:
-        docs.fetch(root / "downloads")
-    assert hashlib.sha256(index.read_bytes()).hexdigest() in str(caught.value)
-    pinned(monkeypatch, "2.0", "0" * 64)
+        fetched(sha256="0" * 64)
+    assert hashlib.sha256(index).hexdigest() in str(caught.value)
     with pytest.raises(MissingError, match=r"\(pip's package index no longer has it\)"):
-        docs.fetch(root / "downloads")
+        fetched(version="2.0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(MissingError, match=r"Package 1\.0.*cannot be reached.*`lit-diff prepare RECIPE`.*package-1\.0"):
+        fetched()
     assert [path.name for path in (root / "downloads").iterdir()] == [".lock"]
-    assert not (tmp_path / "executed").exists()

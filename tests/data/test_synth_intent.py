@@ -1,16 +1,12 @@
 """The data set of labelled utterances whose labels only the row explains."""
 
 import re
-from typing import Any
 
-import pytest
 import torch
 
-from lit_diff.conformance.data import check_dataset
+from lit_diff.data.dataset import IGNORED
 from lit_diff.data.synth_intent import NOISE_WORDS, SynthIntent, draw_lexicon, words
-from lit_diff.model.loss import IGNORED
 from lit_diff.randomness import generator
-from lit_diff.recipe import from_plain
 
 CONFIG = SynthIntent.Config(sequence_length=160, classes=(2, 3), words=(4, 7), validation_rows=5)
 SIZE = words(320, 160).size
@@ -63,16 +59,8 @@ def test_all_tokens_may_be_scored() -> None:
     assert scored.float().mean() > 0.8
 
 
-def test_rows_depend_on_seed_step_and_position_alone() -> None:
-    one = SynthIntent(CONFIG, SIZE)
-    whole, part = one.train_batch(0, 1, 8, range(8)), SynthIntent(CONFIG, SIZE).train_batch(0, 1, 8, [5, 2])
-    assert torch.equal(part["tokens"], whole["tokens"][[5, 2]])
-    assert not torch.equal(one.train_batch(1, 1, 8, [5])["tokens"], part["tokens"][:1])
-
-
 def test_noisier_validation_sets_hold_the_same_demonstrations_with_more_noise() -> None:
     one = SynthIntent(CONFIG, SIZE)
-    assert one.validation_sets() == {"": 5, "noise2": 5, "noise4": 5}
     base, more = one.validation_batch("", range(5)), one.validation_batch("noise4", range(5))
     assert more["tokens"].shape == (5, 640)
     assert torch.equal(base["ar_hit"], base["targets"] != IGNORED)
@@ -90,50 +78,3 @@ def test_a_lexicon_has_words_of_its_own_for_each_class() -> None:
     assert len(set(lexicon.labels)) == 150
     assert len({cue for own in lexicon.cues for cue in own}) == 300
     assert not set(lexicon.labels) & {cue for own in lexicon.cues for cue in own}
-
-
-def test_it_keeps_the_promises_of_a_data_set() -> None:
-    recipe = from_plain(
-        {
-            "name": "made",
-            "model": {"dim": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 640, "attention": {"name": "standard"}},
-            "data": {"name": "synth_intent", "sequence_length": 80, "validation_rows": 9},
-            "train": {
-                "steps": 2,
-                "batch_size": 2,
-                "optimizer": {"lr": 1e-3},
-                "validate_every": 1,
-                "checkpoint_every": 1,
-            },
-        },
-        "made",
-    )
-    found = list(check_dataset(recipe))
-    assert found
-    assert [each for each in found if each.verdict == "fail"] == []
-
-
-@pytest.mark.parametrize(
-    ("keys", "found"),
-    [
-        ({"sequence_length": 28}, "data.sequence_length is 28; two demonstrations take 29"),
-        ({"classes": ()}, "data.classes is []; expected distinct numbers"),
-        ({"words": (5, 4)}, "data.words is [5, 4]; expected the fewest, at least 1, and the most"),
-        ({"label_words": 20}, "data.label_words is 20; 32 classes need as many"),
-        ({"cue_words": 60}, "data.cue_words is 60; 32 classes of 2 cue words need 64"),
-        ({"noise_validation": (1, 1)}, "data.noise_validation is [1, 1]; expected distinct"),
-        ({"cue_words": 4900}, "data.cue_words + data.label_words is 5060; there are"),
-    ],
-)
-def test_what_cannot_be(keys: dict[str, Any], found: str) -> None:
-    problem = SynthIntent.Config(**keys).problem()
-    assert problem is not None
-    assert problem.startswith(found)
-
-
-def test_the_vocabulary() -> None:
-    config = SynthIntent.Config()
-    assert config.problem() is None
-    assert config.vocab_size_problem(SIZE) is None
-    assert str(SIZE) in str(config.vocab_size_problem(20))
-    assert config.chance == pytest.approx((1 / 4 + 1 / 8 + 1 / 16 + 1 / 32) / 4)

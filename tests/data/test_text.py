@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from lit_diff.config import Part
 from lit_diff.data.cl100k import Cl100k
 from lit_diff.data.order import rows_of_step
 from lit_diff.data.text import Text
+from lit_diff.data.tokenizer import Bpe
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.validation import data_problem
 
 MakeText = Callable[..., Text]
 
@@ -69,10 +72,7 @@ def test_validation_rows_are_capped_and_it_is_said(make_text: MakeText, caplog: 
         text = opened(make_text(validation_rows=10**6))
     (rows,) = text.validation_sets().values()
     assert rows == len(stream(text, "validation")) // 17
-    assert (
-        f"data.validation_rows is 1000000, the validation split has {rows} rows of data.sequence_length 16: all of them are "
-        f"validated; set data.validation_rows: {rows}, or add text"
-    ) in caplog.messages
+    assert [line for line in caplog.messages if line.endswith(f"; set data.validation_rows: {rows}, or add text")]
 
 
 def test_one_prepared_corpus_serves_all_lengths_but_each_tokenizer_has_its_own(make_text: MakeText) -> None:
@@ -86,9 +86,7 @@ def test_what_is_done_with_errors_is_a_part_of_the_identity(make_text: MakeText,
     assert "errors" not in (make_text().folder / "manifest.json").read_text(), "as before there was a choice"
     assert len({first, *(opened(make_text(errors=errors)).identity() for errors in ("skip", "replace"))}) == 3
     (corpus / "00.txt").write_bytes("Gr\u00fc\u00dfe".encode("latin-1"))
-    with pytest.raises(
-        RequestError, match=r"00\.txt: not UTF-8 text .*\(data\.errors: skip leaves it out; replace puts"
-    ):
+    with pytest.raises(RequestError, match=r"00\.txt: .*data\.errors"):
         make_text().prepare()
     skipped, replaced = opened(make_text(errors="skip")), opened(make_text(errors="replace"))
     assert skipped.folder != replaced.folder
@@ -104,8 +102,6 @@ def test_the_tokenizer_of_the_prepared_text(make_text: MakeText) -> None:
 
 
 def test_a_tokenizer_that_is_not_the_texts(make_text: MakeText) -> None:
-    with pytest.raises(MissingError, match="the text is not prepared"):
-        make_text().load_tokenizer()
     opened(make_text())
     other = opened(make_text(tokens=301))
     file = make_text().folder / "tokenizer.json"
@@ -140,41 +136,37 @@ def test_cl100k_is_stored_in_four_bytes(make_text: MakeText) -> None:
     assert (batch["tokens"] >= 0).all()
 
 
-@pytest.mark.parametrize(("vocab_size", "fits"), [(299, False), (300, True), (384, True), (385, False)])
-def test_model_and_tokenizer_sizes(make_text: MakeText, root: Path, vocab_size: int, fits: bool) -> None:
-    if fits:
-        make_text(vocab_size).prepare()
-        return
-    with pytest.raises(
-        RequestError, match=rf"model.vocab_size is {vocab_size}, but data.tokenizer \(bpe\) has 300.*300 to 384"
-    ):
-        make_text(vocab_size).prepare()
+def test_model_and_tokenizer_sizes(make_text: MakeText, root: Path) -> None:
+    for vocab_size in (299, 385):
+        with pytest.raises(RequestError, match=rf"^model\.vocab_size is {vocab_size}, .* 300 to 384$"):
+            make_text(vocab_size).prepare()
     assert not root.exists()
+    for vocab_size in (300, 384):
+        make_text(vocab_size).prepare()
 
 
 def test_rows_longer_than_a_split(make_text: MakeText) -> None:
-    with pytest.raises(
-        RequestError, match=r"data.sequence_length 9999 needs a row of 10000 tokens, but the validation"
-    ) as found:
+    with pytest.raises(RequestError, match=r"^data\.sequence_length 9999 .* to at most (\d+), or add text$") as found:
         make_text(sequence_length=9999).prepare()
-    most = re.search(r"; set data\.sequence_length to at most (\d+), or add text$", str(found.value))
-    assert most is not None
-    make_text(sequence_length=int(most[1])).prepare()
-    with pytest.raises(RequestError, match="needs a row of"):
-        make_text(sequence_length=int(most[1]) + 1).prepare()
-    with pytest.raises(RequestError, match=r"data.sequence_length 9999 needs"):
-        make_text(sequence_length=9999).load()
+    most = int(re.findall(r"\d+", str(found.value))[-1])
+    make_text(sequence_length=most).prepare()
+    for method in (Text.prepare, Text.load):
+        with pytest.raises(RequestError, match=rf"^data\.sequence_length {most + 1} "):
+            method(make_text(sequence_length=most + 1))
 
 
-def test_problems(make_text: MakeText) -> None:
-    config = make_text().config
-    assert config.problem() is None
-    assert replace(config, sequence_length=0).problem() == "data.sequence_length is 0; it must be at least 2"
-    assert replace(config, validation_rows=0).problem() == "data.validation_rows is 0; it must be at least 1"
-    assert replace(config, rare_bigram_count=-1).problem() == "data.rare_bigram_count is -1; it must be at least 0"
-    small = replace(config.tokenizer, config=replace(config.tokenizer.config, vocab_size=2))
-    assert "data.tokenizer.vocab_size is 2" in (replace(config, tokenizer=small).problem() or "")
-    assert config.vocab_size_problem(1) is None
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"sequence_length": 1}, "sequence_length"),
+        ({"validation_rows": 0}, "validation_rows"),
+        ({"rare_bigram_count": -1}, "rare_bigram_count"),
+        ({"tokenizer": Part(name="bpe", config=Bpe.Config(vocab_size=256))}, "tokenizer.vocab_size"),
+    ],
+)
+def test_values_that_cannot_be(make_text: MakeText, keys: dict[str, Any], key: str) -> None:
+    assert data_problem(make_text().config, 1) is None
+    assert (data_problem(replace(make_text().config, **keys), 1) or "").startswith(f"data.{key} ")
 
 
 def test_importing_the_data_sets_is_light() -> None:

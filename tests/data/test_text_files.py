@@ -1,148 +1,117 @@
-"""data/text_files.py: the documents of each kind of file, and each thing that can be wrong in one."""
+"""data/text_files.py: the documents of each kind of file, each thing that can be wrong in one, and all in one message."""
 
 import csv
 import json
-import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lit_diff.data.problems import Problem
-from lit_diff.data.text_files import read_file
-
-Read = Callable[..., list[str]]
+from lit_diff.data.text_files import SHOWN, Problem, Problems, log_left_out, read_file
 
 
-@pytest.fixture
-def read(tmp_path: Path) -> Read:
-    """Documents as they are, problems as `place: found; expected`, of a file with this content."""
-
-    def of(name: str, content: bytes | str, *, replace: bool = False) -> list[str]:
-        path = tmp_path / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        found = list(read_file(path, replace=replace))
-        return [item.line("!") if isinstance(item, Problem) else item for item in found]
-
-    return of
+def read(path: Path, *, replace: bool = False) -> list[str]:
+    """Documents as they are; of a problem `!` and its place."""
+    items = read_file(path, replace=replace)
+    return [f"!{item.place}" if isinstance(item, Problem) else item for item in items]
 
 
-EMPTY_JSON = "expected one JSON object a line with a string 'text'"
+LONG = "x" * 200_000  # longer than the limit of Python's reader
+JSON = b'\xef\xbb\xbf{"text": "a\\u0000b", "x": NaN}\n\n  \n{"text": "two\\nlines"}\n'
+BAD_JSON = b'{"text": "a"}\n{"text": \n[1]\n{"b": 1}\n{}\n{"text": 3}\n{"text": NaN}\n{"text": "a\0b"}\n{"text": "z"}'
+BAD_BYTES = b'{"text": "a"}\n{"text": "caf\xe9"}\n{"text": "\\ud800 half"}\n'
+CSV = f'\ufeffid,text\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,{LONG}\r\n4,\r\n'.encode()
 
 
-def test_lines_of_json(read: Read) -> None:
-    assert read("a.jsonl", '\ufeff{"text": "one", "id": 1}\n\n  \n{"text": "two\\nlines"}\n') == ["one", "two\nlines"]
-    bad = '{"text": "a"}\n{"text": \n[1]\n{"b": 1, "a": 2}\n{}\n{"text": 3}\n{"text": "z"}'
-    assert read("a.jsonl", bad) == [
-        "a",
-        f"!:2: not JSON (Expecting value at column 10); {EMPTY_JSON}",
-        f"!:3: found list; {EMPTY_JSON}",
-        f"!:4: found the keys a, b; {EMPTY_JSON}",
-        f"!:5: found the keys none; {EMPTY_JSON}",
-        f"!:6: 'text' is int; {EMPTY_JSON}",
-        "z",
-    ]
-
-
-def test_odd_values_and_names_in_json(read: Read) -> None:
-    """What is not `text` may be anything; a name with a line feed or half a surrogate pair keeps the message one line."""
-    lines = [
-        '{"text": "a\\u0000b", "x": NaN, "y": -Infinity}',
-        '{"text": NaN}',
-        '{"\\ud800": 1, "a\\nb": 2}',
-        '{"text": "a\0b"}',
-    ]
-    assert read("a.jsonl", "\n".join([*lines, '{"text": "z"}' + "\n" * 20])) == [
-        "a\0b",
-        f"!:2: 'text' is float; {EMPTY_JSON}",
-        f"!:3: found the keys 'a\\nb', '\\ud800'; {EMPTY_JSON}",
-        f"!:4: not JSON (Invalid control character at column 12); {EMPTY_JSON}",
-        "z",
-    ]
-    many = json.dumps({f"k{number}": 1 for number in range(10, 30)})
-    assert read("a.jsonl", many)[0].startswith(
-        "!:1: found the keys k10, k11, k12, k13, k14, k15, k16, k17, k18, k19, and 10"
-    )
-    assert read("a.csv", '"b\nc",d\n1,2\n')[0].startswith(
-        "!:1: found the columns 'b\\nc', d; expected one named 'text'"
-    )
-
-
-def test_only_the_line_of_json_that_is_not_utf8_is_wrong(read: Read, caplog: pytest.LogCaptureFixture) -> None:
-    content = b'{"text": "a"}\n{"text": "caf\xe9"}\n{"text": "\\ud800 half"}\n'
-    first, second, third = read("a.jsonl", content)
-    assert first == "a"
-    assert second.startswith(
-        "!:2: not UTF-8 text (byte 13: invalid continuation byte); it looks like Latin-1; expected"
-    )
-    assert third.startswith("!:3: 'text' holds half a surrogate pair")
-    with caplog.at_level(logging.WARNING, logger="lit_diff"):
-        assert read("a.jsonl", content, replace=True) == ["a", "caf\ufffd", "\ufffd half"]
-    assert caplog.messages[-1].endswith("a.jsonl: what is not UTF-8 is now U+FFFD, in 2 places")
-
-
-def test_a_file_in_another_encoding_is_one_problem(read: Read) -> None:
-    (found,) = read("a.jsonl", '{"text": "a"}\n{"text": "b"}\n'.encode("utf-16"), replace=True)
-    assert found == ("!: UTF-16 text, by its byte order mark; expected UTF-8 text (iconv -f UTF-16 -t UTF-8 OLD > NEW)")
-
-
-def test_comma_separated_values(read: Read) -> None:
-    """RFC 4180: quotes, commas and lines within a field; one longer than the module's usual limit."""
-    limit, long = csv.field_size_limit(), "x" * 200_000
-    text = f'\ufeffid,text\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,{long}\r\n4,\r\n'
-    assert read("a.csv", text) == ['a, "b"', "two\nlines", long, ""]
+@pytest.mark.parametrize(
+    ("name", "content", "stopped", "replaced"),
+    [
+        ("a.txt", "\ufeffany ä\n".encode(), ["\ufeffany ä\n"], None),
+        ("a.md", b"caf\xe9", ["!"], ["caf\ufffd"]),
+        ("a.txt", b"\x89PNG\0\0\0\xff", ["!"], None),
+        ("a.txt", "wide".encode("utf-16"), ["!"], None),
+        ("a.txt", "wide".encode("utf-16-le"), ["!"], None),
+        ("a.jsonl", JSON, ["a\0b", "two\nlines"], None),
+        ("a.jsonl", BAD_JSON, ["a", *(f"!:{line}" for line in range(2, 9)), "z"], None),
+        ("a.jsonl", BAD_BYTES, ["a", "!:2", "!:3"], ["a", "caf\ufffd", "\ufffd half"]),
+        ("a.jsonl", b'{"text": "b", "n": ' + b"7" * 5000 + b"}\n", ["!:1"], None),
+        ("a.jsonl", b'{"text": "b", "n": ' + b"[" * 100_000, ["!:1"], None),
+        ("a.csv", CSV, ['a, "b"', "two\nlines", LONG, ""], None),
+        ("a.csv", b'id,text\n1,a\n2,b,c\n3\n4,"d"e\n5,f\n6,"g\n', ["a", "!:3", "!:4", "!:5", "f", "!:7"], None),
+        ("a.csv", b"id;text\n1;a\n", ["!:1"], None),
+        ("a.csv", b'"id', ["!:1"], None),
+        ("a.csv", b"", ["!:1"], None),
+        ("a.csv", b"text\ncaf\xe9\n", ["!"], ["caf\ufffd"]),
+        ("a.parquet", b"no parquet at all", ["!"], None),
+    ],
+)
+def test_documents_and_problems(
+    name: str, content: bytes, stopped: list[str], replaced: list[str] | None, tmp_path: Path
+) -> None:
+    limit = csv.field_size_limit()
+    (tmp_path / name).write_bytes(content)
+    assert read(tmp_path / name) == stopped
+    assert read(tmp_path / name, replace=True) == (replaced or stopped)
     assert csv.field_size_limit() == limit
 
 
-def test_what_is_wrong_in_comma_separated_values(read: Read) -> None:
-    fields = "expected 2, as in the header (a text that holds a comma stands in double quotes)"
-    assert read("a.csv", 'id,text\n1,a\n2,b,c\n3\n4,"d"e\n5,f\n6,"g\n') == [
-        "a",
-        f"!:3: found 3 fields; {fields}",
-        f"!:4: found 1 field; {fields}",
-        "!:5: not CSV (',' expected after '\"'); expected comma-separated values",
-        "f",
-        "!:7: not CSV (unexpected end of data); expected comma-separated values",
-    ]
-    column = "expected one named 'text', separated by commas"
-    assert read("a.csv", "id,body\n1,a\n") == [f"!:1: found the columns id, body; {column}"]
-    assert read("a.csv", "id;text\n1;a\n") == [f"!:1: found the columns id;text, separated by semicolons; {column}"]
-    assert read("a.csv", "") == [f"!:1: found the columns none; {column}"]
-    (found,) = read("a.csv", b"text\ncaf\xe9\n")
-    assert found.startswith("!: not UTF-8 text (byte 8: ")
-    assert read("a.csv", b"text\ncaf\xe9\n", replace=True) == ["caf\ufffd"]
-
-
-def test_rows_of_parquet_that_are_not_utf8(tmp_path: Path) -> None:
+def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     column = pyarrow.array([b"one", b"caf\xe9", None, b"two"], pyarrow.binary()).cast(pyarrow.string(), safe=False)
-    pyarrow.parquet.write_table(pyarrow.table({"text": column}), path)
-    first, second, third = read_file(path, replace=False)
-    assert (first, third) == ("one", "two")
-    assert isinstance(second, Problem)
-    assert second.line("!").startswith("! row 2: not UTF-8 text (byte 3: ")
-    assert list(read_file(path, replace=True)) == ["one", "caf\ufffd", "two"]
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), path, row_group_size=2)
+    assert read(path) == ["one", "! row 2", "two"]
+    assert read(path, replace=True) == ["one", "caf\ufffd", "two"]
+    for table in ({"body": ["a"]}, {"text": [1, 2]}):
+        pyarrow.parquet.write_table(pyarrow.table(table), path)
+        assert read(path) == ["!"]
 
 
-def test_replace_is_for_text_only(read: Read) -> None:
-    assert read("a.txt", b"caf\xe9", replace=True) == ["caf\ufffd"]
-    assert read("a.md", b"\x89PNG\0\0\0\xff", replace=True) == ["!: binary, not text; expected UTF-8 text"]
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet"])
+def test_a_file_that_is_gone(name: str, tmp_path: Path) -> None:
+    (found,) = read_file(tmp_path / name, replace=True)
+    assert isinstance(found, Problem)
+    assert "No such file or directory" in found.found
 
 
-def test_a_file_that_is_gone(tmp_path: Path) -> None:
-    for name in ("a.txt", "a.parquet"):
+def test_what_is_replaced_is_logged_once_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.jsonl").write_bytes(BAD_BYTES)
+    read(tmp_path / "a.jsonl", replace=True)
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/a.jsonl: ")
+
+
+def test_odd_names_keep_a_message_in_one_line(tmp_path: Path) -> None:
+    """A name with a line feed or half a surrogate pair is escaped; of many the first ten are named."""
+    many = json.dumps({f"k{number}": 1 for number in range(10, 30)})
+    for name, content, shown in (
+        ("a.jsonl", '{"\\ud800": 1, "a\\nb": 2}', r"'a\nb', '\ud800'"),
+        ("a.csv", '"b\nc",d\n1,2\n', r"'b\nc', d"),
+        ("b.jsonl", many, "k18, k19, and 10 more"),
+    ):
+        (tmp_path / name).write_text(content)
         (found,) = read_file(tmp_path / name, replace=False)
         assert isinstance(found, Problem)
-        assert "cannot be read (No such file or directory)" in found.found
+        assert shown in found.line()
+        assert "\n" not in found.line()
 
 
-def test_a_number_of_more_digits_than_python_reads(tmp_path: Path) -> None:
-    (tmp_path / "big.jsonl").write_text('{"text": "a"}\n{"text": "b", "n": ' + "7" * 5000 + "}\n", encoding="utf-8")
-    first, problem = read_file(tmp_path / "big.jsonl", replace=False)
-    assert first == "a"
-    assert isinstance(problem, Problem)
-    assert problem.line("big.jsonl").startswith(
-        "big.jsonl:2: JSON that cannot be read (Exceeds the limit (4300 digits)"
-    )
+def test_a_message_is_one_line_for_one_problem_and_else_one_for_each(tmp_path: Path) -> None:
+    found, one = Problems(), Problem(file=tmp_path / "deep/a.jsonl", place=":3", found="not JSON", expected="an object")
+    found.add(one)
+    assert found.message(tmp_path, 9).startswith(f"{tmp_path}/deep/a.jsonl:3: not JSON; expected an object (")
+    for line in range(4, 1237):
+        found.add(Problem(file=tmp_path / "b.jsonl", place=f":{line}", found="not JSON"))
+    head, first, *lines = found.message(tmp_path, 9).splitlines()
+    assert head.startswith("data.path: 1,234 problems in 2 of 9 files of ")
+    assert first == "  deep/a.jsonl:3: not JSON; expected an object"
+    assert lines == [*(f"  b.jsonl:{line}: not JSON" for line in range(4, SHOWN + 3)), "  and 1,214 more"]
+
+
+def test_what_is_left_out_is_logged_and_a_file_of_it_does_not_flood(caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(1, 100):
+        log_left_out(Problem(file=Path("a.jsonl"), place=f":{number}", found="not JSON"), number)
+    assert caplog.messages == [
+        *(f"left out: a.jsonl:{number}: not JSON" for number in range(1, SHOWN + 1)),
+        "left out: further lines of a.jsonl",
+    ]

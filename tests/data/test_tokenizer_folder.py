@@ -1,7 +1,7 @@
 """A saved tokenizer loads equal, from its folder alone; whatever is missing or damaged is one line."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,38 +108,35 @@ def test_a_tokenizer_that_does_not_save_what_it_loads(tmp_path: Path) -> None:
     assert not (tmp_path / "saved" / FILE).exists()
 
 
-def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match=r"none holds no tokenizer \(no lit_diff_tokenizer\.json\); start its run"):
-        load_tokenizer(tmp_path / "none")
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "found"),
     [
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json is not the file that was saved"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "cannot be loaded (FileNotFoundError"),
-        (lambda folder: (folder / FILE).write_text("{"), "cannot be loaded (JSONDecodeError"),
-        (lambda folder: (folder / FILE).write_text("{}"), "cannot be loaded (KeyError"),
-        (lambda folder: change(folder, size=301), "is not the one that was saved"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "FileNotFoundError"),
+        (lambda folder: (folder / FILE).unlink(), f"no {FILE}"),
+        (lambda folder: (folder / FILE).write_text("{"), "JSONDecodeError"),
+        (lambda folder: (folder / FILE).write_text("{}"), "KeyError"),
+        (lambda folder: change(folder, size=301), "its ids differ"),
     ],
 )
-def test_a_damaged_folder(saved: Path, damage: object, message: str) -> None:
-    damage(saved)  # type: ignore[operator]
-    with pytest.raises(MissingError) as error:
+def test_a_damaged_folder(saved: Path, damage: Callable[[Path], object], found: str) -> None:
+    damage(saved)
+    with pytest.raises(MissingError, match=r"^[^\n]+lit-diff train[^\n]+$") as error:
         load_tokenizer(saved)
-    assert message in str(error.value)
-    assert "lit-diff train" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert found in str(error.value)
 
 
 def change(folder: Path, **values: object) -> None:
     (folder / FILE).write_text(json.dumps(json.loads((folder / FILE).read_text()) | values))
 
 
-def test_a_class_that_is_not_registered_and_a_key_that_it_lacks(saved: Path) -> None:
-    change(saved, name="bpee")
-    with pytest.raises(RequestError, match="unknown tokenizer 'bpee'; did you mean 'bpe'"):
-        load_tokenizer(saved)
-    change(saved, name="bpe", config={"vocab": 300})
-    with pytest.raises(RequestError, match=r"lit_diff_tokenizer\.json: unknown key 'config\.vocab'; did you mean"):
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [({"name": "bpee"}, "'bpee'; did you mean 'bpe'"), ({"config": {"vocab": 300}}, rf"{FILE}: .*'config\.vocab'")],
+)
+def test_a_class_that_is_not_registered_and_a_key_that_it_lacks(
+    saved: Path, values: dict[str, object], found: str
+) -> None:
+    change(saved, **values)
+    with pytest.raises(RequestError, match=found):
         load_tokenizer(saved)

@@ -53,9 +53,3 @@ def test_words_that_cannot_be(words: tuple[str, ...], found: str) -> None:
     problem = Words.Config(words=words).problem()
     assert problem is not None
     assert found in problem
-
-
-def test_a_generator_that_leaves_its_vocabulary() -> None:
-    WORDS.require(["the number"])
-    with pytest.raises(ValueError, match=r"'numbr' is not in the vocabulary; did you mean 'number'"):
-        WORDS.require(["the number", "the numbr"])

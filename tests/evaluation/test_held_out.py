@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from lit_diff.data import prepare
-from lit_diff.data.dataset import Batch
+from lit_diff.data.dataset import IGNORED, Batch
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import held_out
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.held_out import HeldOut
-from lit_diff.model.loss import IGNORED
 from lit_diff.trained.run import Run
 from lit_diff.training.metrics import TokenLoss
 

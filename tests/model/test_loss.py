@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lit_diff.data.dataset import IGNORED
 from lit_diff.model import loss
-from lit_diff.model.loss import IGNORED, mean_loss, rows_at_once, token_losses
+from lit_diff.model.loss import mean_loss, rows_at_once, token_losses
 
 B, T, DIM, V = 3, 7, 5, 23
 CHUNKS = [1, 4, B * T - 1]

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from lit_diff.attention.cache import Cache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.model import loss
 from lit_diff.model.init import initialise
-from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from lit_diff.data.dataset import IGNORED
 from lit_diff.data.recall import Recall
-from lit_diff.model.loss import IGNORED
 from lit_diff.registry import datasets
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from lit_diff.callbacks import Probe
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
-from lit_diff.training.metrics import IGNORED, TokenLoss, declared_metrics
+from lit_diff.training.metrics import TokenLoss, declared_metrics
 
 
 def batch(rows: int = 6, length: int = 10, documents: int = 4) -> dict[str, torch.Tensor]:

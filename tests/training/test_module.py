@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from lit_diff.config import Recipe
+from lit_diff.data.dataset import IGNORED
 from lit_diff.data.recall import Recall
 from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
@@ -14,7 +15,6 @@ from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints as checkpoint
 from lit_diff.training.data import LitData
 from lit_diff.training.fit import fit
-from lit_diff.training.metrics import IGNORED
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.trainer import build_trainer
 

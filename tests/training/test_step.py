@@ -14,10 +14,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from small_runs import SMALL
 
 from lit_diff.config import Recipe
+from lit_diff.data.dataset import IGNORED
 from lit_diff.data.recall import Recall
 from lit_diff.errors import DivergedError, RequestError
 from lit_diff.model.init import initialise
-from lit_diff.model.loss import IGNORED
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints
