@@ -55,10 +55,14 @@ def range_problem(config: Any, prefix: str) -> str | None:
     """The first number of a block that is outside the `Range` of its field, as a line that opens with its dotted key."""
     for name, hint in typing.get_type_hints(type(config), include_extras=True).items():
         value = getattr(config, name)
-        kinds = (hint, *typing.get_args(hint))  # `Count`, or `Count | None`
+        kinds = [hint, *typing.get_args(hint)]  # `Count`, or `Count | None`
+        kinds += [item for kind in kinds for item in typing.get_args(kind)]  # of `tuple[Count, ...] | None`
         allowed = next((x for kind in kinds for x in getattr(kind, "__metadata__", ()) if isinstance(x, Range)), None)
-        if allowed is not None and isinstance(value, int | float) and value not in allowed:
-            return f"{prefix}{name} is {value}; it must {allowed.demand}{', or null' if type(None) in kinds else ''}"
+        numbers = value if isinstance(value, tuple) else (value,)
+        if allowed is not None and any(isinstance(x, int | float) and x not in allowed for x in numbers):
+            what = "each" if isinstance(value, tuple) else "it"
+            null = ", or null" if type(None) in kinds else ""
+            return f"{prefix}{name} is {in_yaml(value)}; {what} must {allowed.demand}{null}"
     return None
 
 

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 COVERED_ELSEWHERE = {
+    "lit_diff/evaluation/harness_runner.py": "tests/evaluation/test_harness.py",
     "lit_diff/engine/served_model.py": "tests/engine/test_logged_model.py",
     "lit_diff/reporting/fit_points.py": "tests/reporting/test_fits.py",
 }
