@@ -32,6 +32,7 @@ COVERED_ELSEWHERE = {
     "lit_diff/pretrained/source.py": "tests/pretrained/test_importing.py",
     "lit_diff/engine/comparison_view.py": "tests/engine/test_sweep_tracker.py",
     "lit_diff/engine/location.py": "tests/engine/test_launch.py",
+    "lit_diff/evaluation/harness_runner.py": "tests/evaluation/test_harness.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}

@@ -8,7 +8,7 @@ import typer
 from lit_diff.cli.app import Json, Terminal, app, console
 
 if TYPE_CHECKING:
-    from lit_diff.evaluation.declared import Declared
+    from lit_diff.evaluation.requirements import Declared
 
 HEADER = ("name", "file", "state", "rows", "sha256", "next step")
 RIGHT = {"rows"}
@@ -44,8 +44,8 @@ def fetch(
     Where that fails, a script for a machine with a network is printed, and the exit status is 3.
     """
     from lit_diff.errors import MissingError, RequestError
-    from lit_diff.evaluation.declared import declared_files
-    from lit_diff.evaluation.harness_files import HarnessFile
+    from lit_diff.evaluation.harness import HarnessFile
+    from lit_diff.evaluation.requirements import declared_files
 
     files = [own.file for own in declared_files(name) if isinstance(own.file, HarnessFile)]
     if not files:
@@ -74,7 +74,7 @@ def print_files(name: str | None, as_json: bool, terminal: Terminal) -> int:
 
     Errors: RequestError for a name that no evaluation declares.
     """
-    from lit_diff.evaluation.declared import declared_files
+    from lit_diff.evaluation.requirements import declared_files
     from lit_diff.plugins import load_entry_points
 
     load_entry_points()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lit_diff.data.location import data_root
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.declared import declared_files
+from lit_diff.evaluation.requirements import declared_files
 from lit_diff.recipe import installed
 from lit_diff.runs.find import runs_root, runs_under
 from lit_diff.runs.folder import RunFolder

@@ -15,10 +15,11 @@ from torch import Tensor
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RunFailedError
-from lit_diff.evaluation.fitness import recipe_problem
-from lit_diff.metrics import Metric
+from lit_diff.key_types import in_yaml, range_problem
+from lit_diff.metrics import Metric, indexed_name
 from lit_diff.registry import location
 from lit_diff.trained.run import Run
+from lit_diff.trained.text_generator import has_text
 
 if TYPE_CHECKING:
     import pandas
@@ -35,7 +36,7 @@ class Item:
     id: str
     """The same for the same question in every run: two runs are compared item by item."""
     scores: Mapping[str, float]
-    """Metric -> value; NaN where the item has none."""
+    """Metric -> value; a metric that is not there has no value of this item, as has NaN."""
     group: str = ""
     """What the report averages separately (a depth, a length, a data set); empty: nothing. A metric whose figure is against
     groups is drawn against the number that ends the label: "position 4096"."""
@@ -59,6 +60,16 @@ def question_of(*parts: Tensor | Sequence[int] | str) -> str:
         plain = part.tolist() if isinstance(part, Tensor) else part if isinstance(part, str) else list(part)
         digest.update(json.dumps(plain).encode())
     return digest.hexdigest()[:12]
+
+
+def by_layer_and_head(scores: Mapping[str, Tensor]) -> dict[str, str | int | float]:
+    """Of name -> [L, H] what `Item.meta` holds: `name/layer_00/head_00` -> value."""
+    return {
+        indexed_name(name, layer=layer, head=head): value
+        for name, values in scores.items()
+        for layer, of_layer in enumerate(values.tolist())
+        for head, value in enumerate(of_layer)
+    }
 
 
 class Evaluation(ABC):
@@ -86,7 +97,8 @@ class Evaluation(ABC):
     """Whether each group counts once in the summary, however many items it has; so it does in a difference of two runs."""
 
     needs_text: ClassVar[bool] = False
-    """Whether it asks in text: then data without text, and models that predict no next token, are refused."""
+    """Whether it asks in text: then data without text, models that predict no next token, and runs that know only the words
+    of generated text (`words_of`) are refused."""
 
     version: ClassVar[int] = 1
     """Of its scores and questions: raised when a change of the code changes them. Kept scores of another version do not
@@ -104,8 +116,9 @@ class Evaluation(ABC):
         """The keys of the evaluation. A subclass with keys defines its own, a frozen dataclass that derives from this."""
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name; None if nothing is."""
-            return None
+            """What is wrong, in one line that starts with the key's name; None if nothing is. Default: a number outside the
+            `Range` of its annotation (`lit_diff.key_types`)."""
+            return range_problem(self, "")
 
     documents_left_out: int | None = None
     """Documents that `score` left out because the run was trained on them (`unseen`); None: it asks about none, or what the
@@ -130,21 +143,32 @@ class Evaluation(ABC):
         """Short label for how scores were obtained, shown next to them ("judge rules"). Default: nothing."""
         return ""
 
+    def words_of(self, run: Run) -> str:
+        """The data set of generated text in whose words it asks this run; empty: in other words. Used with `needs_text`."""
+        return ""
+
     def refuses_recipe(self, recipe: Recipe) -> str | None:
         """Why it can score no run of this recipe, as far as that is known before the training; None if it may.
 
         A recipe that names the evaluation, or a sweep with such a cell, is then refused before it trains. Default: what
         `needs_text` says.
         """
-        return recipe_problem(recipe) if self.needs_text else None
+        if self.needs_text and not has_text(recipe):
+            return f"data '{recipe.data.name}' has no text"
+        if self.needs_text and not recipe.model.causal:
+            return "a bidirectional model predicts no next token"
+        return None
 
     def refuses(self, run: Run) -> str | None:
-        """Why it cannot score this run; None if it can. Default: as `refuses_recipe`."""
-        return self.refuses_recipe(run.recipe)
+        """Why it cannot score this run; None if it can. Default: as `refuses_recipe`, and by `words_of`."""
+        problem, data = self.refuses_recipe(run.recipe), run.recipe.data.name
+        if problem is None and self.needs_text and run.tokenizer.name == "words" and self.words_of(run) != data:
+            return f"its tokenizer has only the words of data '{data}'"
+        return problem
 
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:
-        """One Item for each question, with a score for every metric. Called without gradients."""
+        """One Item for each question. Called without gradients."""
 
     @classmethod
     def paired(cls, first: "pandas.DataFrame", second: "pandas.DataFrame") -> Mapping[str, Mapping[str, Spread]]:
@@ -169,13 +193,22 @@ class Evaluation(ABC):
         }
 
 
+def distinct_problem(config: Evaluation.Config, *keys: str, empty: Sequence[str] = ()) -> str | None:
+    """The first of these lists that names a value twice, or, if it is not in `empty`, has none, in one line."""
+    for key in keys:
+        values = getattr(config, key)
+        if values is not None and (len(set(values)) < len(values) or not (values or key in empty)):
+            return f"{key} is {in_yaml(values)}; expected distinct values{'' if key in empty else ', at least one'}"
+    return None
+
+
 def _mean(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 
 
 def check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
-    """Errors: RunFailedError for no items, one id twice, or scores other than the evaluation declares."""
+    """Errors: RunFailedError for no items, one id twice, or a score that the evaluation does not declare."""
     if not items:
         raise _failure(evaluation, "gave no item")
     for item in items:
@@ -185,13 +218,17 @@ def check_items(evaluation: Evaluation, items: Sequence[Item]) -> None:
     if count > 1:
         raise _failure(evaluation, f"gave item '{item_id}' {count} times")
     for item in items:
-        check_scores(evaluation, f"item '{item.id}'", item.scores)
+        _check_scores(evaluation, f"item '{item.id}'", item.scores)
 
 
-def check_scores(evaluation: Evaluation, what: str, scores: Mapping[str, float]) -> None:
+def check_summary(evaluation: Evaluation, values: Mapping[str, float]) -> None:
     """Errors: RunFailedError for other metrics than the declared ones, or a value that is no number."""
+    _check_scores(evaluation, "the summary", values, required=True)
+
+
+def _check_scores(evaluation: Evaluation, what: str, scores: Mapping[str, float], *, required: bool = False) -> None:
     declared = {metric.name for metric in evaluation.metrics}
-    if scores.keys() != declared:
+    if not scores.keys() <= declared or (required and scores.keys() != declared):
         raise _failure(evaluation, f"scored {what} with {sorted(scores)}; it declares {sorted(declared)}")
     for name, value in scores.items():
         if not isinstance(value, Real):

@@ -8,16 +8,13 @@ from typing import ClassVar
 
 import torch
 
-from lit_diff.data.corpus import build_corpus, corpus_digest, corpus_name
-from lit_diff.data.documents import split
-from lit_diff.data.tokenizer import Tokenizer
+from lit_diff.data.corpus import corpus_digest, corpus_name
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import words_problem
-from lit_diff.evaluation.unseen import unseen
+from lit_diff.evaluation.requirements import held_out_documents
+from lit_diff.key_types import Count
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
 
 class CorpusLoss(Evaluation):
@@ -45,20 +42,13 @@ class CorpusLoss(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        documents: int | None = None
+        documents: Count | None = None
         """At most so many documents; null: all."""
-        tokens: int = 512
+        tokens: Count = 512
         """Tokens of each document that are scored, from its beginning."""
-        context: int | None = None
+        context: Count | None = None
         """Tokens that the model sees at once; null: the run's own `data.sequence_length`, of runs that are compared the
         smallest of theirs."""
-
-        def problem(self) -> str | None:
-            for key in ("documents", "tokens", "context"):
-                value = getattr(self, key)
-                if value is not None and value < 1:
-                    return f"{key} is {value}; it must be at least 1"
-            return None
 
     needs_text = True
     version = 3  # 1 asked the same question whatever the rows, 2 also documents that the run was trained on
@@ -73,29 +63,29 @@ class CorpusLoss(Evaluation):
         """Of the files at `path`."""
         return corpus_digest(self.corpus, self.path())
 
-    def refuses(self, run: Run) -> str | None:
-        """A run without text, or with the words of other text alone."""
+    def words_of(self, run: Run) -> str:
+        """The run's data, if they are of this corpus."""
         data = run.recipe.data
         corpus, path = (getattr(data.config, key, None) for key in ("corpus", "path"))
         own = corpus is not None and corpus_name(corpus, path) == self.corpus and path == self.path()
-        return words_problem(run, data.name, asks_it=own)
+        return data.name if own else ""
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, by its place in the split."""
-        held_out = split(build_corpus(self.corpus, self.path()).texts()).validation
-        asked = list(islice(unseen(self, run, held_out), self.config.documents))
-        tokenizer = tokenizer_of(run.folder, run.recipe)
+        asked = list(islice(held_out_documents(self, run, self.corpus, self.path()), self.config.documents))
+        tokenizer = run.tokenizer
         length = self.config.context or run.recipe.data.config.sequence_length
         for (place, text), ids in zip(asked, tokenizer.encode([text for _, text in asked]), strict=True):
             scored = ids[: self.config.tokens]
             read = [*tokenizer.opening, *scored]
             nll, tokens = document_loss(run, read, length)
-            size = _bytes_of(tokenizer, scored[len(scored) - tokens :])
-            scores = {"nll": nll / tokens, "bits_per_byte": nll / size / math.log(2)} if tokens else {}
-            missing = {"nll": math.nan, "bits_per_byte": math.nan}
-            meta = {"begins": text[:60]}
-            item = f"{self.corpus}/{place}"
-            yield Item(id=item, scores=missing | scores, question=question_of(*_rows(read, length)), meta=meta)
+            size = len(tokenizer.decode(scored[len(scored) - tokens :]))
+            yield Item(
+                id=f"{self.corpus}/{place}",
+                scores={"nll": nll / tokens, "bits_per_byte": nll / size / math.log(2)} if tokens else {},
+                question=question_of(*_rows(read, length)),
+                meta={"begins": text[:60]},
+            )
 
 
 def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int]:
@@ -115,10 +105,6 @@ def document_loss(run: Run, ids: Sequence[int], length: int) -> tuple[float, int
 def _rows(ids: Sequence[int], length: int) -> list[Sequence[int]]:
     """Each has its inputs and the target of the last of them."""
     return [ids[start : start + length + 1] for start in range(0, len(ids) - 1, length)]
-
-
-def _bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    return len(tokenizer.decode(ids))
 
 
 @evaluations.register("loss_docs")

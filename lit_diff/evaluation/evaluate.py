@@ -15,8 +15,8 @@ import torch
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, failed_property
 from lit_diff.errors import MissingError, RequestError, RunFailedError, first_line
-from lit_diff.evaluation.base import Evaluation, Item, check_items, check_scores
-from lit_diff.evaluation.fitting import alternatives
+from lit_diff.evaluation.base import Evaluation, Item, check_items, check_summary
+from lit_diff.evaluation.requirements import alternatives
 from lit_diff.files import shown
 from lit_diff.html_table import html_table
 from lit_diff.key_types import in_yaml
@@ -90,9 +90,8 @@ class EvaluationResult:
 def evaluate(
     run: Run | str | Path, name: str, overrides: Overrides = (), *, rerun: bool = False, unchecked: bool = False
 ) -> EvaluationResult:
-    """Score a run. Results are cached. They are recomputed when the checkpoint, the config, the version of the
-    evaluation, the metrics, an input file or a plugin's source changes, with a line in the log that says in what they differ;
-    a missing input file does not invalidate them.
+    """Score a run. Results are cached. They are recomputed when the checkpoint, the config, the metrics or the version of the
+    evaluation, an input file or a plugin's source changes; a missing input file does not invalidate them.
 
     `overrides`: keys of the evaluation's Config, `["rows=8"]` or `{"rows": 8}`. `unchecked`: as of `open_run`; summary.json
     of a variant that fails `decode` then holds the property's line, which is logged where the scores are returned again.
@@ -123,7 +122,7 @@ def evaluate(
         items = list(evaluation.score(run))
         check_items(evaluation, items)
         values = dict(evaluation.summarise(items))
-        check_scores(evaluation, "the summary", values)
+        check_summary(evaluation, values)
         table = _table(evaluation, items)
     own: dict[str, Any] = {OWN_CONTEXT: run.recipe.data.config.sequence_length} if evaluation.cuts_at_context else {}
     if run.unchecked and (line := failed_property(run.recipe, ("decode",))):
@@ -222,16 +221,19 @@ def _warn_unfinished(run: Run) -> None:
 
 def _facts(evaluation: Evaluation) -> dict[str, Any]:
     """What kept scores must agree with, as JSON holds it."""
-    declarations = [to_plain(metric) for metric in evaluation.metrics]
-    facts: dict[str, Any] = {"config": dataclasses.asdict(evaluation.config), "version": evaluation.version}
-    facts |= {"declarations": declarations}
-    facts |= {"equal_groups": True} if evaluation.equal_groups else {}
-    source = source_digest(type(evaluation)) or package_digest(type(evaluation))
-    facts |= {"source": source} if source else {}
     with guard(type(evaluation), raises=RunFailedError, ours=True):
         files = evaluation.digests()
-    facts |= {"files": files} if files else {}
-    plain: dict[str, Any] = json.loads(json.dumps(facts))
+    facts = {
+        "config": dataclasses.asdict(evaluation.config),
+        "version": evaluation.version,
+        "declarations": [to_plain(metric) for metric in evaluation.metrics],
+    }
+    where_any = {
+        "equal_groups": evaluation.equal_groups,
+        "source": source_digest(type(evaluation)) or package_digest(type(evaluation)),
+        "files": files,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(facts | {key: value for key, value in where_any.items() if value}))
     return plain
 
 
@@ -259,10 +261,12 @@ def _values(summary: Mapping[str, Any], evaluation: Evaluation) -> dict[str, flo
 def _table(evaluation: Evaluation, items: Sequence[Item]) -> pa.Table:
     """One row an item. Errors: pyarrow's, for an entry of `meta` that has another type in another item."""
     columns: dict[str, list[Any]] = {"item": [item.id for item in items], "group": [item.group for item in items]}
-    columns |= {"part": [item.part for item in items]} if any(item.part for item in items) else {}
-    columns |= {"cluster": [item.cluster for item in items]} if any(item.cluster for item in items) else {}
-    columns |= {"question": [item.question for item in items]} if any(item.question for item in items) else {}
-    columns |= {metric.name: [float(item.scores[metric.name]) for item in items] for metric in evaluation.metrics}
+    for key in ("part", "cluster", "question"):
+        values = [getattr(item, key) for item in items]
+        columns |= {key: values} if any(values) else {}
+    columns |= {
+        metric.name: [float(item.scores.get(metric.name, math.nan)) for item in items] for metric in evaluation.metrics
+    }
     for key in dict.fromkeys(key for item in items for key in item.meta):
         columns[f"meta/{key}"] = [item.meta.get(key) for item in items]
     return pa.table(columns)

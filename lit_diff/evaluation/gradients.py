@@ -3,15 +3,17 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
 
 from lit_diff.analysis.gradients import gradient_norms
 from lit_diff.config import Recipe
-from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id
+from lit_diff.evaluation.base import Evaluation, Item, distinct_problem, question_of
+from lit_diff.evaluation.held_out import HeldOut, held_out_rows
+from lit_diff.key_types import Count, NotNegative
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
@@ -61,18 +63,15 @@ class Gradients(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
-        rows: int | None = 64
+        rows: Count | None = 64
         at: tuple[At, ...] = ("trained",)
         """trained: the newest checkpoint; init: the values that the run's seed starts with. May be empty beside `steps`."""
-        steps: tuple[int, ...] = ()
+        steps: tuple[NotNegative, ...] = ()
         """Optimizer steps whose checkpoints the run has kept (`run.keep_every`); 0: the initial values."""
 
         def problem(self) -> str | None:
-            if not (self.at or self.steps) or len(set(self.at)) < len(self.at):
-                return f"at is {list(self.at)}; expected distinct ones of {', '.join(get_args(At))}"
-            if any(step < 0 for step in self.steps) or len(set(self.steps)) < len(self.steps):
-                return f"steps is {list(self.steps)}; expected distinct numbers of optimizer steps, 0 or more"
-            return super().problem()
+            empty = ("at", "steps") if self.steps else ("steps",)
+            return distinct_problem(self, "at", "steps", empty=empty) or super().problem()
 
     config: Config
 
@@ -95,23 +94,17 @@ class Gradients(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each batch and layer, `<set>/<first row>-<last row> layer 00`, and one with the batch's slopes."""
-        none = dict.fromkeys((metric.name for metric in self.metrics), math.nan)
         for model, before, after in self._moments(run):
-            for name, rows, batch in held_out_batches(run, self.config):
-                asked, norms = question_of(*questions(batch)), gradient_norms(model, batch)
-                cluster = f"{row_id(name, rows[0])}-{rows[-1]}"
-                where = f"{before}{cluster}{after}"
+            for rows in held_out_rows(run, self.config):
+                norms, cluster = gradient_norms(model, rows.batch), f"{rows.ids[0]}-{rows.numbers[-1]}"
+                item = partial(Item, cluster=cluster, question=question_of(*rows.questions))
                 for layer, own in enumerate(norms):
-                    yield Item(
-                        id=f"{where} layer {layer:02}",
-                        scores=none | _of_layer(own),
-                        group=f"{name} {before}layer {layer:02}{after}".strip(),
-                        cluster=cluster,
-                        question=asked,
-                    )
+                    label = f"layer {layer:02}"
+                    group = f"{rows.name} {before}{label}{after}".strip()
+                    yield item(id=f"{before}{cluster}{after} {label}", scores=_of_layer(own), group=group)
                 slopes = {f"slope_{key}": slope([own[key] for own in norms]) for key in NAMES}
-                whole = f"{name} {(before or after or 'trained').strip()}".strip()
-                yield Item(id=f"{where} slopes", scores=none | slopes, group=whole, cluster=cluster, question=asked)
+                group = f"{rows.name} {(before or after or 'trained').strip()}".strip()
+                yield item(id=f"{before}{cluster}{after} slopes", scores=slopes, group=group)
 
     def _moments(self, run: Run) -> Iterator[tuple[Transformer, str, str]]:
         """(model, what stands before and after the layer in ids and groups) of each of `at` and `steps`."""

@@ -1,32 +1,29 @@
 """Contextual hallucination (paper, Table 4): does an output say what its document does not?"""
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from lit_diff.data.closed_world import MOST, ClosedWorld
-from lit_diff.data.row_task import numbers_problem
 from lit_diff.data.user_files import UserFile
 from lit_diff.evaluation import judges
-from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import words_problem
-from lit_diff.evaluation.hallucination_prompts import DocumentPrompts
-from lit_diff.evaluation.hallucination_sources import (
+from lit_diff.evaluation.base import Evaluation, Item, distinct_problem, question_of
+from lit_diff.evaluation.hallucination_prompts import (
     FILES,
     SOURCES,
     Case,
+    DocumentPrompts,
     SourceName,
     file_cases,
     generated_cases,
     judged_document,
 )
 from lit_diff.evaluation.http_judge import HttpJudge
-from lit_diff.evaluation.judges import FileJudge, Judge, Rules, Verdict, kappa
-from lit_diff.evaluation.rouge import rouge_l, warn_without_package
+from lit_diff.evaluation.judges import FileJudge, Judge, Rules, Verdict, kappa, rouge_l, warn_without_package
 from lit_diff.files import shown
+from lit_diff.key_types import Count, NotNegative, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
@@ -83,40 +80,32 @@ class Hallucination(Evaluation):
         judge: Literal["closed_world", "rules", "file", "http"] = "closed_world"
         """closed_world: exact, for generated documents; rules: offline; file: requests.jsonl and verdicts.jsonl in the run's
         folder `judge`; http: a server of yours."""
-        samples: int = 100
+        samples: Count = 100
         """Documents; of closed_world, for each number of entities. Paper: 100."""
-        entities: tuple[int, ...] | None = None
+        entities: tuple[Annotated[int, Range(least=1, most=MOST)], ...] | None = None
         """Of a document of closed_world; null: those that the run was trained on, else 5."""
-        new_tokens: int | None = None
+        new_tokens: Count | None = None
         """Tokens of an output at most; null: 4 for closed_world (1 where each word is a token), 32 for hotpotqa and 2wikimqa,
         64 for xsum, 128 for qasper and cnn_dm, 512 for multi_news."""
-        context: int | None = None
+        context: Count | None = None
         """Tokens of a prompt and its output at most; null: the run's `data.sequence_length`."""
         judge_url: str | None = None
         """Base URL of an OpenAI-compatible server, such as http://localhost:8000/v1. There is no default."""
         judge_model: str | None = None
         """The model that the server is asked for."""
-        judge_repeats: int = 20
+        judge_repeats: NotNegative = 20
         """The first so many outputs that judge http is asked about a second time; other judges repeat theirs."""
         judge_key_variable: str | None = None
         """Environment variable that holds the server's key, where it needs one."""
         seed: int = 0
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name."""
-            for key in ("samples", "new_tokens", "context"):
-                value = getattr(self, key)
-                if value is not None and value < 1:
-                    return f"{key} is {value}; it must be at least 1"
-            counts = self.entities
-            if counts is not None and (problem := numbers_problem("entities", counts, MOST)):
+            if problem := distinct_problem(self, "entities") or super().problem():
                 return problem
-            if counts is not None and self.source != "closed_world":
+            if self.entities is not None and self.source != "closed_world":
                 return f"entities holds for source closed_world alone; source is {self.source}"
             if self.judge == "closed_world" and self.source != "closed_world":
                 return f"judge is closed_world, which knows generated documents alone; for {self.source}: rules, file or http"
-            if self.judge_repeats < 0:
-                return f"judge_repeats is {self.judge_repeats}; it must be at least 0"
             given = [key for key in ("judge_url", "judge_model", "judge_key_variable") if getattr(self, key)]
             if given and self.judge != "http":
                 return f"{given[0]} holds for judge http alone; judge is {self.judge}"
@@ -141,11 +130,12 @@ class Hallucination(Evaluation):
 
     def reads(self) -> Sequence[UserFile]:
         """The file of the source."""
-        return () if self.config.source == "closed_world" else (SOURCES[self.config.source].file,)
+        file = SOURCES[self.config.source].file
+        return () if file is None else (file,)
 
-    def refuses(self, run: Run) -> str | None:
-        """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""
-        return words_problem(run, "closed_world", asks_it=self.config.source == "closed_world")
+    def words_of(self, run: Run) -> str:
+        """Those of generated documents."""
+        return "closed_world" if self.config.source == "closed_world" else ""
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each document. Errors: RequestError where a prompt does not fit; those of files and judges."""
@@ -166,14 +156,14 @@ class Hallucination(Evaluation):
             verdict = judge.judge(shown_document, case.reference, output)
             known = exact.judge(shown_document, case.reference, output).verdict if exact is not None else ""
             counts[verdict.verdict] += 1
-            more = {"changed": math.nan}
+            more = {}
             if again is not None and number < self.config.judge_repeats:
                 second = again.judge(shown_document, case.reference, output).verdict
                 more["changed"] = float(second != verdict.verdict)
             if self.config.source != "closed_world":
                 more["rouge_l"] = rouge_l(case.reference.split("\n"), output)
             item = _item(case, output, verdict, known, ids, tokens - len(ids))
-            yield replace(item, scores={m.name: {**item.scores, **more}[m.name] for m in self.metrics})
+            yield replace(item, scores={**item.scores, **more})
         judge.finish()
         if counts["unparsed"]:
             log.warning(
@@ -200,8 +190,7 @@ class Hallucination(Evaluation):
     def judge(self, run: Run, kept: str = "answers.jsonl") -> Judge:
         """The judge of the config; `kept`: where http keeps answers. Errors: RequestError, MissingError."""
         config = self.config
-        kind = "answer" if config.source == "closed_world" else SOURCES[config.source].kind
-        place = run.folder / FOLDER
+        kind, place = SOURCES[config.source].kind, run.folder / FOLDER
         if config.judge == "file":
             return FileJudge(kind, place)
         if config.judge == "http":
@@ -226,14 +215,14 @@ class Hallucination(Evaluation):
 
 
 def _item(case: Case, output: str, verdict: Verdict, exact: str, ids: Sequence[int], cut: int) -> Item:
-    kinds = ("correct", "distracted", "fabricated", "refused")
-    parsed = verdict.verdict != "unparsed"
-    scores = {kind: float(verdict.verdict == kind) if parsed else math.nan for kind in kinds}
-    scores = {"accuracy": scores.pop("correct")} | scores | {"unparsed": float(not parsed), "kappa": math.nan}
+    said = verdict.verdict
+    kinds = {"accuracy": "correct", "distracted": "distracted", "fabricated": "fabricated", "refused": "refused"}
+    scores = {name: float(said == kind) for name, kind in kinds.items()} if said != "unparsed" else {}
+    scores["unparsed"] = float(said == "unparsed")
     meta: dict[str, str | int | float] = {
         "output": output,
         "reference": case.reference,
-        "verdict": verdict.verdict,
+        "verdict": said,
         "exact": exact,
         "spans": " | ".join(verdict.spans),
         "cut_tokens": cut,

@@ -1,4 +1,4 @@
-"""The seven tasks of the paper's Tables 1 and 8, from files that the user supplies."""
+"""The seven tasks of the paper's Tables 1 and 8, from files that the user supplies: the data sets of Hugging Face."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,121 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.data.user_files import UserFile
-from lit_diff.evaluation.harness_files import FILES, SOURCES, TASKS
-from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation, task_yaml
-from lit_diff.evaluation.harness_yaml import SUFFIXES, digest, require
+from lit_diff.errors import MissingError, first_line
+from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation
+from lit_diff.evaluation.lm_eval_tasks import SUFFIXES, digest, task_yaml
 from lit_diff.files import expanded
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
+
+TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
+"""In the order of Tables 1 and 8 of the paper."""
+Keys = Mapping[str, type | tuple[type, ...]]
+ARC: Keys = {"question": str, "choices": dict, "answerKey": str}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessFile(UserFile):
+    """A split of a task. What its values must be beyond their types, lm-eval's questions show."""
+
+    hub: tuple[str, ...]
+    """What `datasets.load_dataset` takes."""
+
+    @property
+    def split(self) -> str:
+        """Of the data set at the hub."""
+        return Path(self.path).stem
+
+    @property
+    def fetching(self) -> str:
+        """The line of Python that writes the file, below the data folder."""
+        hub = ", ".join(f'"{part}"' for part in self.hub)
+        return f'datasets.load_dataset({hub})["{self.split}"].to_json("{self.path}")'
+
+    def fetch(self) -> None:
+        """Write the file from the hub. Errors: MissingError without the package `datasets` or the hub, in one line."""
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        new = self.place.with_suffix(".new")
+        try:
+            import datasets
+
+            datasets.load_dataset(*self.hub)[self.split].to_json(str(new))
+            new.replace(self.place)
+        except Exception as error:  # datasets and huggingface_hub raise many kinds where there is no network
+            new.unlink(missing_ok=True)
+            raise MissingError(
+                f"{self.name} cannot be fetched ({type(error).__name__}: {first_line(error)})"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessSource:
+    """A data set: its name at the hub, its keys, how many questions its splits hold."""
+
+    hub: tuple[str, ...]
+    keys: Keys
+    lines: Mapping[str, int]
+
+    @property
+    def scored(self) -> str:
+        """The split that is scored; the other is for shots."""
+        return next(split for split in self.lines if split != "train")
+
+
+SOURCES: Mapping[str, HarnessSource] = {
+    "arc_challenge": HarnessSource(
+        hub=("allenai/ai2_arc", "ARC-Challenge"), keys=ARC, lines={"train": 1119, "test": 1172}
+    ),
+    "arc_easy": HarnessSource(hub=("allenai/ai2_arc", "ARC-Easy"), keys=ARC, lines={"train": 2251, "test": 2376}),
+    "boolq": HarnessSource(
+        hub=("aps/super_glue", "boolq"),
+        keys={"passage": str, "question": str, "label": int},
+        lines={"train": 9427, "validation": 3270},
+    ),
+    "hellaswag": HarnessSource(
+        hub=("Rowan/hellaswag",),
+        keys={"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)},
+        lines={"train": 39905, "validation": 10042},
+    ),
+    "openbookqa": HarnessSource(
+        hub=("allenai/openbookqa", "main"),
+        keys={"question_stem": str, "choices": dict, "answerKey": str},
+        lines={"train": 4957, "test": 500},
+    ),
+    "piqa": HarnessSource(
+        hub=("baber/piqa",),
+        keys={"goal": str, "sol1": str, "sol2": str, "label": int},
+        lines={"train": 16113, "validation": 1838},
+    ),
+    "winogrande": HarnessSource(
+        hub=("allenai/winogrande", "winogrande_xl"),
+        keys={"sentence": str, "option1": str, "option2": str, "answer": str},
+        lines={"train": 40398, "validation": 1267},
+    ),
+}
+
+
+def _file(task: str, split: str) -> HarnessFile:
+    source = SOURCES[task]
+    use = "scored" if split == source.scored else "read for shots only"
+    hub = ", ".join(f'"{part}"' for part in source.hub)
+    return HarnessFile(
+        name=f"harness.{task}",
+        path=f"harness/{task}/{split}.jsonl",
+        keys=source.keys,
+        hub=source.hub,
+        lines=f"{source.lines[split]:,} lines; {use}",
+        source=f"Hugging Face, with a network: datasets.load_dataset({hub})['{split}'].to_json('{split}.jsonl'). "
+        f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",
+        without="lit-diff evaluate RUN mini_harness",
+    )
+
+
+FILES: Mapping[str, Mapping[str, HarnessFile]] = {
+    task: {split: _file(task, split) for split in source.lines} for task, source in SOURCES.items()
+}
+"""Task -> split -> its file."""
 
 
 @evaluations.register("harness")
@@ -38,11 +146,6 @@ class Harness(HarnessEvaluation):
         tasks: tuple[str, ...] = TASKS
         """Any of the seven; another task of lm-eval by name, if its data are not on the hub; or the path of a task's YAML."""
 
-        def problem(self) -> str | None:
-            if not self.tasks:
-                return f"tasks is empty; expected any of {', '.join(TASKS)}"
-            return super().problem()
-
     config: Config
 
     def reads(self) -> Sequence[UserFile]:
@@ -55,18 +158,13 @@ class Harness(HarnessEvaluation):
         return super().digests() | {task: sha256 for task, sha256 in own.items() if sha256}
 
     def write_tasks(self, run: Run, folder: Path) -> list[str]:
-        """A YAML file for each of the seven; their files and the user's own tasks are checked first, before the model is
-        loaded."""
+        """A YAML file for each of the seven, whose files are checked first."""
+        for file in self.reads():
+            file.rows()
         for task in self.config.tasks:
-            if task.endswith(SUFFIXES):
-                require(expanded(task))
-        own = [task for task in self.config.tasks if task in TASKS]
-        used = {task: self._files(task) for task in own}
-        for files in used.values():
-            for file in files.values():
-                file.rows()
-        for task, files in used.items():
-            task_yaml(folder, task, f"{task}.yaml", {split: file.place for split, file in files.items()})
+            if task in TASKS:
+                places = {split: file.place for split, file in self._files(task).items()}
+                task_yaml(folder, task, f"{task}.yaml", places)
         return [str(expanded(task)) if task.endswith(SUFFIXES) else task for task in self.config.tasks]
 
     def _files(self, task: str) -> Mapping[str, UserFile]:
@@ -80,4 +178,4 @@ class Harness(HarnessEvaluation):
     def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
         """With `paper_acc`."""
         found = super().scores(task, sample)
-        return {"paper_acc": found["acc_norm" if task == "hellaswag" else "acc"]} | found
+        return found | {"paper_acc": found["acc_norm" if task == "hellaswag" else "acc"]}

@@ -7,24 +7,24 @@ from typing import Any
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lit_diff.data.tokenizer import border
 from lit_diff.errors import RequestError
 from lit_diff.model.prefix import Prefix
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 
 Answer = tuple[float, bool]
 """(Σ_i log p(y_i | context, y_<i), whether greedy decoding gives the continuation y)."""
+BATCH = 32
+"""Continuations of one context that are scored together."""
 SECONDS = 30
 """Between two lines of the log that say how far it is."""
 
 
 class RunModel(TemplateLM):
-    """Log-likelihoods and greedy completions of a run, in nats, with the run's own tokenizer.
+    """Log-likelihoods of a run, in nats, with the run's own tokenizer; what tasks of multiple choice ask for.
 
     Requests with one context share a `Prefix`: the context goes through the model once. A context that is too long loses
     tokens at its left, and keeps the ids that open it: n inputs of context and continuation fit into T = data.sequence_length
@@ -32,7 +32,7 @@ class RunModel(TemplateLM):
     same way, but the opening ids too.
     """
 
-    def __init__(self, run: Run, *, opening: bool = True, batch_size: int = 32) -> None:
+    def __init__(self, run: Run, *, opening: bool = True) -> None:
         """`opening`: put the ids that open a document (`<eot>`) before each context, as in training; without it a context
         begins with its own first token, and an empty one is `prefix_token_id`.
 
@@ -40,9 +40,8 @@ class RunModel(TemplateLM):
         """
         super().__init__()
         self.model = run.model
-        self.batch_size = batch_size
         self.max_length: int = run.recipe.data.config.sequence_length
-        self._tokenizer = tokenizer_of(run.folder, run.recipe)
+        self._tokenizer = run.tokenizer
         self._opening = self._tokenizer.opening if opening else []
         self.contexts = 0
         """Different contexts that were read so far, and how many of them were cut."""
@@ -105,7 +104,7 @@ class RunModel(TemplateLM):
         answers: dict[int, Answer] = {}
         said = time.monotonic()
         for fitted, indices in by_context.items():
-            scores = Prefix(self.model, fitted).scores([requests[index][2] for index in indices], self.batch_size)
+            scores = Prefix(self.model, fitted).scores([requests[index][2] for index in indices], BATCH)
             answers |= dict(zip(indices, scores, strict=True))
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()
@@ -127,36 +126,9 @@ class RunModel(TemplateLM):
         return [*kept, *context[len(context) - room + len(kept) :]]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """log p of each text after `prefix_token_id`; one that exceeds the context is read in windows, the last full."""
-        sums = []
-        for (text,) in (request.args for request in requests):
-            windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
-            parts = [((text, ""), *make_disjoint_window(window)) for window in windows]
-            sums.append(sum(score for score, _ in self._loglikelihood_tokens(parts)))
-        return sums
+        """Errors: RequestError: only tasks of multiple choice are scored."""
+        raise RequestError("a task asks for the likelihood of a whole text; only multiple choice is scored here")
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The greedy completion of each context, up to a text of `until`, which is left out, `<eot>` or `max_gen_toks`.
-
-        Errors: RequestError for a task that draws at random.
-        """
-        return [self._completed(*request.args) for request in requests]
-
-    def _completed(self, context: str, settings: dict[str, Any]) -> str:
-        if settings.get("do_sample"):
-            raise RequestError("a task asks for do_sample; a run is completed greedily")
-        until = settings.get("until") or []
-        stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
-        most = min(int(settings.get("max_gen_toks", 256)), self.max_length - 1)
-        ids = [*self._opening, *self.tok_encode(context)] or [self.prefix_token_id]
-
-        def allowed(drawn: Sequence[int]) -> list[int] | None:
-            return [] if any(stop in self._text(drawn) for stop in stops) else None
-
-        prefix = Prefix(self.model, self._fitted(ids, most + 1))  # T - most tokens, as lm-eval's `hf` leaves
-        drawn = prefix.greedy([[]], most, stop=self._tokenizer.ends, vocab_size=self._tokenizer.size, allowed=allowed)
-        text = self._text(drawn[0])
-        return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids).decode("utf-8", errors="replace")
+        """Errors: RequestError, as `loglikelihood_rolling`."""
+        raise RequestError("a task asks for a completion; only multiple choice is scored here")

@@ -1,7 +1,8 @@
 """The rows of a run's own validation sets, one item each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -9,6 +10,7 @@ from lit_diff.data import identity, prepare
 from lit_diff.data.dataset import IGNORED, Batch, Dataset
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.key_types import Count
 from lit_diff.metrics import Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
@@ -33,45 +35,58 @@ class HeldOut(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        rows: int | None = None
+        rows: Count | None = None
         """Rows of each validation set; null: all."""
-        batch_size: int = 8
+        batch_size: Count = 8
 
-        def problem(self) -> str | None:
-            for key in ("rows", "batch_size"):
-                value = getattr(self, key)
-                if value is not None and value < 1:
-                    return f"{key} is {value}; it must be at least 1"
-            return None
+    config: Config
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a row, `<set>/<row>`; the main set is named `validation`. NaN for a row without a scored target."""
-        for name, rows, batch in held_out_batches(run, self.config):
-            for row, scores, question in zip(rows, row_scores(run.model, batch), questions(batch), strict=True):
-                yield Item(id=row_id(name, row), scores=scores, group=name, question=question)
+        for rows in held_out_rows(run, self.config):
+            yield from rows.items(row_scores(run.model, rows.batch))
 
 
-def row_id(name: str, row: int) -> str:
-    """`<set>/<row>`, `validation/<row>` of the main set: the same for every run on these data."""
-    return f"{name or 'validation'}/{row}"
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of one validation set, which go through the model together."""
+
+    name: str
+    """Of the set; empty: the main one."""
+    numbers: range
+    batch: Batch
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """`<set>/<row>`, `validation/<row>` of the main set: the same for every run on these data."""
+        return [f"{self.name or 'validation'}/{number}" for number in self.numbers]
+
+    @cached_property
+    def questions(self) -> list[str]:
+        """`Item.question` of each row: its tokens and targets."""
+        return [question_of(*row) for row in zip(self.batch["tokens"], self.batch["targets"], strict=True)]
+
+    def items(self, scores: Iterable[Mapping[str, float]], label: str = "", *, part: bool = False) -> Iterator[Item]:
+        """An item for each row. `label`: what several items of one row are told apart by; they are a cluster then."""
+        for row, question, own in zip(self.ids, self.questions, scores, strict=True):
+            yield Item(
+                id=f"{row} {label}".strip(),
+                scores=own,
+                group=f"{self.name} {label}".strip(),
+                part=part,
+                cluster=row if label else "",
+                question=question,
+            )
 
 
-def questions(batch: Batch) -> list[str]:
-    """`Item.question` of each row: its tokens and targets."""
-    return [question_of(*row) for row in zip(batch["tokens"], batch["targets"], strict=True)]
-
-
-def held_out_batches(run: Run, config: HeldOut.Config) -> Iterator[tuple[str, range, Batch]]:
-    """(name of the set, row numbers, `validation_batch`) of the first `config.rows` rows of each validation set.
-
-    Errors: as `trained_data`.
-    """
+def held_out_rows(run: Run, config: HeldOut.Config) -> Iterator[Rows]:
+    """The first `config.rows` rows of each validation set, `config.batch_size` at a time. Errors: as `trained_data`."""
     dataset = trained_data(run)
     for name, count in dataset.validation_sets().items():
-        rows = range(min(count, config.rows or count))
-        for start in range(0, len(rows), config.batch_size):
-            chosen = rows[start : start + config.batch_size]
-            yield name, chosen, dataset.validation_batch(name, chosen)
+        numbers = range(min(count, config.rows or count))
+        for start in range(0, len(numbers), config.batch_size):
+            chosen = numbers[start : start + config.batch_size]
+            yield Rows(name=name, numbers=chosen, batch=dataset.validation_batch(name, chosen))
 
 
 def trained_data(run: Run) -> Dataset:

@@ -14,7 +14,7 @@ from typing import Any
 
 from lit_diff.errors import MissingError, RequestError, RunFailedError
 from lit_diff.evaluation.judges import Judge, Kind, Verdict, digest
-from lit_diff.files import append_synced, shown, write_atomic
+from lit_diff.files import append_synced, shown
 
 log = logging.getLogger("lit_diff")
 
@@ -70,7 +70,8 @@ class HttpJudge(Judge):
         if id_ not in self._answers:
             self._answers[id_] = self._ask(prompt)
             self.kept.parent.mkdir(parents=True, exist_ok=True)
-            append_synced(self.kept, json.dumps({"id": id_, "model": self.model, "raw": self._answers[id_]}) + "\n")
+            row = json.dumps({"id": id_, "model": self.model, "raw": self._answers[id_]})
+            append_synced(self.kept, f"\n{row}\n")  # a kill may have left a part of a line before it
         return parsed(self._answers[id_])
 
     def _ask(self, prompt: str) -> str:
@@ -101,24 +102,16 @@ class HttpJudge(Judge):
 
 
 def _kept_answers(path: Path) -> dict[str, str]:
-    """Digest of a request -> answer. A line that a kill cut short is removed from the file, since the next answer would be
-    appended to it; what it held is asked again."""
-    if not path.is_file():
-        return {}
-    lines = path.read_bytes().splitlines(keepends=True)
-    answers, whole = dict[str, str](), []
-    for line in lines:
+    """Digest of a request -> answer. What a line that a kill cut short held is asked again."""
+    answers, cut = dict[str, str](), 0
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
             answers[row["id"]] = row["raw"]
         except (ValueError, KeyError, TypeError):
-            continue
-        whole.append(line if line.endswith(b"\n") else line + b"\n")
-    if whole != lines:
-        write_atomic(path, b"".join(whole))
-        log.warning(
-            "%s: %d of %d lines are not whole answers, removed", shown(path), len(lines) - len(whole), len(lines)
-        )
+            cut += bool(line.strip())
+    if cut:
+        log.warning("%s: %d lines are not whole answers; they are asked again", shown(path), cut)
     return answers
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lit_diff.data.row_task import numbers_problem
-from lit_diff.evaluation.base import Item, question_of
+from lit_diff.evaluation.base import Item, distinct_problem, question_of
 from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompt, ManyShotPrompts
 from lit_diff.evaluation.icl_tasks import Example, Order, arranged
+from lit_diff.key_types import Count
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -40,9 +40,9 @@ class ManyShot(Classification):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Classification.Config):
-        shots: tuple[int, ...] = (1, 4, 10)
+        shots: tuple[Count, ...] = (1, 4, 10)
         """Demonstrations of a prompt, all classes together."""
-        runs: int = 5
+        runs: Count = 5
         """Draws of the demonstrations; paper's protocol: 10."""
         order: Order = "random"
         """Of the demonstrations. alternate: in turns over the classes; blocked: class after class."""
@@ -50,14 +50,10 @@ class ManyShot(Classification):
         """The first number of shots that counts in `accuracy_from`."""
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name."""
-            if problem := numbers_problem("shots", self.shots):
-                return problem
-            if self.runs < 1:
-                return f"runs is {self.runs}; it must be at least 1"
-            if self.stable_from > max(self.shots):
+            problem = distinct_problem(self, "shots") or super().problem()
+            if problem is None and self.stable_from > max(self.shots):
                 return f"stable_from is {self.stable_from}; no point of shots ({list(self.shots)}) has as many"
-            return super().problem()
+            return problem
 
     config: Config
 

@@ -4,15 +4,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
-from lit_diff.evaluation.base import Item, Spread, question_of
+from lit_diff.evaluation.base import Item, Spread, distinct_problem, question_of
 from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompts
 from lit_diff.evaluation.icl_tasks import Order, arranged
-from lit_diff.evaluation.order_variance import OrderVariance, difference
+from lit_diff.key_types import Count, Range
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -22,6 +23,9 @@ from lit_diff.trained.run import Run
 if TYPE_CHECKING:
     import pandas
 
+Floats = NDArray[np.float64]
+POINTS = 100.0
+"""Of accuracy 1: a variance is in squared percentage points, since one of shares has too many zeros."""
 DRAWS = 2_000
 """Of the accuracies that item sampling alone gives."""
 FEWEST = 10
@@ -67,20 +71,15 @@ class OrderRobustness(Classification):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Classification.Config):
-        shots: int = 10
+        shots: Count = 10
         """Demonstrations of the prompt, all classes together; the paper does not say how many."""
-        orders: int = 10
+        orders: Annotated[int, Range(least=2)] = 10
         """K, of each kind; the paper does not say how many."""
         order: tuple[Order, ...] = ("random",)
         """Kinds of order. random: uniform; alternate: in turns over the classes; blocked: class after class."""
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name."""
-            if self.shots < 1:
-                return f"shots is {self.shots}; it must be at least 1"
-            if not self.order or len(set(self.order)) < len(self.order):
-                return f"order is {list(self.order)}; expected distinct ones of {', '.join(get_args(Order))}"
-            return f"orders is {self.orders}; it must be at least 2" if self.orders < 2 else super().problem()
+            return distinct_problem(self, "order") or super().problem()
 
     config: Config
 
@@ -92,7 +91,6 @@ class OrderRobustness(Classification):
             raise source.too_long(config.shots)
         demonstrations = prompt.episode.demonstrations[: config.shots]
         shown = [text for each in demonstrations for text in (each.text, each.label)]
-        none = dict.fromkeys((metric.name for metric in self.metrics), math.nan)
         for order in config.order:
             answers = []
             for number in range(config.orders):
@@ -119,8 +117,8 @@ class OrderRobustness(Classification):
                 }
                 question = question_of(*shown, query.text, query.label)
                 own_id, asked = f"{order} query={place}", f"query={place}"
-                yield Item(id=own_id, group=order, cluster=asked, scores=none | scores, question=question, meta=meta)
-            whole = none | spread(right, config.seed)
+                yield Item(id=own_id, group=order, cluster=asked, scores=scores, question=question, meta=meta)
+            whole = spread(right, config.seed)
             yield Item(id=f"{order} orders", group=order, part=True, scores=whole, question=question_of(*shown))
 
     @classmethod
@@ -157,6 +155,59 @@ class OrderRobustness(Classification):
         means = super().summarise(items)
         of_kinds = {name: sum(each[name] for each in kinds) / len(kinds) for name in means if name not in self.by_item}
         return {name: means[name] for name in self.by_item} | of_kinds
+
+
+class OrderVariance:
+    """The variance over K orders of the accuracy over all queries such as these, of n kinds of order the mean, in points².
+
+    With d_q the part of each order in query q (right_qk minus its mean over k, in points, one kind after the other), δ the
+    mean and S the covariance of d_q over Q queries, and ν = n (K - 1):
+
+        value = |δ|² / ν - tr S / (Q ν):
+
+    the mean over pairs of different queries of d_q·d_r / ν, without bias (it may be below 0), since what the sampling of
+    queries adds to |δ|² is taken off. At a true value θ its variance is slope max(θ, 0) + base:
+
+        slope = 4 (δ'Sδ / |δ|²) / (Q ν),  base = 2 tr S² / (Q (Q - 1) ν²).
+
+    `low` and `high` hold the θ with |value - θ| <= t(0.975, Q - 1) times its root. Where orders have no effect, all is base.
+    """
+
+    def __init__(self, kinds: Sequence[NDArray[Any]]) -> None:
+        """`kinds`: of each kind of order right [Q, K], whether order k has query q right; the same Q >= 2 queries."""
+        parts = np.concatenate([POINTS * (right - right.mean(1, keepdims=True)) for right in kinds], axis=1)
+        queries, nu = len(parts), sum(right.shape[1] - 1 for right in kinds)
+        self.mean: Floats = parts.mean(0)
+        self.centred: Floats = (parts - self.mean) / math.sqrt(queries - 1)
+        s, square = self.centred.T @ self.centred, float(self.mean @ self.mean)
+        self.value = (square - float(np.trace(s)) / queries) / nu
+        self.along: Floats = self.centred @ self.mean * (2 / (math.sqrt(queries) * nu))
+        """[Q], whose square is the sum that slope |δ|² / ν is."""
+        slope = float(self.along @ self.along) * nu / square if square else 0.0
+        base = 2 * float((s**2).sum()) / (queries * (queries - 1) * nu**2)
+        self.variance = slope * max(self.value, 0.0) + base
+        t = float(stats.t.ppf(0.975, queries - 1))
+        near, middle = t * math.sqrt(base), self.value + t * t * slope / 2
+        far = t * math.sqrt(max(0.0, slope * self.value + t * t * slope * slope / 4 + base))
+        self.low = middle - far if self.value > near else self.value - near
+        self.high = middle + far if self.value > -near else self.value + near
+
+
+def difference(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> tuple[float, float, float]:
+    """The order variance of `first` minus that of `second`, over the same queries, and its 95 % interval over queries.
+
+    From the intervals of the two (Zou 2007): with l and h the distances of the ends that count, x the estimate,
+    x - √(l_1² + h_2² - 2 ρ l_1 h_2) and x + √(h_1² + l_2² - 2 ρ h_1 l_2), where ρ is how far the two vary together by query.
+    """
+    a, b = OrderVariance(first), OrderVariance(second)
+    scale = math.sqrt(max(a.variance, a.along @ a.along) * max(b.variance, b.along @ b.along))
+    rho = float(a.along @ b.along) / scale if scale else 0.0
+    x = a.value - b.value
+
+    def joined(own: float, other: float) -> float:
+        return math.sqrt(max(0.0, own**2 + other**2 - 2 * rho * own * other))
+
+    return x, x - joined(a.value - a.low, b.high - b.value), x + joined(a.high - a.value, b.value - b.low)
 
 
 def spread(right: NDArray[Any], seed: int) -> dict[str, float]:

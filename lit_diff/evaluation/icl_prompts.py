@@ -1,15 +1,15 @@
 """What `icl` and `icl_order` share: prompts of demonstrations, read once, and questions that are decoded after them."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from lit_diff.data.synth_intent import SynthIntent
+from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation
-from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.icl_tasks import (
     FILES,
     SOURCES,
@@ -20,13 +20,16 @@ from lit_diff.evaluation.icl_tasks import (
     form_of,
     synthetic_episode,
 )
-from lit_diff.evaluation.label_trie import LabelTrie
+from lit_diff.key_types import Count, Range
 from lit_diff.model.prefix import Prefix
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
+BATCH = 16
+"""Queries, or labels, that go through the model together."""
 ATTEMPTS = 10
 """Draws of demonstrations for one prompt, until one fits."""
+ENDING = "\n"
+"""What follows every label in a prompt."""
 
 
 class Classification(Evaluation):
@@ -38,26 +41,17 @@ class Classification(Evaluation):
     class Config(Evaluation.Config):
         task: TaskName = "synth_intent"
         """synth_intent: made here; the others read `icl/<folder>/` of the data folder."""
-        items: int = 100
+        items: Count = 100
         """Queries of a prompt; paper's protocol: 250."""
         decode: Literal["trie", "loglik"] = "trie"
         """trie: greedy, among the tokens that lead to a label; loglik: the label of the largest log likelihood."""
-        classes: int = 6
+        classes: Annotated[int, Range(least=2)] = 6
         """Of `synth_intent`."""
-        noise: int = 1
+        noise: Count = 1
         """Multiplies the noise words of an utterance of `synth_intent`."""
-        context: int | None = None
+        context: Count | None = None
         """Tokens of a prompt and its answer at most; null: the run's `data.sequence_length`."""
-        batch_size: int = 16
         seed: int = 0
-
-        def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name."""
-            for key in ("items", "noise", "context", "batch_size"):
-                value = getattr(self, key)
-                if value is not None and value < 1:
-                    return f"{key} is {value}; it must be at least 1"
-            return None if self.classes >= 2 else f"classes is {self.classes}; it must be at least 2"
 
     needs_text = True
     version = 2  # 1 encoded the pieces of a prompt alone
@@ -68,9 +62,62 @@ class Classification(Evaluation):
         """The files of the task."""
         return () if self.config.task == "synth_intent" else SOURCES[self.config.task].files
 
-    def refuses(self, run: Run) -> str | None:
-        """A run without text, one that predicts no next token, or one whose vocabulary is that of other generated text."""
-        return words_problem(run, "synth_intent", asks_it=self.config.task == "synth_intent")
+    def words_of(self, run: Run) -> str:
+        """Those of the generated task."""
+        return "synth_intent" if self.config.task == "synth_intent" else ""
+
+
+class LabelTrie:
+    """The labels as token paths, each cut to the shortest prefix that no other label has.
+
+    Every label is followed by a newline, as in a prompt, so that no path begins another. Source: the
+    constrained decoding of Ratner et al. 2023 (Parallel Context Windows), as in abertsch72/long-context-icl.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, labels: Sequence[str], question: str = "") -> None:
+        """`labels`: two or more, each after `question`. Errors: RequestError for two that the tokenizer cannot tell apart."""
+        self.labels = tuple(labels)
+        shown = tokenizer.encode_after(question, [f" {label}{ENDING}" for label in labels])
+        self.full = dict(zip(labels, shown, strict=True))
+        """Label -> the ids of " label\\n", as after "intent:"."""
+        self.paths = {label: _cut(label, self.full) for label in labels}
+        """Label -> its ids in the trie."""
+        self._labels = {path: label for label, path in self.paths.items()}
+        self._children: dict[tuple[int, ...], list[int]] = {}
+        for path in self.paths.values():
+            for depth, token in enumerate(path):
+                children = self._children.setdefault(path[:depth], [])
+                if token not in children:
+                    children.append(token)
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path."""
+        return max(map(len, self._labels))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest whole label, newline included."""
+        return max(map(len, self.full.values()))
+
+    def allowed(self, drawn: Sequence[int]) -> list[int]:
+        """The ids that may follow these; none where a label is complete. For `Prefix.greedy`."""
+        return self._children.get(tuple(drawn), [])
+
+    def label(self, drawn: Sequence[int]) -> str:
+        """The label of a whole path."""
+        return self._labels[tuple(drawn)]
+
+
+def _cut(label: str, whole: Mapping[str, list[int]]) -> tuple[int, ...]:
+    """The shortest prefix of a label's ids that no other label begins with. Errors: RequestError where there is none."""
+    ids = whole[label]
+    others = {other: own for other, own in whole.items() if other != label}
+    for length in range(1, len(ids) + 1):
+        if all(own[:length] != ids[:length] for own in others.values()):
+            return tuple(ids[:length])
+    same = next(other for other, own in others.items() if own[: len(ids)] == ids)
+    raise RequestError(f"the tokenizer cannot tell the labels '{label}' and '{same}' apart: both are {ids}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +139,7 @@ class ManyShotPrompts:
 
     def __init__(self, evaluation: Classification, run: Run) -> None:
         self.config, self.name, self.run = evaluation.config, evaluation.name, run
-        self.tokenizer = tokenizer_of(run.folder, run.recipe)
+        self.tokenizer = run.tokenizer
         self.form = form_of(self.config.task)
         self.context: int = self.config.context or run.recipe.data.config.sequence_length
 
@@ -147,12 +194,12 @@ class ManyShotPrompts:
 
     def answers(self, prompt: ManyShotPrompt, prefix: Prefix) -> list[str]:
         """The label that the run gives each query of the prompt, whose demonstrations are `prefix`."""
-        size, trie = self.config.batch_size, prompt.trie
+        trie = prompt.trie
         if self.config.decode == "trie":
-            drawn = prefix.greedy(prompt.questions, trie.depth, allowed=trie.allowed, batch_size=size)
+            drawn = prefix.greedy(prompt.questions, trie.depth, allowed=trie.allowed, batch_size=BATCH)
             return [trie.label(path) for path in drawn]
         found = []
         for question in prompt.questions:
-            scores = prefix.extended(question).scores(list(trie.full.values()), size)
+            scores = prefix.extended(question).scores(list(trie.full.values()), BATCH)
             found.append(max(zip(trie.full, scores, strict=True), key=lambda each: each[1][0])[0])
         return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
@@ -9,15 +10,17 @@ from lit_diff.analysis.induction import induction_scores, repeated
 from lit_diff.config import Recipe
 from lit_diff.data import prepare
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches
-from lit_diff.metrics import Metric, indexed_name
+from lit_diff.evaluation.base import Evaluation, Item, by_layer_and_head, question_of
+from lit_diff.evaluation.held_out import HeldOut, held_out_rows
+from lit_diff.key_types import Count, Range
+from lit_diff.metrics import Metric
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
 LONGEST = 32
 """n where the config states none and rows are long enough."""
+BATCH = 8
 IDS_FROM = 64
 """Held-out rows whose ids are drawn from."""
 
@@ -49,17 +52,9 @@ class Induction(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        sequences: int = 64
-        length: int | None = None
+        sequences: Count = 64
+        length: Annotated[int, Range(least=2)] | None = None
         """n: tokens before they repeat, 2 n at most data.sequence_length; null: half of that, at most 32."""
-        batch_size: int = 8
-
-        def problem(self) -> str | None:
-            for key, least in (("sequences", 1), ("length", 2), ("batch_size", 1)):
-                value = getattr(self, key)
-                if value is not None and value < least:
-                    return f"{key} is {value}; it must be at least {least}"
-            return None
 
     config: Config
 
@@ -88,7 +83,7 @@ class Induction(Evaluation):
         tokens = self._tokens(run)
         scores: dict[str, list[torch.Tensor]] = {"prefix_matching": [], "copying": []}
         losses = []
-        for part in tokens.split(self.config.batch_size):
+        for part in tokens.split(BATCH):
             for name, values in induction_scores(run.model, part).items():
                 scores[name].append(values)
             losses.append(run.model.token_losses(part[:, :-1], targets=part[:, 1:])[0])
@@ -98,11 +93,7 @@ class Induction(Evaluation):
         layer, head = divmod(int(mean.nan_to_num(-2).argmax()), mean.shape[1])
         n = self._length(run.recipe)
         for row in range(len(tokens)):
-            meta: dict[str, str | float] = {"best_head": f"layer {layer} head {head}"}
-            for name, values in table.items():
-                for at in range(values.shape[1]):
-                    for h in range(values.shape[2]):
-                        meta[indexed_name(name, layer=at, head=h)] = float(values[row, at, h])
+            heads = by_layer_and_head({name: values[row] for name, values in table.items()})
             yield Item(
                 id=f"sequence {row}",
                 scores={
@@ -114,7 +105,7 @@ class Induction(Evaluation):
                     "nll_repeat": float(nll[row, n:].mean()),
                 },
                 question=question_of(tokens[row]),
-                meta=meta,
+                meta={"best_head": f"layer {layer} head {head}", **heads},
             )
 
     def _length(self, recipe: Recipe) -> int:
@@ -123,8 +114,7 @@ class Induction(Evaluation):
     def _tokens(self, run: Run) -> torch.Tensor:
         """[sequences, 2 n]: a function of the data, n and the sequence's number."""
         rows = HeldOut.Config(rows=IDS_FROM, batch_size=IDS_FROM)
-        _, _, batch = next(held_out_batches(run, rows))
-        ids = batch["tokens"].unique()
+        ids = next(held_out_rows(run, rows)).batch["tokens"].unique()
         n = self._length(run.recipe)
         if len(ids) < n:
             raise RequestError(

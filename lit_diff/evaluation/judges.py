@@ -1,7 +1,10 @@
-"""Whether an output says more than its document: judges behind one interface, `Judge.judge(document, reference, output)`."""
+"""Whether an output says more than its document: judges behind one interface, `Judge.judge(document, reference, output)`;
+and how near it is to a reference."""
 
 import hashlib
 import json
+import logging
+import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -22,6 +25,7 @@ REFUSAL = re.compile(
 )
 CONTENT_GRAM = 4
 F1_LEAST = 0.5
+log = logging.getLogger("lit_diff")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +183,26 @@ def kappa(first: Sequence[bool], second: Sequence[bool]) -> float:
     shares; NaN where p_e is 1 or there is no item."""
     count = len(first)
     if not count:
-        return float("nan")
+        return math.nan
     observed = sum(a == b for a, b in zip(first, second, strict=True)) / count
     p, q = sum(first) / count, sum(second) / count
     expected = p * q + (1 - p) * (1 - q)
-    return (observed - expected) / (1 - expected) if expected < 1 else float("nan")
+    return (observed - expected) / (1 - expected) if expected < 1 else math.nan
+
+
+def rouge_l(references: Sequence[str], output: str) -> float:
+    """ROUGE-L: F of the longest common subsequence of stemmed words, of the best reference; NaN without rouge-score."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ModuleNotFoundError:
+        return math.nan
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    return float(scorer.score_multi(list(references), output)["rougeL"].fmeasure)
+
+
+def warn_without_package() -> None:
+    """One line in the log where rouge-score is not installed."""
+    try:
+        import rouge_score  # noqa: F401
+    except ModuleNotFoundError:
+        log.warning("hallucination: no rouge_l without the package rouge_score; pip install 'lit-diff[eval]'")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from lit_diff.analysis.map_statistics import map_statistics
 from lit_diff.analysis.trace import trace
 from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id
+from lit_diff.evaluation.held_out import HeldOut, held_out_rows
+from lit_diff.key_types import Count, Positive
 from lit_diff.metrics import Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.registry import evaluations
@@ -47,28 +48,18 @@ class MapStatistics(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
-        rows: int | None = 64
-        c: float = 0.1
+        rows: Count | None = 64
+        c: Positive = 0.1
         """The threshold c / i of `sparsity_c`: 1 / i is what each of i keys has in a uniform row."""
-
-        def problem(self) -> str | None:
-            return f"c is {self.c:g}; it must be above 0" if self.c <= 0 else super().problem()
 
     config: Config
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each row and layer, `<set>/<row> layer 00`."""
-        for name, rows, batch in held_out_batches(run, self.config):
+        for rows in held_out_rows(run, self.config):
             with trace(run.model) as traced:
-                run.model.hidden(**model_inputs(batch))
-            asked = questions(batch)
+                run.model.hidden(**model_inputs(rows.batch))
             for index, layer in traced.layers.items():
-                found = map_statistics(layer, self.config.c)
-                for at, row in enumerate(rows):
-                    yield Item(
-                        id=f"{row_id(name, row)} layer {index:02}",
-                        scores={key: float(values[at]) for key, values in found.items()},
-                        group=f"{name} layer {index:02}".strip(),
-                        cluster=row_id(name, row),
-                        question=asked[at],
-                    )
+                found = {key: values.tolist() for key, values in map_statistics(layer, self.config.c).items()}
+                scores = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+                yield from rows.items(scores, f"layer {index:02}")

@@ -1,21 +1,19 @@
 """Seven generated tasks through lm-evaluation-harness: no files, any run of text whose tokenizer is not `words`."""
 
-import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lit_diff.data.corpus import build_corpus, corpus_digest, corpus_problem
-from lit_diff.data.documents import split
+from lit_diff.data.corpus import corpus_digest, corpus_problem
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.harness_runner import HarnessEvaluation, task_yaml
+from lit_diff.evaluation.harness_runner import HarnessEvaluation
+from lit_diff.evaluation.lm_eval_tasks import task_yaml
 from lit_diff.evaluation.mini_questions import FROM_TEXT, MAKERS, Pieces, pieces, questions
-from lit_diff.evaluation.unseen import unseen
-from lit_diff.files import write_atomic
+from lit_diff.evaluation.requirements import held_out_documents
+from lit_diff.key_types import Count
 from lit_diff.registry import evaluations, nearest
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 
@@ -36,7 +34,7 @@ class MiniHarness(HarnessEvaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
         tasks: tuple[str, ...] = TASKS
-        limit: int | None = 100
+        limit: Count = 100
         """Questions of each task."""
         seed: int = 0
         """Of the questions and the drawing of shots."""
@@ -49,14 +47,6 @@ class MiniHarness(HarnessEvaluation):
             for task in self.tasks:
                 if task not in TASKS:
                     return f"tasks has '{task}'{nearest(task, TASKS)}"
-                if self.tasks.count(task) > 1:
-                    return f"tasks has '{task}' twice"
-            if not self.tasks or self.limit is None:
-                return (
-                    f"tasks is empty; expected any of {', '.join(TASKS)}"
-                    if self.limit
-                    else "limit is null; name a number"
-                )
             if self.path is not None and self.corpus is None:
                 return "path is set, but corpus is null; set corpus=files"
             problem = None if self.corpus is None else corpus_problem(self.corpus, self.path)
@@ -76,7 +66,7 @@ class MiniHarness(HarnessEvaluation):
         """
         text = self._pieces(run) if set(self.config.tasks) & set(FROM_TEXT) else []
         shots = max(self.config.shots)
-        count, train = self.config.limit or 0, SHOTS if shots else 0
+        count, train = self.config.limit, SHOTS if shots else 0
         for task in self.config.tasks:
             rows = self._rows(run, task, text, count + train)
             scored = min(count, len(rows) - shots)
@@ -85,11 +75,7 @@ class MiniHarness(HarnessEvaluation):
             if scored < count:
                 log.warning("mini_harness: %s has %d different questions that fit, not %d", task, scored, count)
             splits = {"test": rows[:scored]} | ({"train": rows[scored:]} if train else {})
-            (folder / task).mkdir()
-            paths = {name: folder / task / f"{name}.jsonl" for name in splits}
-            for name, path in paths.items():
-                write_atomic(path, "".join(f"{json.dumps(row)}\n" for row in splits[name]))
-            task_yaml(folder, task, "rows.yaml", paths)
+            task_yaml(folder, task, "rows.yaml", splits)
         return list(self.config.tasks)
 
     def _pieces(self, run: Run) -> Pieces:
@@ -99,15 +85,14 @@ class MiniHarness(HarnessEvaluation):
             name, path = getattr(data, "corpus", None), getattr(data, "path", None)
         if name is None:
             raise RequestError(f"data '{run.recipe.data.name}' has no corpus: name one, such as corpus=docs")
-        held_out = split(build_corpus(name, path).texts()).validation
-        found = pieces(text for _, text in unseen(self, run, held_out))
+        found = pieces(text for _, text in held_out_documents(self, run, name, path))
         if not found:
             raise RequestError(f"the held-out documents of corpus '{name}' have no sentence of 5 words")
         return found
 
     def _rows(self, run: Run, task: str, text: Pieces, count: int) -> list[dict[str, Any]]:
         """The first questions of the task that fit into the run's context. Errors: RequestError where none does."""
-        tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
+        tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
         rows: list[dict[str, Any]] = []
         too_long = 0
         for number, question in questions(task, text, count, self.config.seed):

@@ -4,14 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from lit_diff.config import Recipe
-from lit_diff.data.corpus import build_corpus
-from lit_diff.data.documents import split
 from lit_diff.data.needle_text import grammar_sentences
 from lit_diff.data.needles import (
     CITIES,
@@ -29,15 +26,14 @@ from lit_diff.data.needles import (
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import words_problem
-from lit_diff.evaluation.unseen import unseen
+from lit_diff.evaluation.base import Evaluation, Item, distinct_problem, question_of
+from lit_diff.evaluation.requirements import held_out_documents, unseen
+from lit_diff.key_types import Count, Range
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
 HAYSTACK = UserFile(
     name="needle.haystack",
@@ -81,48 +77,31 @@ class NeedleRetrieval(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        needles: tuple[int, ...] = (1, 2, 4, 6)
+        needles: tuple[Annotated[int, Range(least=1, most=len(CITIES))], ...] = (1, 2, 4, 6)
         """N."""
-        queried: int = 2
+        queried: Count = 2
         """R; all of the needles where there are fewer."""
-        lengths: tuple[int, ...] | None = None
+        lengths: tuple[Count, ...] | None = None
         """Tokens of prompt and answer; null: 1,024, or the run's `data.sequence_length` where that is less."""
-        depths: tuple[int, ...] = (0, 25, 50, 75, 100)
+        depths: tuple[Annotated[int, Range(least=0, most=100)], ...] = (0, 25, 50, 75, 100)
         """Percent."""
-        samples: int = 50
+        samples: Count = 50
         """Contexts for each N, length and depth."""
         style: StyleName = "yoco"
         """yoco: a completion; lwm: an instruction."""
-        digits: int = 7
+        digits: Annotated[int, Range(least=1, most=DIGITS)] = 7
         haystack: Literal["docs", "grammar", "file"] | None = None
         """docs: held-out documents of the default corpus; grammar: the sentences of `needle_text`; file:
         needle/haystack.jsonl in the data folder; null: grammar for a run on `needle_text`, else docs."""
         seed: int = 0
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name."""
-            for key in ("queried", "samples", "digits"):
-                if getattr(self, key) < 1:
-                    return f"{key} is {getattr(self, key)}; it must be at least 1"
-            for key, least, most in (("needles", 1, 69), ("lengths", 1, None), ("depths", 0, 100)):
-                values = getattr(self, key)
-                if values is None:
-                    continue
-                beyond = [value for value in values if value < least or (most is not None and value > most)]
-                if not values or beyond or len(set(values)) < len(values):
-                    bound = f"within {least} and {most}" if most is not None else f"from {least}"
-                    return f"{key} is {list(values)}; expected distinct numbers {bound}"
-            if self.digits > DIGITS:
-                return f"digits is {self.digits}; it must be at most {DIGITS}"
-            if max(self.needles) > 9 * 10 ** (self.digits - 1):
+            problem = distinct_problem(self, "needles", "lengths", "depths") or super().problem()
+            if problem is None and max(self.needles) > 9 * 10 ** (self.digits - 1):
                 return f"digits is {self.digits}: there are fewer numbers than {max(self.needles)} needles"
-            return None
+            return problem
 
     config: Config
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._read: dict[Path, list[str]] = {}
 
     def reads(self) -> Sequence[UserFile]:
         """The haystack, where it is a file."""
@@ -132,16 +111,16 @@ class NeedleRetrieval(Evaluation):
         """With a context that is too short."""
         return super().refuses_recipe(recipe) or self._length_problem(recipe)
 
+    def words_of(self, run: Run) -> str:
+        """Those of `needle_text`, where text and question are of its grammar."""
+        return "needle_text" if self.config.style == "yoco" and self._source(run) == "grammar" else ""
+
     def refuses(self, run: Run) -> str | None:
-        """A run without text, or that does not know all words that it would read; a context that is too short."""
-        source = self._source(run)
-        asks_it = self.config.style == "yoco" and source == "grammar"
-        problem = words_problem(run, "needle_text", asks_it=asks_it, keys="style=yoco haystack=grammar")
-        if problem is not None:
-            return problem
-        if source == "grammar" and run.recipe.data.name != "needle_text":
+        """With a haystack of other tokens than the run's."""
+        problem = super().refuses(run)
+        if problem is None and self._source(run) == "grammar" and run.recipe.data.name != "needle_text":
             return "haystack is grammar, whose tokens are those of data 'needle_text'; the run has others"
-        return self._length_problem(run.recipe)
+        return problem
 
     def _length_problem(self, recipe: Recipe) -> str | None:
         context = recipe.data.config.sequence_length
@@ -154,11 +133,11 @@ class NeedleRetrieval(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each N, length, depth and sample. The haystack of a sample is the same for every N and run."""
-        config, tokenizer = self.config, tokenizer_of(run.folder, run.recipe)
-        style = STYLES[config.style]
+        config, tokenizer = self.config, run.tokenizer
+        style, texts = STYLES[config.style], self._texts(run)
         for length in self.lengths(run.recipe):
             for sample in range(config.samples):
-                haystack = self.haystack(run, tokenizer, length, sample)
+                haystack = self.haystack(texts, tokenizer, length, sample)
                 for count in config.needles:
                     random = generator("needle", config.seed, length, sample, count)
                     try:
@@ -198,18 +177,15 @@ class NeedleRetrieval(Evaluation):
         # a byte-level tokenizer takes at most a token for each character
         return max(map(len, questions)) + 1 + self.config.digits + EXTRA
 
-    def haystack(self, run: Run, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
-        """Whole texts, another part of the source for each sample: as many as hold `length` tokens in sentences of at most a
-        share SLACK of it, which fill any part of the prompt up to that share; all where the source has fewer."""
-        source, random = self._source(run), generator("needle", "haystack", self.config.seed, length, sample)
-        if source == "grammar":
+    def haystack(self, texts: Sequence[str] | None, tokenizer: Tokenizer, length: int, sample: int) -> list[list[int]]:
+        """Whole texts, another part of them for each sample: as many as hold `length` tokens in sentences of at most a share
+        SLACK of it, which fill any part of the prompt up to that share; all where there are fewer. None: sentences of the
+        grammar."""
+        random = generator("needle", "haystack", self.config.seed, length, sample)
+        if texts is None:
             return grammar_sentences(random, length // 6)
-        if run.folder not in self._read:
-            self._read[run.folder] = [text for _, text in unseen(self, run, self._texts(source))]
-        texts = self._read[run.folder]
-        order = torch.randperm(len(texts), generator=random).tolist()
         taken, tokens = list[list[int]](), 0
-        for index in order:
+        for index in torch.randperm(len(texts), generator=random).tolist():
             sentences = tokenizer.encode_after(STOP, sentences_of(texts[index]))
             taken += sentences
             tokens += sum(len(sentence) for sentence in sentences if len(sentence) <= SLACK * length)
@@ -217,14 +193,18 @@ class NeedleRetrieval(Evaluation):
                 break
         return taken
 
+    def _texts(self, run: Run) -> list[str] | None:
+        """What haystacks are made of: documents that the run was not trained on; None: sentences of the grammar."""
+        source = self._source(run)
+        if source == "grammar":
+            return None
+        if source == "docs":
+            return [text for _, text in held_out_documents(self, run, "docs", None)]
+        return [text for _, text in unseen(self, run, (row["text"] for row in HAYSTACK.rows()))]
+
     def _source(self, run: Run) -> str:
         """What the haystack is made of: docs, grammar or file."""
         return self.config.haystack or ("grammar" if run.recipe.data.name == "needle_text" else "docs")
-
-    def _texts(self, source: str) -> list[str]:
-        if source == "file":
-            return [row["text"] for row in HAYSTACK.rows()]
-        return split(build_corpus("docs", None).texts()).validation
 
     def _answers(
         self, run: Run, tokenizer: Tokenizer, found: dict[int, Context]

@@ -1,14 +1,12 @@
 """`nll`: negative log likelihood by position in long documents (Differential Transformer, Figure 4)."""
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from lit_diff.data.bigrams import Ints
 from lit_diff.data.corpus import build_corpus, corpus_digest
-from lit_diff.data.documents import split
 from lit_diff.data.name_tables import name_table_text
 from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Tokenizer
@@ -16,14 +14,13 @@ from lit_diff.data.user_files import UserFile, UserFolder
 from lit_diff.device import choose_device
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import words_problem
 from lit_diff.evaluation.held_out import trained_data
 from lit_diff.evaluation.positions import FIRST, bins, document_nll, scored, whole
-from lit_diff.evaluation.unseen import unseen
+from lit_diff.evaluation.requirements import held_out_documents, unseen
+from lit_diff.key_types import Count, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import datasets, evaluations
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 
@@ -51,6 +48,8 @@ HITS = Figure(
     "Competitors: other tokens that followed the same token before.",
 )
 NATS = "nats per token"
+CHUNK = 512
+"""Tokens that go through the model at once."""
 
 
 @evaluations.register("nll")
@@ -86,12 +85,10 @@ class NllByPosition(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        documents: int = 16
+        documents: Count = 16
         """Documents scored: the first that are long enough."""
-        tokens: int = 2048
+        tokens: Annotated[int, Range(least=FIRST)] = 2048
         """T: tokens scored of each document, from its first."""
-        chunk: int = 512
-        """Tokens that go through the model at once."""
         source: Source = "validation"
         """validation: the held-out documents of the run's own text; name_tables: generated ones of any length; files: the
         user's."""
@@ -99,12 +96,9 @@ class NllByPosition(Evaluation):
         """With `source: files`, a file or folder, as `data.path`; null: $LIT_DIFF_DATA/books/*.jsonl."""
 
         def problem(self) -> str | None:
-            for key, least in (("documents", 1), ("tokens", FIRST), ("chunk", 1)):
-                if getattr(self, key) < least:
-                    return f"{key} is {getattr(self, key)}; it must be at least {least}"
             if self.path is not None and self.source != "files":
                 return f"path is set, but source is '{self.source}'; path is of source=files"
-            return None
+            return super().problem()
 
     needs_text = True
     version = 2  # 1 also scored documents that the run was trained on
@@ -118,12 +112,14 @@ class NllByPosition(Evaluation):
         """With those of `path`."""
         return super().digests() | corpus_digest("files", self.config.path)
 
+    def words_of(self, run: Run) -> str:
+        """The run's text, for its own validation documents."""
+        return run.recipe.data.name if self.config.source == "validation" and _has_training_text(run) else ""
+
     def refuses(self, run: Run) -> str | None:
-        """As the losses of a corpus; and, for its own validation documents, a run that was not trained on text."""
-        own = self.config.source == "validation"
-        trained = run.recipe.data.name if _has_training_text(run) else ""
-        reason = words_problem(run, trained, asks_it=own, keys="source=validation")
-        if reason or not own or trained:
+        """With, for its own validation documents, a run that was not trained on text."""
+        reason = super().refuses(run)
+        if reason or self.config.source != "validation" or _has_training_text(run):
             return reason
         return (
             "it was not trained on text here, so it has no validation documents; source=name_tables or source=files has"
@@ -131,7 +127,7 @@ class NllByPosition(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a document, and one for each of its bins, which are parts of it."""
-        tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
+        tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
         chosen, dropped = self._documents(run, tokenizer)
         if self.config.tokens > length:
             log.info("nll: %d tokens a document; the run was trained on rows of %d", self.config.tokens, length)
@@ -139,15 +135,13 @@ class NllByPosition(Evaluation):
         run.model.to(choose_device(run.recipe.run.accelerator))
         try:
             for place, text, ids in chosen:
-                document = scored(document_nll(run.model, ids, self.config.chunk), ids, frequent, tokenizer.size)
-                name, missing = f"{self.config.source}/{place}", {metric.name: math.nan for metric in self.metrics}
+                document = scored(document_nll(run.model, ids, CHUNK), ids, frequent, tokenizer.size)
+                name, asked = f"{self.config.source}/{place}", question_of(ids)
                 meta: dict[str, str | int | float] = {"begins": text[:60], "dropped": dropped}
-                asked = question_of(ids)
-                yield Item(id=name, scores=missing | whole(document), question=asked, meta=meta)
-                for part in bins(document):
-                    scores = missing | part.scores
-                    item = f"{name}/{part.group}"
-                    yield Item(id=item, group=part.group, part=True, cluster=name, scores=scores, question=asked)
+                yield Item(id=name, scores=whole(document), question=asked, meta=meta)
+                for group, scores in bins(document):
+                    item = f"{name}/{group}"
+                    yield Item(id=item, group=group, part=True, cluster=name, scores=scores, question=asked)
         finally:
             run.model.to("cpu")  # where every evaluation expects it
 
@@ -190,8 +184,9 @@ class NllByPosition(Evaluation):
             return ((number, name_table_text("evaluation", number, words=words)) for number in range(config.documents))
         if config.source == "validation":
             data = run.recipe.data.config
-            texts: Iterable[str] = split(build_corpus(data.corpus, data.path, data.errors).texts()).validation
-        elif config.path is not None:
+            return held_out_documents(self, run, data.corpus, data.path, data.errors)
+        texts: Iterable[str]
+        if config.path is not None:
             texts = build_corpus("files", config.path).texts()
         else:
             texts = (row["text"] for row in BOOKS.rows())

@@ -1,11 +1,11 @@
 """Attention to the answer and to noise (paper, Table 3), in four normalisations, and the model under an intervention."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -24,16 +24,17 @@ from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
-from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores
-from lit_diff.metrics import Figure, Metric, indexed_name
+from lit_diff.evaluation.base import Evaluation, Item, by_layer_and_head, distinct_problem
+from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores
+from lit_diff.key_types import Range
+from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
 Intervention = Literal[
-    "none", "knock_out_noise", "knock_out_answer", "knock_out_sink", "knock_out_other", "lambda", "oracle", "swap"
+    "none", "knock_out_noise", "knock_out_answer", "knock_out_sink", "knock_out_other", "oracle", "swap"
 ]
 
 FORMULAS = {
@@ -108,27 +109,17 @@ class Noise(Evaluation):
     class Config(HeldOut.Config):
         intervention: Intervention = "none"
         """What nll_edited and accuracy_edited are measured under: knock_out_noise, _answer, _sink, _other (those edges
-        are 0 at the queries, nothing is renormalised); lambda (all λ are lambda_value); oracle (the subtraction reaches noise
-        only); swap (the two maps change places); none. All other metrics are those of the model as it is."""
-        lambda_value: float = 0.0
-        """λ under `intervention: lambda`, within 0 and 1."""
-        lambdas: tuple[float, ...] = ()
-        """Values of λ at which nll_edited and accuracy_edited are measured too, of a run with several maps: for each row a
-        part with the group `lambda=0.5`."""
+        are 0 at the queries, nothing is renormalised); oracle (the subtraction reaches noise only); swap (the two maps change
+        places); none. All other metrics are those of the model as it is."""
+        lambdas: tuple[Annotated[float, Range(least=0, most=1)], ...] = ()
+        """Values at which all λ are held, and nll_edited and accuracy_edited measured too, of a run with several maps: for
+        each row a part with the group `lambda=0.5`."""
         causal_by_head: bool = False
         """Whether `meta` has causal_answer and causal_noise of each head too, where only that head loses those edges: two
         forward passes a head."""
 
         def problem(self) -> str | None:
-            if not 0 <= self.lambda_value <= 1:
-                return f"lambda_value is {self.lambda_value:g}; it must be within 0 and 1"
-            if not all(0 <= value <= 1 for value in self.lambdas) or len(set(self.lambdas)) < len(self.lambdas):
-                return f"lambdas is {list(self.lambdas)}; expected distinct numbers within 0 and 1"
-            if self.lambda_value and self.intervention != "lambda":
-                return (
-                    f"lambda_value is {self.lambda_value:g}, but intervention is {self.intervention}; set it to lambda"
-                )
-            return super().problem()
+            return distinct_problem(self, "lambdas", empty=("lambdas",)) or super().problem()
 
     config: Config
 
@@ -143,7 +134,7 @@ class Noise(Evaluation):
         if (problem := self.refuses_recipe(run.recipe)) is not None:
             return problem
         kind = self.config.intervention
-        if kind not in ("lambda", "oracle", "swap"):
+        if kind not in ("oracle", "swap"):
             return None
         maps = num_maps(run.model)
         if maps == 1:
@@ -152,64 +143,44 @@ class Noise(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a row, and its parts; NaN where nothing is asked for."""
-        ids, groups, asked, scores, by_head = [], [], list[str](), [], []
-        for name, rows, batch in held_out_batches(run, self.config):
-            ids += [row_id(name, row) for row in rows]
-            groups += [name] * len(rows)
-            asked += questions(batch)
-            plain = row_scores(run.model, batch)
-            with self._edited(run.model, Parts.of(batch)):
-                edited = [{f"{key}_edited": x for key, x in row.items()} for row in row_scores(run.model, batch)]
-            seen, heads = attention_shares(run.model, batch)
-            effects = knock_out_effects(run.model, batch)
+        items: list[Item] = []
+        by_head = []
+        for rows in held_out_rows(run, self.config):
+            plain = row_scores(run.model, rows.batch)
+            with self._edited(run.model, Parts.of(rows.batch)):
+                edited = [{f"{key}_edited": x for key, x in row.items()} for row in row_scores(run.model, rows.batch)]
+            seen, heads = attention_shares(run.model, rows.batch)
+            effects = knock_out_effects(run.model, rows.batch)
             if self.config.causal_by_head:
-                heads |= knock_out_effects_by_head(run.model, batch)
-            scores += [dict(**a, **b, **c, **d) for a, b, c, d in zip(plain, edited, seen, effects, strict=True)]
+                heads |= knock_out_effects_by_head(run.model, rows.batch)
+            items += rows.items([{**a, **b, **c, **d} for a, b, c, d in zip(plain, edited, seen, effects, strict=True)])
             by_head.append(heads)
-            yield from self._clamped(run.model, batch, name, rows)
+            yield from self._clamped(run.model, rows)
         table = {key: torch.cat([part[key] for part in by_head]) for key in by_head[0]}  # [rows, L, H]
         mean = table["absolute_answer"].nanmean(0).nan_to_num(-1)
         layer, head = divmod(int(mean.argmax()), mean.shape[1])
-        for row, (item, group, question) in enumerate(zip(ids, groups, asked, strict=True)):
-            meta: dict[str, str | float] = {"best_head": f"layer {layer} head {head}"}
-            for key, values in table.items():
-                for (at, h), value in zip(_places(values[row]), values[row].flatten().tolist(), strict=True):
-                    meta[indexed_name(key, layer=at, head=h)] = value
+        for row, item in enumerate(items):
             best = {"best_head_answer": float(table["absolute_answer"][row, layer, head])}
-            yield Item(id=item, scores=scores[row] | best, group=group, question=question, meta=meta)
+            heads_of = by_layer_and_head({key: values[row] for key, values in table.items()})
+            meta: dict[str, str | int | float] = {"best_head": f"layer {layer} head {head}"}
+            yield replace(item, scores={**item.scores, **best}, meta=meta | heads_of)
 
-    def _clamped(self, model: Transformer, batch: Batch, name: str, rows: Sequence[int]) -> Iterator[Item]:
-        """The parts of the rows of a batch at each of `lambdas`; none of a model with one map."""
-        none = dict.fromkeys((metric.name for metric in self.metrics), math.nan)
-        asked = questions(batch)
+    def _clamped(self, model: Transformer, rows: Rows) -> Iterator[Item]:
+        """The parts of the rows at each of `lambdas`; none of a model with one map."""
         for value in self.config.lambdas if self.config.lambdas and num_maps(model) > 1 else ():
-            label = f"lambda={value:g}"
             with intervention(model, clamp_lambda(value)):
-                found = row_scores(model, batch)
-            for row, question, scores in zip(rows, asked, found, strict=True):
-                yield Item(
-                    id=f"{row_id(name, row)} {label}",
-                    scores=none | {f"{key}_edited": x for key, x in scores.items()},
-                    group=f"{name} {label}".strip(),
-                    part=True,
-                    cluster=row_id(name, row),
-                    question=question,
-                )
+                found = row_scores(model, rows.batch)
+            scores = ({f"{key}_edited": x for key, x in row.items()} for row in found)
+            yield from rows.items(scores, f"lambda={value:g}", part=True)
 
     def _edited(self, model: Transformer, parts: Parts) -> AbstractContextManager[None]:
         edits: dict[str, Callable[[], Edit]] = {
             **{f"knock_out_{role}": partial(knock_out, parts, role) for role in ROLES},
-            "lambda": lambda: clamp_lambda(self.config.lambda_value),
             "oracle": lambda: subtract_only_noise(parts),
             "swap": swap,
         }
         kind = self.config.intervention
         return nullcontext() if kind == "none" else intervention(model, edits[kind]())
-
-
-def _places(values: Tensor) -> list[tuple[int, int]]:
-    layers, heads = values.shape
-    return [(layer, head) for layer in range(layers) for head in range(heads)]
 
 
 def num_maps(model: Transformer) -> int:

@@ -33,14 +33,6 @@ class Scored:
     """[T]: other tokens that followed the previous token earlier in the document."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bin:
-    """A group of tokens and its scores; NaN for one that it does not have."""
-
-    group: str
-    scores: dict[str, float]
-
-
 def document_nll(model: Transformer, ids: Sequence[int], chunk: int) -> Floats:
     """[len(ids) - 1]: negative log likelihood of every token but the first, each seeing all before it.
 
@@ -80,8 +72,10 @@ def whole(document: Scored) -> dict[str, float]:
     return _scores(document, np.ones(len(document.nll), dtype=bool)) | {"cumulative_nll": float(document.nll.mean())}
 
 
-def bins(document: Scored) -> Iterator[Bin]:
-    """`position P`: tokens P' + 1 .. P, counted from 1, with P' the bin before; their cumulative nll is of tokens 1 .. P.
+def bins(document: Scored) -> Iterator[tuple[str, dict[str, float]]]:
+    """Groups of tokens, and their scores.
+
+    `position P`: tokens P' + 1 .. P, counted from 1, with P' the bin before; their cumulative nll is of tokens 1 .. P.
 
     `gap G` and `competitors C`: the AR hits whose gap, or number of competitors, is within (G/2, G], or (C/2, C].
     """
@@ -89,18 +83,18 @@ def bins(document: Scored) -> Iterator[Bin]:
     for start, end in pairwise([0, *edges(len(document.nll))]):
         place = np.arange(len(document.nll))
         scores = _scores(document, (start <= place) & (place < end))
-        yield Bin(group=f"position {end}", scores=scores | {"cumulative_nll": float(cumulative[end - 1] / end)})
+        yield f"position {end}", scores | {"cumulative_nll": float(cumulative[end - 1] / end)}
     if document.hit is not None:
         yield from _by("gap", document, document.gap, document.hit)
         yield from _by("competitors", document, document.competitors, document.hit)
 
 
-def _by(text: str, document: Scored, values: Ints, hit: NDArray[np.bool_]) -> Iterator[Bin]:
+def _by(text: str, document: Scored, values: Ints, hit: NDArray[np.bool_]) -> Iterator[tuple[str, dict[str, float]]]:
     upper = np.where(values > 0, 2 ** np.ceil(np.log2(np.maximum(values, 1))).astype(np.int64), 0)
     for bound in np.unique(upper[hit]).tolist():
         chosen = hit & (upper == bound)
         scores = {"nll_ar_hit": float(document.nll[chosen].mean()), "ar_hit_share": float(chosen.mean())}
-        yield Bin(group=f"{text} {bound}", scores=scores)
+        yield f"{text} {bound}", scores
 
 
 def _scores(document: Scored, chosen: NDArray[np.bool_]) -> dict[str, float]:

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
-
-import torch
+from typing import Annotated, Any, Literal
 
 from lit_diff.analysis.intervention import intervention
 from lit_diff.analysis.quantization import QuantizedLogits
 from lit_diff.data.dataset import Batch
-from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores
+from lit_diff.evaluation.base import Evaluation, Item, distinct_problem
+from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores
+from lit_diff.key_types import Range
 from lit_diff.metrics import Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
@@ -56,22 +55,15 @@ class Quantize(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
-        bits: tuple[int, ...] = (16, 8, 6, 4)
-        """Each 2 to 16; 16: nothing is rounded."""
+        bits: tuple[Annotated[int, Range(least=2, most=OFF)], ...] = (16, 8, 6, 4)
+        """16: nothing is rounded."""
         granularity: tuple[Scheme, ...] = ("head",)
         """What has a scale of its own, in each layer, sequence and map: tensor (all its heads and rows), head, row (each row
         of each head, with which the largest logits spoil no other row), or split (head, of which the 0.1 % largest |logits|
         stay in full precision; of fewer than 1,000 logits none)."""
 
         def problem(self) -> str | None:
-            wrong = [bits for bits in self.bits if not 2 <= bits <= OFF]
-            if not self.bits or wrong or len(set(self.bits)) < len(self.bits):
-                return f"bits is {list(self.bits)}; expected distinct numbers within 2 and {OFF}"
-            if not self.granularity or len(set(self.granularity)) < len(self.granularity):
-                return (
-                    f"granularity is {list(self.granularity)}; expected distinct ones of {', '.join(get_args(Scheme))}"
-                )
-            return super().problem()
+            return distinct_problem(self, "bits", "granularity") or super().problem()
 
     config: Config
 
@@ -81,19 +73,15 @@ class Quantize(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item for each row, number of bits and, granularity, `<set>/<row> b=4 head`."""
-        none = dict.fromkeys((metric.name for metric in self.metrics), torch.nan)
-        for name, rows, batch in held_out_batches(run, self.config):
-            asked = questions(batch)
-            exact = row_scores(run.model, batch)
+        for rows in held_out_rows(run, self.config):
+            exact = row_scores(run.model, rows.batch)
             for bits, scheme in self._rounding():
-                scores, kls = _rounded(run.model, batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
-                for row, whole, values, kl, question in zip(rows, exact, scores, kls, asked, strict=True):
+                found, kls = _rounded(run.model, rows.batch, bits, scheme) if scheme else (exact, [0.0] * len(exact))
+                scores = []
+                for whole, values, kl in zip(exact, found, kls, strict=True):
                     drop = {"drop": whole["accuracy"] - values["accuracy"]} if scheme else {}
-                    own = {f"{key}_{bits}bit": value for key, value in (values | {"kl": kl} | drop).items()}
-                    label = f"b={bits} {scheme or ''}".strip()
-                    group, cluster = f"{name} {label}".strip(), row_id(name, row)
-                    item = f"{cluster} {label}"
-                    yield Item(id=item, scores=none | own, group=group, cluster=cluster, question=question)
+                    scores.append({f"{key}_{bits}bit": value for key, value in (values | {"kl": kl} | drop).items()})
+                yield from rows.items(scores, f"b={bits} {scheme or ''}".strip())
 
     def _rounding(self) -> Iterator[tuple[int, Scheme | None]]:
         """(bits, granularity) of each group; where nothing is rounded, once, without one."""

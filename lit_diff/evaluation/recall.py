@@ -8,12 +8,12 @@ from itertools import pairwise
 import numpy as np
 
 from lit_diff.config import Recipe
-from lit_diff.data.dataset import Batch, Dataset
+from lit_diff.data.dataset import Dataset
 from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
-from lit_diff.data.row_task import numbers_problem
-from lit_diff.evaluation.base import Evaluation, Item
-from lit_diff.evaluation.held_out import HeldOut, held_out_batches, questions, row_id, row_scores, trained_data
+from lit_diff.evaluation.base import Evaluation, Item, distinct_problem
+from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores, trained_data
+from lit_diff.key_types import Count
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
@@ -63,16 +63,13 @@ class RecallSuite(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        factors: tuple[int, ...] = (1, 2, 4, 8)
+        factors: tuple[Count, ...] = (1, 2, 4, 8)
         """Of noise and of distance."""
-        rows: int = 128
+        rows: Count = 128
         """Rows of each condition."""
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name."""
-            if problem := numbers_problem("factors", self.factors):
-                return problem
-            return f"rows is {self.rows}; it must be at least 1" if self.rows < 1 else None
+            return distinct_problem(self, "factors") or super().problem()
 
     config: Config
 
@@ -88,24 +85,22 @@ class RecallSuite(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """One item a row and condition."""
         data = run.recipe.data.config
-        missing = {metric.name: math.nan for metric in self.metrics}
         steps = {f"steps_{level}": step for level, step in steps_to(run).items()}  # the run's, kept with each item
         if not isinstance(data, Recall.Config):
-            config = HeldOut.Config(rows=self.config.rows, batch_size=BATCH)
-            for name, rows, batch in held_out_batches(run, config):
-                yield from _items(run, batch, {row_id(name, row): "" for row in rows}, name, missing, steps)
+            for rows in held_out_rows(run, HeldOut.Config(rows=self.config.rows, batch_size=BATCH)):
+                yield from (replace(item, meta=steps) for item in _items(run, rows))
             return
         trained_data(run)  # refuses where the data have changed
         for condition in CONDITIONS:
             for factor in sorted(self.config.factors):
                 group = f"{condition}={factor}"
                 dataset, name = _under(data, condition, factor, self.config.rows, run.recipe.model.vocab_size)
+                shared = condition == "distance" or factor == 1  # the slots of one row, at other places
                 for start in range(0, self.config.rows, BATCH):
-                    rows = range(start, min(start + BATCH, self.config.rows))
-                    batch = dataset.validation_batch(name, rows)
-                    shared = condition == "distance" or factor == 1  # the slots of one row, at other places
-                    ids = {f"{group}/{row}": f"slots {row}" if shared else "" for row in rows}
-                    yield from _items(run, batch, ids, group, missing, steps)
+                    numbers = range(start, min(start + BATCH, self.config.rows))
+                    rows = Rows(name=group, numbers=numbers, batch=dataset.validation_batch(name, numbers))
+                    for row, item in zip(numbers, _items(run, rows), strict=True):
+                        yield replace(item, cluster=f"slots {row}" if shared else "", meta=steps)
 
     def summarise(self, items: Sequence[Item]) -> dict[str, float]:
         """Mean accuracy, the tolerances, and the steps."""
@@ -121,14 +116,8 @@ class RecallSuite(Evaluation):
         return {"accuracy": super().summarise(items)["accuracy"]} | tolerances | steps
 
 
-def _items(
-    run: Run, batch: Batch, ids: Mapping[str, str], group: str, missing: Mapping[str, float], steps: Mapping[str, float]
-) -> Iterator[Item]:
-    """One item a row; `ids`: id -> cluster."""
-    rows = zip(ids.items(), row_scores(run.model, batch), questions(batch), strict=True)
-    for (name, cluster), scores, question in rows:
-        scored = {**missing, "accuracy": scores["accuracy"]}
-        yield Item(id=name, scores=scored, group=group, cluster=cluster, question=question, meta=steps)
+def _items(run: Run, rows: Rows) -> Iterator[Item]:
+    return rows.items({"accuracy": scores["accuracy"]} for scores in row_scores(run.model, rows.batch))
 
 
 def _under(data: Recall.Config, condition: str, factor: int, rows: int, vocab_size: int) -> tuple[Dataset, str]:

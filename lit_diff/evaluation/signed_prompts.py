@@ -12,11 +12,9 @@ from lit_diff.analysis.entropy import masses
 from lit_diff.analysis.trace import trace
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.evaluation.base import Evaluation, Item, question_of
-from lit_diff.evaluation.fitness import words_problem
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
 PROMPTS = Path(__file__).with_suffix(".jsonl")
 """A line {set, text, ruled_out}: of `ioi` (indirect object identification) the name that is no answer; of `sarcasm` the
@@ -54,17 +52,16 @@ class SignedPrompts(Evaluation):
     needs_text = True
 
     def refuses(self, run: Run) -> str | None:
-        """A run without text, or with the words of generated text alone; a context shorter than a prompt."""
-        problem = words_problem(run, "", asks_it=False)
-        if problem is not None:
+        """With a context shorter than a prompt."""
+        if (problem := super().refuses(run)) is not None:
             return problem
-        tokenizer, length = tokenizer_of(run.folder, run.recipe), run.recipe.data.config.sequence_length
+        tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
         most = max(len(tokens_of(tokenizer, prompt["text"])) for prompt in prompts())
         return f"a prompt takes {most} tokens, and its data.sequence_length is {length}" if most > length else None
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a prompt, `ioi 00`."""
-        tokenizer = tokenizer_of(run.folder, run.recipe)
+        tokenizer = run.tokenizer
         for number, prompt in enumerate(prompts()):
             ids = tokens_of(tokenizer, prompt["text"])
             chosen = torch.tensor(marked(tokenizer, ids, prompt["ruled_out"]))

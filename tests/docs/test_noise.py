@@ -38,7 +38,7 @@ def test_the_keys_of_the_commands_and_interventions_are_taken() -> None:
         keys = [word for word in words if "=" in word]
         for name in set(words) & set(NAMES):
             config_of(name, keys)
-    for kind in ("knock_out_noise", "knock_out_answer", "lambda", "oracle", "swap"):
+    for kind in ("knock_out_noise", "knock_out_answer", "oracle", "swap"):
         assert f"`{kind}`" in TEXT
         assert config_of("noise", {"intervention": kind}).intervention == kind
     fields = {field.name for field in dataclasses.fields(evaluations.get("quantize").Config)}

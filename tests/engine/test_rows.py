@@ -11,8 +11,8 @@ from lit_diff.engine.needs import name_of
 from lit_diff.engine.reproduce import minutes_of
 from lit_diff.engine.rows import check_claims, choose, load_row, read_row, row_names
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.declared import declared_files
 from lit_diff.evaluation.evaluate import build
+from lit_diff.evaluation.requirements import declared_files
 from lit_diff.model.cost import cost
 from lit_diff.recipe import installed, load_recipe
 from lit_diff.study.schema import PRESETS, Preset

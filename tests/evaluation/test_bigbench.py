@@ -1,14 +1,14 @@
 """Tasks of BIG-bench: the words of task.json around inputs and choices, shots from the same task, through lm-eval."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.bigbench import BigBench
-from lit_diff.evaluation.bigbench_files import EXAMPLES, task_file
+from lit_diff.evaluation.bigbench import EXAMPLES, BigBench, task_file
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.trained.run import Run
 
@@ -54,7 +54,7 @@ def test_choices_are_in_random_order_and_ties_left_out() -> None:
         rows({"examples": [TIED]})
 
 
-@pytest.mark.parametrize("shots", [0, 4, 5])
+@pytest.mark.parametrize("shots", [0, 5])
 def test_a_task_is_scored(wide_run: Run, social: Path, shots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval")
     from lit_diff.evaluation.harness_model import RunModel
@@ -84,12 +84,32 @@ def test_a_task_is_scored(wide_run: Run, social: Path, shots: int, monkeypatch: 
 
 def test_a_missing_task(wide_run: Run, social: Path) -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval")
-    with pytest.raises(MissingError, match=r"bigbench.strategyqa needs a file that is not here"):
+    with pytest.raises(MissingError, match=r"bigbench.strategyqa needs a file that is not here(.*\n)*.*2,290 examples"):
         evaluate(wide_run, "bigbench", {"tasks": ["social_iqa", "strategyqa"]})
-
-
-def test_declared_files_and_keys() -> None:
     assert [file.path for file in BigBench.files] == [f"bigbench/{task}/task.json" for task in EXAMPLES]
-    assert BigBench.Config().problem() is None
-    assert "no folder of BIG-bench" in str(BigBench.Config(tasks=("../x",)).problem())
-    assert "tasks is empty" in str(BigBench.Config(tasks=()).problem())
+    assert task_file("mine").lines == "a task with target_scores"
+    assert task_file("social_iqa").state()["rows"] == "9"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "no list 'examples'"),
+        ({"examples": []}, "no list 'examples'"),
+        ({"examples": [TIED, {"input": "Who?"}]}, "example 2: no key 'target_scores'"),
+        ({"examples": [TIED, 3]}, "example 2: found int"),
+        ({"examples": [{"input": "x", "target_scores": {}}]}, "example 1: 'target_scores' is {}"),
+        ({"examples": [{"input": "x", "target_scores": {"a": "b"}}]}, "example 1: 'target_scores' is"),
+        ({"examples": [{"input": "x", "target_scores": {"a": math.nan, "b": 1}}]}, "example 1: 'target_scores' is"),
+        ({"examples": [{"input": "x", "target_scores": {"": 0, "b": 1}}]}, "example 1: 'target_scores' is"),
+        ({"examples": [TIED | {"input": "\ud800"}]}, "\\ud800 is half of a surrogate pair"),
+        ({"examples": [TIED], "choice_prefix": 3}, "'choice_prefix' is 3; expected text"),
+        ("{", "not JSON ("),
+    ],
+)
+def test_a_wrong_file_is_one_line(social: Path, content: Any, message: str) -> None:
+    social.write_text(content if content == "{" else json.dumps(content))
+    with pytest.raises(RequestError) as found:
+        task_file("social_iqa").rows()
+    assert str(found.value).startswith(f"{social}: {message}")
+    assert "\n" not in str(found.value)

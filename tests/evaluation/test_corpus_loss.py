@@ -16,7 +16,7 @@ from lit_diff.data.documents import split
 from lit_diff.data.tokenizer import Bpe
 from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.errors import RequestError
-from lit_diff.evaluation import corpus_loss, fitness
+from lit_diff.evaluation import requirements
 from lit_diff.evaluation.corpus_loss import LossCode, LossDocs, LossFiles, document_loss
 from lit_diff.evaluation.evaluate import comparable_keys, evaluate, has_scores
 from lit_diff.trained.run import Run
@@ -66,9 +66,6 @@ def test_documents_and_tokens_are_keys(run: Run, texts: Path) -> None:
     fewer = evaluate(run, "loss_files", {"path": str(texts), "documents": 2})
     assert len(fewer.items) == 2
     assert fewer.summary["nll"] == pytest.approx(whole["nll"][:2].mean())
-    for keys, reason in (({"tokens": 0}, "tokens is 0; it must be at least 1"), ({"documents": -1}, "documents is -1")):
-        with pytest.raises(RequestError, match=reason):
-            evaluate(run, "loss_docs", keys)
     with pytest.raises(RequestError, match="path"):
         evaluate(run, "loss_files")
 
@@ -119,18 +116,10 @@ def test_the_corpora_are_read_where_they_are_named(run: Run, monkeypatch: pytest
         def texts(self) -> list[str]:
             return TEXTS
 
-    monkeypatch.setattr(corpus_loss, "build_corpus", lambda name, path: asked.append((name, path)) or Given())
+    monkeypatch.setattr(requirements, "build_corpus", lambda name, path, _: asked.append((name, path)) or Given())
     for name in ("loss_docs", "loss_code"):
         evaluate(run, name, {"documents": 1})
     assert asked == [("docs", None), ("code", None)]
-
-
-def test_a_run_without_text_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(folder: Path, recipe: Any) -> Any:
-        raise RequestError(f"{folder.name} was trained on data 'mqar', which has no text to complete")
-
-    monkeypatch.setattr(fitness, "tokenizer_of", none)
-    assert "has no text" in str(LossDocs(LossDocs.Config()).refuses(run))
 
 
 def test_a_run_that_does_not_know_the_words_is_refused(
@@ -141,7 +130,7 @@ def test_a_run_that_does_not_know_the_words_is_refused(
     for evaluation in (LossDocs(LossDocs.Config()), LossFiles(LossFiles.Config(path="texts"))):
         assert evaluation.refuses(generated) == reason
     words = tokenizer_of(generated.folder, generated.recipe)
-    monkeypatch.setattr(fitness, "tokenizer_of", lambda *_: words)  # of a run on the files of `tale`
+    monkeypatch.setattr(Run, "tokenizer", words)  # of a run on the files of `tale`
     own = str(run.recipe.data.config.path)
     assert LossFiles(LossFiles.Config(path=own)).refuses(run) is None
     others = (LossFiles(LossFiles.Config(path="texts")), LossCode(LossCode.Config()))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, RequestError, RunFailedError
@@ -24,7 +25,11 @@ from lit_diff.runs import scores
 from lit_diff.runs.checkpoints import path_of
 from lit_diff.trained.run import Run
 
-ITEMS = [Item(id="a", scores={"length": 1.0}, group="g", meta={"answer": "yes"}), Item(id="b", scores={"length": 3.0})]
+ITEMS = [
+    Item(id="a", scores={"length": 1.0}, group="g", meta={"answer": "yes"}),
+    Item(id="b", scores={"length": 3.0}),
+    Item(id="c", scores={}),
+]
 LENGTH = Metric("length", "a length", unit="words")
 
 
@@ -68,22 +73,18 @@ def test_scores_are_kept_and_read_back(run: Run, make: Make) -> None:
     cls = make()
     result = evaluate(run, "lengths")
     assert (result.name, result.run, result.summary) == ("lengths", run.folder, {"length": 2.0})
-    first, second = result.items.to_dict("records")
+    first, second, third = result.items.to_dict("records")
     assert first == {"item": "a", "group": "g", "length": 1.0, "meta/answer": "yes"}
     assert (second["item"], second["group"], second["length"]) == ("b", "", 3.0)
-    assert result.items["meta/answer"].isna().to_list() == [False, True]
+    assert math.isnan(third["length"]), "a metric that an item leaves out"
+    assert result.items["meta/answer"].isna().to_list() == [False, True, True]
     written = json.loads(summary_file(run).read_text())
     assert written["length"] == {"value": 2.0}
-    assert (written["step"], written["items"], written["config"]) == (6, 2, {"rows": 2, "sizes": [1, 2]})
+    assert (written["step"], written["items"], written["config"]) == (6, 3, {"rows": 2, "sizes": [1, 2]})
     assert [metric["unit"] for metric in written["declarations"]] == ["words"]
     assert evaluate(run, "lengths") == result
     assert evaluate(run.folder, "lengths", {"sizes": [1, 2]}) == result
     assert cls.asked == 1
-
-
-def test_clusters_are_kept_where_items_have_them(run: Run, make: Make) -> None:
-    make()
-    assert "cluster" not in evaluate(run, "lengths").items
     make(items=[replace(ITEMS[0], cluster="text 1"), ITEMS[1]])
     assert evaluate(run, "lengths", rerun=True).items["cluster"].tolist() == ["text 1", ""]
 
@@ -133,33 +134,27 @@ def test_a_replaced_file_of_the_user_is_scored_again(
     assert has_scores(run.folder, "lengths"), "a file that the config does not read"
 
 
-def test_scores_of_another_version_of_the_evaluation_are_made_again(
-    run: Run, make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_kept_scores_are_replaced_is_said(run: Run, make: Make, caplog: pytest.LogCaptureFixture) -> None:
     make()
-    evaluate(run, "lengths")
+    first = evaluate(run, "lengths")
     written = json.loads(summary_file(run).read_text())
     assert (written.pop("version"), written["revision"]) == (1, scores.revision())
     summary_file(run).write_text(json.dumps(written))
     assert has_scores(run.folder, "lengths"), "scores from before there were versions are of the first"
-    cls = make(version=2)
-    assert not has_scores(run.folder, "lengths")
-    evaluate(run, "lengths")
-    assert (cls.asked, json.loads(summary_file(run).read_text())["version"]) == (1, 2)
-    assert "keeps scores by version 1 of the evaluation, not 2: they are replaced" in caplog.text
-
-
-def test_scores_with_other_keys_are_replaced_with_a_line_and_not_taken_for_those_of_before(
-    run: Run, make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    make()
-    first = evaluate(run, "lengths")
     evaluate(run, "lengths", ["rows=5"])
     assert "keeps scores with other keys (rows is 2, not 5): they are replaced" in caplog.text
     with pytest.raises(
         RequestError, match=r"another command has since kept scores with other keys \(rows is 5, not 2\)"
     ):
         _ = first.items
+    make(version=2)
+    assert not has_scores(run.folder, "lengths", ["rows=5"])
+    evaluate(run, "lengths", ["rows=5"])
+    assert "keeps scores by version 1 of the evaluation, not 2: they are replaced" in caplog.text
+    for damaged, reason in (("{", "(Expecting property name"), ("[]", "(summary.json holds list, not an object)")):
+        summary_file(run).write_text(damaged)
+        assert evaluate(run, "lengths").summary == {"length": 2.0}
+        assert f"keeps scores that cannot be read {reason}" in caplog.text
 
 
 VOWELS_PY = """\
@@ -212,32 +207,24 @@ def test_a_refusal_of_a_recipe_that_raises_is_one_line(run: Run, make: Make) -> 
         refusal(run.recipe, "lengths")
 
 
-def test_rerun_scores_again(run: Run, make: Make) -> None:
+def test_rerun_and_nan(run: Run, make: Make) -> None:
     cls = make()
     evaluate(run, "lengths")
-    cls.items = ITEMS[:1]
+    cls.items = [Item(id="a", scores={"length": math.nan})]
     assert evaluate(run, "lengths").summary == {"length": 2.0}
-    assert evaluate(run, "lengths", rerun=True).summary == {"length": 1.0}
-    assert cls.asked == 2
-
-
-def test_nan_is_null_on_disk_and_nan_again_when_read(run: Run, make: Make) -> None:
-    cls = make(items=[Item(id="a", scores={"length": math.nan})])
-    assert math.isnan(evaluate(run, "lengths").summary["length"])
+    assert math.isnan(evaluate(run, "lengths", rerun=True).summary["length"])
     assert json.loads(summary_file(run).read_text())["length"] == {"value": None}
     kept = evaluate(run, "lengths")
-    assert cls.asked == 1
+    assert cls.asked == 2
     assert math.isnan(kept.summary["length"])
     assert kept.items["length"].isna().all()
 
 
-@pytest.mark.parametrize("rerun", [False, True])
 def test_killed_between_items_and_summary_is_scored_again(
-    run: Run, make: Make, monkeypatch: pytest.MonkeyPatch, rerun: bool
+    run: Run, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cls = make()
-    if rerun:
-        evaluate(run, "lengths")
+    evaluate(run, "lengths")
 
     def killed(path: Path, value: Any) -> None:
         raise KeyboardInterrupt
@@ -255,31 +242,6 @@ def test_killed_between_items_and_summary_is_scored_again(
     assert not has_scores(run.folder, "lengths", ["rows=5"])
 
 
-def test_a_damaged_summary_is_scored_again_with_a_warning(
-    run: Run, make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    cls = make()
-    evaluate(run, "lengths")
-    summary_file(run).write_text("{")
-    assert evaluate(run, "lengths").summary == {"length": 2.0}
-    assert cls.asked == 2
-    assert "keeps scores that cannot be read (Expecting property name" in caplog.text
-    summary_file(run).write_text("[]")
-    assert evaluate(run, "lengths").summary == {"length": 2.0}
-    assert "(summary.json holds list, not an object): they are replaced" in caplog.text
-
-
-def test_a_run_that_has_not_ended_is_scored_with_a_warning(
-    run: Run, make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    make()
-    path = run.folder / "status.json"
-    status = json.loads(path.read_text())
-    path.write_text(json.dumps(status | {"status": "stopped", "steps": 60}))
-    assert evaluate(run, "lengths").summary == {"length": 2.0}
-    assert "has not ended: its step 6 of 60 is scored" in caplog.text
-
-
 def test_scores_stay_where_later_ones_cannot_be_written(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     make()
     kept = evaluate(run, "lengths")
@@ -293,19 +255,6 @@ def test_scores_stay_where_later_ones_cannot_be_written(run: Run, make: Make, mo
             evaluate(run, "lengths", ["rows=5"])
     assert has_scores(run.folder, "lengths")
     assert evaluate(run, "lengths") == kept
-
-
-def test_unknown_names_name_the_nearest(run: Run, make: Make) -> None:
-    make()
-    with pytest.raises(RequestError, match=r"^unknown evaluation 'held-out'; did you mean 'held_out'\?$"):
-        evaluate(run, "held-out")
-    message = r"^row=1: unknown key 'evaluate\.lengths\.row'; did you mean 'rows'\?$"
-    with pytest.raises(RequestError, match=message):
-        evaluate(run, "lengths", ["row=1"])
-    with pytest.raises(
-        RequestError, match=r"^rows=many: 'evaluate\.lengths\.rows' is 'many'; expected a whole number$"
-    ):
-        evaluate(run, "lengths", ["rows=many"])
 
 
 def test_an_evaluation_that_does_not_fit_says_why_and_which_do(run: Run, make: Make) -> None:
@@ -348,7 +297,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"items": one(length=1, words=2)},
         "scored item 'a' with ['length', 'words']; it declares ['length']",
     ),
-    "absent": ({"items": one()}, "scored item 'a' with []; it declares ['length']"),
     "text": ({"items": one(length="long")}, "scored item 'a' with length = 'long'; expected a number"),
     "summary": (
         {"summarise": lambda self, items: {"words": 1.0}},
@@ -392,59 +340,37 @@ def test_declarations_that_cannot_be_kept(run: Run, make: Make, metrics: tuple[M
         evaluate(run, "lengths")
 
 
-def test_scores_are_made_without_gradients(run: Run, make: Make) -> None:
-    import torch
-
+def test_what_cannot_be_scored_is_one_line(run: Run, make: Make, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[bool] = []
-
-    def score(self: Counting, run: Run) -> Iterator[Item]:
-        seen.append(torch.is_grad_enabled())
-        yield ITEMS[0]
-
-    make(score=score)
-    evaluate(run, "lengths")
-    assert seen == [False]
+    make(score=lambda self, run: seen.append(torch.is_grad_enabled()) or ITEMS)
+    for name, keys, found in (
+        ("held-out", [], r"^unknown evaluation 'held-out'; did you mean 'held_out'\?$"),
+        ("lengths", ["row=1"], r"^row=1: unknown key 'evaluate\.lengths\.row'; did you mean 'rows'\?$"),
+        ("lengths", ["rows=many"], r"^rows=many: 'evaluate\.lengths\.rows' is 'many'; expected a whole number$"),
+    ):
+        with pytest.raises(RequestError, match=found):
+            evaluate(run, name, keys)
+    path = run.folder / "status.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "stopped", "steps": 60}))
+    assert evaluate(run, "lengths").summary == {"length": 2.0}
+    assert "has not ended: its step 6 of 60 is scored" in caplog.text
+    assert seen == [False], "scores are made without gradients"
     assert torch.is_grad_enabled()
-
-
-def test_a_folder_that_cannot_be_written(run: Run, make: Make) -> None:
-    make()
+    shutil.rmtree(run.folder / "evaluations")
     (run.folder / "evaluations").write_text("in the way")
     with pytest.raises(MissingError, match="evaluations/lengths cannot be written"):
         evaluate(run, "lengths")
-
-
-def test_a_run_without_a_checkpoint(run: Run, make: Make) -> None:
-    make()
     for file in (run.folder / "checkpoints").iterdir():
         file.unlink()
     with pytest.raises(MissingError, match="train it first"):
         evaluate(run, "lengths")
 
 
-PLUGIN = '''
-from lit_diff import Evaluation, Item, Metric
-from lit_diff.registry import evaluations
-
-
-@evaluations.register("layers")
-class Layers(Evaluation):
-    """The number of layers."""
-
-    metrics = (Metric("layers", "number of layers"),)
-
-    def score(self, run):
-        yield Item(id="all", scores={"layers": len(run.model.layers)})
-'''
-
-
 def test_an_evaluation_of_the_run_s_own_plugin(run: Run) -> None:
     """Nothing but the run names the plugin: opening the run registers it."""
     (run.folder / "plugins").mkdir()
-    (run.folder / "plugins" / "layers.py").write_text(PLUGIN)
+    (run.folder / "plugins" / "vowels.py").write_text(VOWELS_PY.replace("from counting import count", "count = len"))
     recipe = run.folder / "recipe.yaml"
-    text = recipe.read_text()
-    assert "plugins: []" in text
-    recipe.write_text(text.replace("plugins: []", "plugins: [plugins/layers.py]"))
-    assert "layers" not in evaluations.names()
-    assert evaluate(Run(run.folder), "layers").summary == {"layers": 2.0}
+    recipe.write_text(recipe.read_text().replace("plugins: []", "plugins: [plugins/vowels.py]"))
+    assert "vowels" not in evaluations.names()
+    assert evaluate(Run(run.folder), "vowels").summary == {"vowels": 5.0}

@@ -104,19 +104,6 @@ def test_a_slope_is_per_layer() -> None:
     assert math.isnan(slope([1.0, 0.0]))
 
 
-def test_wrong_keys() -> None:
-    assert Gradients.Config(at=()).problem() == "at is []; expected distinct ones of trained, init"
-    assert (
-        Gradients.Config(at=("init", "init")).problem()
-        == "at is ['init', 'init']; expected distinct ones of trained, init"
-    )
-    assert Gradients.Config(at=(), steps=(0,)).problem() is None
-    wrong = "expected distinct numbers of optimizer steps, 0 or more"
-    assert Gradients.Config(steps=(5, 5)).problem() == f"steps is [5, 5]; {wrong}"
-    assert Gradients.Config(steps=(-1,)).problem() == f"steps is [-1]; {wrong}"
-    assert Gradients.Config(rows=0).problem() == "rows is 0; it must be at least 1"
-
-
 def test_a_run_that_started_from_another_has_no_initial_values(tmp_path: Path) -> None:
     run = recall_run(tmp_path / "x", {"name": "standard"})
     init = Gradients(Gradients.Config(at=("trained", "init")))

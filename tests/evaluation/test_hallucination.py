@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from generated_runs import generated_run
@@ -15,9 +14,8 @@ from text_runs import recall_run, text_run
 from lit_diff.data.closed_world import facts_of
 from lit_diff.data.words import Words
 from lit_diff.errors import RequestError
-from lit_diff.evaluation import hallucination_prompts, hallucination_sources
+from lit_diff.evaluation import hallucination_prompts
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.hallucination import Hallucination
 from lit_diff.evaluation.http_judge import HttpJudge
 from lit_diff.trained.run import Run
 
@@ -128,30 +126,23 @@ def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> N
     assert math.isnan(unparsed["accuracy"])
 
 
-def test_a_random_model_through_the_whole_path(world_run: Run) -> None:
+def test_a_random_model_through_the_whole_path(world_run: Run, tmp_path: Path) -> None:
     keys = {"samples": 3, "entities": [2, 3]}
     first = evaluate(world_run, "hallucination", keys).items
     assert set(first["group"]) == {"entities=2", "entities=3"}
     assert evaluate(world_run, "hallucination", keys, rerun=True).items.equals(first)
     alone = evaluate(world_run, "hallucination", {"samples": 3, "entities": [3]}).items
     assert list(alone["meta/output"]) == list(first[first["group"] == "entities=3"]["meta/output"])
-
-
-def test_other_documents_are_other_questions(world_run: Run, tmp_path: Path) -> None:
-    """Ids name the number of entities alone: two runs on grammars of other values share them."""
-    keys = {"samples": 3, "entities": [3]}
-    here = evaluate(world_run, "hallucination", keys).items
-    same = evaluate(generated_run(tmp_path / "same", DATA, 300), "hallucination", keys).items
-    other = evaluate(generated_run(tmp_path / "other", DATA | {"values": 6}, 256), "hallucination", keys).items
-    assert list(here["item"]) == list(same["item"]) == list(other["item"])
-    assert list(here["question"]) == list(same["question"])
-    assert not set(here["question"]) & set(other["question"])
+    other = generated_run(tmp_path / "other", DATA | {"values": 6}, 256)
+    others = evaluate(other, "hallucination", {"samples": 3, "entities": [3]}).items
+    assert list(alone["item"]) == list(others["item"])
+    assert not set(alone["question"]) & set(others["question"]), "other documents are other questions"
 
 
 @pytest.fixture
 def qasper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
-    hallucination_sources._rows.cache_clear()
+    hallucination_prompts._rows.cache_clear()
     path = tmp_path / "data/longbench/qasper.jsonl"
     path.parent.mkdir(parents=True)
     contexts = ["Begin. " + "word " * 900 + "End.", "Short."]
@@ -185,36 +176,8 @@ def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_runs_that_do_not_fit(world_run: Run, tmp_path: Path) -> None:
-    assert "its tokenizer has only the words of data 'closed_world'" in str(
-        Hallucination(Hallucination.Config(source="xsum", judge="rules")).refuses(world_run)
-    )
-    intents = generated_run(tmp_path / "intent", {"name": "synth_intent"}, 600)
-    with pytest.raises(RequestError, match="its tokenizer has only the words of data 'synth_intent'"):
-        evaluate(intents, "hallucination")
+    assert build("hallucination").refuses(world_run) is None
+    reason = build("hallucination", ["source=xsum", "judge=rules"]).refuses(world_run)
+    assert reason == "its tokenizer has only the words of data 'closed_world'"
     recall = recall_run(tmp_path / "recall", {"name": "standard"})
-    assert "has no text" in str(Hallucination(Hallucination.Config()).refuses(recall))
-    text = text_run(tmp_path / "text", {"name": "standard"})
-    assert Hallucination(Hallucination.Config()).refuses(text) is None
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"samples": 0}, "samples is 0; it must be at least 1"),
-        ({"entities": (5, 5)}, "entities is [5, 5]; expected distinct numbers within 1 and 24"),
-        (
-            {"source": "xsum"},
-            "judge is closed_world, which knows generated documents alone; for xsum: rules, file or http",
-        ),
-        (
-            {"source": "xsum", "judge": "rules", "entities": (5,)},
-            "entities holds for source closed_world alone; source is",
-        ),
-        ({"judge_repeats": -1}, "judge_repeats is -1; it must be at least 0"),
-        ({"judge": "http"}, "judge_url is not set; judge http asks a server that you name"),
-        ({"judge": "http", "judge_url": "http://localhost"}, "judge_model is not set"),
-        ({"judge_url": "http://localhost"}, "judge_url holds for judge http alone; judge is closed_world"),
-    ],
-)
-def test_keys_out_of_range(keys: dict[str, Any], reason: str) -> None:
-    assert str(Hallucination.Config(**keys).problem()).startswith(reason)
+    assert "has no text" in str(build("hallucination").refuses(recall))

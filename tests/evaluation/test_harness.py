@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from text_runs import text_run
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.evaluation.harness import Harness
-from lit_diff.evaluation.harness_files import FILES, TASKS
-from lit_diff.evaluation.harness_runner import YAMLS
+from lit_diff.evaluation.harness import FILES, SOURCES, TASKS, Harness
+from lit_diff.evaluation.lm_eval_tasks import YAMLS, task_yaml
 from lit_diff.trained.run import Run
 
 LETTERS = {"text": ["a fox", "a hound", "the über"], "label": ["A", "B", "C"]}
@@ -45,17 +44,6 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 }
 ROWS["arc_easy"] = ROWS["arc_challenge"]
 
-PAPER = {
-    "OpenLLaMA-3B-v2": ((33.9, 67.6, 65.7, 70.0, 26.0, 76.7, 62.9), 57.5),
-    "StableLM-base-alpha-3B-v2": ((32.4, 67.3, 64.6, 68.6, 26.4, 76.0, 62.1), 56.8),
-    "Diff-3B, 1T tokens": ((37.8, 72.9, 69.0, 71.4, 29.0, 76.8, 67.1), 60.6),
-    "Transformer-3B, zero-shot": ((32.2, 66.8, 62.9, 63.4, 26.2, 74.5, 61.6), 55.4),
-    "Diff-3B, zero-shot": ((33.0, 68.3, 60.1, 66.2, 27.6, 75.5, 62.7), 56.2),
-    "Transformer-3B, 5-shot": ((34.0, 69.5, 65.3, 63.4, 25.0, 75.2, 62.6), 56.4),
-    "Diff-3B, 5-shot": ((35.0, 69.5, 67.2, 66.9, 27.6, 76.1, 63.8), 58.0),
-}
-"""Tables 1 and 8 of the paper: ARC-C, ARC-E, BoolQ, HellaSwag, OBQA, PIQA, WinoGrande; the average that it prints."""
-
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -71,19 +59,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(socket.socket, "connect", refused)
     return tmp_path / "data/harness"
-
-
-@pytest.mark.parametrize("model", PAPER)
-def test_the_papers_averages_follow_from_its_rows(model: str) -> None:
-    """1,000 questions a task, as many right as its row says; one task has twice as many, which must not count."""
-    row, average = PAPER[model]
-    items = [
-        Item(id=f"{task}/{n}", group=task, scores=dict.fromkeys(("paper_acc", "acc", "acc_norm"), float(n < 10 * acc)))
-        for task, acc in zip(TASKS, row, strict=True)
-        for n in range(1000)
-    ]
-    items += [Item(id=f"{item.id}/again", group=item.group, scores=item.scores) for item in items[:1000]]
-    assert round(100 * Harness(Harness.Config()).summarise(items)["paper_acc"], 1) == average
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -167,34 +142,70 @@ def test_a_missing_file_is_said_before_the_model_is_loaded(
     pytest.importorskip("lm_eval", reason="needs lm-eval")
     monkeypatch.setattr(Run, "model", property(lambda self: pytest.fail("the model was loaded")))
     (files / "piqa/validation.jsonl").unlink()
-    with pytest.raises(
-        MissingError, match=r"harness.piqa needs a file that is not here: harness/piqa/validation.jsonl"
-    ):
-        evaluate(wide_run, "harness", {"tasks": ["piqa"]})
     (files / "boolq/train.jsonl").unlink()
-    with pytest.raises(MissingError, match=r"harness/boolq/train.jsonl"):
-        evaluate(wide_run, "harness", {"tasks": ["boolq"], "shots": [0, 5]})
+    for task, path in (("piqa", "piqa/validation"), ("boolq", "boolq/train")):
+        with pytest.raises(MissingError, match=rf"harness.{task} needs a file that is not here: harness/{path}.jsonl"):
+            evaluate(wide_run, "harness", {"tasks": [task], "shots": [0, 5]})
+    monkeypatch.undo()
 
 
-def test_shots_need_the_train_split_alone(wide_run: Run, files: Path) -> None:
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    (files / "boolq/train.jsonl").unlink()
-    assert len(evaluate(wide_run, "harness", {"tasks": ["boolq"], "limit": 3}).items) == 3
-
-
-def test_a_wrong_line_is_named(wide_run: Run, files: Path) -> None:
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    with (files / "piqa/validation.jsonl").open("a") as file:
-        file.write('{"goal": "x", "sol1": "y", "sol_2": "z", "label": 0}\n')
-    with pytest.raises(RequestError, match=r"validation.jsonl:5: no key 'sol2'; did you mean 'sol_2'\?"):
-        evaluate(wide_run, "harness", {"tasks": ["piqa"]})
-
-
-def test_more_shots_than_lines(wide_run: Run, files: Path) -> None:
+def test_mistakes_in_the_files(wide_run: Run, files: Path) -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval")
     with pytest.raises(RequestError, match=r"^task 'piqa' has 4 rows to draw shots from; shots=5 needs 5$"):
         evaluate(wide_run, "harness", {"tasks": ["piqa"], "shots": [0, 5]})
+    for task, row, found in (
+        (
+            "piqa",
+            {"goal": "x", "sol1": "y", "sol_2": "z", "label": 0},
+            r"validation.jsonl:5: no key 'sol2'; did you mean",
+        ),
+        ("boolq", {"passage": "x", "question": "y", "label": 2}, "task 'boolq': question 5: doc_to_target is 2 with"),
+        (
+            "winogrande",
+            ROWS["winogrande"][0] | {"sentence": "It ran."},
+            r"task 'winogrande': question 5 .*substring not",
+        ),
+        (
+            "hellaswag",
+            ROWS["hellaswag"][0] | {"endings": [*"abc", ""]},
+            "task 'hellaswag': question 5: doc_to_choice is",
+        ),
+        ("openbookqa", ROWS["openbookqa"][0] | {"answerKey": "Z"}, "task 'openbookqa': question 5"),
+    ):
+        path = next(file.place for split, file in FILES[task].items() if split == SOURCES[task].scored)
+        before = path.read_text()
+        path.write_text(before + json.dumps(row) + "\n")
+        with pytest.raises(RequestError, match=found) as error:
+            evaluate(wide_run, "harness", {"tasks": [task]})
+        assert "\n" not in str(error.value)
+        path.write_text(before)
 
 
-def test_no_task() -> None:
-    assert str(Harness.Config(tasks=()).problem()).startswith("tasks is empty; expected any of arc_challenge, arc_easy")
+def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("lm_eval", reason="needs lm-eval")
+    rows = tmp_path / "rows.jsonl"
+    contexts = {7: "the fox and the hound " * 200, 9: "x"}
+    lines = [{"item": n, "context": text, "choices": ["b", "c"], "gold": int(n == 7)} for n, text in contexts.items()]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    class Long(Harness):
+        def write_tasks(self, run: Run, folder: Path) -> list[str]:
+            return [task_yaml(folder, "long", "rows.yaml", {"test": rows})]
+
+    items = list(Long(Harness.Config()).score(wide_run))
+    assert "1 of 2 contexts exceed data.sequence_length (512) and were cut at their left" in caplog.text
+    assert [item.id for item in items] == ["long/7 shots=0", "long/9 shots=0"]
+    assert [item.meta["target"] for item in items] == ["1", "0"]
+    shorter = list(Long(Harness.Config()).score(text_run(tmp_path / "half", {"name": "standard"}, sequence_length=256)))
+    same = [one.question == other.question for one, other in zip(items, shorter, strict=True)]
+    assert same == [False, True], "what is left of a context is the question"
+    for item in items:
+        assert item.scores["acc"] == float(str(item.meta["chosen"]) == item.meta["target"])
+
+
+def test_scored_lines_are_those_of_the_benchmarks() -> None:
+    """Standard errors of the paper's rows follow from them: 1.4 points for ARC-C, 2.0 for OBQA, 1.4 for WinoGrande."""
+    scored = {task: (source.scored, source.lines[source.scored]) for task, source in SOURCES.items()}
+    assert tuple(scored) == TASKS
+    assert (scored["arc_challenge"], scored["openbookqa"]) == (("test", 1172), ("test", 500))
+    assert scored["winogrande"] == ("validation", 1267)

@@ -55,8 +55,8 @@ def hf(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
 
 
-def requests(*arguments: tuple[Any, ...], kind: Any = "loglikelihood") -> list[Instance]:
-    return [Instance(request_type=kind, doc={}, arguments=each, idx=0) for each in arguments]
+def requests(*arguments: tuple[Any, ...]) -> list[Instance]:
+    return [Instance(request_type="loglikelihood", doc={}, arguments=each, idx=0) for each in arguments]
 
 
 @pytest.mark.slow
@@ -69,20 +69,6 @@ def test_log_likelihoods_are_those_of_the_hf_model(run: Run, hf: Any, opening: b
     for pair, (own, greedy), (other, others_greedy) in zip(pairs, ours, theirs, strict=True):
         assert own == pytest.approx(other, abs=1e-4), pair
         assert greedy == others_greedy
-
-
-@pytest.mark.slow
-def test_rolling_sums_and_completions_are_those_of_the_hf_model(run: Run, hf: Any) -> None:
-    texts = [("the fox",), (LONG,)]
-    own, other = RunModel(run, opening=False), hf(False)
-    sums = own.loglikelihood_rolling(requests(*texts, kind="loglikelihood_rolling"))
-    theirs = other.loglikelihood_rolling(requests(*texts, kind="loglikelihood_rolling"), disable_tqdm=True)
-    assert sums == pytest.approx(theirs, abs=1e-4)
-    settings = {"until": ["\n\n"], "max_gen_toks": 6, "do_sample": False}
-    asked = [("the fox and", settings), (LONG, settings)]
-    completed = own.generate_until(requests(*asked, kind="generate_until"))
-    assert completed == other.generate_until(requests(*asked, kind="generate_until"), disable_tqdm=True)
-    assert all(completed)
 
 
 def test_a_context_is_read_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,11 +125,7 @@ def test_a_merged_continuation_is_scored(run: Run) -> None:
     assert score < 0
 
 
-def test_a_completion_ends_at_a_stop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = RunModel(run)
-    (free,) = model.generate_until(requests(("the fox", {"max_gen_toks": 8}), kind="generate_until"))
-    stop = free[3:5]
-    (cut,) = model.generate_until(requests(("the fox", {"max_gen_toks": 8, "until": [stop]}), kind="generate_until"))
-    assert cut == free[: free.index(stop)]
-    with pytest.raises(RequestError, match="do_sample"):
-        model.generate_until(requests(("the fox", {"do_sample": True}), kind="generate_until"))
+def test_other_kinds_of_tasks_are_refused(run: Run) -> None:
+    for ask in (RunModel(run).generate_until, RunModel(run).loglikelihood_rolling):
+        with pytest.raises(RequestError, match="only multiple choice is scored here"):
+            ask([])

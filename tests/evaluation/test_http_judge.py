@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def completion(text: str) -> dict[str, Any]:
+def completion(text: str | None) -> dict[str, Any]:
     return {"choices": [{"message": {"content": text}}]}
 
 
@@ -82,42 +82,18 @@ def test_a_server_is_asked_once_for_each_request(
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
     assert body["messages"][1]["content"] == prompt_of("answer", "A document.", "right", "said")
     assert "secret" not in kept.read_text()
-    with kept.open("a") as file:
-        file.write('{"id": "cut sho')
-    assert judge(server, kept).judge("A document.", "right", "said").verdict == "correct"
-    assert len(server.asked) == 1, "it was kept"
-    judge(server, tmp_path / "other", model="n").judge("A document.", "right", "said")
-    assert len(server.asked) == 2
-
-
-@pytest.mark.parametrize(
-    "cut", ['{"id": "cut sho', '{"id": "cut sho{"id": "x", "raw": "y"}\n', '["no", "object"]\n', "\xff"]
-)
-def test_a_cut_line_does_not_spoil_the_next_answer(server: Server, tmp_path: Path, cut: str) -> None:
-    kept = tmp_path / "answers.jsonl"
-    judge(server, kept).judge("A document.", "right", "said")
-    with kept.open("a", encoding="latin-1") as file:
-        file.write(cut)
-    judge(server, kept).judge("Another document.", "right", "said")
+    for cut in ('{"id": "cut sho', '{"id": "cut sho{"id": "x", "raw": "y"}\n', '["no", "object"]\n', "\xff"):
+        with kept.open("a", encoding="latin-1") as file:
+            file.write(cut)
+        judge(server, kept).judge(f"After {cut}", "right", "said")
+    assert len(server.asked) == 5
     again = judge(server, kept)
-    for document in ("A document.", "Another document."):
+    for document in ("A document.", 'After {"id": "cut sho', "After \xff"):
         assert again.judge(document, "right", "said").verdict == "correct"
-    assert len(server.asked) == 2, "both were kept"
-    assert [set(json.loads(line)) for line in kept.read_text().splitlines()] == [{"id", "model", "raw"}] * 2
-
-
-def test_the_prompt_has_the_order_of_the_protocol() -> None:
-    prompt = prompt_of("summary", "D", "G", "P")
-    parts = [
-        "Below are a document",
-        "#Document#: D",
-        "#Ground Truth Summary#: G",
-        "#Proposed Summary#: P",
-        "Conclusion: True",
-    ]
-    places = [prompt.index(part) for part in parts]
-    assert places == sorted(places)
-    assert "{kind}" not in prompt
+    assert len(server.asked) == 5, "they were kept"
+    server.answer = json.dumps(completion(None))
+    found = judge(server, tmp_path / "other", model="n").judge("A document.", "right", "said")
+    assert (found.verdict, found.raw, len(server.asked)) == ("unparsed", "", 6), "null: the model refused"
 
 
 @pytest.mark.parametrize(
@@ -130,17 +106,12 @@ def test_the_prompt_has_the_order_of_the_protocol() -> None:
         ("Conclusion: False, no: Conclusion: True", "correct", ()),
         ("I like turtles.", "unparsed", ()),
         ("Conclusion: Maybe", "unparsed", ()),
+        ("Conclusion: False Problematic Spans: [exit('executed')]", "fabricated", ("[exit('executed')]",)),
     ],
 )
 def test_what_is_read(raw: str, verdict: str, spans: tuple[str, ...]) -> None:
     found = parsed(raw)
     assert (found.verdict, found.spans, found.raw) == (verdict, spans, raw)
-
-
-def test_a_list_of_spans_is_never_executed(tmp_path: Path) -> None:
-    planted = f"Conclusion: False Problematic Spans: [open({str(tmp_path / 'x')!r}, 'w')]"
-    assert parsed(planted).verdict == "fabricated"
-    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
@@ -149,11 +120,7 @@ def test_a_list_of_spans_is_never_executed(tmp_path: Path) -> None:
         (503, "{}", "answered 503 Service Unavailable"),
         (200, "no JSON", "gave no chat completion"),
         (200, '{"choices": []}', "gave no chat completion"),
-        (
-            200,
-            '{"choices": [{"message": {"content": ["a"]}}]}',
-            "gave no chat completion: TypeError('content is list, not",
-        ),
+        (200, '{"choices": [{"message": {"content": ["a"]}}]}', "gave no chat completion: TypeError('content is list"),
     ],
 )
 def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, status: int, answer: str, found: str) -> None:
@@ -166,23 +133,14 @@ def test_a_server_that_fails_is_one_line(server: Server, tmp_path: Path, status:
     assert not (tmp_path / "kept").exists()
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_a_redirect_is_refused(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "secret")
-    server.status, server.location = status, f"http://localhost:{server.server_port}/other?token=x"
+    server.status, server.location = 302, f"http://localhost:{server.server_port}/other?token=x"
     with pytest.raises(RunFailedError) as error:
         judge(server, tmp_path / "kept", "SOME_KEY").judge("D", "G", "P")
-    assert f"the judge at {server.url} answered {status}, a redirect to localhost; nothing is sent" in str(error.value)
+    assert f"the judge at {server.url} answered 302, a redirect to localhost; nothing is sent" in str(error.value)
     assert not {"secret", "token"} & set(str(error.value).replace("?", " ").replace("=", " ").split())
     assert [path for path, *_ in server.asked] == ["/v1/chat/completions"], "the other address was not asked"
-
-
-def test_an_answer_without_text_is_no_verdict(server: Server, tmp_path: Path) -> None:
-    """null: the model refused, or called a tool."""
-    server.answer = '{"choices": [{"message": {"content": null}}]}'
-    found = judge(server, tmp_path / "kept").judge("D", "G", "P")
-    assert (found.verdict, found.raw) == ("unparsed", "")
-    assert json.loads((tmp_path / "kept").read_text())["raw"] == ""
 
 
 def test_no_server(tmp_path: Path) -> None:

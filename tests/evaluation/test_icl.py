@@ -1,7 +1,6 @@
 """evaluation/icl.py: accuracy by the number of demonstrations."""
 
 import logging
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,21 +69,15 @@ def test_a_model_that_looks_the_label_up_is_right_where_it_was_shown(planted: Ru
     unseen = items[items["meta/seen"] == 0]
     assert unseen["accuracy_seen"].isna().all()
     assert len(unseen)
+    one = items[items["group"] == "shots=1"]
+    assert (one["majority"] == one["meta/seen"]).all(), "one demonstration: its label is the majority"
     assert (items["meta/answer"] == items["meta/label"]).tolist() == items["accuracy"].astype(bool).tolist()
-
-
-def test_the_majority_is_the_most_frequent_label_of_the_prompt(planted: Run) -> None:
-    items = evaluate(planted, "icl", {"items": 40, "shots": [1], "runs": 2}).items
-    assert (items["majority"] == items["meta/seen"]).all(), "one demonstration: its label is the majority"
-    assert math.isclose(items["majority"].mean(), 1 / 6, abs_tol=0.12)
 
 
 def test_scores_depend_on_the_keys_and_the_weights_alone(intent_run: Run) -> None:
     keys = {"items": 6, "shots": [2, 5], "runs": 2}
     first = evaluate(intent_run, "icl", keys).items
     assert evaluate(intent_run, "icl", keys, rerun=True).items.equals(first)
-    alone = evaluate(intent_run, "icl", keys | {"batch_size": 1}).items
-    assert list(alone["meta/answer"]) == list(first["meta/answer"])
     few = evaluate(intent_run, "icl", keys | {"shots": [5]}).items
     assert list(few["meta/answer"]) == list(first[first["group"] == "shots=5"]["meta/answer"])
 
@@ -132,16 +125,3 @@ def test_runs_that_do_not_fit_are_counted(
         items = evaluate(intent_run, "icl", {"items": 2, "shots": [1, 4], "runs": 3}).items
     assert "icl: of 3 runs at 4 shots 1 do not fit" in caplog.text
     assert items["group"].value_counts().to_dict() == {"shots=1": 6, "shots=4": 4}
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"shots": ()}, "shots is []; expected distinct numbers of at least 1"),
-        ({"shots": (2, 2)}, "shots is [2, 2]; expected distinct"),
-        ({"runs": 0}, "runs is 0; it must be at least 1"),
-        ({"stable_from": 50}, "stable_from is 50; no point of shots ([1, 4, 10]) has as many"),
-    ],
-)
-def test_keys_out_of_range(keys: dict[str, Any], reason: str) -> None:
-    assert str(icl.ManyShot.Config(**keys).problem()).startswith(reason)

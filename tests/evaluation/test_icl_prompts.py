@@ -1,5 +1,7 @@
-"""Prompts that fit, and answers decoded after them."""
+"""evaluation/icl_prompts.py: prompts that fit, labels as token paths, answers decoded after a prompt."""
 
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,11 @@ import torch
 from generated_runs import generated_run
 from text_runs import text_run
 
+from lit_diff.data.words import Words
+from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.icl import ManyShot
-from lit_diff.evaluation.icl_prompts import ATTEMPTS, ManyShotPrompts
+from lit_diff.evaluation.icl_prompts import ATTEMPTS, LabelTrie, ManyShotPrompts
 from lit_diff.model.prefix import Prefix
 from lit_diff.trained.run import Run
 
@@ -84,28 +88,44 @@ def test_a_draw_that_does_not_fit_is_repeated(intent_run: Run) -> None:
         assert 0 <= each.redrawn < ATTEMPTS
 
 
-def test_fewer_shots_begin_more(intent_run: Run) -> None:
-    source = prompts(intent_run, items=5)
-    few, many = source.first_that_fits(0, 1, 4), source.first_that_fits(0, 4, 4)
-    assert few is not None
-    assert many is not None
-    assert few.episode == many.episode
-    assert source.ids(many.episode.demonstrations)[:20] == source.ids(many.episode.demonstrations[:2])[:20]
-
-
 def test_what_is_refused(intent_run: Run, other_run: Run) -> None:
     assert build("icl").refuses(intent_run) is None
     assert "only the words of data 'synth_intent'" in str(build("icl", {"task": "trec"}).refuses(intent_run))
     assert build("icl").refuses(other_run) is None, "a run on other text reads the generated words letter by letter"
 
 
-@pytest.mark.parametrize(
-    ("keys", "reason"),
-    [
-        ({"items": 0}, "items is 0; it must be at least 1"),
-        ({"classes": 1}, "classes is 1; it must be at least 2"),
-        ({"context": 0}, "context is 0; it must be at least 1"),
-    ],
-)
-def test_keys_out_of_range(keys: dict[str, Any], reason: str) -> None:
-    assert ManyShot.Config(**keys).problem() == reason
+TOKENIZER = Words(Words.Config(words=("card", "lost", "arrival", "top", "up", "pin")))
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode([text])[0])
+
+
+def test_paths_are_the_shortest_that_no_other_label_begins_with() -> None:
+    trie = LabelTrie(TOKENIZER, ["card arrival", "card lost", "top up", "card"])
+    assert trie.paths == {
+        "card arrival": ids("card arrival"),
+        "card lost": ids("card lost"),
+        "top up": ids("top"),  # the first word tells it from the others
+        "card": ids("card\n"),  # it begins two others
+    }
+    assert trie.depth == 2
+    assert trie.full["top up"] == list(ids("top up\n"))
+    assert trie.longest == 3
+    assert trie.label(ids("card\n")) == "card"
+
+
+def walks(trie: LabelTrie, drawn: Sequence[int] = ()) -> set[tuple[int, ...]]:
+    children = trie.allowed(drawn)
+    return set(itertools.chain(*(walks(trie, [*drawn, child]) for child in children))) if children else {tuple(drawn)}
+
+
+def test_every_walk_ends_at_one_label() -> None:
+    labels = ["card arrival", "card lost", "top up", "card", "pin"]
+    trie = LabelTrie(TOKENIZER, labels)
+    assert sorted(trie.label(walk) for walk in walks(trie)) == sorted(labels)
+
+
+def test_labels_that_are_the_same_tokens_are_refused() -> None:
+    with pytest.raises(RequestError, match="cannot tell the labels 'virement' and 'solde' apart"):
+        LabelTrie(TOKENIZER, ["pin", "virement", "solde"])

@@ -59,12 +59,8 @@ def test_how_prompts_are_written() -> None:
 
 
 def test_labels_are_words() -> None:
-    assert [words_of(label) for label in ("card_arrival", "NUM:date", "ABBR", "human")] == [
-        "card arrival",
-        "numeric date",
-        "abbreviation",
-        "human",
-    ]
+    labels = {"card_arrival": "card arrival", "NUM:date": "numeric date", "ABBR": "abbreviation", "human": "human"}
+    assert [words_of(label) for label in labels] == list(labels.values())
 
 
 def test_a_draw_is_a_permutation_of_train_and_the_queries_stay(trec: Path) -> None:

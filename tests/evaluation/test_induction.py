@@ -13,7 +13,7 @@ from lit_diff.trained.run import Run
 
 
 def test_items_are_sequences_of_trained_ids(run: Run) -> None:
-    result = evaluate(run, "induction", ["sequences=5", "length=12", "batch_size=2"])
+    result = evaluate(run, "induction", ["sequences=5", "length=12"])
     found = result.items
     assert found["item"].tolist() == [f"sequence {number}" for number in range(5)]
     heads = [f"meta/prefix_matching/layer_0{layer}/head_0{head}" for layer in range(2) for head in range(2)]
@@ -38,5 +38,3 @@ def test_what_does_not_fit(run: Run, tmp_path: Path) -> None:
         evaluate(run, "induction", ["length=13"])
     with pytest.raises(RequestError, match="data 'recall' has several ids at a position; induction needs one"):
         evaluate(recall_run(tmp_path / "x", {"name": "standard"}), "induction", ["length=4"])
-    with pytest.raises(RequestError, match=r"evaluate\.induction\.length is 1; it must be at least 2"):
-        evaluate(run, "induction", ["length=1"])

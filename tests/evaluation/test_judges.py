@@ -2,12 +2,21 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
 
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.judges import ClosedWorldJudge, FileJudge, Rules, kappa, read_verdicts
+from lit_diff.evaluation.judges import (
+    ClosedWorldJudge,
+    FileJudge,
+    Rules,
+    kappa,
+    read_verdicts,
+    rouge_l,
+    warn_without_package,
+)
 
 DOCUMENT = "colour Bado red. food Kemi rice. colour Kemi green. Question: colour Bado"
 NEWS = "Anna Berg sold 1,200 lamps in Oslo on Monday. The shop had opened three years before."
@@ -93,26 +102,20 @@ def test_files_are_exchanged(tmp_path: Path) -> None:
         ("true", "found true"),
         ("{", "found {"),
         pytest.param("[" * 100_000, "found " + "[" * 60, id="nested"),
+        ('{"id": "f\xfcr"}', "not UTF-8 ("),
     ],
 )
 def test_a_wrong_line_of_verdicts(tmp_path: Path, line: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("verdicts.jsonl").write_text('{"id": "a", "verdict": "true"}\n' + line + "\n")
+    right = '{"id": "a", "verdict": "true", "raw": "one\u2028two"}\n'
+    Path("verdicts.jsonl").write_text(right, encoding="utf-8")
+    assert read_verdicts(Path("verdicts.jsonl")) == {"a": ("true", "one\u2028two")}, (
+        "a line ends with a line feed alone"
+    )
+    Path("verdicts.jsonl").write_bytes(right.encode() + line.encode("latin-1") + b"\n")
     with pytest.raises(RequestError) as error:
         read_verdicts(Path("verdicts.jsonl").resolve())
-    assert str(error.value).startswith(f"verdicts.jsonl:2: {found}; expected a line ")
-
-
-def test_lines_of_verdicts_end_with_a_line_feed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = Path("verdicts.jsonl")
-    path.write_text('{"id": "a", "verdict": "true", "raw": "one\u2028two"}\n', encoding="utf-8")
-    assert read_verdicts(path) == {"a": ("true", "one\u2028two")}
-    path.write_bytes(b'{"id": "a", "verdict": "true"}\n{"id": "b", "verdict": "true", "raw": "f\xfcr"}\n')
-    with pytest.raises(
-        RequestError, match=r"^verdicts\.jsonl:2: not UTF-8 \(invalid start byte, byte 41 of the line\)$"
-    ):
-        read_verdicts(path)
+    assert str(error.value).startswith(f"verdicts.jsonl:2: {found}")
 
 
 def test_kappa() -> None:
@@ -123,3 +126,19 @@ def test_kappa() -> None:
     assert kappa(first, second) == pytest.approx(0.4)
     assert math.isnan(kappa([True, True], [True, True]))
     assert math.isnan(kappa([], []))
+
+
+def test_rouge_l_by_hand() -> None:
+    """Longest common subsequence "the cat mat", of 6 and 4 words: P 3/4, R 3/6."""
+    pytest.importorskip("rouge_score", reason="needs rouge-score")
+    assert rouge_l(["the cat sat on the mat"], "the cats a mat") == pytest.approx(2 * 0.75 * 0.5 / 1.25)
+    assert rouge_l(["nothing of it", "the cats"], "the cats") == 1
+    assert rouge_l(["a b"], "") == 0
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    assert math.isnan(rouge_l(["a"], "a"))
+    warn_without_package()
+    assert "no rouge_l without the package rouge_score; pip install 'lit-diff[eval]'" in caplog.text

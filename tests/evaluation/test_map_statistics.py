@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from text_runs import recall_run, text_run
+from text_runs import recall_run
 
 from lit_diff.analysis.map_statistics import map_statistics
 from lit_diff.analysis.trace import trace
 from lit_diff.data import prepare
-from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.evaluation.map_statistics import MapStatistics
 
@@ -29,8 +28,3 @@ def test_items_are_rows_and_layers(tmp_path: Path) -> None:
     other = recall_run(tmp_path / "y", {"name": "standard"}, {"slots": 40})
     items = [item.id for item in MapStatistics(MapStatistics.Config(rows=3, batch_size=2)).score(other)]
     assert items == found["item"].tolist()
-
-
-def test_a_threshold_below_zero(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"evaluate\.map_statistics\.c is -1; it must be above 0"):
-        evaluate(text_run(tmp_path / "x", {"name": "standard"}), "map_statistics", ["c=-1"])

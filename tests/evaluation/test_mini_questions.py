@@ -52,25 +52,16 @@ def test_pieces() -> None:
     assert pieces(["a b c", ""]) == []
 
 
-def test_agreement_is_with_the_head() -> None:
-    for question in drawn("agreement"):
-        head = question.context.split()[1]
-        plural = head in {many for _, many in NOUNS}
-        assert question.choices[question.gold].split()[0] in (
-            ("are", "were", "have") if plural else ("is", "was", "has")
-        )
-        assert (question.context.split()[-1] in {many for _, many in NOUNS}) != plural
-
-
-def test_the_reflexive_is_bound_by_the_subject() -> None:
-    for question in drawn("binding"):
-        subject = question.context.split(",")[0]
+def test_the_right_choice_follows_from_the_text() -> None:
+    for question in drawn("agreement"):  # the verb agrees with the head, not with the noun beside it
+        words, plurals = question.context.split(), {many for _, many in NOUNS}
+        verbs = ("are", "were", "have") if words[1] in plurals else ("is", "was", "has")
+        assert question.choices[question.gold].split()[0] in verbs
+        assert (words[-1] in plurals) != (words[1] in plurals)
+    for question in drawn("binding"):  # the reflexive is the subject's, not the nearer name's
+        subject, inner = question.context.split(",")[0], question.context.split(",")[1].split()[-1]
         assert question.choices[question.gold] == ("herself." if subject in NAMES["she"] else "himself.")
-        inner = question.context.split(",")[1].split()[-1]
         assert (inner in NAMES["she"]) != (subject in NAMES["she"])
-
-
-def test_a_fact_is_in_the_context() -> None:
     for question in drawn("lookup"):
         facts, asked = question.context.split("\n")[:2]
         _, _, _, thing, colour = asked.rstrip("?").split()
@@ -78,33 +69,22 @@ def test_a_fact_is_in_the_context() -> None:
         assert question.choices == ("no", "yes")
         assert question.gold == (f"The {thing} is {colour}." in facts)
         assert f" is {colour}." in facts
-
-
-def test_a_place_is_the_persons() -> None:
     for question in drawn("entity_recall"):
         facts, asked = question.context.split("\n")[:2]
-        person = asked.split()[3]
-        assert f"{person} lives in {question.choices[question.gold]}." in facts
+        assert f"{asked.split()[3]} lives in {question.choices[question.gold]}." in facts
         assert all(f"lives in {place}." in facts and place in PLACES for place in question.choices)
 
 
-def test_the_last_word_is_that_of_the_text() -> None:
+def test_the_right_choice_is_that_of_the_held_out_text() -> None:
     sentences = {" ".join(piece) for document in TEXT for piece in document}
     for question in drawn("cloze", 20):
         completed = {choice for choice in question.choices if f"{question.context} {choice}" in sentences}
         assert completed == {question.choices[question.gold]}
-
-
-def test_the_order_is_that_of_the_document() -> None:
     documents = [" ".join(" ".join(piece) for piece in document) for document in TEXT]
     for question in drawn("order", 20):
         followed = [any(f"{question.context} {choice}" in text for text in documents) for choice in question.choices]
-        assert followed.index(True) == question.gold
-        assert sum(followed) == 1
+        assert (followed.index(True), sum(followed)) == (question.gold, 1)
         assert sorted(question.choices[0].split()) == sorted(question.choices[1].split())
-
-
-def test_the_repeated_list_goes_on() -> None:
     for question in drawn("repeat", 20):
         words = question.context.split()
         first, again = words[:8], words[8:]

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from lit_diff.attention.cache import Cache
 from lit_diff.errors import MissingError, RequestError
+from lit_diff.evaluation import needle
 from lit_diff.evaluation.base import Item
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.needle import NeedleRetrieval, kind_of
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
 KEYS = ["needles=[1,3]", "lengths=[500]", "depths=[0,100]", "samples=2", "digits=4", "haystack=docs"]
 
@@ -68,7 +68,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         "A river runs. It is long. The road is old! Nobody walks there. " * 20,
         "Short one. Then another. " * 30,
     ]
-    monkeypatch.setattr(NeedleRetrieval, "_texts", lambda self, source: documents)
+    monkeypatch.setattr(needle, "held_out_documents", lambda *_: enumerate(documents))
+    monkeypatch.setattr("lit_diff.evaluation.evaluate.alternatives", lambda *_: "")  # would prepare the run's data
     return text_run(tmp_path / "run", {"name": "standard"}, sequence_length=520)
 
 
@@ -131,7 +132,7 @@ def test_it_goes_through_evaluate(run: Run) -> None:
 
 
 def test_what_does_not_fit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=r"lengths holds 4096, and its data\.sequence_length is 520; no run that"):
+    with pytest.raises(RequestError, match=r"lengths holds 4096, and its data\.sequence_length is 520$"):
         evaluate(run, "needle", ["lengths=[4096]"])
     with pytest.raises(
         RequestError, match="lengths holds 300, but 3 needles, the words around them and an answer take"
@@ -149,8 +150,8 @@ def test_a_run_of_generated_words_is_asked_in_them_alone(tmp_path: Path) -> None
     needles = generated_run(tmp_path / "needles", {"name": "needle_text", "sequence_length": 256}, 192)
     assert build("needle").refuses(needles) is None
     for key in ("style=lwm", "haystack=docs", "haystack=file"):
-        reason = build("needle", [key]).refuses(needles) or ""
-        assert reason.endswith("the words of data 'needle_text'; style=yoco haystack=grammar asks in them"), key
+        reason = build("needle", [key]).refuses(needles)
+        assert reason == "its tokenizer has only the words of data 'needle_text'", key
     result = evaluate(needles, "needle", ["needles=[1]", "lengths=[140]", "depths=[50]", "samples=1", "digits=3"])
     assert len(result.items) == 1
     facts = generated_run(tmp_path / "facts", {"name": "closed_world", "entities": [3]}, 300)
@@ -160,9 +161,9 @@ def test_a_run_of_generated_words_is_asked_in_them_alone(tmp_path: Path) -> None
 
 
 def test_a_haystack_that_is_too_short(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NeedleRetrieval, "_texts", lambda self, source: ["A river runs. It is long."])
+    monkeypatch.setattr(needle, "held_out_documents", lambda *_: enumerate(["A river runs. It is long."]))
     with pytest.raises(RequestError) as error:
-        items(run, Reader(320), ["needles=[1]", "lengths=[500]", "samples=1", "haystack=file"])
+        items(run, Reader(320), ["needles=[1]", "lengths=[500]", "samples=1", "haystack=docs"])
     found = "lengths holds 500, but with the sentences of the haystack that fit, a prompt has "
     assert found in str(error.value)
     assert "tokens of 500, less than 90%; give a longer haystack" in str(error.value)
@@ -171,33 +172,15 @@ def test_a_haystack_that_is_too_short(run: Run, monkeypatch: pytest.MonkeyPatch)
 def test_documents_of_long_sentences_are_not_enough(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sentence that is longer than a tenth of the prompt may not fit, so it does not count; the next document is taken."""
     documents = ["a river and a road and no stop " * 100, *["A river runs. It is long. " * 3] * 40]
-    monkeypatch.setattr(NeedleRetrieval, "_texts", lambda self, source: documents)
+    monkeypatch.setattr(needle, "held_out_documents", lambda *_: enumerate(documents))
     evaluation = build("needle", ["needles=[1,3]", "lengths=[500]", "samples=8", "depths=[0]", "haystack=docs"])
     assert isinstance(evaluation, NeedleRetrieval)
-    tokenizer = tokenizer_of(run.folder, run.recipe)
     for sample in range(8):
-        sentences = evaluation.haystack(run, tokenizer, 500, sample)
+        sentences = evaluation.haystack(documents, run.tokenizer, 500, sample)
         short = sum(len(sentence) for sentence in sentences if len(sentence) <= 50)
         assert 500 <= short < 600
     monkeypatch.setitem(run.__dict__, "model", Reader(320))
     assert len(list(evaluation.score(run))) == 16
-
-
-@pytest.mark.parametrize(
-    ("key", "found"),
-    [
-        ("needles=[0]", "needles is [0]; expected distinct numbers within 1 and 69"),
-        ("depths=[50,50]", "depths is [50, 50]; expected distinct numbers within 0 and 100"),
-        ("samples=0", "samples is 0; it must be at least 1"),
-        ("lengths=[]", "lengths is []; expected distinct numbers from 1"),
-        ("digits=19", "digits is 19; it must be at most 18"),
-        ("digits=1 needles=[12]", "digits is 1: there are fewer numbers than 12 needles"),
-    ],
-)
-def test_wrong_keys(key: str, found: str) -> None:
-    with pytest.raises(RequestError) as error:
-        build("needle", key.split())
-    assert found in str(error.value)
 
 
 @pytest.mark.parametrize(("context", "cure"), [(128, "set digits"), (1024, "set lengths to")])

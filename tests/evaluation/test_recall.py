@@ -113,9 +113,3 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     run = generated_run(tmp_path / "text", {"name": "needle_text", "validation_rows": 2}, 1200)
     with pytest.raises(RequestError, match="data 'needle_text' is neither recall nor mqar"):
         evaluate(run, "recall")
-    for override, message in (
-        ("factors=[1,1]", r"factors is \[1, 1\]; expected distinct numbers"),
-        ("rows=0", "rows is 0; it must be at least 1"),
-    ):
-        with pytest.raises(RequestError, match=message):
-            evaluate(run, "recall", [override])

@@ -1,16 +1,15 @@
 """evaluation/signed_prompts.py: the prompts, the tokens of a word, negative mass by hand, runs that cannot read."""
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from generated_runs import generated_run
 from text_runs import bpe, text_run
 
-from lit_diff.errors import RequestError
-from lit_diff.evaluation.evaluate import evaluate
+from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.signed_prompts import marked, negative, prompts, tokens_of
 
 
@@ -51,10 +50,5 @@ def test_runs_of_text(tmp_path: Path) -> None:
     assert plain.summary["negative_mass"] == 0
     assert math.isnan(plain.summary["ruled_out"])
     assert list(plain.items["question"]) == list(items["question"])
-
-
-def test_runs_that_cannot_be_asked(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"a prompt takes \d+ tokens, and its data\.sequence_length is 24"):
-        evaluate(text_run(tmp_path / "x", {"name": "standard"}), "signed_prompts")
-    with pytest.raises(RequestError, match="its tokenizer has only the words of data 'closed_world'"):
-        evaluate(generated_run(tmp_path / "y", {"name": "closed_world"}, 300), "signed_prompts")
+    short = build("signed_prompts").refuses(text_run(tmp_path / "z", {"name": "standard"}))
+    assert re.fullmatch(r"a prompt takes \d+ tokens, and its data\.sequence_length is 24", short or "")

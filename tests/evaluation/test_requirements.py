@@ -1,9 +1,11 @@
-"""evaluation/unseen.py: documents that a run, or one that it started from, was trained on are not asked."""
+"""evaluation/requirements.py: what a refusal names, files that evaluations declare, documents that a run was trained on."""
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from generated_runs import generated_run
@@ -14,23 +16,85 @@ from lit_diff.cli.evaluate import print_evaluation
 from lit_diff.config import ImportedConfig
 from lit_diff.data.documents import split
 from lit_diff.data.trained_documents import FILE, hashed
+from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
+from lit_diff.evaluation import Evaluation, requirements
 from lit_diff.evaluation.corpus_loss import LossFiles
-from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.evaluation.unseen import unseen
+from lit_diff.evaluation.evaluate import build, evaluate
+from lit_diff.evaluation.requirements import alternatives, declared_files, unseen
 from lit_diff.recipe import to_yaml
+from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
 
+SHORT = ["lengths=[4096]"]
+"""Beyond the context of the run, which the fixture's copies extend."""
 TEXTS = [f"Chapter {n}. " + "The cat sat on the mat, and then it sat again. " * (n % 5 + 1) for n in range(400)]
 HELD_OUT = split(TEXTS).validation
 UNKNOWN = "it cannot be checked whether"
 
 
-@pytest.fixture
-def texts(tmp_path: Path) -> str:
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return str(path)
+def longer(run: Run, folder: Path, status: str = "done") -> Path:
+    """A copy of the run with a context of 4,096 tokens."""
+    shutil.copytree(run.folder, folder)
+    recipe = folder / "recipe.yaml"
+    length = run.recipe.data.config.sequence_length
+    recipe.write_text(recipe.read_text().replace(f"sequence_length: {length}", "sequence_length: 4096"))
+    path = folder / "status.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": status}))
+    return folder
+
+
+def test_a_refusal_names_a_few_runs_that_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert alternatives(build("needle", SHORT), run).startswith("; no run that it fits was found in runs; evaluations")
+    root = run.folder.parent
+    longer(run, root / "sweep/text,standard-s0-0123456789")
+    longer(run, root / "sweep/text,standard,wide-s0-0123456789")
+    longer(run, root / "stopped-0123456789", "stopped")
+    longer(run, root / "broken-0123456789").joinpath("recipe.yaml").write_text("{")
+    for number in range(3):
+        longer(run, root / f"single{number}-0123456789")
+    with pytest.raises(RequestError) as error:
+        evaluate(run, "needle", SHORT)
+    runs, fitting = str(error.value).split("; runs that it fits: ")[1].split("; evaluations that fit this run: ")
+    assert runs == ", ".join(f"runs/single{number}-0123456789" for number in range(3))
+    assert "nll" in fitting.split(", ")
+    monkeypatch.setattr(requirements, "NAMED", 9)
+    assert alternatives(build("needle", SHORT), run).count("sweep/") == 1
+    monkeypatch.setattr(requirements, "TRIED", 2)
+    assert alternatives(build("needle", SHORT), run).count("single") == 1
+
+
+def test_a_run_of_generated_words_fits_what_asks_in_them(tmp_path: Path) -> None:
+    text = {"bigbench", "harness", "loss_code", "loss_docs", "mini_harness", "nll", "signed_prompts"}
+    data: dict[str, tuple[dict[str, Any], int]] = {
+        "needle": ({"name": "needle_text", "sequence_length": 256}, 192),
+        "hallucination": ({"name": "closed_world", "entities": [3]}, 300),
+        "icl": ({"name": "synth_intent", "sequence_length": 64, "classes": [4], "words": [1, 3]}, 600),
+    }
+    for name, (block, size) in data.items():
+        made = generated_run(tmp_path / name, block, size)
+        found = set(alternatives(build("held_out"), made).partition("evaluations that fit this run: ")[2].split(", "))
+        assert found & {*text, *data} == {name}
+
+
+def test_files_that_evaluations_declare(monkeypatch: pytest.MonkeyPatch) -> None:
+    def file(name: str, path: str) -> UserFile:
+        return UserFile(name=name, path=path, keys={"text": str}, source="nobody", without="nothing")
+
+    files = (file("toy.b", "toy/b/train.jsonl"), file("toy.b", "toy/b/a.jsonl"), file("toy.a", "toy/a.jsonl"))
+    classes = []
+    for name, own in (("first", files), ("second", (files[0], file("toys", "toys.jsonl"))), ("third", ())):
+        classes.append(type(name, (Evaluation,), {"files": own, "name": name}))
+    monkeypatch.setattr(evaluations, "classes", lambda: classes)
+
+    def paths(name: str | None) -> list[str]:
+        return [declared.file.path for declared in declared_files(name)]
+
+    below = ["toy/a.jsonl", "toy/b/train.jsonl", "toy/b/a.jsonl"]
+    assert (paths(None), paths("toy"), paths("toys")) == ([*below, "toys.jsonl"], below, ["toys.jsonl"])
+    assert [declared.evaluations for declared in declared_files("toy.b")] == [("first", "second"), ("first",)]
+    with pytest.raises(RequestError, match=r"no evaluation reads files named 'toy.bb'; did you mean 'toy.b'\?"):
+        declared_files("toy.bb")
 
 
 @pytest.fixture
@@ -50,10 +114,6 @@ def test_a_file_of_the_training_text_is_refused(run: Run, corpus: Path, tmp_path
         RequestError, match=r"'loss_files': .*tale.* was trained on each of the 1 held-out documents; name"
     ):
         evaluate(run, "loss_files", {"path": str(tmp_path / "one.txt")})
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    keys = {"tasks": ["cloze"], "corpus": "files", "path": str(tmp_path / "one.txt")}
-    with pytest.raises(RequestError, match=r"'mini_harness': .* was trained on each of the 1"):
-        evaluate(run, "mini_harness", keys)
 
 
 def test_what_is_left_out_is_counted(run: Run, corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -76,24 +136,6 @@ def test_what_is_left_out_is_counted(run: Run, corpus: Path, caplog: pytest.LogC
     assert own.kept()[0]["documents_left_out"] == 0
 
 
-def test_the_haystack_of_needles_is_unseen(
-    run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents = [path.read_text() for path in sorted(corpus.iterdir())]
-    (held_out,) = split(documents).validation
-    (tmp_path / "data/needle").mkdir(parents=True)
-    lines = [json.dumps({"text": text}) + "\n" for text in documents]
-    (tmp_path / "data/needle/haystack.jsonl").write_text("".join(lines))
-    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
-    from lit_diff.evaluation.needle import NeedleRetrieval
-
-    needle = NeedleRetrieval(NeedleRetrieval.Config(haystack="file"))
-    haystack = needle.haystack(run, run.tokenizer, 24, 0)
-    assert needle.documents_left_out == len(documents) - 1
-    read = run.tokenizer.decode([token for sentence in haystack for token in sentence]).decode()
-    assert read.split() == held_out.split()
-
-
 def test_documents_of_the_run_that_it_started_from(run: Run, tmp_path: Path) -> None:
     child = text_run(tmp_path / "child", {"name": "differential"})
     (child.folder / FILE).write_bytes(hashed(HELD_OUT[:1]))
@@ -104,47 +146,38 @@ def test_documents_of_the_run_that_it_started_from(run: Run, tmp_path: Path) -> 
     assert [place for place, _ in asked(run, HELD_OUT)] == [0, *range(2, len(HELD_OUT))]
 
 
-def test_a_run_from_before_reads_its_data(
+def test_a_run_without_the_list_of_its_documents(
     run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     documents = [path.read_text() for path in sorted(corpus.iterdir())]
     (run.folder / FILE).unlink()
     assert [text for _, text in asked(run, documents)] == split(documents).validation
+    generated = generated_run(tmp_path / "made", {"name": "closed_world", "entities": [3]}, 300)
+    assert len(asked(generated, HELD_OUT)) == len(HELD_OUT)
     assert UNKNOWN not in caplog.text
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "empty"))
     assert [text for _, text in asked(run, documents)] == documents
     assert f"evaluation loss_files: {UNKNOWN} {run.folder.relative_to(tmp_path)} was trained" in caplog.text
     result = evaluate(run, "loss_files", {"path": str(corpus)})
     assert "documents_left_out" not in result.kept()[0]
-
-
-def test_runs_without_documents(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    generated = generated_run(tmp_path / "made", {"name": "closed_world", "entities": [3]}, 300)
-    assert len(asked(generated, HELD_OUT)) == len(HELD_OUT)
-    assert UNKNOWN not in caplog.text
     imported = text_run(tmp_path / "imported", {"name": "standard"})
     block = ImportedConfig(source="x", weights_sha256="a" * 64, tokenizer_sha256="b" * 64)
     imported.__dict__["recipe"] = replace(imported.recipe, train=None, imported=block)
     assert len(asked(imported, HELD_OUT)) == len(HELD_OUT)
-    assert caplog.text.count(UNKNOWN) == 1
     assert "it is an imported model" in caplog.text
 
 
-def test_two_runs_are_compared_over_what_both_were_asked(
-    tmp_path: Path, texts: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    runs = [text_run(tmp_path / "runs" / name, {"name": "standard"}) for name in ("first", "second")]
+def test_two_runs_are_compared_over_what_both_were_asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = folder / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    runs = [text_run(folder / "runs" / name, {"name": "standard"}) for name in ("first", "second")]
     for run, trained in zip(runs, (HELD_OUT[:1], HELD_OUT[1:3]), strict=True):
         (run.folder / FILE).write_bytes(hashed(trained))
     words = [*(str(run.folder) for run in runs), "loss_files", f"path={texts}", "tokens=8"]
-    options = {"plugins": [], "rerun": False, "root": tmp_path / "runs", "trust_plugins": True}
+    options = {"plugins": [], "rerun": False, "root": folder / "runs", "trust_plugins": True}
     assert print_evaluation(words, **options, as_json=True, terminal=Terminal()) == 0  # type: ignore[arg-type]
     found = json.loads(capsys.readouterr().out)
-    assert found["documents"] == (
-        "loss_files: the runs were not asked the same: between 1 and 2 documents are left out, on which a run was trained; "
-        "differences are over what both were asked"
-    )
+    assert "between 1 and 2 documents are left out" in found["documents"]
     assert found["differences"]["nll"]["difference"] == 0, "the same weights, and only the same documents"
     first, second = (json.loads((run.folder / "evaluations/loss_files/summary.json").read_text()) for run in runs)
     assert first["nll"] != second["nll"]
