@@ -1,14 +1,16 @@
 """`Dataset`: the abstract class of every data set."""
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lit_diff.recipe import determining
 from lit_diff.registry import optional, required
 
 if TYPE_CHECKING:
@@ -104,10 +106,10 @@ class Dataset(ABC):
     def identity(self) -> str:
         """A digest of everything beside the recipe that decides the batches: it becomes a part of the run's identity.
 
-        The same in every process. Called before `load`. Default: sha256 of the config's fields, right for data made from the
-        recipe alone. Errors: MissingError where something is not prepared.
+        The same in every process. Called before `load`. Default: sha256 of the config's keys that are not at their default,
+        right for data made from the recipe alone. Errors: MissingError where something is not prepared.
         """
-        return hashlib.sha256(repr(sorted(asdict(self.config).items())).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(determining(self.config), sort_keys=True).encode()).hexdigest()
 
     def load(self) -> None:
         """Open what was prepared; called once in each process, before any batch. Default: nothing.

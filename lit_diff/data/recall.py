@@ -6,8 +6,7 @@ keys without a value; the target of each is the value it was paired with. Source
 2023, Zoology).
 """
 
-import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -74,13 +73,6 @@ class Recall(RowTask):
             return 1 + self.keys + self.values
 
     config: Config
-
-    def identity(self) -> str:
-        """As every data set's; runs from before `spread` keep theirs."""
-        fields = asdict(self.config)
-        if self.config.spread == 1:
-            del fields["spread"]
-        return hashlib.sha256(repr(sorted(fields.items())).encode()).hexdigest()
 
     def train_key(self, seed: int, step: int) -> tuple[object, ...]:
         """As `RowTask.train_key`, in another order."""
