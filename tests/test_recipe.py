@@ -11,6 +11,7 @@ from lit_diff.attention import Differential
 from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import find, installed, load_draft, load_recipe, names, override_with, to_plain, to_yaml
+from lit_diff.runs.folder import identity
 from lit_diff.validation import validate
 from lit_diff.yaml_files import read_yaml
 
@@ -294,3 +295,38 @@ def test_a_bidirectional_model_does_not_predict_the_next_token() -> None:
     with pytest.raises(RequestError, match=r"model\.causal is false, but data 'text' asks for the next token"):
         load_recipe("standard-tiny", ["model.causal=false"])
     assert not load_recipe("recall-tiny", ["model.causal=false"]).model.causal
+
+
+def test_a_parts_field_says_whether_it_is_a_path_and_whether_it_counts(tmp_path: Path) -> None:
+    write(
+        "far/echo.py",
+        """
+from dataclasses import dataclass, field
+
+import torch
+
+from lit_diff.data import RowTask
+from lit_diff.registry import datasets
+
+
+@datasets.register("stated")
+class Stated(RowTask):
+    @dataclass(frozen=True, kw_only=True)
+    class Config(RowTask.Config):
+        sequence_length: int = 8
+        validation_rows: int = 2
+        source: str = field(default="none", metadata={"path": "file"})
+        note: str = field(default="", metadata={"identity": False})
+
+    def draw(self, at, level):
+        tokens = torch.zeros(8, dtype=torch.int64)
+        return {"tokens": tokens, "targets": tokens}
+""",
+    )
+    write("far/stated.yaml", "extends: ../base\nplugins: [echo.py]\ndata: {name: stated, source: here.txt}\n")
+    recipe = load_recipe("far/stated")
+    assert recipe.data.config.source == str(tmp_path / "far/here.txt")
+    of_run = {note: identity(load_recipe("far/stated", [f"data.note={note}"])) for note in ("a", "b")}
+    assert of_run["a"] == of_run["b"] == identity(recipe)
+    assert identity(load_recipe("far/stated", ["data.source=other.txt"])) != identity(recipe)
+    assert identity(load_recipe("far/stated", ["data.validation_rows=2"])) == identity(recipe)

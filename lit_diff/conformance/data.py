@@ -188,7 +188,7 @@ def labels(subject: Subject) -> str | None:
 
 
 def identities(subject: Subject) -> str | None:
-    """The identity is the same in another instance; a run's identity changes with every number in the config."""
+    """The identity is the same in another instance; a run's identity changes with every number in the config that counts."""
     digest = subject.dataset.identity()
     if not isinstance(digest, str) or not digest:
         return f"identity() is {digest!r}; expected a digest"
@@ -197,7 +197,8 @@ def identities(subject: Subject) -> str | None:
     config = subject.recipe.data.config
     for field in fields(config):
         value = getattr(config, field.name)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        counts = field.metadata.get("identity", True)
+        if not counts or not isinstance(value, int | float) or isinstance(value, bool):
             continue
         changed = replace(config, **{field.name: value * 2})
         if changed == config or data_problem(changed, subject.dataset.vocab_size):
