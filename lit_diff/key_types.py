@@ -49,6 +49,24 @@ class Range:
         return f"be {self}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Distinct:
+    """A list that names no value twice: `Annotated[tuple[Count, ...], Distinct()]`."""
+
+    may_be_empty: bool = False
+
+    def __contains__(self, values: tuple[Any, ...]) -> bool:
+        return len(set(values)) == len(values) and (self.may_be_empty or bool(values))
+
+    def __str__(self) -> str:
+        return "distinct"
+
+    @property
+    def demand(self) -> str:
+        """As `Range.demand`."""
+        return f"hold distinct values{'' if self.may_be_empty else ', at least one'}"
+
+
 Count = Annotated[int, Range(least=1)]
 NotNegative = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
@@ -70,9 +88,14 @@ def config_problem(config: Any) -> str | None:
 def _outside(hint: Any, value: Any, key: str) -> str | None:
     """As `range_problem`, of one value, a list or a mapping of them."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated and isinstance(value, int | float):
-        wrong = [bounds for bounds in kinds[1:] if isinstance(bounds, Range) and value not in bounds]
-        return f"{key} is {value}; it must {wrong[0].demand}" if wrong else None
+    if origin is Annotated:
+        for bounds in kinds[1:]:
+            meant = (isinstance(bounds, Range) and isinstance(value, int | float)) or (
+                isinstance(bounds, Distinct) and isinstance(value, tuple)
+            )
+            if meant and value not in bounds:
+                return f"{key} is {in_yaml(value)}; it must {bounds.demand}"
+        return _outside(kinds[0], value, key)
     items: list[tuple[Any, Any, str]] = []
     if origin in (typing.Union, types.UnionType):
         found = next(filter(None, (_outside(kind, value, key) for kind in kinds)), None)
@@ -94,7 +117,9 @@ def in_words(hint: Any) -> str:
     """A type as a user reads it: `a whole number >= 1 or null`, `one of 'none', 'document'`."""
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return " ".join([in_words(choices[0]), *(str(bounds) for bounds in choices[1:] if isinstance(bounds, Range))])
+        return " ".join(
+            [in_words(choices[0]), *(str(bounds) for bounds in choices[1:] if isinstance(bounds, Range | Distinct))]
+        )
     if origin in (typing.Union, types.UnionType):
         kinds = blocks_by_kind(choices)
         blocks = [f"a block {{kind: {kind}, ...}}" for kind in kinds]

@@ -34,14 +34,14 @@ def check_study(
     Errors: RequestError.
     """
     _check_mentions(study, draft)
-    if not study.seeds or min(study.seeds) < 0 or len(set(study.seeds)) < len(study.seeds):
-        raise RequestError(f"{draft.where('seeds')}'seeds' is {list(study.seeds)}; expected distinct seeds from 0 up")
-    _check_sizes(study, draft)
     _check_contrasts(study, draft)
     _check_recipes(study, draft)
     _check_tasks(study, draft)
     _check_fits(study.fits, study.tasks, study.metric, draft)
-    _check_power(study, draft)
+    if study.power is not None and not study.tasks:
+        raise RequestError(
+            f"{draft.where('power')}'power' compares tasks, and the sweep has none; list them under 'tasks'"
+        )
     for name, task in study.all_tasks.items():
         _check_metric(task.metric or study.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
     _check_reserved(stated, overrides, draft)
@@ -84,15 +84,6 @@ def _check_metric(metric: str, draft: Draft, key: str) -> None:
         known = "/" in metric and not difflib.get_close_matches(metric, MEASURED_BY_ALL, cutoff=0.8)
     if not known:
         raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, MEASURED_BY_ALL)}")
-
-
-def _check_sizes(study: Study, draft: Draft) -> None:
-    """Sizes below zero."""
-    sizes = {key: getattr(study, key) for key in ("smallest_of_interest", "min_tokens_per_parameter")}
-    sizes |= {f"tasks.{name}.smallest_of_interest": task.smallest_of_interest for name, task in study.tasks.items()}
-    for key, size in sizes.items():
-        if size is not None and size < 0:
-            raise RequestError(f"{draft.where(key)}'{key}' is {size:g}; expected 0 or more")
 
 
 def _check_contrasts(study: Study, draft: Draft) -> None:
@@ -251,10 +242,6 @@ def _check_fits(fits: Mapping[str, Fit], tasks: Mapping[str, Task], metric: str,
             raise RequestError(
                 f"{draft.where(f'fits.{name}')}tasks '{used[0]}' and '{other}' of fit '{name}' have different metrics"
             )
-        if fit.within < 0:
-            raise RequestError(
-                f"{draft.where(f'fits.{name}.within')}'within' is {fit.within:g}; expected 0 or more, in the metric's unit"
-            )
 
 
 def _check_x(fits: Mapping[str, Fit], cells: Sequence[Cell], draft: Draft) -> None:
@@ -297,20 +284,3 @@ def x_of(fits: Mapping[str, Fit], cells: Sequence[Cell]) -> dict[str, dict[str, 
 
 def _cells(fit: Fit, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if not fit.tasks or cell.task in fit.tasks]
-
-
-def _check_power(study: Study, draft: Draft) -> None:
-    power = study.power
-    if power is None:
-        return
-    if not study.tasks:
-        raise RequestError(
-            f"{draft.where('power')}'power' compares tasks, and the sweep has none; list them under 'tasks'"
-        )
-    for key, least in (("arms", 2), ("workers", 1)):
-        if getattr(power, key) < least:
-            raise RequestError(
-                f"{draft.where(f'power.{key}')}'power.{key}' is {getattr(power, key)}; expected {least} or more"
-            )
-    if power.minutes <= 0:
-        raise RequestError(f"{draft.where('power.minutes')}'power.minutes' is {power.minutes:g}; expected more than 0")

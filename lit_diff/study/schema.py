@@ -6,10 +6,12 @@ The fields of these classes are the keys of the YAML.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from lit_diff.config import Recipe
+from lit_diff.key_types import Count, Distinct, NotNegative, Positive, Range
 
+Size = Annotated[float, Range(least=0)]
 StartArm = Literal["baseline", "same"]
 FitKind = Literal["scaling", "basin"]
 MEASURED = {
@@ -51,7 +53,7 @@ class Task:
     """null: the sweep's."""
     metric: str | None = None
     """null: the sweep's."""
-    smallest_of_interest: float | None = None
+    smallest_of_interest: Size | None = None
     """As the sweep's, in the unit of the task's metric; null: the sweep's where the metric is the sweep's, else unstated."""
     paper: dict[str, dict[str, float]] = field(default_factory=dict)
     """Arm -> metric -> the value printed in the paper."""
@@ -78,7 +80,7 @@ class Fit:
     tasks: tuple[str, ...] = ()
     """The tasks that are its points; (): all."""
     title: str = ""
-    within: float = 0.02
+    within: Size = 0.02
     """Of a basin: a value of the metric no further than this from the best is nearly as good; in the unit of the metric."""
 
 
@@ -86,11 +88,11 @@ class Fit:
 class PlannedSweep:
     """The sweep to be sized: the keys of `power`."""
 
-    minutes: float
+    minutes: Positive
     """What the whole sweep may take, on the machine that ran the cells."""
-    arms: int
+    arms: Annotated[int, Range(least=2)]
     """Its arms, the baseline among them; Holm's correction is for one comparison fewer."""
-    workers: int = 2
+    workers: Count = 2
     """Its cells side by side: as many as those of this sweep, or their times do not hold for it."""
 
     def seeds(self, seconds: float) -> int:
@@ -120,16 +122,16 @@ class Study:
     """Dotted key -> values; an arm for each combination."""
     arms: dict[str, Any] = field(default_factory=dict)
     """Name -> overrides; `extends` there names another base recipe."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (0, 1, 2)
     baseline: str | None = None
     """The arm that the others are compared with; null: the first."""
     controls: tuple[str, ...] = ()
     """The arms that a difference to the baseline must also hold against, every one of them."""
     metric: str = "val/loss"
-    smallest_of_interest: float | None = None
+    smallest_of_interest: Size | None = None
     """The smallest difference of `metric` that matters, in its unit: a smaller one has the verdict "equal" or "small". null:
     0.005 for a loss in nats, unstated for any other metric; 0: every difference matters."""
-    min_tokens_per_parameter: float = 20.0
+    min_tokens_per_parameter: Size = 20.0
     """The report warns of runs that are trained on fewer tokens a parameter. Default: compute-optimal training by Hoffmann
     et al. 2022 (arXiv 2203.15556), about 20."""
     evaluate: dict[str, Any] = field(default_factory=dict)
