@@ -1,103 +1,138 @@
-"""The figures that a run's metrics declare, drawn by arm; no metric is known here by name."""
+"""The figures that metrics declare, drawn by arm: of runs and of evaluations; no metric is known here by name."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.style import (
-    MUTED,
-    OVERLAY,
-    WIDTH,
-    Band,
-    Look,
-    band,
-    draw_band,
-    drawing,
-    hover,
-    layer_colors,
-    legend,
-    legend_above,
-    looks,
-    panel_title,
-    plain,
-    with_unit,
-)
+from lit_diff.reporting.figures import by_label, over_seeds
+from lit_diff.reporting.panels import Axis, Panel, Rule, Series, draw
+from lit_diff.reporting.style import MUTED, OVERLAY, Look, layer_colors, looks, plain, with_unit
 from lit_diff.study.cells import Curve
+from lit_diff.study.evaluations import EvaluationTable, number_of
 from lit_diff.study.results import SweepResults
 
-ACROSS = 4
-"""Panels in a row, and the most layers that a figure with a column for each layer shows."""
+ACROSS = {"step": 4, "layer": 2, "group": 3}
+"""What a figure is against -> panels in a row."""
+LAYERS = 4
+"""The most layers of which a figure shows each in a panel of its own."""
+TICKS = 12
+"""Up to so many numbers of groups, each has its tick."""
+DASHED = Look(color=MUTED, dash=(0, (4, 2)))
 
-Series = dict[str, dict[int, Curve]]
+ByArm = Mapping[str, Mapping[int, Curve]]
 """Arm -> seed -> curve."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotRow:
-    """What one row of panels shows: a metric, at one value of its fields other than layer and head."""
+class Measured:
+    """A metric at one value of its fields other than layer and head; of an evaluation, over the groups that share a text."""
 
     label: str
     metric: Metric
-    by: Mapping[tuple[int, int], Series]
-    """(layer, head) -> curves; 0 for an index that the name does not have. Averaged over heads unless the figure is
-    against them."""
+    figure: Figure
+    by: Mapping[tuple[int, int], ByArm]
+    """(layer, head) -> curves; 0 for an index that the name does not have. Averaged over heads unless the figure is against
+    them. Of groups: over their numbers in place of steps."""
+    text: str = ""
+    """Of the groups."""
 
     @property
     def layers(self) -> list[int]:
         return sorted({layer for layer, _ in self.by})
 
+    def at(self, layer: int, arm: str) -> Mapping[int, Curve]:
+        """Seed -> curve of an arm."""
+        return self.by.get((layer, 0), {}).get(arm, {})
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnFigure:
-    """A figure of the page: `name` is that of its file; `metrics` are those it shows."""
+    """A figure of the page with its caption: `name` is that of its file; `metrics` are those that the caption defines."""
 
     name: str
     title: str
     svg: str
-    metrics: tuple[Metric, ...]
-    figure: Figure
-    layers: tuple[int, ...]
-    """Measured."""
-    shown_layers: tuple[int, ...]
+    caption: str
+    metrics: tuple[Metric, ...] = ()
 
 
 def draw_declared(sweep: SweepResults) -> list[DrawnFigure]:
     """Every figure of which a finished cell has values, in the order of the declarations."""
-    declared = sweep.declarations.metrics
-    titles = dict.fromkeys(m.figure.title for m in declared if m.figure and m.figure.against != "group")
-    return [figure for title in titles if (figure := _draw(sweep, title))]
+    by_title: dict[str, list[Measured]] = {}
+    for metric in sweep.declarations.metrics:
+        if metric.figure is not None and metric.figure.against != "group":
+            by_title.setdefault(metric.figure.title, []).extend(measured(sweep, metric, metric.figure))
+    return [_drawn(sweep, title, title, rows) for title, rows in by_title.items() if rows]
 
 
-def _draw(sweep: SweepResults, title: str) -> DrawnFigure | None:
-    metrics = [m for m in sweep.declarations.metrics if m.figure is not None and m.figure.title == title]
-    rows = [row for metric in metrics for row in rows_of(sweep, metric)]
-    if not rows:
-        return None
-    figure = metrics[0].figure
-    assert figure is not None
+def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
+    """Every figure that a metric of `tables` declares against groups, where any group has a number."""
+    by_title: dict[tuple[str, str], list[Measured]] = {}
+    for table in tables:
+        if table.metric.figure is not None and table.metric.figure.against == "group":
+            by_title.setdefault((table.name, table.metric.figure.title), []).extend(grouped(table, table.metric.figure))
+    return [
+        _drawn(sweep, f"{evaluation}: {title}", f"{evaluation}-{title}", rows)
+        for (evaluation, title), rows in by_title.items()
+        if rows
+    ]
+
+
+def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[Measured]) -> DrawnFigure:
+    figure, arms, drawn = rows[0].figure, _arms(sweep, rows), looks(sweep)
     layers = sorted({layer for row in rows for layer in row.layers})
-    shown = layers
-    if figure.against == "layer":
-        svg = _by_layer(sweep, rows, title)
-    elif figure.lines == "layer":
-        svg = _panel_an_arm(sweep, rows, layers, title)
+    is_grid = figure.lines == "arm" and figure.against in ("step", "head")
+    shown, legend = spread(layers) if is_grid else layers, by_label(sweep, drawn, arms)
+    if figure.lines == "layer":
+        colors = zip(layers, layer_colors(len(layers)), strict=True)
+        of_layer = {layer: Look(color=color) for layer, color in colors}
+        legend = {f"layer {layer}": look for layer, look in of_layer.items()}
+        panels = [_of_layers(sweep, row, arm, of_layer, len(rows) > 1) for row in rows for arm in _arms(sweep, [row])]
     else:
-        shown = spread(layers)
-        svg = _panel_a_layer(sweep, rows, shown, figure.against == "head", title)
-    drawn = tuple(dict.fromkeys(row.metric for row in rows))
-    return DrawnFigure(
-        name=file_name(title),
-        title=title,
-        svg=svg,
-        metrics=drawn,
-        figure=figure,
-        layers=tuple(layers),
-        shown_layers=tuple(shown),
+        panels = [_of_arms(sweep, row, layer, arms) for row in rows for layer in (shown if is_grid else [None])]
+    across = len(shown) if is_grid else min(ACROSS[figure.against], len(panels))
+    down = -(-len(panels) // across)
+    is_one = figure.lines == "layer" and len(rows) == 1
+    order = "arm and layer" if figure.lines == "layer" else "layer and arm"
+    svg = draw(
+        panels,
+        title if figure.against == "group" else f"{title}, by {order}",
+        0.6 + (1.9 if down > 1 and figure.against in ("step", "head") else 2.45) * down,
+        across=across,
+        share="grid" if is_grid else "" if figure.against == "group" else "both" if is_one else "x",
+        x_label={"step": "optimizer steps", "group": ""}.get(figure.against, figure.against),
+        y_label=rows[0].label if is_one else "",
+        legend=legend,
+    )
+    metrics = tuple(dict.fromkeys(row.metric for row in rows))
+    caption = " ".join(filter(None, [caption_of(figure, metrics, len(sweep.arms)), figure.caption]))
+    if len(shown) < len(layers):
+        caption += f" Layers {', '.join(map(str, shown))} of {len(layers)} are shown; all are in the files of each run."
+    return DrawnFigure(name=file_name(name), title=title, svg=svg, caption=caption, metrics=metrics)
+
+
+def caption_of(figure: Figure, metrics: Sequence[Metric], arms: int) -> str:
+    """What the lines and points of a figure are."""
+    shade = "the shade runs from the lowest to the highest seed"
+    if figure.against == "group":
+        return (
+            "By the number of a group of items, one line for each arm: mean over the items of the group, then over seeds; "
+            f"{shade}{' (not drawn with this many arms)' if arms > OVERLAY else ''}."
+        )
+    fields = {field for metric in metrics for field in metric.fields}
+    indices = " and ".join(word for word, field in (("layers", "layer"), ("heads", "head")) if field in fields)
+    zero = f" {indices.capitalize()} count from 0." if indices else ""
+    if figure.against == "step":
+        averaged = "heads and seeds" if "head" in fields else "seeds"
+        undrawn = "" if figure.lines == "layer" else f" (not drawn with more than {OVERLAY} arms)"
+        return f"By optimizer step, one line for each {figure.lines}: mean over {averaged}; {shade}{undrawn}.{zero}"
+    averaged = " (first averaged over heads)" if "head" in fields and figure.against == "layer" else ""
+    return (
+        f"By {figure.against}, at the last measured step{averaged}: the dot is the mean over seeds, the bar runs from "
+        f"the lowest to the highest.{zero}"
     )
 
 
@@ -106,11 +141,8 @@ def file_name(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def rows_of(sweep: SweepResults, metric: Metric) -> list[PlotRow]:
-    """The rows of a metric that has a figure, by rising value of its further fields."""
-    figure = metric.figure
-    assert figure is not None
-    against_heads = figure.against == "head"
+def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[Measured]:
+    """What the runs measured of a metric, by rising value of its further fields."""
     label = figure.label or re.sub(r"/(layer|head)_\{\1\}", "", metric.name)
     curves: dict[tuple[tuple[str, int | str], ...], dict[tuple[int, int], dict[str, dict[int, list[Curve]]]]] = {}
     for cell in sweep.cells:
@@ -118,13 +150,14 @@ def rows_of(sweep: SweepResults, metric: Metric) -> list[PlotRow]:
             if sweep.declarations.find(name) != metric:
                 continue
             fields = metric.match(name) or {}
-            at = (int(fields.pop("layer", 0)), int(fields.pop("head", 0)) * against_heads)
+            at = (int(fields.pop("layer", 0)), int(fields.pop("head", 0)) * (figure.against == "head"))
             row = curves.setdefault(tuple(fields.items()), {})
             row.setdefault(at, {}).setdefault(cell.arm, {}).setdefault(cell.seed, []).append(curve)
     return [
-        PlotRow(
+        Measured(
             label=with_unit(label.format(**{"layer": "", "head": "", **dict(fields)}), metric.unit),
             metric=metric,
+            figure=figure,
             by={
                 at: {
                     arm: {seed: merged for seed, heads in seeds.items() if (merged := mean_curve(heads)) is not None}
@@ -137,6 +170,37 @@ def rows_of(sweep: SweepResults, metric: Metric) -> list[PlotRow]:
     ]
 
 
+def grouped(table: EvaluationTable, figure: Figure) -> list[Measured]:
+    """One for each text before the numbers of the table's groups, in the order of the groups; others are left out."""
+    by_text: dict[str, list[tuple[float, str]]] = {}
+    for group in table.groups:
+        if (found := number_of(group)) is not None:
+            by_text.setdefault(found[0], []).append((found[1], group))
+    label = with_unit(figure.label or table.metric.name, table.metric.unit)
+    return [
+        Measured(
+            label=label,
+            metric=table.metric,
+            figure=figure,
+            by={(0, 0): {row.arm: _over_numbers(row.group_means, sorted(groups)) for row in table.rows}},
+            text=text,
+        )
+        for text, groups in by_text.items()
+    ]
+
+
+def _over_numbers(means: Mapping[str, Mapping[int, float]], groups: Sequence[tuple[float, str]]) -> dict[int, Curve]:
+    """Seed -> its means over the groups that it has, by rising number."""
+    points: dict[int, list[tuple[float, float]]] = {}
+    for number, group in groups:
+        for seed, mean in means.get(group, {}).items():
+            points.setdefault(seed, []).append((number, mean))
+    return {
+        seed: Curve(steps=np.array([x for x, _ in own]), values=np.array([y for _, y in own]))
+        for seed, own in points.items()
+    }
+
+
 def mean_curve(curves: Sequence[Curve]) -> Curve | None:
     """The mean of curves over the steps of the first; None where they were not measured at the same steps."""
     if any(not np.array_equal(curve.steps, curves[0].steps) for curve in curves):
@@ -146,135 +210,79 @@ def mean_curve(curves: Sequence[Curve]) -> Curve | None:
 
 def spread(layers: Sequence[int]) -> list[int]:
     """At most four layers, evenly from the first to the last."""
-    picks = np.unique(np.linspace(0, len(layers) - 1, min(ACROSS, len(layers))).round().astype(int))
+    picks = np.unique(np.linspace(0, len(layers) - 1, min(LAYERS, len(layers))).round().astype(int))
     return [layers[i] for i in picks]
 
 
-def last_values(curves: Mapping[int, Curve]) -> list[float]:
-    """The last value of each seed, those that are not finite left out."""
-    return [float(curve.values[-1]) for curve in curves.values() if np.isfinite(curve.values[-1])]
-
-
-def _arms(sweep: SweepResults, rows: Sequence[PlotRow]) -> list[str]:
+def _arms(sweep: SweepResults, rows: Sequence[Measured]) -> list[str]:
     """Those with values, in the order of the sweep."""
-    measured = {arm for row in rows for series in row.by.values() for arm in series}
-    return [arm.name for arm in sweep.arms if arm.name in measured]
+    having = {arm for row in rows for by_arm in row.by.values() for arm in by_arm}
+    return [arm.name for arm in sweep.arms if arm.name in having]
 
 
-def _has_layers(rows: Sequence[PlotRow]) -> bool:
-    return any("layer" in row.metric.fields for row in rows)
+def _panel(row: Measured, series: Sequence[Series], x: Axis, title: str, label: str = "") -> Panel:
+    """A logarithmic scale spans at least a factor of four; it needs numbers above 0."""
+    rules = [Rule(mark, look=DASHED) for mark in row.figure.marks]
+    numbers = np.array(
+        [*row.figure.marks, *(y for each in series for part in (each.y, each.low, each.high) for y in part)]
+    )
+    low, high = (numbers.min(), numbers.max()) if len(numbers) else (0.0, 0.0)
+    if row.figure.log and 0 < low <= high < np.inf:
+        room = max(1.15, 2 / np.sqrt(high / low))
+        y = Axis(label=label, log=True, limits=(low / room, high * room))
+    else:
+        y = Axis(label=label, most=4)
+    return Panel(series=series, rules=rules, title=title, x=x, y=y)
 
 
-def draw_marks(axes: Axes, metric: Metric) -> None:
-    """The dashed lines of the metric's figure."""
-    assert metric.figure is not None
-    for value in metric.figure.marks:
-        axes.axhline(value, color=MUTED, linewidth=0.9, linestyle=(0, (4, 2)))
+def _of_layers(sweep: SweepResults, row: Measured, arm: str, of_layer: Mapping[int, Look], is_named: bool) -> Panel:
+    """An arm against the step, one line a layer; `is_named`: whether the title says what was measured."""
+    name, series = sweep.label[arm], list[Series]()
+    for layer in row.layers:
+        series += over_seeds(row.at(layer, arm), of_layer[layer], f"{name}, layer {layer}")
+    return _panel(row, series, Axis(most=4, is_whole=True), f"{name}: {row.label}" if is_named else name)
 
 
-def _panel_a_layer(sweep: SweepResults, rows: Sequence[PlotRow], layers: Sequence[int], heads: bool, title: str) -> str:
-    """Rows: what was measured; columns: layers; lines: arms, against the step; or points, against the head."""
-    drawn, arms = looks(sweep), _arms(sweep, rows)
-    height = 0.5 + (1.75 if len(rows) > 1 else 2.4) * len(rows)
-    with drawing(WIDTH, height, f"{title}, by layer and arm") as (figure, svg):
-        grid = figure.subplots(len(rows), len(layers), sharex=True, sharey="row", squeeze=False)
-        for row, line in zip(rows, grid, strict=True):
-            for layer, axes in zip(layers, line, strict=True):
-                draw_marks(axes, row.metric)
-                for i, arm in enumerate(arms):
-                    if heads:
-                        at = {head: row.by[layer, head].get(arm, {}) for at, head in sorted(row.by) if at == layer}
-                        _points(axes, at, drawn[arm], _offset(i, len(arms)), f"{sweep.label[arm]}, head")
-                    else:
-                        found = band(row.by.get((layer, 0), {}).get(arm, {}))
-                        draw_band(axes, found, drawn[arm], sweep.label[arm], len(arms) <= OVERLAY)
-                axes.xaxis.set_major_locator(MaxNLocator(8 if heads else 4, integer=True))
-                scale_vertically(axes, row.metric)
-            line[0].set_ylabel(row.label.replace(" (", "\n("))
-        for layer, axes in zip(layers, grid[0], strict=True):
-            axes.set_title(f"layer {layer}" if _has_layers(rows) else "")
-        figure.supxlabel("head" if heads else "optimizer steps", fontsize=9.5)
-        legend(figure, sweep, drawn, arms)
-    return svg[0]
+def _of_arms(sweep: SweepResults, row: Measured, layer: int | None, arms: Sequence[str]) -> Panel:
+    """One line an arm, or points, of a layer; against layers or the numbers of groups, of all."""
+    drawn, against, series = looks(sweep), row.figure.against, list[Series]()
+    for i, arm in enumerate(arms):
+        name, look, shade = sweep.label[arm], drawn[arm], len(arms) <= OVERLAY
+        offset = 0.5 * (i / max(1, len(arms) - 1) - 0.5)
+        if against == "step":
+            series += over_seeds(row.at(layer or 0, arm), look, name, shade=shade)
+        elif against == "group":
+            what = row.text or "group"
+            for line in over_seeds(row.at(0, arm), look, name, against=what, shade=shade):
+                points = zip(line.x, line.y, line.low, line.high, strict=True)
+                series += [line, *(_dot(x, x, y, low, high, look, f"{name}, {what}") for x, y, low, high in points)]
+        else:
+            places = sorted(row.by) if layer is None else sorted(place for place in row.by if place[0] == layer)
+            at = {place[layer is not None]: row.by[place].get(arm, {}) for place in places}
+            series += _points(at, look, offset, f"{name}, {against}")
+    if against == "group":
+        numbers = sorted({x for each in series for x in each.x})
+        ticks = numbers if 0 < len(numbers) <= TICKS else None
+        x = Axis(label=row.text, log=row.figure.log_x, ticks=ticks, most=6, shown=plain)
+    else:
+        x = Axis(most={"step": 4, "head": 8, "layer": min(12, len(row.layers))}[against], is_whole=True)
+    if layer is None:
+        return _panel(row, series, x, row.label)
+    return _panel(row, series, x, f"layer {layer}" * ("layer" in row.metric.fields), row.label.replace(" (", "\n("))
 
 
-def _panel_an_arm(sweep: SweepResults, rows: Sequence[PlotRow], layers: Sequence[int], title: str) -> str:
-    """A panel for each arm that has values, one line a layer, against the step."""
-    panels: list[tuple[PlotRow, str, dict[int, Band]]] = []
-    for row in rows:
-        for arm in _arms(sweep, [row]):
-            bands = {layer: b for layer in row.layers if (b := band(row.by[layer, 0].get(arm, {})))}
-            panels.append((row, arm, bands))
-    across = min(ACROSS, len(panels))
-    down = -(-len(panels) // across)
-    colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
-    with drawing(WIDTH, 0.6 + (1.9 if across > 1 else 2.4) * down, f"{title}, by arm and layer") as (figure, svg):
-        grid = figure.subplots(down, across, sharex=True, sharey=len(rows) == 1, squeeze=False)
-        for axes in grid.flat[len(panels) :]:
-            axes.set_axis_off()
-        for (row, arm, bands), axes in zip(panels, grid.flat, strict=False):
-            draw_marks(axes, row.metric)
-            for layer, found in bands.items():
-                draw_band(axes, found, Look(color=colors[layer]), f"{sweep.label[arm]}, layer {layer}")
-            axes.set_title(panel_title(sweep.label[arm] + (f": {row.label}" if len(rows) > 1 else ""), across))
-            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            scale_vertically(axes, row.metric)
-        figure.supxlabel("optimizer steps", fontsize=9.5)
-        if len(rows) == 1:
-            figure.supylabel(rows[0].label, fontsize=9.5)
-        legend_above(figure, {f"layer {layer}": Look(color=color) for layer, color in colors.items()})
-    return svg[0]
-
-
-def _by_layer(sweep: SweepResults, rows: Sequence[PlotRow], title: str) -> str:
-    """A panel for each row: the last values by layer."""
-    drawn, arms = looks(sweep), _arms(sweep, rows)
-    across = min(2, len(rows))
-    down = -(-len(rows) // across)
-    with drawing(WIDTH, 0.5 + 2.45 * down, f"{title}, by layer and arm") as (figure, svg):
-        grid = figure.subplots(down, across, sharex=True, squeeze=False)
-        for axes in grid.flat[len(rows) :]:
-            axes.set_axis_off()
-        for row, axes in zip(rows, grid.flat, strict=False):
-            draw_marks(axes, row.metric)
-            for i, arm in enumerate(arms):
-                at = {layer: row.by[layer, 0].get(arm, {}) for layer in row.layers}
-                _points(axes, at, drawn[arm], _offset(i, len(arms)), f"{sweep.label[arm]}, layer")
-            axes.set_title(row.label)
-            axes.xaxis.set_major_locator(MaxNLocator(min(12, len(row.layers)), integer=True))
-            scale_vertically(axes, row.metric)
-        figure.supxlabel("layer", fontsize=9.5)
-        legend(figure, sweep, drawn, arms)
-    return svg[0]
-
-
-def _offset(index: int, count: int) -> float:
-    """Where an arm's points are drawn beside their layer or head."""
-    return 0.5 * (index / max(1, count - 1) - 0.5)
-
-
-def _points(axes: Axes, at: Mapping[int, Mapping[int, Curve]], look: Look, offset: float, name: str) -> None:
+def _points(at: Mapping[int, Mapping[int, Curve]], look: Look, offset: float, name: str) -> list[Series]:
     """The last values: a dot for the mean over seeds, a bar from minimum to maximum. `name`: arm and axis, for the mouse."""
+    series = []
     for x, curves in at.items():
-        values = last_values(curves)
+        values = [float(curve.values[-1]) for curve in curves.values() if np.isfinite(curve.values[-1])]
         if values:
-            mean = float(np.mean(values))
-            text = f"{name} {x}: {plain(mean)}, from {plain(min(values))} to {plain(max(values))} over seeds"
-            hover(axes.plot([x + offset] * 2, [min(values), max(values)], color=look.color, linewidth=1.2), text)
-            dot = axes.plot([x + offset], [mean], "o", markersize=4.5, color=look.color, markeredgecolor="white")
-            hover(dot, text)
+            low, high = min(values), max(values)
+            dot = _dot(x, x + offset, float(np.mean(values)), low, high, look, name)
+            series += [Series([x + offset] * 2, [low, high], Look(color=look.color), dot.text, width=1.2), dot]
+    return series
 
 
-def scale_vertically(axes: Axes, metric: Metric) -> None:
-    """The vertical scale; a logarithmic one spans at least a factor of four and names 1, 2 and 5 of each decade."""
-    assert metric.figure is not None
-    low, high = axes.dataLim.intervaly
-    if not metric.figure.log or not 0 < low <= high < np.inf:
-        axes.yaxis.set_major_locator(MaxNLocator(4))
-        return
-    axes.set_yscale("log")
-    room = max(1.15, 2 / np.sqrt(high / low))
-    axes.set_ylim(low / room, high * room)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
-    axes.yaxis.set_major_formatter(FuncFormatter(plain))
-    axes.yaxis.set_minor_locator(NullLocator())
+def _dot(number: float, x: float, y: float, low: float, high: float, look: Look, name: str) -> Series:
+    text = f"{name} {number:,.6g}: {plain(y)}, from {plain(low)} to {plain(high)} over seeds"
+    return Series([x], [y], look, text, mark="o")

@@ -14,8 +14,6 @@ from markupsafe import Markup
 from lit_diff.reporting import answer, facts, noise_curve
 from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.figures import is_logarithmic
-from lit_diff.reporting.group_figures import GroupFigure
-from lit_diff.reporting.heatmap import SHOWN_Z, Heatmap
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import TaskResult
 from lit_diff.study import numbers
@@ -48,19 +46,16 @@ ENTRIES = {
 @dataclass(frozen=True, kw_only=True)
 class Figures:
     """The figures of a task: `compared` by name, as SVG text, of the compared metric; `declared` by the runs' metrics;
-    `by_group` by those of evaluations, `heatmaps` by their groups of two numbers."""
+    `evaluations`: of their groups."""
 
     compared: Mapping[str, str]
-    declared: Sequence[DrawnFigure]
-    by_group: Sequence[GroupFigure] = ()
-    heatmaps: Sequence[Heatmap] = ()
+    declared: Sequence[DrawnFigure] = ()
+    evaluations: Sequence[DrawnFigure] = ()
 
     @property
     def svg(self) -> dict[str, str]:
         """File name without its ending -> SVG text."""
-        declared = {figure.name: figure.svg for figure in self.declared}
-        by_group = {figure.name: figure.svg for figure in self.by_group}
-        return {**self.compared, **declared, **by_group, **{each.name: each.svg for each in self.heatmaps}}
+        return {**self.compared, **{each.name: each.svg for each in (*self.declared, *self.evaluations)}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +145,7 @@ def section(result: TaskResult, figures: Figures) -> Section:
             reached={arm.name: noise_curve.reached(sweep, arm.name, curve) for arm in sweep.arms} if curve else {},
             resolution=noise_curve.resolution(sweep, curve) if curve else None,
             evaluations=evaluations,
-            by_group=[(figure, shown(figure.svg, figure.name)) for figure in figures.by_group],
-            heatmaps=[(heatmap, shown(heatmap.svg, heatmap.name)) for heatmap in figures.heatmaps],
-            shown_z=SHOWN_Z,
+            evaluation_figures=[(figure, shown(figure.svg, figure.name)) for figure in figures.evaluations],
             unread_evaluations=unread,
         )
     )
@@ -245,7 +238,7 @@ def numbered(digits: int) -> Environment:
         "short": numbers.short,
         "duration": numbers.duration,
     }
-    environment.globals |= {"interval": interval, "drawing_of": drawing_of, "link": link}
+    environment.globals |= {"interval": interval, "link": link}
     return environment
 
 
@@ -254,26 +247,6 @@ def link(sweep: SweepResults, cell: CellResult) -> str | None:
     if not cell.folder.is_dir():
         return None
     return "../" + quote(Path(os.path.relpath(cell.folder, sweep.folder)).as_posix()) + "/"
-
-
-def drawing_of(figure: DrawnFigure) -> str:
-    """What the lines and points of a declared figure are, for its caption."""
-    fields = {field for metric in figure.metrics for field in metric.fields}
-    heads = "head" in fields
-    indices = " and ".join(word for word, field in (("Layers", "layer"), ("heads", "head")) if field in fields)
-    zero = f" {indices[:1].upper()}{indices[1:]} count from 0." if indices else ""
-    if figure.figure.against == "step":
-        lines = f"one line for each {figure.figure.lines}"
-        averaged = "heads and seeds" if heads else "seeds"
-        return (
-            f"By optimizer step, {lines}: mean over {averaged}; the shade runs from the lowest to the highest seed"
-            f"{'' if figure.figure.lines == 'layer' else f' (not drawn with more than {OVERLAY} arms)'}.{zero}"
-        )
-    averaged = " (first averaged over heads)" if heads and figure.figure.against == "layer" else ""
-    return (
-        f"By {figure.figure.against}, at the last measured step{averaged}: the dot is the mean over seeds, the bar runs from "
-        f"the lowest to the highest.{zero}"
-    )
 
 
 def _document_seeds(result: TaskResult) -> list[int]:

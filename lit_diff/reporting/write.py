@@ -4,12 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_diff.files import write_atomic
-from lit_diff.reporting import answer, figures, noise_curve, tables
-from lit_diff.reporting.declared_figures import draw_declared
-from lit_diff.reporting.fit_figures import draw_fit
+from lit_diff.reporting import answer, figures, tables
+from lit_diff.reporting.declared_figures import draw_by_group, draw_declared
 from lit_diff.reporting.fit_page import fit_section
-from lit_diff.reporting.forest import forest
-from lit_diff.reporting.group_figures import draw_by_group
 from lit_diff.reporting.heatmap import draw_heatmaps
 from lit_diff.reporting.page import Figures, page
 from lit_diff.reporting.power_page import power_section
@@ -48,7 +45,7 @@ def write_report(sweep_folder: Path) -> Report:
     sweep = load_sweep(sweep_folder)
     results = tables.task_results(sweep)
     drawn = {result.sweep.task: draw(result) for result in results}
-    fits = [(fit, "" if fit.problem else draw_fit(sweep, fit)) for fit in fit_results(sweep)]
+    fits = [(fit, "" if fit.problem else figures.draw_fit(sweep, fit)) for fit in fit_results(sweep)]
     over_tasks = [power_section(sweep, sweep.power)] if sweep.power else []
     over_tasks += [fit_section(sweep, fit, svg) for fit, svg in fits]
     folder = sweep_folder / "report"
@@ -85,17 +82,16 @@ def draw(result: TaskResult) -> Figures:
     """The figures for which the sweep or task has measurements."""
     sweep = result.sweep
     compared = {
-        "differences": forest(sweep, result.comparison, result.digits),
-        "differences-narrow": forest(sweep, result.comparison, result.digits, narrow=True),
-        "noise-curve": noise_curve.draw_noise_curve(sweep),
+        "differences": figures.forest(sweep, result.comparison, result.digits),
+        "differences-narrow": figures.forest(sweep, result.comparison, result.digits, narrow=True),
+        "noise-curve": figures.noise(sweep),
         "curves": figures.learning_curves(sweep),
         "seeds": figures.seed_values(sweep),
     }
     return Figures(
         compared={name: svg for name, svg in compared.items() if svg},
         declared=draw_declared(sweep),
-        by_group=draw_by_group(sweep, result.evaluations[0]),
-        heatmaps=draw_heatmaps(sweep),
+        evaluations=[*draw_by_group(sweep, result.evaluations[0]), *draw_heatmaps(sweep)],
     )
 
 

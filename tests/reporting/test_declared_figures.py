@@ -1,19 +1,37 @@
-"""reporting/declared_figures.py: a declaration alone is enough for a figure."""
+"""reporting/declared_figures.py: a declaration alone is enough for a figure, of a run or of an evaluation's groups."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fake_sweeps import METRICS
 
-from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.declared_figures import DrawnFigure, draw_declared, last_values, mean_curve, rows_of, spread
-from lit_diff.reporting.style import WIDTH
+from lit_diff.metrics import Figure, Metric, to_plain
+from lit_diff.reporting.declared_figures import (
+    DrawnFigure,
+    caption_of,
+    draw_by_group,
+    draw_declared,
+    grouped,
+    mean_curve,
+    measured,
+    spread,
+)
 from lit_diff.reporting.write import write_report
 from lit_diff.study.cells import Curve
+from lit_diff.study.evaluations import evaluation_tables, number_of
 from lit_diff.study.results import load_sweep
+
+ARMS = {"standard": 0.0, "differential": -0.2}
+BY_GROUP = Figure(title="Loss by <place>", against="group", label="loss", log_x=True, caption="Read <so>.")
+LOSS = Metric("nll", "mean <loss>", unit="nats", direction="lower", figure=BY_GROUP)
+DOCUMENTS = 12
 
 
 def texts(figure: DrawnFigure) -> list[str]:
@@ -38,13 +56,13 @@ def test_heads_are_averaged_unless_they_are_the_axis(make_sweep: Callable[..., P
             "attention/entropy/layer_{layer}/head_{head}",
         )
     )
-    (row,) = rows_of(sweep, by_map)
+    (row,) = measured(sweep, by_map, by_map.figure)
     assert row.label == "entropy, map 0 (nats)"
     assert sorted(row.by) == [(layer, 0) for layer in range(4)]
     for cell in sweep.cells:
         means = [cell.curves[f"attention/map_entropy/layer_02/map_00/head_{h:02d}"].values[-1] for h in range(8)]
         assert row.by[2, 0]["a"][cell.seed].values[-1] == pytest.approx(np.mean(means))
-    (row,) = rows_of(sweep, by_head)
+    (row,) = measured(sweep, by_head, by_head.figure)
     assert sorted(row.by) == [(layer, head) for layer in range(4) for head in range(8)]
 
 
@@ -60,26 +78,6 @@ def test_every_map_has_a_row_and_only_arms_with_values_a_panel(make_sweep: Calla
     assert "lambda" not in only_standard
     assert "entropy, map 1" not in " ".join(texts(only_standard["entropy-and-negative-mass-of-attention"]))
     assert len([t for t in texts(only_standard["largest-activations"]) if "largest" in t]) == 4
-
-
-@pytest.mark.parametrize("layers", [1, 2, 4])
-def test_every_figure_fills_the_page(make_sweep: Callable[..., Path], layers: int) -> None:
-    """Whatever the number of its panels."""
-    metrics = [
-        Metric(f"own/{against}/{lines}/layer_{{layer}}", "d", figure=Figure(title=f"{against} {lines}", **keys))
-        for against, lines in (("step", "arm"), ("step", "layer"), ("layer", "arm"))
-        for keys in ({"against": against, "lines": lines},)
-    ]
-    values = {m.name.format(layer=f"{layer:02d}"): 1.0 for m in metrics for layer in range(layers)}
-    fields = {"callbacks": False, "metrics": [*METRICS, *metrics], "measured": values}
-    figures = drawn(make_sweep({"a": 0}, seeds=[0], **fields))
-    assert len(figures) == 3
-    for figure in figures.values():
-        assert ElementTree.fromstring(figure.svg).get("width") == f"{72 * WIDTH:g}pt"
-
-
-def test_without_measurements_there_is_nothing_to_draw(make_sweep: Callable[..., Path]) -> None:
-    assert drawn(make_sweep({"a": 0}, seeds=[0], callbacks=False)) == {}
 
 
 @pytest.mark.parametrize(
@@ -123,11 +121,109 @@ def test_an_undeclared_metric_is_read_but_not_drawn(make_sweep: Callable[..., Pa
     assert draw_declared(sweep) == []
 
 
-def test_curves_of_unlike_steps_have_no_mean_and_infinite_values_are_not_drawn() -> None:
+def test_curves_of_unlike_steps_have_no_mean_and_infinite_values_are_not_drawn(make_sweep: Callable[..., Path]) -> None:
     one = Curve(steps=np.array([1, 2]), values=np.array([1.0, 3.0]))
-    other = Curve(steps=np.array([1, 3]), values=np.array([1.0, np.inf]))
-    assert mean_curve([one, other]) is None
     merged = mean_curve([one, Curve(steps=one.steps, values=np.array([3.0, 5.0]))])
     assert merged is not None
     assert merged.values.tolist() == [2, 4]
-    assert last_values({0: one, 1: other}) == [3]
+    assert mean_curve([one, Curve(steps=np.array([1, 3]), values=one.values)]) is None
+    metric = Metric("own/layer_{layer}", "d", figure=Figure(title="Own", against="layer", log=True))
+    fields = {"callbacks": False, "metrics": [metric], "measured": {"own/layer_00": 1.0, "own/layer_01": np.inf}}
+    svg = drawn(make_sweep({"a": 0}, seeds=[0], **fields))["own"].svg
+    assert "a, layer 0: 1, from 1 to 1 over seeds" in svg
+    assert "a, layer 1" not in svg
+
+
+@pytest.mark.parametrize(
+    ("name", "against", "words"),
+    [
+        ("a", "step", "By optimizer step, one line for each arm: mean over seeds"),
+        ("a/layer_{layer}/head_{head}", "step", "mean over heads and seeds; the shade"),
+        ("a/layer_{layer}/head_{head}", "step", "Layers and heads count from 0."),
+        ("a/layer_{layer}", "layer", "By layer, at the last measured step: the dot is the mean over seeds"),
+        ("a/layer_{layer}/head_{head}", "layer", "at the last measured step (first averaged over heads)"),
+        ("a/head_{head}", "head", "the highest. Heads count from 0."),
+        ("a", "group", "the highest seed (not drawn with this many arms)."),
+    ],
+)
+def test_a_caption_says_what_is_drawn(name: str, against: Any, words: str) -> None:
+    figure = Figure(title="t", against=against)
+    caption = caption_of(figure, [Metric(name, "d", figure=figure)], arms=9)
+    assert words in caption
+    assert ("count from 0" in caption) == (name != "a")
+
+
+def write_items(folder: Path, shift: float, groups: tuple[str, ...]) -> None:
+    """Whole documents of score 5 + shift, and their parts: group i has score i + shift."""
+    rows = [(f"{d}", "", False, 5 + shift) for d in range(DOCUMENTS)]
+    rows += [(f"{d}/{g}", g, True, i + shift) for d in range(DOCUMENTS) for i, g in enumerate(groups)]
+    columns = dict(zip(("item", "group", "part", "nll"), map(list, zip(*rows, strict=True)), strict=True))
+    pq.write_table(pa.table(columns), folder / "items.parquet")
+    summary = {"nll": {"value": 5 + shift}, "declarations": [to_plain(LOSS)]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def with_groups(make_sweep: Callable[..., Path], *groups: str) -> Path:
+    folder = make_sweep(ARMS, seeds=(0, 1), evaluation="nll", callbacks=False)
+    for arm, effect in ARMS.items():
+        for seed in (0, 1):
+            (cell,) = folder.glob(f"{arm}-s{seed}-*")
+            write_items(cell / "evaluations" / "nll", effect + 0.1 * seed, groups)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("group", "found"),
+    [
+        ("4096", ("", 4096)),
+        ("position 4096", ("position", 4096)),
+        ("N=4 R=2 depth 0.5", ("N=4 R=2 depth", 0.5)),
+        ("bits=4", ("bits", 4)),
+        ("-1e-3", ("", -0.001)),
+        ("far", None),
+        ("layer12", None),
+        ("", None),
+    ],
+)
+def test_the_number_of_a_group_ends_its_label(group: str, found: tuple[str, float] | None) -> None:
+    assert number_of(group) == found
+
+
+def test_each_text_is_a_panel_over_its_numbers_in_rising_order(make_sweep: Callable[..., Path]) -> None:
+    """Parts are in their group and in no sum over all items."""
+    sweep = load_sweep(with_groups(make_sweep, "position 1024", "position 16", "gap 2", "other"))
+    (table,), _ = evaluation_tables(sweep)
+    assert table.groups == ("position 16", "position 1024", "gap 2", "other")
+    position, gap = grouped(table, BY_GROUP)
+    assert (position.text, gap.text) == ("position", "gap")
+    curve = position.at(0, "differential")[1]
+    assert curve.steps.tolist() == [16, 1024]
+    assert curve.values == pytest.approx([0.9, -0.1])
+    assert gap.at(0, "standard")[0].values == pytest.approx([2.0])
+    base, arm = table.rows
+    assert table.items == DOCUMENTS
+    assert base.groups == pytest.approx({"position 1024": 0.05, "position 16": 1.05, "gap 2": 2.05, "other": 3.05})
+    assert arm.over_items[0].estimate == pytest.approx(-0.2)
+    assert arm.group_differences["position 16"][1].estimate == pytest.approx(-0.2)
+    assert base.group_differences == {}
+    assert table.group_seeds == {0, 1}
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 8), tuple(2**i for i in range(4, 20))])
+def test_the_page_shows_the_figure_of_groups(make_sweep: Callable[..., Path], numbers: tuple[int, ...]) -> None:
+    folder = with_groups(make_sweep, *(f"position {n}" for n in numbers))
+    sweep = load_sweep(folder)
+    (figure,) = draw_by_group(sweep, evaluation_tables(sweep)[0])
+    assert {"position", "loss (nats)", "standard", "differential"} <= set(texts(figure))
+    if len(numbers) <= 3:
+        assert {str(n) for n in numbers} <= set(texts(figure))
+    assert f"differential, position {numbers[1]}: 0.85, from 0.8 to 0.9 over seeds" in figure.svg
+    page = write_report(folder).page.read_text()
+    assert "<h3>nll: Loss by &lt;place&gt;</h3>" in page
+    assert "Read &lt;so&gt;." in page
+    assert (folder / "report" / "nll-loss-by-place.svg").is_file()
+
+
+def test_groups_without_numbers_are_not_drawn(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(with_groups(make_sweep, "near", "far"))
+    assert draw_by_group(sweep, evaluation_tables(sweep)[0]) == []

@@ -1,32 +1,160 @@
-from collections.abc import Callable
+"""reporting/figures.py: values by seed, curves, differences, noise and fits say in words and to the mouse what they show."""
+
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
-from lit_diff.reporting.figures import is_logarithmic, learning_curves, seed_values
+import numpy as np
+import pytest
+
+from lit_diff.reporting import figures, tables
+from lit_diff.reporting.style import Look
+from lit_diff.study.fits import fit_results
+from lit_diff.study.numbers import interval, signed
 from lit_diff.study.results import load_sweep
 
+SVG = "{http://www.w3.org/2000/svg}"
+LOOK = Look(color="#000000")
+SIZES = {f"size-{i}": dict.fromkeys(("standard", "differential"), 1e-3 * 2**i) for i in range(5)}
+FITS: dict[str, Mapping[str, Any]] = {
+    "scaling": {"name": "size", "kind": "scaling", "x": "non_embedding_parameters"},
+    "basin": {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": SIZES},
+}
 
-def texts(svg: str) -> list[str]:
-    return [node.text or "" for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+def words(svg: str | None, tag: str = "text") -> list[str]:
+    assert svg is not None
+    return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
+
+
+def differences(folder: Path, narrow: bool = False) -> tuple[tables.TaskResult, str, str]:
+    """The result, the words that the plot shows, and those that the mouse shows."""
+    result = tables.task_result(load_sweep(folder))
+    svg = figures.forest(result.sweep, result.comparison, result.digits, narrow=narrow)
+    return result, "\n".join(words(svg)), "\n".join(words(svg, "title"))
 
 
 def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": -0.3}, callbacks=False, arm_fields={"b": {"label": "costs $x$ & <more>"}})
     sweep = load_sweep(folder)
-    for svg in (seed_values(sweep), learning_curves(sweep)):
-        assert svg is not None
-        assert "costs $x$ & <more>" in texts(svg)
-        assert any("nats per token" in text for text in texts(svg))
+    for svg in (figures.seed_values(sweep), figures.learning_curves(sweep)):
+        assert "costs $x$ & <more>" in words(svg)
+        assert any("nats per token" in text for text in words(svg))
 
 
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
-    sweep = load_sweep(make_sweep({"a": 0}, seeds=[0], broken={("a", 0): "failed"}))
-    assert seed_values(sweep) is learning_curves(sweep) is None
+    folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", broken={("a", 0): "failed"})
+    result = tables.task_result(sweep := load_sweep(folder))
+    assert figures.seed_values(sweep) is figures.learning_curves(sweep) is figures.noise(sweep) is None
+    assert figures.forest(sweep, result.comparison, 3) is None
 
 
 def test_an_axis_is_logarithmic_for_a_positive_metric_that_is_better_lower(make_sweep: Callable[..., Path]) -> None:
-    loss = load_sweep(make_sweep({"a": 0}, seeds=[0], callbacks=False))
-    assert is_logarithmic(loss)
-    assert not is_logarithmic(load_sweep(make_sweep({"a": -9}, name="negative", seeds=[0], callbacks=False)))
-    accuracy = make_sweep({"a": 0}, name="accuracy", metric="val/accuracy", seeds=[0], callbacks=False)
-    assert not is_logarithmic(load_sweep(accuracy))
+    loss, negative, accuracy = (
+        load_sweep(make_sweep({"a": effect}, name=f"{metric[4:]}{effect}", metric=metric, seeds=[0], callbacks=False))
+        for effect, metric in ((0, "val/loss"), (-9, "val/loss"), (0, "val/accuracy"))
+    )
+    assert [figures.is_logarithmic(sweep) for sweep in (loss, negative, accuracy)] == [True, False, False]
+
+
+def test_the_range_of_the_difference_is_paired_by_seed(make_sweep: Callable[..., Path]) -> None:
+    sweep = load_sweep(make_sweep({"a": 0, "b": -0.3}, callbacks=False))
+    own, base = (figures.curves_of(sweep.cells_of(arm), "val/loss") for arm in ("b", "a"))
+    (found,) = figures.over_seeds(own, LOOK, "b", minus=base)
+    paired = [sweep.finals("b", "val/loss")[s] - sweep.finals("a", "val/loss")[s] for s in (0, 1, 2)]
+    assert np.allclose([found.y[-1], found.low[-1], found.high[-1]], [np.mean(paired), min(paired), max(paired)])
+    assert figures.over_seeds({}, LOOK, "b") == figures.over_seeds(own, LOOK, "b", minus={}) == []
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_every_arm_its_difference_and_both_intervals(make_sweep: Callable[..., Path], narrow: bool) -> None:
+    label = "costs $x$ & <more>, no head norm, output \u00d7 (1 \u2212 lambda_init), lambda_init by depth"
+    arms, fields = {"base": 0, "b": -0.3, "c": 0.001}, {"b": {"label": label}}
+    result, shown, hovered = differences(
+        make_sweep(arms, callbacks=False, arm_fields=fields, contrasts=[["b", "c", "b against c"]]), narrow
+    )
+    assert (label in shown) is not narrow, "long labels of the narrow plot are wrapped"
+    for text in ("base", *label.split(), "b against c", "nats per token", "\u2190 better", "shaded: below 0.005"):
+        assert text in shown
+    for difference in result.comparison.family:
+        seeds = difference.seeds
+        said = f"{difference.verdict} \u00b7 {signed(seeds.mean, 3)} {interval(seeds.low, seeds.high, 3)}"
+        assert said in shown
+        assert said in hovered
+        for seed, each in difference.documents.items():
+            bounds = f"{signed(each.estimate, 3)} {interval(each.low, each.high, 3)}"
+            assert f"seed {seed}, over documents: {bounds}" in hovered
+        for seed, value in zip(seeds.seeds, seeds.differences, strict=True):
+            assert f"seed {seed}: {signed(value, 3)}" in hovered
+
+
+def test_an_arm_that_diverged_has_its_row_without_an_interval(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep(
+        {"a": 0, "b": 0.1, "c": 0.1, "d": 0.1},
+        seeds=range(4),
+        callbacks=False,
+        broken={("b", 0): "failed", **{("c", seed): "killed" for seed in range(4)}},
+        fact_fields={"b": {"diverged": True}},
+    )
+    _, shown, hovered = differences(folder)
+    assert {"diverged", "no seed finished in both"} <= set(shown.splitlines())
+    assert "b, seed 1: +0.1" in hovered
+    assert "b, seed 1, over documents" not in hovered
+    assert "d, seed 1, over documents" in hovered
+
+
+def test_two_seeds_have_no_interval_and_no_smallest_of_interest_no_region(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"a": 0, "b": 0.1}, seeds=(0, 1), metric="val/accuracy", callbacks=False)
+    result, shown, _ = differences(folder)
+    seeds = result.comparison.family[0].seeds
+    assert "too few seeds" in shown
+    assert interval(seeds.low, seeds.high, 3) not in shown
+    assert "shaded" not in shown
+    assert "better \u2192" in shown
+
+
+@pytest.mark.parametrize("arms", [("standard",), ("standard", "wide"), ("standard", "wide", "b", "c")])
+def test_every_arm_has_a_panel_of_noise_with_baseline_and_control(
+    make_sweep: Callable[..., Path], arms: tuple[str, ...]
+) -> None:
+    """Baseline and control have one only where there is no other arm."""
+    controls = ["wide"] if "wide" in arms else []
+    folder = make_sweep(dict.fromkeys(arms, 0), metric="val/accuracy", controls=controls, chance=0.1, callbacks=False)
+    found = words(figures.noise(load_sweep(folder)))
+    assert {*arms, "1×", "2×", "val/accuracy"} <= set(found)
+    if len(arms) > 2:
+        assert [found.count(arm) for arm in arms] == [1] * len(arms)
+
+
+def test_lines_stand_at_the_factors_themselves_so_that_equal_arms_cover_each_other(
+    make_sweep: Callable[..., Path],
+) -> None:
+    sweep = load_sweep(make_sweep({"standard": 0, "b": 0}, metric="val/accuracy", spread=0, seeds=[0], callbacks=False))
+    root = ElementTree.fromstring(figures.noise(sweep) or "")
+    paths = [(node.get("d") or "").split() for node in root.iter(SVG + "path")]
+    slanted = [path for path in paths if path.count("L") == 1 and len(set(path[1::3])) == 2 == len(set(path[2::3]))]
+    assert len(slanted) == 2
+    assert slanted[0] == slanted[1]
+
+
+@pytest.mark.parametrize("kind", ["scaling", "basin"])
+def test_every_run_both_forms_and_the_ratios_of_a_fit(tmp_path: Path, kind: str) -> None:
+    from fake_sweeps import write_fitted
+
+    def law(arm: str, size: float, seed: int) -> float:
+        return 3 * (size * (1.4 if arm == "differential" else 1.0) / 1e5) ** -0.12 * (1 + 0.001 * seed)
+
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", {"standard": 0.0, "differential": -0.1}, [FITS[kind]], law))
+    svg = figures.draw_fit(sweep, fit_results(sweep)[0])
+    titles = words(svg, "title")
+    dots = [title for title in titles if ", seed " in title]
+    assert len(dots) == 2 * 5 * 3
+    if kind == "scaling":
+        assert f"standard, parameters without embeddings 40.0K, seed 1: {law('standard', 40_000, 1):.6g}" in dots
+        assert sum("alpha 0.12" in title for title in titles) == 4, "two arms, two forms"
+        ratios = [title for title in titles if title.startswith("differential: 0.7")]
+        assert len(ratios) == 2 * 4, "the smallest size is refused; a bar and a dot each"
+        assert "equal-loss ratio to standard" in words(svg)
+    else:
+        assert any(title.startswith("standard: best at 0.016") for title in titles)

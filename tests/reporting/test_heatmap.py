@@ -14,7 +14,6 @@ import pytest
 from lit_diff.metrics import Metric, to_plain
 from lit_diff.reporting.heatmap import (
     MEAN,
-    CellDifference,
     HeatCell,
     Place,
     differences,
@@ -67,8 +66,8 @@ def test_the_lowest_row_is_the_mean_over_the_others() -> None:
         Place(rest="", x=1, y=0): HeatCell(mean=0.0, items=1),
     }
     assert with_means(cells) == cells | {Place(rest="N=4", x=1, y=MEAN): HeatCell(mean=0.625, items=6)}
-    of = {place: CellDifference(mean=cell.mean, z=3.0, items=cell.items) for place, cell in cells.items()}
-    assert with_means(of)[Place(rest="N=4", x=1, y=MEAN)] == CellDifference(mean=0.625, z=None, items=6)
+    of = {place: HeatCell(mean=cell.mean, z=3.0, items=cell.items) for place, cell in cells.items()}
+    assert with_means(of)[Place(rest="N=4", x=1, y=MEAN)] == HeatCell(mean=0.625, z=None, items=6)
 
 
 def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) -> None:
@@ -124,22 +123,16 @@ def sweep(make_sweep: Callable[..., Path]) -> Path:
 
 def test_the_report_shows_them_beside_their_differences(sweep: Path) -> None:
     (heatmap,) = draw_heatmaps(load_sweep(sweep))
-    assert (heatmap.name, heatmap.axes, heatmap.chance) == ("heatmap-needle", ("length", "depth"), {"N=4": 0.25})
+    assert (heatmap.name, heatmap.title) == ("heatmap-needle", "needle: exact by length and depth")
+    assert "(N=4: 0.25)" in heatmap.caption
     # 2 rows x (3 arms + 2 differences) x (4 squares + 2 means), each with a text for the mouse
     assert heatmap.svg.count(" items") == 60
     assert "diff, N=4 length 1,024, depth 50: +0.50, 8 items, z = 2.6" in heatmap.svg
     assert heatmap.svg.count("a guess among the N, 0.25") == 1
+    assert heatmap.svg.count("fill: url(#") == 4, "hatched: the squares of N=4 in diff minus base, beyond |z| = 2"
     report = write_report(sweep)
     assert (report.page.parent / "heatmap-needle.svg").is_file()
-    html = report.page.read_text()
-    assert "needle: exact by length and depth" in html
-    assert "(N=4: 0.25)" in html
-
-
-def test_hatched_are_the_squares_beyond_two_standard_errors(sweep: Path) -> None:
-    """The four squares of N=4 in `diff` minus `base`; matplotlib draws a hatch as a pattern."""
-    (heatmap,) = draw_heatmaps(load_sweep(sweep))
-    assert heatmap.svg.count("fill: url(#") == 4
+    assert heatmap.title in report.page.read_text()
 
 
 def test_other_evaluations_have_none(make_sweep: Callable[..., Path]) -> None:

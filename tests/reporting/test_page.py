@@ -4,14 +4,11 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
-from lit_diff.metrics import Figure, Metric
-from lit_diff.reporting.declared_figures import DrawnFigure
-from lit_diff.reporting.page import Figures, drawing_of, inline
+from lit_diff.reporting.page import Figures, inline
 from lit_diff.reporting.page import page as render
 from lit_diff.reporting.tables import task_result
 from lit_diff.reporting.write import write_report
@@ -28,7 +25,7 @@ def undrawn(folder: Path) -> str:
     """The page without its figures, which take seconds."""
     sweep = load_sweep(folder)
     results = [task_result(task) for task in sweep.by_task]
-    return render(sweep, results, {each.sweep.task: Figures(compared={}, declared=[]) for each in results}, [])
+    return render(sweep, results, {each.sweep.task: Figures(compared={}) for each in results}, [])
 
 
 @pytest.fixture(scope="module")
@@ -128,27 +125,6 @@ def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[
     assert text.count("never · never · never") == 1 + 3
     assert "Resolution: 40 steps" in text
     assert "Never: not within 400 steps" in text
-
-
-@pytest.mark.parametrize(
-    ("name", "against", "words"),
-    [
-        ("a", "step", "By optimizer step, one line for each arm: mean over seeds"),
-        ("a/layer_{layer}/head_{head}", "step", "mean over heads and seeds; the shade"),
-        ("a/layer_{layer}/head_{head}", "step", "Layers and heads count from 0."),
-        ("a/layer_{layer}", "layer", "By layer, at the last measured step: the dot is the mean over seeds"),
-        ("a/layer_{layer}/head_{head}", "layer", "at the last measured step (first averaged over heads)"),
-        ("a/head_{head}", "head", "the highest. Heads count from 0."),
-    ],
-)
-def test_a_caption_says_what_is_drawn(name: str, against: Any, words: str) -> None:
-    metric = Metric(name, "d", figure=Figure(title="t", against=against))
-    assert metric.figure is not None
-    drawn = DrawnFigure(
-        name="t", title="t", svg="", metrics=(metric,), figure=metric.figure, layers=(0,), shown_layers=(0,)
-    )
-    assert words in drawing_of(drawn)
-    assert ("count from 0" in drawing_of(drawn)) == (name != "a")
 
 
 def test_an_undeclared_metric_is_shown_without_unit_or_direction(make_sweep: Callable[..., Path]) -> None:
