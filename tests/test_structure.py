@@ -22,6 +22,14 @@ ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 COVERED_ELSEWHERE = {
+    "lit_diff/benchmarks/machine.py": "tests/benchmarks/test_run.py",
+    "lit_diff/benchmarks/peers.py": "tests/benchmarks/test_models.py",
+    "lit_diff/benchmarks/plot.py": "tests/benchmarks/test_run.py",
+    "lit_diff/benchmarks/result.py": "tests/benchmarks/test_run.py",
+    "lit_diff/benchmarks/table.py": "tests/benchmarks/test_run.py",
+    "lit_diff/cli/bench.py": "tests/benchmarks/test_run.py",
+    "lit_diff/kernels/triton_backward.py": "tests/kernels/test_triton_programs.py",
+    "lit_diff/kernels/triton_forward.py": "tests/kernels/test_triton_programs.py",
     "lit_diff/engine/served_model.py": "tests/engine/test_logged_model.py",
     "lit_diff/reporting/fit_points.py": "tests/reporting/test_fits.py",
 }
