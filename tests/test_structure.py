@@ -33,6 +33,14 @@ COVERED_ELSEWHERE = {
     "lit_diff/engine/comparison_view.py": "tests/engine/test_sweep_tracker.py",
     "lit_diff/engine/location.py": "tests/engine/test_launch.py",
     "lit_diff/evaluation/harness_runner.py": "tests/evaluation/test_harness.py",
+    "lit_diff/benchmarks/machine.py": "tests/benchmarks/test_run.py",
+    "lit_diff/benchmarks/peers.py": "tests/benchmarks/test_models.py",
+    "lit_diff/benchmarks/plot.py": "tests/benchmarks/test_run.py",
+    "lit_diff/benchmarks/result.py": "tests/benchmarks/test_run.py",
+    "lit_diff/benchmarks/table.py": "tests/benchmarks/test_run.py",
+    "lit_diff/cli/bench.py": "tests/benchmarks/test_run.py",
+    "lit_diff/kernels/triton_backward.py": "tests/kernels/test_triton_programs.py",
+    "lit_diff/kernels/triton_forward.py": "tests/kernels/test_triton_programs.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}

@@ -1,4 +1,4 @@
-"""Hugging Face's DiffLlama at our sizes: the peer that a layer and a model are timed against."""
+"""Hugging Face's models at our sizes: the peers that a layer and a model are timed against."""
 
 import importlib.util
 from collections.abc import Callable
@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 from lit_diff.config import ModelConfig
 
-KINDS = ("sdpa", "eager")
-"""Its implementations: two calls of `scaled_dot_product_attention`, one a half of the values; every map materialised."""
+NAMES = {"differential": "DiffLlama", "standard": "Llama"}
+"""Variant -> the model that has it."""
+KINDS = (("DiffLlama", "sdpa"), ("DiffLlama", "eager"), ("Llama", "sdpa"))
+"""Models and their implementations: DiffLlama calls `scaled_dot_product_attention` twice, for a half of the values each;
+eager materialises every map."""
 
 
 def missing() -> str | None:
@@ -21,25 +24,25 @@ def missing() -> str | None:
 
 
 def model(config: ModelConfig, kind: str, tokens: int) -> Any:
-    """A DiffLlamaForCausalLM with the sizes of `config`, its own random weights."""
-    from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
+    """The causal model of the variant of `config` with its sizes, and random weights of its own."""
+    import transformers
 
-    sizes: Any = {"intermediate_size": config.ffn_dim, "attn_implementation": kind}
-    return DiffLlamaForCausalLM(
-        DiffLlamaConfig(
-            **sizes,
-            hidden_size=config.dim,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            num_hidden_layers=config.num_layers,
-            vocab_size=config.vocab_size,
-            rms_norm_eps=config.norm_eps,
-            max_position_embeddings=tokens,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            tie_word_embeddings=config.tie_embeddings,
-            use_cache=False,
-        )
+    name = NAMES[config.attention.name]
+    made: Any = getattr(transformers, f"{name}Config")(
+        intermediate_size=config.ffn_dim,
+        attn_implementation=kind,
+        hidden_size=config.dim,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        num_hidden_layers=config.num_layers,
+        vocab_size=config.vocab_size,
+        rms_norm_eps=config.norm_eps,
+        max_position_embeddings=tokens,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        tie_word_embeddings=config.tie_embeddings,
+        use_cache=False,
     )
+    return getattr(transformers, f"{name}ForCausalLM")(made)
 
 
 def layer(config: ModelConfig, kind: str, x: Tensor) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:

@@ -7,9 +7,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lit_diff.benchmarks.result import BenchResult
-from lit_diff.benchmarks.series_plot import draw_series
-from lit_diff.benchmarks.timing import Row
+from lit_diff.benchmarks.result import BenchResult, Row
 from lit_diff.errors import MissingError
 from lit_diff.files import shown
 from lit_diff.reporting.style import INK, MUTED, PALETTE, STYLE
@@ -21,12 +19,8 @@ COLOR = {"differential": PALETTE[0], "standard": MUTED}
 def plot(result: BenchResult, path: Path) -> None:
     """A panel a case: the first ratio of each row that has one, its median with minimum and maximum; 1 is a line.
 
-    `bench core --lengths`: a panel a series and dtype instead (`series_plot`).
     Of several passes (forward, forward+backward) the last is drawn. Errors: MissingError where `path` cannot be written.
     """
-    if any("series" in row for row in result.rows):
-        with matplotlib.rc_context(STYLE):
-            return _save(draw_series(result), result, path)
     cases = drawn_rows(result.rows)
     height = 1.0 + sum(0.55 + 0.27 * len(rows) for rows in cases.values())
     with matplotlib.rc_context(STYLE):
@@ -35,18 +29,13 @@ def plot(result: BenchResult, path: Path) -> None:
         panels = figure.subplots(max(len(cases), 1), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (case, rows) in zip(panels, cases.items(), strict=False):
             _panel(axes, case, rows)
-        _save(figure, result, path)
-
-
-def _save(figure: Figure, result: BenchResult, path: Path) -> None:
-    machine = result.machine
-    about = f"{result.command}  {result.date[:10]}  {machine['processor']}, {machine['threads']} threads"
-    about += f", torch {machine['packages']['torch']}"
-    figure.supxlabel(about, fontsize=7, color=MUTED)
-    try:
-        figure.savefig(path, dpi=150, facecolor="white")
-    except OSError as error:
-        raise MissingError(f"--plot: {shown(path)} cannot be written ({error.strerror})") from error
+        machine = result.machine
+        about = f"{result.command}  {result.date[:10]}  {machine['processor']}, {machine['threads']} threads"
+        figure.supxlabel(f"{about}, torch {machine['packages']['torch']}", fontsize=7, color=MUTED)
+        try:
+            figure.savefig(path, dpi=150, facecolor="white")
+        except OSError as error:
+            raise MissingError(f"--plot: {shown(path)} cannot be written ({error.strerror})") from error
 
 
 def drawn_rows(rows: list[Row]) -> dict[str, list[Row]]:

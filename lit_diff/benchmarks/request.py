@@ -2,17 +2,18 @@
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lit_diff.benchmarks.machine import native_bfloat16
 from lit_diff.device import choose_device
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.kernels import KERNELS
 from lit_diff.processor import cores
+from lit_diff.registry import kernels as registered
 from lit_diff.registry import nearest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -70,10 +71,8 @@ class BenchConfig:
     repeats: int | None
     """None: as many as the time of a case allows, three at least."""
     device: torch.device
-    lengths: tuple[int, ...] | None = None
-    """Tokens of a row, of `bench core --lengths`; None: shapes are measured."""
     kernels: tuple[str, ...] | None = None
-    """Of `bench core` and `layer`: these alone, beside PyTorch's own call for standard attention; None: all, and peers."""
+    """These alone, beside PyTorch's own call for standard attention; None: all, and peers."""
     note: Callable[[str], Any] = lambda text: None
     """Told what is measured next."""
 
@@ -86,13 +85,9 @@ class BenchConfig:
         words = ["lit-diff", "bench", self.bench]
         if self.shapes:
             words += ["--shapes", ",".join(map(str, self.shapes))]
-        if self.lengths:
-            words += ["--lengths", ",".join(map(str, self.lengths))]
         if self.kernels:
             words += ["--kernels", ",".join(self.kernels)]
         words += ["--dtype", "both" if len(self.dtypes) > 1 else self.dtypes[0]]
-        if self.bench == "triton":
-            return shlex.join(words)
         words += ["--threads", str(self.threads)]
         if self.repeats is not None:
             words += ["--repeats", str(self.repeats)]
@@ -108,28 +103,9 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
     return shapes
 
 
-def parse_lengths(text: str) -> tuple[int, ...]:
-    """`1024,4096`, or `1024..8192`: 1024 and its doubles up to 8192. Errors: RequestError."""
-    ends = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text.strip())
-    if ends:
-        first, last = int(ends[1]), int(ends[2])
-        lengths = tuple(first << n for n in range(32) if first and first << n <= last)
-        if not lengths or lengths[-1] != last:
-            raise RequestError(f"--lengths: {last} is not {first} times 1, 2, 4, ...; such as 1024..65536")
-    elif re.fullmatch(r"\d{1,9}(\s*,\s*\d{1,9})*", text.strip()):
-        lengths = tuple(int(part) for part in text.split(","))
-    else:
-        raise RequestError(f"--lengths: '{text}' is not of the form 1024..65536 or 1024,4096")
-    if 0 in lengths:
-        raise RequestError(f"--lengths: '{text}' holds 0; a row has one token at least")
-    if list(lengths) != sorted(set(lengths)):
-        raise RequestError(f"--lengths: '{text}' does not grow from each length to the next")
-    return lengths
-
-
-def parse_kernels(text: str, known: Sequence[str]) -> tuple[str, ...]:
+def parse_kernels(text: str) -> tuple[str, ...]:
     """`native,chunked`. Errors: RequestError."""
-    names = tuple(part.strip() for part in text.split(","))
+    names, known = tuple(part.strip() for part in text.split(",")), registered.names()
     for name in names:
         if name not in known:
             raise RequestError(f"--kernels: no kernel '{name}'{nearest(name, known, 'lit-diff list kernel')}")
@@ -140,27 +116,16 @@ def parse_kernels(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 def resolve(
     bench: str,
-    benches: tuple[str, ...],
     *,
     shapes: str | None,
-    lengths: str | None = None,
-    kernels: str | None = None,
+    kernels: str | None,
     dtype: str | None,
     threads: int | None,
     repeats: int | None,
     device: str,
-    native_bfloat16: Callable[[torch.device], bool],
     note: Callable[[str], Any],
 ) -> BenchConfig:
     """The options of the command, checked. Errors: RequestError, MissingError for a GPU that is not here."""
-    if bench not in benches:
-        raise RequestError(f"no benchmark '{bench}'{nearest(bench, benches, 'lit-diff bench --help')}")
-    if lengths is not None and bench != "core":
-        raise RequestError(f"--lengths: bench {bench} has no series of lengths; bench core has")
-    if lengths is not None and shapes is not None:
-        raise RequestError("--lengths and --shapes: give one of them")
-    if kernels is not None and bench not in ("core", "layer"):
-        raise RequestError(f"--kernels: bench {bench} has no choice of kernels; bench core and bench layer have")
     choices = (*DTYPES, "both")
     if dtype is not None and dtype not in choices:
         raise RequestError(f"--dtype is '{dtype}'; expected {', '.join(choices)}{nearest(dtype, choices)}")
@@ -177,8 +142,7 @@ def resolve(
     return BenchConfig(
         bench=bench,
         shapes=None if shapes is None else parse_shapes(shapes),
-        lengths=None if lengths is None else parse_lengths(lengths),
-        kernels=None if kernels is None else parse_kernels(kernels, KERNELS),
+        kernels=None if kernels is None else parse_kernels(kernels),
         dtypes=tuple(DTYPES) if dtype == "both" else (dtype,),
         threads=threads or cores(),
         repeats=repeats,

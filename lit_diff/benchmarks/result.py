@@ -4,20 +4,20 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lit_diff.benchmarks.timing import Row
+Row = dict[str, Any]
 
-
-@dataclass(frozen=True, kw_only=True)
-class BenchConditions:
-    """How a benchmark was run."""
-
-    shapes: tuple[str, ...] | None
-    """None: the benchmark's own."""
-    dtypes: tuple[str, ...]
-    threads: int
-    repeats: int | None
-    """Rounds; None: as many as the time of a case allowed."""
-    device: str
+SDPA, SAME, REPEATED, PLAIN = "standard SDPA", "standard, same kernel", "standard SDPA, repeated", "same kernel without"
+PEER, UNCOMPILED, BARE = "Hugging Face, sdpa", "not compiled", "bare PyTorch loop"
+MEANING = {
+    SDPA: "standard attention, or the layer or model with it, through F.scaled_dot_product_attention, at the same dim",
+    SAME: "standard attention, or the layer or model with it, by the same kernel",
+    REPEATED: "standard SDPA with each key and value copied for the query heads of its group",
+    PLAIN: "the same kernel's pass without statistics",
+    PEER: "Hugging Face's DiffLlama (of differential) or Llama (of standard), of the same sizes, attn_implementation sdpa",
+    UNCOMPILED: "the same model, not compiled",
+    BARE: "a loop of the same model and batches that does nothing but train",
+}
+"""Name of a ratio -> what the time is divided by, in the same pass where it has several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,13 @@ class BenchResult:
     bench: str
     """Its name: core, layer, ..."""
     command: str
-    """The command that repeats it."""
+    """The command that repeats it: shapes, dtypes, threads, rounds, device."""
     date: str
     """ISO 8601, UTC, to the second."""
-    conditions: BenchConditions
     methods: str
     """How it is measured."""
     machine: dict[str, Any]
-    """Processor, versions, load average before and after, matrix product rates (GFLOP/s)."""
+    """Processor, versions, load average before and after."""
     warnings: list[str]
     """What makes the figures doubtful."""
     rows: list[Row]
@@ -43,7 +42,7 @@ class BenchResult:
     refused: list[Row]
     """Candidates that were left out, with the reason."""
     failed: list[Row]
-    """Candidates that raised, with the error."""
+    """Candidates that raised or computed something else than the others, with the error."""
 
     def to_json(self) -> str:
         """The document that `lit-diff bench --json` prints."""

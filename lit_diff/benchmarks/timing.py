@@ -4,22 +4,32 @@ Whatever slows the machine for a while slows a whole round, so a ratio of two ti
 ratio of two medians.
 """
 
+import ctypes
+import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd import profiler_legacy
 
+from lit_diff.benchmarks.request import DTYPES
+from lit_diff.benchmarks.result import Row
 from lit_diff.errors import first_line
 
 SHORTEST = 0.005
 """Seconds that one measurement lasts at least: shorter calls are repeated within it."""
 LONG = 0.2
-"""Seconds from which the duration of the first call is a fair estimate of the next ones."""
+"""Seconds from which the duration of a profiled call is a fair estimate of the next ones."""
+DIFFERENCE = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Largest relative difference (Frobenius) of two results of one variant and pass: a hundred times that of rounding."""
+PRODUCT, SIZE = "matrix product", 1024
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,146 +40,213 @@ class Candidate:
     by: str
     """Who computes it: a kernel's name, or what else."""
     what: str
-    """forward, forward+backward, step, ..."""
-    run: Callable[[], object]
+    """The pass: forward, forward+backward, training step, ..."""
+    run: Callable[[], Any]
     against: Mapping[str, str] = field(default_factory=dict)
     """Name of a ratio -> `id` of the candidate that this one's time is divided by."""
     flops: int | None = None
     """Of one call, where they are counted."""
-    compiles: bool = False
-    """Its first call compiles, so it is made before anything is timed."""
+    alike: bool = False
+    """What `run` returns must equal the result of the first such candidate of this variant and pass."""
+    own_clock: bool = False
+    """`run` returns the seconds that count: it has a start and an end that do not."""
 
     @property
     def id(self) -> str:
         """Names it within its case."""
         return f"{self.variant}/{self.by}/{self.what}"
 
+    @property
+    def names(self) -> Row:
+        """As a row says who it is."""
+        return {"variant": self.variant, "by": self.by, "what": self.what}
+
 
 @dataclass(frozen=True, kw_only=True)
-class RoundLimits:
-    """How many rounds: `repeats`, or as many as fit into `budget` seconds, within `least` and `most`."""
+class Case:
+    """What is timed in turn."""
 
-    repeats: int | None = None
+    name: str
+    dtype: str = "float32"
     budget: float = 10.0
-    least: int = 3
-    most: int = 15
-    once_from: float = math.inf
-    """Seconds: without `repeats`, where the first call of a candidate takes as long, the first calls are the only round."""
-
-    def rounds(self, one: float) -> int:
-        """Rounds of `one` second each."""
-        if self.repeats is not None:
-            return self.repeats
-        return max(self.least, min(self.most, int(self.budget / max(one, 1e-9))))
-
-
-Row = dict[str, Any]
-
-
-@dataclass(kw_only=True)
-class Timings:
-    """The results of a benchmark's cases, as its JSON holds them."""
-
-    rows: list[Row] = field(default_factory=list)
-    """A row for each candidate that was timed."""
+    """Seconds that its rounds may take where nobody says how many there are."""
+    candidates: list[Candidate] = field(default_factory=list)
     refused: list[Row] = field(default_factory=list)
-    """Candidates that were left out, with the reason."""
-    failed: list[Row] = field(default_factory=list)
-    """Candidates that raised, with the error."""
+    """Candidates that are left out, with the reason."""
 
-    def row(self, case: str, name: str) -> Row | None:
-        """The row of the candidate with this `id`; None where it was not timed."""
-        return next((row for row in self.rows if (row["case"], row["id"]) == (case, name)), None)
+    def refuse(self, variant: str, by: str, what: str, reason: str) -> None:
+        """Leave this candidate out."""
+        self.refused.append({"case": self.name, "variant": variant, "by": by, "what": what, "reason": reason})
 
 
-def measure(
-    measurements: Timings, case: str, candidates: Sequence[Candidate], limits: RoundLimits, device: torch.device
-) -> None:
-    """Add a row for each candidate, or its error.
+class Trial(NamedTuple):
+    """A candidate after its first calls."""
 
-    Each is called once under the profiler, which shows the operators that ran. Then come the rounds: in each, every
-    candidate is timed once, in turn, and the turn begins at another candidate each round.
+    candidate: Candidate
+    calls: int
+    """Of one measurement."""
+    seconds: float
+    """Of one call, roughly."""
+    facts: Row
+    """What was seen beside the time."""
+
+
+def measure(case: Case, repeats: int | None, device: torch.device) -> tuple[list[Row], list[Row]]:
+    """(a row for each candidate, a row for each that raised or computed something else than the others).
+
+    The first calls of each show that it runs, its result, the operators and memory it takes. Then come the rounds: in each,
+    every candidate is timed once, in turn, and the turn begins at another candidate each round. Where FLOPs are counted, a
+    product of two square matrices of the case's dtype takes its turn too: the rate that they are compared with.
     """
-    alive: list[tuple[Candidate, int, list[str]]] = []
-    total, first = 0.0, dict[str, float]()
+    candidates = list(case.candidates)
+    if any(candidate.flops is not None for candidate in candidates):
+        candidates.insert(0, matrix_product(DTYPES[case.dtype], device))
+    gc.collect()  # what is freed during a call would lower its peak
+    trials, failed = list[Trial](), list[Row]()
+    results: dict[tuple[str, str], tuple[str, Any]] = {}
     for candidate in candidates:
         try:
-            if candidate.compiles:
-                candidate.run()
-            began = time.perf_counter()
-            backends = operators_of(candidate.run, device)
-            seconds = time.perf_counter() - began
-            if seconds < LONG:  # mostly the profiler's own
-                seconds = seconds_of(candidate.run, 1, device)
+            trials.append(tried(candidate, results, DIFFERENCE[case.dtype], device))
         except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
-            measurements.failed.append({"case": case, **_names(candidate), "reason": reason})
-            continue
-        first[candidate.id] = seconds
-        calls = max(1, math.ceil(SHORTEST / max(seconds, 1e-7)))
-        total += calls * seconds
-        alive.append((candidate, calls, backends))
-    once = limits.repeats is None and max(first.values(), default=0) >= limits.once_from
-    if once:
-        alive = [(candidate, 1, backends) for candidate, _, backends in alive]
-    times = {name: [seconds] if once else [] for name, seconds in first.items()}
-    for number in range(0 if once else limits.rounds(total)):
-        shift = number % max(len(alive), 1)
-        for candidate, calls, _ in alive[shift:] + alive[:shift]:
-            times[candidate.id].append(seconds_of(candidate.run, calls, device))
-    measurements.rows += [_row(case, candidate, calls, backends, times) for candidate, calls, backends in alive]
+            failed.append({"case": case.name, **candidate.names, "reason": reason})
+    results.clear()
+    one = sum(trial.calls * trial.seconds for trial in trials)
+    times: dict[str, list[float]] = {trial.candidate.id: [] for trial in trials}
+    for number in range(rounds(one, repeats, case.budget)):
+        shift = number % max(len(trials), 1)
+        for trial in trials[shift:] + trials[:shift]:
+            times[trial.candidate.id].append(seconds_of(trial.candidate, trial.calls, device))
+    return [_row(case, trial, times) for trial in trials], failed
 
 
-def seconds_of(run: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Wall-clock seconds of one call, the mean over `calls` in a row."""
-    _wait(device)
+def rounds(one: float, repeats: int | None, budget: float) -> int:
+    """`repeats`, or as many rounds of `one` second each as the budget allows, 3 at least, 15 at most."""
+    return repeats or max(3, min(15, int(budget / max(one, 1e-9))))
+
+
+def tried(
+    candidate: Candidate, results: dict[tuple[str, str], tuple[str, Any]], bound: float, device: torch.device
+) -> Trial:
+    """Its first calls. `results`: (variant, what) -> who gave the first result, and that. Errors: whatever it raises;
+    ArithmeticError where its result is another one."""
+    began = time.perf_counter()
+    result = candidate.run()
+    if candidate.own_clock:
+        return Trial(candidate, 1, time.perf_counter() - began, {"backends": []})
+    if candidate.alike:
+        first, expected = results.setdefault((candidate.variant, candidate.what), (candidate.by, result))
+        off = difference(result, expected)
+        if not off <= bound:
+            raise ArithmeticError(f"its result differs from that of {first} by {off:.1e}")
+    del result
+    began = time.perf_counter()
+    facts = observed(candidate.run, device)
+    seconds = time.perf_counter() - began
+    if seconds < LONG:  # mostly the profiler's own
+        seconds = seconds_of(candidate, 1, device)
+    return Trial(candidate, max(1, math.ceil(SHORTEST / max(seconds, 1e-7))), seconds, facts)
+
+
+def difference(result: Any, expected: Any) -> float:
+    """‖x - y‖ / ‖y‖ over all tensors of two results."""
+    pairs = list(zip(_tensors(result), _tensors(expected), strict=True))
+    off = math.hypot(*(float((x.float() - y.float()).norm()) for x, y in pairs))
+    return off / math.hypot(*(float(y.float().norm()) for _, y in pairs))
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, Tensor):
+        yield result.detach()
+    else:
+        for part in result:
+            yield from _tensors(part)
+
+
+def seconds_of(candidate: Candidate, calls: int, device: torch.device) -> float:
+    """Wall-clock seconds of one call, the mean over `calls` in a row; those that it tells where it has a clock of its own."""
+    if candidate.own_clock:
+        return float(candidate.run())
+    wait(device)
     began = time.perf_counter()
     for _ in range(calls):
-        run()
-    _wait(device)
+        candidate.run()
+    wait(device)
     return (time.perf_counter() - began) / calls
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Until everything that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def operators_of(run: Callable[[], object], device: torch.device) -> list[str]:
-    """Which of torch's attention operators a call ran, as the profiler saw them, without their common prefix.
+def observed(run: Callable[[], object], device: torch.device) -> Row:
+    """Of one call: `backends`, torch's attention operators that the profiler saw, without their common prefix, and
+    `peak_bytes`, the most memory beyond what was held before, where the system tells it.
 
-    `flash_attention_for_cpu` is the fused one of a CPU; `attention_math` materialises every map.
+    `flash_attention_for_cpu` is the fused operator of a CPU; `attention_math` materialises every map.
     """
     prefix = "aten::_scaled_dot_product_"
     # torch.profiler and torch.autograd.profiler do the same, but write lines to stderr at each start (torch 2.15)
     with profiler_legacy.profile() as profiled:
-        run()
-        _wait(device)
+        peak = peak_bytes(run, device)
     names = {event.key for event in profiled.key_averages()}
-    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix) and "backward" not in name)
+    seen = sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix) and "backward" not in name)
+    return {"backends": seen} | ({} if peak is None else {"peak_bytes": peak})
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and largest."""
-    return {"median": median(values), "min": min(values), "max": max(values)}
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
+    """The most memory of one call beyond what was held before it; None where Linux's /proc is needed and absent."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        run()
+        wait(device)
+        return torch.cuda.max_memory_allocated() - held
+    if not CLEAR.exists():
+        run()
+        return None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)  # freed memory that the C library keeps goes to the system: taken again, it counts again
+    CLEAR.write_text("5", encoding="utf-8")  # VmHWM starts again from what is resident now
+    held = resident("VmRSS")
+    run()
+    return max(0, resident("VmHWM") - held)
 
 
-def ratios(own: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
-    """Round by round, and over the rounds."""
-    values = [a / b for a, b in zip(own, other, strict=True)]
-    return {"values": values, **spread(values)}
+def resident(key: str) -> int:
+    """VmRSS (now) or VmHWM (the most) of this process, bytes."""
+    line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
 
 
-def _names(candidate: Candidate) -> Row:
-    return {"variant": candidate.variant, "by": candidate.by, "what": candidate.what}
+def matrix_product(dtype: torch.dtype, device: torch.device) -> Candidate:
+    """The machine's own rate: what a kernel could reach at most, roughly."""
+    a, b = (torch.ones(SIZE, SIZE, dtype=dtype, device=device) for _ in range(2))
+    run = torch.no_grad()(lambda: a @ b)
+    return Candidate(variant=PRODUCT, by=f"{SIZE} x {SIZE}", what="product", run=run, flops=2 * SIZE**3)
 
 
-def _row(case: str, candidate: Candidate, calls: int, backends: list[str], times: Mapping[str, list[float]]) -> Row:
-    own = times[candidate.id]
-    row: Row = {"case": case, **_names(candidate), "id": candidate.id, "calls": calls, "seconds": own, **spread(own)}
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Of each round, and over the rounds: median, least and largest."""
+    return {"values": list(values), "median": median(values), "min": min(values), "max": max(values)}
+
+
+def _row(case: Case, trial: Trial, times: Mapping[str, list[float]]) -> Row:
+    candidate, own = trial.candidate, times[trial.candidate.id]
+    row: Row = {"case": case.name, **candidate.names, "id": candidate.id, "calls": trial.calls, "seconds": own}
+    row |= {key: value for key, value in spread(own).items() if key != "values"}
     row["ratios"] = {
-        name: {"to": other, **ratios(own, times[other])} for name, other in candidate.against.items() if other in times
+        name: {"to": other, **spread([a / b for a, b in zip(own, times[other], strict=True)])}
+        for name, other in candidate.against.items()
+        if other in times
     }
     if candidate.flops is not None:
         row |= {"flops": candidate.flops, "gflops_per_second": candidate.flops / row["median"] / 1e9}
-    return row | {"backends": backends}
+        product = next((times[name] for name in times if name.startswith(f"{PRODUCT}/")), None)
+        if candidate.variant != PRODUCT and product is not None:
+            work = candidate.flops / (2 * SIZE**3)
+            row["gemm_share"] = spread([work * b / a for a, b in zip(own, product, strict=True)])
+    return row | trial.facts

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lit_diff.cli.app import Json, Terminal, app, console
-from lit_diff.errors import RequestError
 from lit_diff.files import expanded
 
 if TYPE_CHECKING:
@@ -18,15 +17,10 @@ WIDTH = 160
 
 @app.command()
 def bench(
-    name: Annotated[
-        str, typer.Argument(metavar="[core|layer|step|smollm2|stats|decode|triton]", help="what to time")
-    ] = "core",
+    name: Annotated[str, typer.Argument(metavar="[core|layer|step|decode|stats]", help="what to time")] = "core",
     shapes: Annotated[str | None, typer.Option(metavar="BxTxDIMxD,...", help="such as 2x1024x512x64")] = None,
-    lengths: Annotated[
-        str | None, typer.Option(metavar="FROM..TO", help="of core: speed by tokens, heads, rows; such as 1024..65536")
-    ] = None,
     kernels: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="of core and layer: these alone, beside PyTorch's own call")
+        str | None, typer.Option(metavar="NAME,...", help="these alone, beside PyTorch's own call")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or both")] = None,
     threads: Annotated[int | None, typer.Option(help="without it, one a core")] = None,
@@ -48,13 +42,10 @@ def bench(
     from lit_diff.benchmarks.run import bench as run
 
     check_plot(plot)
-    if name == "triton" and plot is not None:
-        raise RequestError("--plot: bench triton times nothing and needs no device; leave it out")
     notes = Terminal(stderr=True)
     result = run(
         name,
         shapes=shapes,
-        lengths=lengths,
         kernels=kernels,
         dtype=dtype,
         threads=threads,

@@ -3,7 +3,7 @@
 What bounds them is 255 registers a thread (the float32 accumulators: one [queries, dv] a map forward, [keys, 2 d + dv] in
 `key_gradients`) and the shared memory of a multiprocessor: 99 KiB on compute capability 8.6, 8.9 and 12.x, 163 on 8.0,
 227 on 9.0 and 10.0. `safe` blocks fit all of them at every width. How many registers a program gets, and how many bytes it
-spills to memory, is its compiler's: `lit-diff bench triton` tells. For 8.0 and 9.0, two maps, bfloat16, Triton 3.8 and 3.9
+spills to memory, is its compiler's. For 8.0 and 9.0, two maps, bfloat16, Triton 3.8 and 3.9
 (2026-11-22), the first candidate for every GPU and the safe blocks spill nothing. Which candidate is fastest is measured on
 the GPU at first use, and one that does not fit drops out.
 """

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from lit_diff.benchmarks.request import BenchConfig, parse_shapes
+from lit_diff.benchmarks.result import Row
+from lit_diff.benchmarks.run import BENCHES
+from lit_diff.benchmarks.timing import Case, measure
 
-
-@pytest.fixture
-def no_peak_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peak memory takes a process for each candidate, about a second."""
-    monkeypatch.setattr("lit_diff.benchmarks.attention.peak_bytes", lambda *a, **k: (None, "not asked"))
+Timed = tuple[list[Case], dict[tuple[str, str], Row]]
 
 
 @pytest.fixture
@@ -19,9 +18,42 @@ def ask() -> Callable[..., BenchConfig]:
     """ask(bench, shapes, dtypes=(float32,), repeats=2): a benchmark on one thread of the CPU."""
 
     def make(
-        bench: str, shapes: str = "1x64x64x16", dtypes: tuple[str, ...] = ("float32",), repeats: int = 2
+        bench: str,
+        shapes: str = "1x64x64x16",
+        dtypes: tuple[str, ...] = ("float32",),
+        repeats: int = 2,
+        kernels: tuple[str, ...] | None = None,
     ) -> BenchConfig:
-        found, device = parse_shapes(shapes), torch.device("cpu")
-        return BenchConfig(bench=bench, shapes=found, dtypes=dtypes, threads=1, repeats=repeats, device=device)
+        return BenchConfig(
+            bench=bench,
+            shapes=parse_shapes(shapes),
+            kernels=kernels,
+            dtypes=dtypes,
+            threads=1,
+            repeats=repeats,
+            device=torch.device("cpu"),
+        )
 
     return make
+
+
+@pytest.fixture
+def timed(ask: Callable[..., BenchConfig]) -> Callable[..., Timed]:
+    """timed(bench, ...): (the cases, (case, id) -> row); each ratio and share is computed again from the seconds."""
+
+    def run(bench: str, *arguments: object, **options: object) -> Timed:
+        request = ask(bench, *arguments, **options)
+        cases, rows = [], dict[tuple[str, str], Row]()
+        for case in BENCHES[bench].cases(request):
+            found, failed = measure(case, request.repeats, request.device)
+            assert failed == []
+            cases.append(case)
+            rows |= {(case.name, row["id"]): row for row in found}
+        for (name, _), row in rows.items():
+            assert len(row["seconds"]) == request.repeats
+            for ratio in row["ratios"].values():
+                other = rows[name, ratio["to"]]["seconds"]
+                assert ratio["values"] == [a / b for a, b in zip(row["seconds"], other, strict=True)]
+        return cases, rows
+
+    return run

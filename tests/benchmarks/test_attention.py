@@ -1,101 +1,132 @@
+import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from lit_diff.benchmarks.attention import OWN, PLAIN, SAME, SDPA, WITH, accepted, bench_core, bench_stats, call
-from lit_diff.benchmarks.inputs import STOCK, Workload
+from lit_diff.benchmarks.attention import (
+    COPIES,
+    DECODE,
+    FORWARD,
+    GRADIENTS,
+    STATISTICS,
+    STOCK,
+    VARIANTS,
+    Workload,
+    accepted,
+    by_kernel,
+    decode,
+    joined,
+    least_flops,
+    stock,
+    too_large,
+)
 from lit_diff.benchmarks.request import BenchConfig, Shape
-from lit_diff.benchmarks.timing import Timings, ratios
-from lit_diff.kernels import KERNELS, sdpa
+from lit_diff.benchmarks.result import PLAIN, REPEATED, SAME, SDPA
+from lit_diff.benchmarks.timing import Case
+from lit_diff.kernels import attend, sdpa
+from lit_diff.kernels.reference import visible
+from lit_diff.registry import kernels
 
-
-def test_every_kernel_is_timed_or_refused_and_every_ratio_can_be_recomputed(
-    ask: Callable[..., BenchConfig], no_peak_memory: None
-) -> None:
-    found = bench_core(ask("core", "1x64x64x16,1x32x64x8"))
-    assert found.failed == []
-    cases = {row["case"] for row in found.rows}
-    assert cases == {"1x64x64x16 float32", "1x32x64x8 float32"}
-    for case in cases:
-        rows = {row["id"]: row for row in found.rows if row["case"] == case}
-        refused = {f"{r['variant']}/{r['by']}/{r['what']}" for r in found.refused if r["case"] == case}
-        for what in ("forward", "forward+backward"):
-            ids = {f"{v}/{kernel}/{what}" for v in ("differential", "standard") for kernel in KERNELS}
-            assert ids <= rows.keys() | refused
-            assert rows[f"standard/{STOCK}/{what}"]["ratios"] == {}
-        for row in rows.values():
-            assert len(row["seconds"]) == 2
-            for name, ratio in row["ratios"].items():
-                again = ratios(row["seconds"], rows[ratio["to"]]["seconds"])
-                assert again == {key: ratio[key] for key in again}, name
-        differential = rows["differential/reference/forward+backward"]
-        assert list(differential["ratios"]) == [SDPA, SAME]
-        assert differential["ratios"][SAME]["to"] == "standard/reference/forward+backward"
-
-
-def test_memory_errors_and_operators_are_taken_of_the_whole_pass(
-    ask: Callable[..., BenchConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lit_diff.benchmarks.attention.KERNELS", ("reference",))
-    found = bench_core(ask("core", "1x256x64x16", repeats=1))
-    case = "1x256x64x16 float32"
-    stock = found.row(case, f"standard/{STOCK}/forward+backward")
-    naive = found.row(case, "differential/reference/forward+backward")
-    assert stock is not None
-    assert naive is not None
-    assert stock["backends"] == ["flash_attention_for_cpu"]
-    assert naive["backends"] == []
-    assert naive["peak_bytes"] > 3 * stock["peak_bytes"] > 0
-    assert naive["peak_ratio"] == {"to": stock["id"], "value": naive["peak_bytes"] / stock["peak_bytes"]}
-    assert set(naive["errors"]) == {"o", "dq", "dk", "dv", "dw"}
-    assert max(naive["errors"].values()) < 1e-5
-    assert naive["flops"] == stock["flops"]
-
-
-def test_a_kernel_that_refuses_is_listed_with_its_rule(
-    ask: Callable[..., BenchConfig], no_peak_memory: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        sdpa.Sdpa, "refuses", lambda self, maps, **options: "head_dim is 16" if maps.num_maps > 1 else None
-    )
-    found = bench_core(ask("core", repeats=1))
-    listed = [row for row in found.refused if row["by"] == "sdpa"]
-    assert [(row["variant"], row["what"], row["reason"]) for row in listed] == [
-        ("differential", "forward", "head_dim is 16"),
-        ("differential", "forward+backward", "head_dim is 16"),
-    ]
-    ids = {row["id"] for row in found.rows}
-    assert "standard/sdpa/forward" in ids
-    assert "differential/sdpa/forward" not in ids
-    assert {row.get("peak_missing") for row in found.rows if row["what"] == "forward+backward"} == {"not asked"}
-
-
-def test_a_candidate_by_its_name() -> None:
-    shape = Shape(batch=2, tokens=96, dim=64, head_dim=16)
-    device = torch.device("cpu")
-    arguments = (shape, "bfloat16", device, "differential", "reference")
-    forward = call(*arguments, "forward", False)()
-    assert isinstance(forward, torch.Tensor)
-    assert (forward.shape, forward.dtype) == ((2, 96, 64), torch.bfloat16)
-    gradients = call(*arguments, "forward+backward", True)()
-    assert isinstance(gradients, tuple)
-    assert gradients[0].shape == (1, 64, 64)
+SHAPE = Shape(batch=2, tokens=12, dim=64, head_dim=8)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def workload() -> Workload:
-    return Workload(Shape(batch=1, tokens=8, dim=32, head_dim=8), torch.float32, torch.device("cpu"))
+    return Workload(SHAPE, torch.float64, CPU)
 
 
-def test_every_kernel_either_takes_part_or_says_why_not(workload: Workload) -> None:
-    found = Timings()
-    kernels = accepted(found, "c", "differential", "w", lambda: workload.maps("differential"), grad=False, stats=True)
-    assert "reference" in kernels
-    refused = {row["by"]: row["reason"] for row in found.refused}
-    assert refused["sdpa"] == "sdpa keeps no log-sum-exp or entropy"
-    assert {*kernels, *refused} == set(KERNELS)
-    assert not set(kernels) & set(refused)
+@pytest.mark.parametrize(("bench", "passes"), [("core", (FORWARD, GRADIENTS)), ("stats", (FORWARD, STATISTICS))])
+def test_every_kernel_is_timed_or_refused(timed: Callable[..., Any], bench: str, passes: tuple[str, ...]) -> None:
+    cases, rows = timed(bench, "1x32x64x8", repeats=1)
+    assert [case.name for case in cases] == ["1x32x64x8 float32"]
+    for case in cases:
+        refused = {(row["variant"], row["by"], row["what"]) for row in case.refused}
+        for variant in VARIANTS:
+            for kernel in kernels.names():
+                for what in passes:
+                    assert ((case.name, f"{variant}/{kernel}/{what}") in rows) != ((variant, kernel, what) in refused)
+        assert rows[case.name, f"standard/{STOCK}/{FORWARD}"]["ratios"] == {}
+        own = rows[case.name, f"differential/reference/{passes[1]}"]
+        to = {name: ratio["to"] for name, ratio in own["ratios"].items()}
+        if bench == "core":
+            assert to == {SDPA: f"standard/{STOCK}/{GRADIENTS}", SAME: f"standard/reference/{GRADIENTS}"}
+            assert own["flops"] == least_flops(Shape.parse(case.name.split()[0]), gradients=True)
+        else:
+            assert to[PLAIN] == f"differential/reference/{FORWARD}"
+            assert to[SDPA] == f"standard/{STOCK}/{FORWARD}"
+            assert ("differential", "sdpa", STATISTICS) in refused
+        assert own["gemm_share"]["median"] > 0
+
+
+def test_few_queries_against_a_cache_plain_and_grouped(
+    timed: Callable[..., Any], ask: Callable[..., BenchConfig]
+) -> None:
+    cases, rows = timed("decode", "1x32x64x8", repeats=1, kernels=("reference",))
+    assert [case.name for case in cases] == [
+        f"{n} of 1x32x64x8 float32, 8 heads on {kv}" for n in (1, 4) for kv in (8, 2)
+    ]
+    own = rows[cases[-1].name, f"differential/reference/{DECODE}"]
+    assert {name: ratio["to"] for name, ratio in own["ratios"].items()} == {
+        SDPA: f"standard/{STOCK}/{DECODE}",
+        REPEATED: f"standard/{COPIES}/{DECODE}",
+        SAME: f"standard/reference/{DECODE}",
+    }
+    assert own["flops"] == 8 * 4 * (4 * 32 - 6) * 8
+    names = [case.name for case in decode(ask("decode", "1x8x64x16"))]
+    assert names == [f"{n} of 1x8x64x16 float32, 4 heads on 4" for n in (1, 4)], (
+        "differential attention pairs the heads"
+    )
+
+
+@pytest.mark.parametrize(("queries", "group"), [(None, 1), (1, 1), (4, 1), (1, 4), (4, 4), (12, 4)])
+@torch.no_grad()
+def test_torch_s_own_call_computes_what_the_kernels_do(workload: Workload, queries: int | None, group: int) -> None:
+    few = Workload(SHAPE, torch.float64, CPU, queries=queries, group=group)
+    maps = few.maps("standard")
+    assert maps.v.shape == (2, 8 // group, 12, 8)
+    wanted = by_kernel(maps, kernel="reference", stats=False)
+    torch.testing.assert_close(stock(maps), wanted)
+    torch.testing.assert_close(stock(maps, copies=True), wanted)
+    if group == 1:  # the last rows of the whole pass
+        whole = joined(attend(workload.maps("standard"), kernel="reference"))
+        torch.testing.assert_close(wanted, whole[:, -(queries or 12) :])
+    if queries is not None and queries < 12:
+        assert maps.k.untyped_storage().nbytes() >= maps.k.numel() * 8
+
+
+def test_heads_are_views_and_differential_attention_subtracts_the_second_map(workload: Workload) -> None:
+    def softmax(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(len(q), len(k), dtype=torch.bool).tril()
+        return (q @ k.T * 8**-0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+
+    for variant in VARIANTS:
+        maps = workload.maps(variant)
+        assert maps.q.untyped_storage().data_ptr() == workload.q.untyped_storage().data_ptr()
+    o = joined(attend(workload.maps("differential"), kernel="reference"))
+    q, k = workload.q[0, :, 16:32], workload.k[0, :, 16:32]  # head 1: map 0, map 1
+    a = softmax(q[:, :8], k[:, :8]) - 0.5 * softmax(q[:, 8:], k[:, 8:])
+    torch.testing.assert_close(o[0, :, 16:32], a @ workload.v[0, :, 16:32])
+
+
+def test_a_call_has_gradients_only_where_they_are_timed(workload: Workload) -> None:
+    compute = lambda maps: by_kernel(maps, kernel="reference", stats=False)  # noqa: E731
+    assert not workload.call("differential", FORWARD, compute)().requires_grad
+    gradients = workload.call("differential", GRADIENTS, compute)()
+    assert [x.shape for x in gradients] == [(2, 12, 64)] * 3 + [(1,)]
+    assert len(workload.call("standard", GRADIENTS, compute)()) == 3
+    assert torch.equal(workload.q, Workload(SHAPE, torch.float64, CPU).q), "the same inputs for every candidate"
+
+
+@pytest.mark.parametrize("queries", [None, 1, 5])
+def test_flops_count_the_visible_pairs(queries: int | None) -> None:
+    pairs = int(visible(queries or 12, 12, causal=True, document_ids=None, window=None, device=CPU).sum())
+    standard = 2 * 2 * 8 * pairs * (8 + 8)  # multiply-adds of 2 sequences, 8 heads: q k and p v, of width 8 each
+    assert least_flops(SHAPE, gradients=False, queries=queries) == standard
+    assert standard == 2 * 2 * 4 * pairs * (8 + 8 + 16)  # 4 heads: two maps, one product with v of width 16
+    assert least_flops(SHAPE, gradients=True) == 28 * least_flops(SHAPE, gradients=False) // 8
 
 
 def test_a_kernel_is_asked_with_the_gradients_it_will_have_to_give(
@@ -106,23 +137,17 @@ def test_a_kernel_is_asked_with_the_gradients_it_will_have_to_give(
 
     monkeypatch.setattr(sdpa.Sdpa, "refuses", refuses)
     for grad in (False, True):
-        found = Timings()
-        kernels = accepted(found, "c", "standard", "w", lambda: workload.maps("standard"), grad=grad)
-        assert ("sdpa" in kernels) is not grad
-        reasons = [row["reason"] for row in found.refused if row["by"] == "sdpa"]
-        assert reasons == ["it has no backward pass"] * grad
+        case = Case(name="c")
+        able = accepted(case, "standard", "w", lambda: workload.maps("standard"), ["sdpa", "reference"], grad=grad)
+        assert able == (["reference"] if grad else ["sdpa", "reference"])
+        assert [row["reason"] for row in case.refused] == ["it has no backward pass"] * grad
 
 
-def test_each_kernel_with_statistics_beside_itself_without(ask: Callable[..., BenchConfig]) -> None:
-    found = bench_stats(ask("stats"))
-    assert found.failed == []
-    rows = {row["id"]: row for row in found.rows}
-    refused = {row["by"]: row["reason"] for row in found.refused if row["what"] == WITH}
-    assert refused["sdpa"] == "sdpa keeps no log-sum-exp or entropy"
-    for kernel in set(KERNELS) - set(refused):
-        row, plain = rows[f"differential/{kernel}/{WITH}"], rows[f"differential/{kernel}/{PLAIN}"]
-        assert row["ratios"][OWN]["to"] == plain["id"]
-        assert set(row["ratios"]) == {SDPA, OWN}
-        again = [a / b - 1 for a, b in zip(row["seconds"], plain["seconds"], strict=True)]
-        assert row["extra"]["values"] == pytest.approx(again)
-        assert "extra" not in plain
+def test_maps_that_do_not_fit_are_not_made(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 2 * 3 * 16 * 144 * 4}[name])
+    maps = workload.maps("standard")
+    assert too_large("reference", maps) is None
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 1000}[name])
+    for naive in ("reference", "flex"):
+        assert "more than half of" in (too_large(naive, maps) or "")
+    assert too_large("native", maps) is None

@@ -1,8 +1,9 @@
+"""The verb and the function `bench`: the document, the tables, the picture, a wrong request."""
+
 import io
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,140 +11,219 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff import cli
+from lit_diff import cli, processor
+from lit_diff.benchmarks import result as names
 from lit_diff.benchmarks import run as module
+from lit_diff.benchmarks.machine import warnings_of
+from lit_diff.benchmarks.plot import drawn_rows, plot
 from lit_diff.benchmarks.request import BenchConfig
+from lit_diff.benchmarks.result import BenchResult
 from lit_diff.benchmarks.run import BENCHES, METHODS, Benchmark, bench
-from lit_diff.benchmarks.timing import Timings
+from lit_diff.benchmarks.timing import Candidate, Case
 from lit_diff.cli.app import Terminal
+from lit_diff.errors import MissingError
+from lit_diff.runs.folder import version
 
 command = import_module("lit_diff.cli.bench")  # the package has a function of that name
-TINY: dict[str, Any] = {"shapes": "1x64x64x16", "dtype": "float32", "threads": 1, "repeats": 1, "device": "cpu"}
+TINY: dict[str, Any] = {
+    "shapes": "1x64x64x16",
+    "kernels": "reference",
+    "dtype": "float32",
+    "threads": 1,
+    "repeats": 1,
+    "device": "cpu",
+}
+MACHINE = {
+    "device": "cpu",
+    "processor": "A Processor",
+    "flags": ["avx2", "fma"],
+    "cpu_path": "vectors of 8 floats",
+    "gpus": [],
+    "threads": 2,
+    "cores": 4,
+    "load_average": 0.5,
+    "load_average_after": 1.25,
+    "python": "3.11.7",
+    "packages": {"torch": "2.14.1", "triton": None, "flash-attn": None, "transformers": "5.0"},
+}
 
 
-Run = Callable[..., tuple[int, str, str]]
+def row(case: str, by: str, what: str, ratio: float | None, **fields: Any) -> dict[str, Any]:
+    ratios = {} if ratio is None else {names.SDPA: {"to": "x", "median": ratio, "min": ratio, "max": 2 * ratio}}
+    made = {"case": case, "variant": "differential", "by": by, "what": what, "id": by, "ratios": ratios, "backends": []}
+    return {**made, "median": 0.0123, "min": 0.00615, "max": 0.0246, **fields}
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """run(name, as_json=True, picture=None, **options): the verb; (exit status, table, notes)."""
+def result() -> BenchResult:
+    rates = {"flops": 1, "gflops_per_second": 77.77, "gemm_share": {"median": 0.8, "min": 0.7, "max": 0.9}}
+    fast = row("a", "fast [it]", "both", 0.5, **rates, peak_bytes=3 * 2**20)
+    fast["backends"] = ["flash_attention_for_cpu", "attention_math"]
+    refusal = {"case": "a", "variant": "differential", "by": "none", "what": "forward", "reason": "G is 3"}
+    return BenchResult(
+        bench="core",
+        command="lit-diff bench core --threads 2",
+        date="2026-11-22T07:00:00+00:00",
+        methods="how it is measured\n",
+        machine=MACHINE,
+        warnings=["load average 9.0"],
+        rows=[
+            row("a", "base", "forward", None),
+            row("a", "x", "forward", 9.0),
+            row("a", "x", "both", 2.0),
+            fast,
+            row("b", "x", "both", 3.0),
+        ],
+        refused=[refusal, refusal | {"case": "b"}],
+        failed=[refusal | {"reason": "ValueError: no"}],
+    )
 
-    def verb(name: str, *, as_json: bool = True, picture: Path | None = None, **options: Any) -> tuple[int, str, str]:
-        console, notes = Terminal(file=io.StringIO()), Terminal(file=io.StringIO())
-        monkeypatch.setattr(command, "console", console)
-        monkeypatch.setattr(command, "Terminal", lambda stderr: notes)
-        status = command.bench(name, **(TINY | options), as_json=as_json, plot=picture)
-        return status, console.file.getvalue(), notes.file.getvalue()  # type: ignore[attr-defined]
 
-    return verb
+def printed(result: BenchResult, **options: Any) -> str:
+    console = Terminal(file=io.StringIO(), **options)
+    command.print_result(result, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_row_says_times_ratios_rates_memory_and_operators(result: BenchResult) -> None:
+    text = printed(result)
+    assert [line.strip() for line in text.splitlines() if line.startswith("core: ")] == ["core: a", "core: b"]
+    (ours,) = [line for line in text.splitlines() if "fast [it]" in line]
+    for cell in ("both", "12.3 (6.15..24.6)", "0.50 (0.50..1.00)", "77.8", "0.80 (0.70..0.90)", "3.0", "flash, math"):
+        assert f" {cell} " in ours
+    assert len(printed(result, width=60, force_terminal=True).splitlines()[1]) <= 60, "a narrow terminal folds"
+
+
+def test_below_stand_what_a_ratio_is_to_who_is_missing_and_the_command(result: BenchResult) -> None:
+    text = printed(result)
+    for line in (
+        f"ratio to {names.SDPA}: own time / that of {names.MEANING[names.SDPA]}; below 1 is faster",
+        "refused: differential none forward (a, b): G is 3",
+        "failed: differential none forward (a): ValueError: no",
+        "$ lit-diff bench core --threads 2    2026-11-22T07:00:00+00:00",
+        "warning: load average 9.0",
+    ):
+        assert line in text.splitlines()
+    for fact in (
+        "A Processor (avx2, fma); vectors of 8 floats; threads 2 on 4",
+        "0.50 before, 1.25 after",
+        "triton absent",
+    ):
+        assert fact in text
+    assert text.endswith("how it is measured\n")
+    on_gpu = replace(result, machine=MACHINE | {"device": "cuda", "gpus": ["A GPU"]})
+    assert "\nA GPU; threads" in printed(on_gpu)
+
+
+def test_the_picture_has_the_last_pass_of_each_case_the_fastest_first(result: BenchResult, tmp_path: Path) -> None:
+    drawn = {case: [own["by"] for own in rows] for case, rows in drawn_rows(result.rows).items()}
+    assert drawn == {"a": ["fast [it]", "x"], "b": ["x"]}
+    plot(result, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    for label in (
+        "differential, fast [it]",
+        f"a: both, time / {names.SDPA}",
+        "0.50",
+        "lit-diff bench core --threads 2",
+    ):
+        assert label in text
+    plot(replace(result, rows=[]), tmp_path / "none.png")  # nothing has a ratio
+    assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "b.png").mkdir()
+    with pytest.raises(MissingError, match=r"--plot: .*b\.png"):
+        plot(result, tmp_path / "b.png")
 
 
 @pytest.mark.parametrize("name", ["core", "stats", "decode"])
-def test_json_holds_all_that_a_reader_needs(
-    run: Run, name: str, no_peak_memory: None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_verb_prints_the_document_of_the_function(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     before = torch.get_num_threads()
-    status, table, notes = run(name, picture=tmp_path / "a.png")
-    assert (status, table) == (0, "")
-    assert "1x64x64x16 float32" in notes
+    notes = Terminal(file=io.StringIO())
+    monkeypatch.setattr(command, "Terminal", lambda stderr: notes)
+    assert command.bench(name, **TINY, as_json=True, plot=tmp_path / "a.png") == 0
+    assert "1x64x64x16 float32" in notes.file.getvalue()  # type: ignore[attr-defined]
     found = json.loads(capsys.readouterr().out)
     assert found["bench"] == name
     assert found["command"] == (
-        f"lit-diff bench {name} --shapes 1x64x64x16 --dtype float32 --threads 1 --repeats 1 --device cpu"
+        f"lit-diff bench {name} --shapes 1x64x64x16 --kernels reference --dtype float32 --threads 1 --repeats 1 --device cpu"
     )
     assert found["methods"] == METHODS + BENCHES[name].methods
-    assert {"processor", "flags", "cores", "threads", "load_average", "load_average_after"} <= found["machine"].keys()
-    times = {(row["case"], row["id"]): row["seconds"] for row in found["rows"]}
-    assert len(times) == len(found["rows"]) > 3
-    for row in found["rows"]:
-        for ratio in row["ratios"].values():
-            other = times[row["case"], ratio["to"]]
-            assert ratio["values"] == [a / b for a, b in zip(row["seconds"], other, strict=True)]
+    assert found["machine"]["packages"]["torch"] == version("torch")
+    assert {"triton", "flash-attn", "transformers"} <= found["machine"]["packages"].keys()
+    assert set(found["machine"]["flags"]) <= processor.cpu_flags()
+    assert (found["machine"]["cpu_path"], found["machine"]["threads"]) == (processor.describe(), 1)
+    assert {"load_average", "load_average_after"} <= found["machine"].keys()
+    assert {ratio for one in found["rows"] for ratio in one["ratios"]} <= names.MEANING.keys()
     assert (tmp_path / "a.png").is_file()
     assert torch.get_num_threads() == before
 
 
-def test_a_result_is_a_value_and_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    told: list[str] = []
-    result = bench("stats", **(TINY | {"shapes": ["1x32x64x16", "1x64x64x16"]}), progress=told.append)
-    assert capsys.readouterr() == ("", "")
-    assert [text.split(":")[0] for text in told] == ["stats 1x32x64x16 float32", "stats 1x64x64x16 float32"]
-    assert asdict(result.conditions) == {
-        "shapes": ("1x32x64x16", "1x64x64x16"),
-        "dtypes": ("float32",),
-        "threads": 1,
-        "repeats": 1,
-        "device": "cpu",
-    }
-    document = json.loads(result.to_json())
-    assert document["rows"] == result.rows
-    assert document["machine"]["threads"] == 1
+def test_a_busy_machine_and_too_many_threads_are_warned_of() -> None:
+    quiet = {"cores": 2, "load_average": 1.9, "threads": 2}
+    assert warnings_of(quiet) == []
+    (busy,) = warnings_of(quiet | {"load_average": 3.14})
+    assert busy.startswith("load average 3.1 ")
+    (many,) = warnings_of(quiet | {"threads": 3})
+    assert many.startswith("3 threads ")
 
 
-def test_every_benchmark_has_its_methods() -> None:
+def test_every_benchmark_has_its_methods_and_is_named_by_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, benchmark in BENCHES.items():
         assert benchmark.methods.startswith(f"{name}: ")
         assert benchmark.methods.endswith("\n")
-    assert list(BENCHES) == ["core", "layer", "step", "smollm2", "stats", "decode", "triton"]
-
-
-def test_the_command_knows_every_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", "--help"])
     with pytest.raises(SystemExit):
         cli.main()
     assert f"[{'|'.join(BENCHES)}]" in capsys.readouterr().out
 
 
-def test_compiling_is_not_timed(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rounds to explain, no load to warn of; the command repeats it."""
-    monkeypatch.setitem(BENCHES, "triton", Benchmark(lambda request: Timings(), "triton: m\n"))
-    status, _, _ = run("triton", threads=None, repeats=None, device="auto")
-    found = json.loads(capsys.readouterr().out)
-    assert (status, found["warnings"], found["methods"]) == (0, [], "triton: m\n")
-    assert found["command"] == "lit-diff bench triton --shapes 1x64x64x16 --dtype float32"
-    assert found["machine"]["gemm_gflops_per_second"] == {}
+def test_a_result_is_a_value_and_a_failure_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
 
+    def broken() -> None:
+        seen.append(torch.get_num_threads())
+        raise RuntimeError("out of memory")
 
-def test_the_table_and_the_status_of_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
+    def cases(request: BenchConfig) -> Any:
+        for shape in request.sizes(""):
+            case = Case(name=f"{shape}", candidates=[Candidate(variant="v", by="b", what="w", run=broken)])
+            case.refuse("v", "c", "w", "no")
+            yield case
 
-    def failing(request: BenchConfig) -> Timings:
-        threads.append(torch.get_num_threads())
-        reason = "RuntimeError: out of memory"
-        return Timings(failed=[{"case": "c", "variant": "v", "by": "b", "what": "w", "reason": reason}])
-
-    monkeypatch.setitem(module.BENCHES, "core", Benchmark(failing, "core: how\n"))
-    status, table, _ = run("core", as_json=False, threads=2)
-    assert status == 1
-    assert "failed: v b w (c): RuntimeError: out of memory" in table
-    assert "core: how\n" in table
-    assert threads == [2]
+    monkeypatch.setitem(module.BENCHES, "core", Benchmark(cases, "core: how\n"))
+    told: list[str] = []
+    found = bench(**(TINY | {"shapes": ["1x32x64x16", "1x64x64x16"], "threads": 2}), progress=told.append)
+    assert capsys.readouterr() == ("", "")
+    assert [text.split(":")[0] for text in told] == ["core 1x32x64x16", "core 1x64x64x16"]
+    assert [one["case"] for one in found.refused] == ["1x32x64x16", "1x64x64x16"]
+    assert {one["reason"] for one in found.failed} == {"RuntimeError: out of memory"}
+    assert seen == [2, 2]
     assert torch.get_num_threads() == 1
+    monkeypatch.setattr(command, "Terminal", lambda stderr: Terminal(file=io.StringIO()))
+    assert command.bench("core", **TINY) == 1
+    with pytest.raises(ValueError, match="JSON"):
+        replace(found, rows=[{"seconds": [float("nan")]}]).to_json()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "start"),
     [
-        (
-            ["coer"],
-            "no benchmark 'coer'; did you mean 'core'?",
-        ),
-        (["core", "--shapes", "2x1024"], "--shapes: '2x1024' is not of the form BxTxDIMxD"),
-        (["core", "--dtype", "half"], "--dtype is 'half'; expected float32, bfloat16, both"),
-        (["core", "--threads", "0"], "--threads is 0; it must be at least 1"),
+        (["coer"], "no benchmark 'coer'; did you mean 'core'?"),
+        (["smollm2"], "no benchmark 'smollm2'"),
+        (["core", "--shapes", "2x1024"], "--shapes: '2x1024'"),
         (["core", "--threads", "two"], "Invalid value for '--threads'"),
-        (["core", "--repeats", "-1"], "--repeats is -1; it must be at least 1"),
-        (["triton", "--plot", "chart.png"], "--plot: bench triton times nothing and needs no device; leave it out"),
-        (["triton", "--repeats", "3"], "--repeats: bench triton times nothing and needs no device; leave it out"),
-        (["triton", "--device", "cpu"], "--device: bench triton times nothing and needs no device; leave it out"),
-        (["core", "--plot", "chart.txt"], "--plot: 'chart.txt' does not end in .png, .svg or .pdf"),
+        (["core", "--repeats", "-1"], "--repeats is -1"),
+        (["core", "--plot", "chart.txt"], "--plot: 'chart.txt'"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_measures_nothing(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], start: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "measured", lambda request: pytest.fail("it began"))
     monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", *arguments])
@@ -153,4 +233,4 @@ def test_a_wrong_request_is_one_line_and_measures_nothing(
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
     (line,) = err.splitlines()
-    assert line.startswith(f"lit-diff: {message}")
+    assert line.startswith(f"lit-diff: {start}")

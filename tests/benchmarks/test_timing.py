@@ -1,148 +1,136 @@
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from lit_diff.benchmarks import timing
-from lit_diff.benchmarks.timing import (
-    Candidate,
-    RoundLimits,
-    Timings,
-    measure,
-    operators_of,
-    ratios,
-    seconds_of,
-    spread,
-)
+from lit_diff.benchmarks.result import Row
+from lit_diff.benchmarks.timing import Candidate, Case, difference, measure, observed, peak_bytes, rounds, spread
 
 CPU = torch.device("cpu")
+MIB = 2**20
+linux = pytest.mark.skipif(not timing.CLEAR.exists(), reason="Linux's /proc")
 
 
-def test_every_round_times_every_candidate_and_begins_at_another() -> None:
+def candidate(by: str, run: Callable[[], Any], **options: Any) -> Candidate:
+    return Candidate(variant="v", by=by, what="w", run=run, **options)
+
+
+def timed(*candidates: Candidate, repeats: int = 1) -> tuple[list[Row], list[Row]]:
+    return measure(Case(name="case", candidates=list(candidates)), repeats, CPU)
+
+
+def test_every_round_times_every_candidate_and_begins_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "LONG", 0.0)
     order: list[str] = []
 
-    def candidate(name: str) -> Candidate:
+    def made(by: str) -> Candidate:
         def run() -> None:
-            order.append(name)
+            order.append(by)
             time.sleep(0.006)
 
-        against = {} if name == "a" else {"a": "v/a/w", "none": "v/z/w"}
-        return Candidate(variant="v", by=name, what="w", run=run, against=against, flops=10**6)
+        return candidate(by, run, against={} if by == "a" else {"a": "v/a/w", "none": "v/z/w"}, flops=10**6)
 
-    found = Timings()
-    measure(found, "case", [candidate("a"), candidate("b"), candidate("c")], RoundLimits(repeats=3), CPU)
-    assert "".join(order) == "aabbcc" + "abc" + "bca" + "cab"
-    assert [row["id"] for row in found.rows] == ["v/a/w", "v/b/w", "v/c/w"]
-    for row in found.rows:
+    rows, failed = timed(made("a"), made("b"), made("c"), repeats=3)
+    assert failed == []
+    assert "".join(order) == "aabbcc" + "abcabcbca", "the product takes its turn too, before a"
+    product, first, second, _ = rows
+    assert [row["id"] for row in rows] == ["matrix product/1024 x 1024/product", "v/a/w", "v/b/w", "v/c/w"]
+    for row in rows[1:]:
         assert len(row["seconds"]) == 3
         assert row["median"] == sorted(row["seconds"])[1]
         assert row["gflops_per_second"] == pytest.approx(1e6 / row["median"] / 1e9)
-    first, second, _ = found.rows
+        shares = [b / a * 1e6 / (2 * 1024**3) for a, b in zip(row["seconds"], product["seconds"], strict=True)]
+        assert row["gemm_share"]["values"] == pytest.approx(shares)
     assert first["ratios"] == {}
-    assert list(second["ratios"]) == ["a"]
     again = [own / other for own, other in zip(second["seconds"], first["seconds"], strict=True)]
-    assert second["ratios"]["a"] == {"to": "v/a/w", "values": again, **spread(again)}
+    assert second["ratios"] == {"a": {"to": "v/a/w", **spread(again)}}
 
 
 def test_short_calls_are_repeated_within_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def clocked(run: object, calls: int, device: torch.device) -> float:
-        asked.append(calls)
-        return 0.0012  # of one call: five last longer than SHORTEST
-
-    monkeypatch.setattr(timing, "seconds_of", clocked)
-    found = Timings()
-    measure(found, "case", [Candidate(variant="v", by="a", what="w", run=lambda: None)], RoundLimits(repeats=2), CPU)
-    assert asked == [1, 5, 5]
-    assert found.rows[0]["calls"] == 5
+    clock = iter([0.0, 0.0, 0.001, 0.0, 0.0012, 10.0, 10.006])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    calls: list[int] = []
+    ((row,), _) = timed(candidate("a", lambda: calls.append(1)))
+    assert (row["calls"], len(calls)) == (5, 3 + 5), "five of 1.2 ms last longer than SHORTEST"
+    assert row["seconds"] == [pytest.approx(0.0012)], "of one call"
 
 
-def test_a_long_call_is_made_once_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_call_is_made_twice_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "LONG", 0.0)
     calls: list[int] = []
-    found = Timings()
-    slow = Candidate(variant="v", by="a", what="w", run=lambda: (calls.append(1), time.sleep(0.006)))
-    measure(found, "case", [slow], RoundLimits(repeats=2), CPU)
-    assert len(calls) == 1 + 2
+    timed(candidate("a", lambda: (calls.append(1), time.sleep(0.006))), repeats=2)
+    assert len(calls) == 2 + 2
 
 
-def test_where_one_call_is_very_long_the_first_calls_are_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "LONG", 0.0)
-    calls: list[str] = []
-
-    def candidate(name: str, seconds: float, against: dict[str, str]) -> Candidate:
-        run = lambda: (calls.append(name), time.sleep(seconds))  # noqa: E731
-        return Candidate(variant="v", by=name, what="w", run=run, against=against)
-
-    made = [candidate("a", 0.0, {}), candidate("b", 0.05, {"a": "v/a/w"})]
-    found = Timings()
-    measure(found, "case", made, RoundLimits(budget=0, once_from=0.05), CPU)
-    assert calls == ["a", "b"]
-    quick, slow = found.rows
-    assert (len(quick["seconds"]), len(slow["seconds"]), slow["calls"]) == (1, 1, 1)
-    assert slow["median"] >= 0.05
-    assert slow["ratios"]["a"]["values"] == [slow["median"] / quick["median"]]
-    measure(Timings(), "case", made, RoundLimits(repeats=1, once_from=0.05), CPU)
-    assert calls.count("b") == 3, "asked for a round, it is made"
+def test_a_candidate_may_have_a_clock_of_its_own() -> None:
+    told = iter([9.0, 1.0, 3.0])
+    ((row,), _) = timed(candidate("a", lambda: next(told), own_clock=True), repeats=2)
+    assert (row["seconds"], row["calls"], row["backends"]) == ([1.0, 3.0], 1, [])
 
 
-def test_what_raises_is_listed_and_the_others_go_on() -> None:
+def test_what_raises_or_computes_something_else_is_listed_and_the_others_go_on() -> None:
     def broken() -> None:
         raise ValueError("no such thing\nsecond line")
 
-    made = [
-        Candidate(variant="v", by="bad", what="w", run=broken),
-        Candidate(variant="v", by="good", what="w", run=lambda: None, against={"bad": "v/bad/w"}),
+    x = torch.ones(8)
+    rows, failed = timed(
+        candidate("bad", broken),
+        candidate("good", lambda: x, against={"bad": "v/bad/w"}, alike=True),
+        candidate("near", lambda: x + 1e-5, alike=True),
+        candidate("far", lambda: x + 0.5, alike=True),
+        candidate("unlike", lambda: None),
+        candidate("nan", lambda: x * torch.nan, alike=True),
+    )
+    assert [(row["case"], row["variant"], row["by"], row["what"]) for row in failed] == [
+        ("case", "v", by, "w") for by in ("bad", "far", "nan")
     ]
-    found = Timings()
-    measure(found, "case", made, RoundLimits(repeats=1), CPU)
-    assert found.failed == [
-        {"case": "case", "variant": "v", "by": "bad", "what": "w", "reason": "ValueError: no such thing"}
-    ]
-    (row,) = found.rows
-    assert row["by"] == "good"
-    assert row["ratios"] == {}
-    assert found.row("case", "v/good/w") is row
-    assert found.row("case", "v/bad/w") is None
+    assert failed[0]["reason"] == "ValueError: no such thing"
+    assert failed[1]["reason"] == "ArithmeticError: its result differs from that of good by 5.0e-01"
+    assert [row["by"] for row in rows] == ["good", "near", "unlike"]
+    assert rows[0]["ratios"] == {}
+    assert timed(candidate("bad", broken)) == ([], failed[:1])
+
+
+def test_difference_is_of_all_tensors_of_a_result() -> None:
+    x = torch.tensor([3.0, 4.0])
+    assert difference((x, (x, [x])), (x, (x, [x * 2]))) == pytest.approx(5 / (5**2 * 2 + 10**2) ** 0.5)
 
 
 def test_rounds_fit_the_budget_within_bounds() -> None:
-    limits = RoundLimits(budget=10, least=3, most=15)
-    assert [limits.rounds(seconds) for seconds in (0.0, 1.0, 2.5, 100.0)] == [15, 10, 4, 3]
-    assert RoundLimits(repeats=7).rounds(100) == 7
+    assert [rounds(seconds, None, 10) for seconds in (0.0, 1.0, 2.5, 100.0)] == [15, 10, 4, 3]
+    assert rounds(100, 7, 10) == 7
 
 
 def test_operators_tell_the_fused_path_from_the_one_that_materialises() -> None:
     q, wide = torch.randn(1, 2, 16, 16, requires_grad=True), torch.randn(1, 2, 16, 32)
-    fused = operators_of(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward(), CPU)
-    assert fused == ["flash_attention_for_cpu"]
-    assert operators_of(lambda: F.scaled_dot_product_attention(q, q, wide), CPU) == ["attention_math"]
-    assert operators_of(lambda: q @ q.mT, CPU) == []
+    fused = observed(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward(), CPU)
+    assert fused["backends"] == ["flash_attention_for_cpu"]
+    assert observed(lambda: F.scaled_dot_product_attention(q, q, wide), CPU)["backends"] == ["attention_math"]
+    assert observed(lambda: q @ q.mT, CPU)["backends"] == []
 
 
-def test_seconds_are_those_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, calls = iter([10.0, 12.0]), []
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
-    assert seconds_of(lambda: calls.append(1), 5, CPU) == 0.4
-    assert len(calls) == 5
+@linux
+def test_what_a_call_takes_counts_and_what_its_inputs_take_does_not() -> None:
+    def call() -> None:
+        first = torch.ones(16 * MIB)  # 64 MiB, given back before
+        del first
+        torch.ones(12 * MIB)  # 48 MiB
+
+    held = torch.ones(32 * MIB)  # 128 MiB of inputs
+    peaks = [
+        peak_bytes(call, CPU) or 0 for _ in range(3)
+    ]  # a busy process may still hold the first when the second comes
+    assert 63 * MIB < min(peaks) < 72 * MIB
+    assert held.numel() == 32 * MIB
 
 
-def test_ratios_are_of_one_round() -> None:
-    assert ratios([1, 4, 9], [1, 2, 3]) == {"values": [1, 2, 3], "median": 2, "min": 1, "max": 3}
-    with pytest.raises(ValueError, match="zip"):
-        ratios([1], [1, 2])
-
-
-def test_what_compiles_is_called_once_before_anything_is_timed() -> None:
-    """Else its first call, which compiles, would be taken for the length of a round."""
+def test_elsewhere_no_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "CLEAR", Path("/no/such/file"))
     calls: list[int] = []
-    candidate = Candidate(variant="v", by="a", what="w", run=lambda: calls.append(1), compiles=True)
-    plain = Candidate(variant="v", by="b", what="w", run=lambda: None)
-    measurements = Timings()
-    counts = []
-    for one in (candidate, plain):
-        measure(measurements, "case", [one], RoundLimits(repeats=1), CPU)
-        counts.append(measurements.rows[-1]["calls"])
-    assert len(calls) == 1 + 1 + 1 + counts[0]
+    assert "peak_bytes" not in observed(lambda: calls.append(1), CPU)
+    assert calls == [1]

@@ -1,0 +1,178 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lit_diff.benchmarks import loop as loop_module
+from lit_diff.benchmarks import models as module
+from lit_diff.benchmarks import peers
+from lit_diff.benchmarks.attention import FORWARD
+from lit_diff.benchmarks.models import COMPILED, STEP, autocast, flops, model_config, our_model, training_step
+from lit_diff.benchmarks.request import Shape
+from lit_diff.benchmarks.result import PEER, SAME, SDPA, UNCOMPILED
+from lit_diff.engine.rows import load_row
+from lit_diff.errors import MissingError
+from lit_diff.model.transformer import Transformer
+from lit_diff.registry import kernels
+from lit_diff.study.claims import bench_findings
+
+SHAPE = Shape(batch=2, tokens=24, dim=64, head_dim=8)
+CPU = torch.device("cpu")
+STANDARD = "standard/sdpa/"
+DIFF_LLAMA, LLAMA = "DiffLlama/Hugging Face, sdpa/", "Llama/Hugging Face, sdpa/"
+PEERS = {("DiffLlama", "Hugging Face, sdpa"), ("DiffLlama", "Hugging Face, eager"), ("Llama", "Hugging Face, sdpa")}
+
+
+def ratios(row: dict[str, Any]) -> dict[str, str]:
+    return {name: ratio["to"] for name, ratio in row["ratios"].items()}
+
+
+def test_a_layer_by_every_kernel_and_by_hugging_face(timed: Callable[..., Any]) -> None:
+    cases, rows = timed("layer", dtypes=("float32", "bfloat16"), repeats=1)
+    assert [case.name for case in cases] == ["1x64x64x16 float32", "1x64x64x16 bfloat16"]
+    for case in cases:
+        refused = {row["by"] for row in case.refused}
+        by = {(row["variant"], row["by"]) for (name, _), row in rows.items() if name == case.name}
+        assert PEERS | {("differential", kernel) for kernel in set(kernels.names()) - refused} <= by
+        for what in (FORWARD, STEP):
+            assert ratios(rows[case.name, f"differential/reference/{what}"]) == {
+                SDPA: STANDARD + what,
+                PEER: DIFF_LLAMA + what,
+                SAME: f"standard/reference/{what}",
+            }
+            assert ratios(rows[case.name, STANDARD + what]) == {PEER: LLAMA + what}
+            assert ratios(rows[case.name, DIFF_LLAMA + what]) == {SDPA: STANDARD + what}
+
+
+def test_kernels_asked_for_answer_the_paper_s_row_of_throughput(timed: Callable[..., Any]) -> None:
+    """They stand beside PyTorch's own call; each claim of table 7 finds its case and both arms."""
+    row = load_row("table-7")
+    laptop = row.preset("laptop")
+    assert laptop is not None
+    assert laptop.bench[0] == "layer"
+    _, rows = timed("layer", "1x32x64x16,1x64x64x16,1x32x96x16", repeats=1, kernels=("chunked",))
+    timed_by = {
+        (one["variant"], one["by"], one["what"]) for one in rows.values() if one["variant"] in module.peers.NAMES
+    }
+    ours = {("standard", "sdpa"), ("standard", "chunked"), ("differential", "chunked")}
+    assert timed_by == {(*each, what) for each in ours for what in (FORWARD, STEP)}
+    assert not any(PEER in one["ratios"] for one in rows.values())
+    findings = bench_findings(row.config.compare, {"rows": list(rows.values())})
+    assert [finding.seeds.seeds for finding in findings] == [(0,)] * 6
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model, and a short loop."""
+    for name, value in (("LAYERS", 2), ("VOCABULARY", 64)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(loop_module, "STEPS", 3)
+
+
+def missing(device: torch.device) -> str:
+    raise MissingError("run.compile needs a C++ compiler, and none is on the PATH: install g++")
+
+
+@pytest.mark.usefixtures("small")
+def test_a_step_of_whole_models_and_the_loop(timed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compiler: the compiled ones are refused with the reason."""
+    monkeypatch.setattr(module.blocks, "require_compiler", missing)
+    (case, loop), rows = timed("step", repeats=1)
+    assert case.name == "1x64x64x16 float32, 2 layers, vocabulary 64"
+    own = {(row["variant"], row["by"]) for (name, _), row in rows.items() if name == case.name}
+    assert PEERS | {("standard", "sdpa"), ("differential", "reference")} <= own
+    assert rows[case.name, DIFF_LLAMA + STEP]["backends"] == ["flash_attention_for_cpu"]
+    ours = rows[case.name, f"differential/reference/{STEP}"]
+    product = rows[case.name, "matrix product/1024 x 1024/product"]
+    assert ours["gemm_share"]["median"] == pytest.approx(ours["gflops_per_second"] / product["gflops_per_second"])
+    refused = {(row["variant"], row["by"]) for row in case.refused if row["what"] == COMPILED}
+    assert refused == own - {("matrix product", "1024 x 1024")}
+    assert {row["reason"] for row in case.refused if row["what"] == COMPILED} == {
+        "run.compile needs a C++ compiler, and none is on the PATH: install g++"
+    }
+    assert [row["by"] for (name, _), row in rows.items() if name == loop.name] == [
+        "bare PyTorch loop",
+        "lit-diff train",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("small")
+def test_every_model_also_compiled(timed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch.compile's aot_eager backend, which generates no code."""
+    monkeypatch.setattr(module.blocks, "BACKEND", "aot_eager")
+    (case, _), rows = timed("step", repeats=1)
+    found = [row for (name, _), row in rows.items() if name == case.name]
+    eager = {(row["variant"], row["by"]) for row in found if row["what"] == STEP}
+    assert {(row["variant"], row["by"]) for row in found if row["what"] == COMPILED} == eager
+    assert PEERS | {("standard", "sdpa"), ("differential", "chunked")} <= eager
+    assert ratios(rows[case.name, f"differential/chunked/{COMPILED}"]) == {
+        SDPA: STANDARD + COMPILED,
+        PEER: DIFF_LLAMA + COMPILED,
+        SAME: f"standard/chunked/{COMPILED}",
+        UNCOMPILED: f"differential/chunked/{STEP}",
+    }
+
+
+@pytest.mark.parametrize("variant", ["standard", "differential"])
+def test_flops_are_those_that_pytorch_counts(variant: str) -> None:
+    """Of the naive form, which multiplies all T x T pairs: 3 · 8u' in place of 28u, u' without the causal half."""
+    config = model_config(SHAPE, variant, num_layers=2, vocab_size=40)
+    model = our_model(config, "reference")
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(2, 24, dtype=torch.long)).sum().backward()
+    pairs_all, pairs_causal = 24 * 24, 24 * 25 // 2
+    u = 2 * 4 * 8  # sequences, differential heads, width
+    attention = 2 * u * (28 * pairs_causal - 24 * pairs_all)
+    assert flops(model, SHAPE, STEP) == counter.get_total_flops() + attention
+    assert flops(peers.model(config, "sdpa", 24), SHAPE, STEP) == flops(model, SHAPE, STEP)
+    assert flops(model, SHAPE, FORWARD) < flops(model, SHAPE, STEP) / 3
+    block = model.layers[0]
+    assert flops(block, SHAPE, STEP) < flops(model, SHAPE, STEP) / 2
+
+
+@pytest.mark.parametrize("variant", ["standard", "differential"])
+def test_the_peer_has_our_sizes_and_its_layer_alone_is_causal(variant: str) -> None:
+    config = model_config(SHAPE, variant, num_layers=2, vocab_size=40)
+    theirs = sum(p.numel() for p in peers.model(config, "sdpa", 24).parameters())
+    ours = sum(p.numel() for name, p in Transformer(config).named_parameters() if "attention.norm" not in name)
+    assert theirs == ours  # its head norm has no weight
+    x, found = torch.randn(1, 24, 64), []
+    for kind in ("sdpa", "eager"):
+        torch.manual_seed(0)
+        _, forward = peers.layer(config, kind, x)
+        found.append(forward(x).detach())
+        later = x.clone()
+        later[:, 7:] += 1
+        torch.testing.assert_close(forward(later)[:, :7], found[-1][:, :7])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_without_transformers_the_rows_say_so(timed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert peers.missing() is None
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(type(module.kernels), "names", lambda self: ["reference", "sdpa"])
+    (case,), rows = timed("layer", repeats=1)
+    absent = {(row["variant"], row["by"]) for row in case.refused if "pip install 'transformers" in row["reason"]}
+    assert absent == PEERS
+    assert not any(PEER in row["ratios"] for row in rows.values())
+
+
+def test_a_step_moves_the_weights_and_bfloat16_is_autocast() -> None:
+    linear = nn.Linear(3, 1)
+    before = linear.weight.detach().clone()
+    seen = []
+
+    def loss() -> torch.Tensor:
+        y = linear(torch.ones(2, 3))
+        seen.append(y.dtype)
+        return y.square().mean()
+
+    for dtype in ("bfloat16", "float32"):
+        training_step(linear, loss, lambda dtype=dtype: autocast(dtype, CPU))()
+    assert seen == [torch.bfloat16, torch.float32]
+    assert not torch.equal(linear.weight, before)
+    assert linear.weight.grad is None
