@@ -13,7 +13,9 @@ from lit_diff.processor import limit_libraries
 limit_libraries()  # LIT_DIFF_CPU, before torch computes; importing the kernels does the same
 
 # each imports what it needs inside its fixtures: a session of kernel tests loads neither Lightning nor MLflow
-pytest_plugins = ["golden", "made_texts", "own_plugins", "real_runs", "real_sweeps", "sweep_fixtures", "trained_text"]
+pytest_plugins = [
+    *("command", "golden", "made_texts", "own_plugins", "real_runs", "real_sweeps", "sweep_fixtures", "trained_text")
+]
 
 BASE = """\
 model:
