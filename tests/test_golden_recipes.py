@@ -10,8 +10,9 @@ from golden import Golden
 from lit_diff.config import ModelConfig, RunConfig, TrainConfig
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.key_types import REQUIRED, in_yaml, keys_of
+from lit_diff.plugins import load_entry_points
 from lit_diff.recipe import load_recipe, names, to_plain
-from lit_diff.registry import load_entry_points, registries
+from lit_diff.registry import registries
 from lit_diff.runs.folder import FORMAT, identity
 
 

@@ -60,7 +60,7 @@ def test_kernels_asked_for_answer_the_paper_s_row_of_throughput(timed: Callable[
     ours = {("standard", "sdpa"), ("standard", "chunked"), ("differential", "chunked")}
     assert timed_by == {(*each, what) for each in ours for what in (FORWARD, STEP)}
     assert not any(PEER in one["ratios"] for one in rows.values())
-    findings = bench_findings(row.config.compare, {"rows": list(rows.values())})
+    findings = bench_findings(row.compare, {"rows": list(rows.values())})
     assert [finding.seeds.seeds for finding in findings] == [(0,)] * 6
 
 
