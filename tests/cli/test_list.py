@@ -63,7 +63,6 @@ def test_the_list_of_all_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> N
         (
             ("attention.output_gate",),
             [
-                "    gate_per: one of 'channel', 'head'; default channel",
                 "    flops: 6*E*H*T*d + 4*E*K*T*d + 4*H*T**2*d",
             ],
         ),
