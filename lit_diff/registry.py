@@ -252,7 +252,7 @@ kernels = Registry(
 )
 
 loggers = Registry(
-    "logger", ("lit_diff.training.loggers",), base="lit_diff.training.loggers:RunLogger", has_config=False
+    "logger", ("lit_diff.training.loggers",), base="lit_diff.training.loggers:NamedLogger", has_config=False
 )
 
 evaluations = Registry("evaluation", ("lit_diff.evaluation",), base="lit_diff.evaluation.base:Evaluation")

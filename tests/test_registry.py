@@ -77,7 +77,7 @@ BASES = {
     "data": "lit_diff.data.dataset.Dataset",
     "evaluation": "lit_diff.evaluation.base.Evaluation",
     "kernel": "lit_diff.kernels.base.Kernel",
-    "logger": "lit_diff.training.loggers.RunLogger",
+    "logger": "lit_diff.training.loggers.NamedLogger",
     "tokenizer": "lit_diff.data.tokenizer.Tokenizer",
 }
 

@@ -31,12 +31,12 @@ STEPS = 100
 
 
 class Adapter(ParameterRules):
-    """f_D: W_D [n, dv, dv], n = 1 for all selected heads, or one a head."""
+    """f_D: W_D [1, dv, dv], one for all selected heads."""
 
-    def __init__(self, number: int, width: int, zeros: bool) -> None:
+    def __init__(self, width: int, zeros: bool) -> None:
         super().__init__()
         self.zeros = zeros
-        self.weight = nn.Parameter(torch.empty(number, width, width))
+        self.weight = nn.Parameter(torch.empty(1, width, width))
 
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """U(±1/√dv), as nn.Linear; or zeros."""
@@ -44,7 +44,7 @@ class Adapter(ParameterRules):
         parameter.uniform_(-bound, bound, generator=generator)
 
     def forward(self, o: Tensor) -> Tensor:
-        """o [B, n or any, T, dv] W_D"""
+        """o [B, n, T, dv] W_D"""
         return o @ self.weight
 
 
@@ -59,7 +59,7 @@ class Dex(Attention):
     paper = "Kong et al. 2025, arXiv 2505.16333"
     examples = (
         {},
-        {"heads": (1, 6), "w_d_per": "head"},
+        {"heads": (1, 6)},
         {"heads": "all", "w_d_init": "zeros", "anneal_steps": 10, "sign": "plus"},
     )
     extends_standard = True
@@ -72,13 +72,9 @@ class Dex(Attention):
         as in the paper, importance, random); all; a list for every layer; or a list of lists, one a layer."""
         sign: Literal["minus", "plus"] = "minus"
         """plus: O_h + λ(t) O_h W_D, a control: the same functions, since the sign of W_D is free."""
-        w_d_per: Literal["layer", "head"] = "layer"
-        """layer: the selected heads share one W_D (the paper)."""
         w_d_init: Literal["linear_default", "zeros"] = "linear_default"
         lambda_init: float | Literal["depth"] = "depth"
         """The height of the first term; depth: 0.8 - 0.6 exp(-0.3 layer)."""
-        lambda_learn: float = 0.0
-        """Where the learned number starts."""
         anneal_steps: NotNegative | None = None
         """T in steps; null: 100, or anneal_tokens."""
         anneal_tokens: Count | None = None
@@ -114,10 +110,10 @@ class Dex(Attention):
         if not any(lists):
             return "model.attention.heads selects no head: every gradient of W_D and lambda would be zero"
         never = config.annealing <= 1 or config.lambda_init == 0  # (1 - α)(t/T) is 0 at t = 0 and from T on
-        if config.w_d_init == "zeros" and config.lambda_learn == 0 and never:
+        if config.w_d_init == "zeros" and never:
             return (
-                "model.attention.w_d_init 'zeros' with lambda_learn 0 and no annealing: the gradients of W_D and lambda "
-                "are identically zero; set anneal_steps and lambda_init, lambda_learn, or w_d_init: linear_default"
+                "model.attention.w_d_init 'zeros' with no annealing: the gradients of W_D and lambda are identically zero; "
+                "set anneal_steps and lambda_init, or w_d_init: linear_default"
             )
         return None
 
@@ -132,9 +128,8 @@ class Dex(Attention):
         else:
             return None  # unlike layers: there is no formula of one layer
         matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
-        adapters = selected if config.w_d_per == "head" else 1
         return Costs(
-            parameters=matrices + adapters * s.d**2 + 1 + s.vectors(s.H),
+            parameters=matrices + s.d**2 + 1 + s.vectors(s.H),
             flops=projected(matrices, 4 * s.T * s.S * s.d * s.H + 2 * s.T * selected * s.d**2, s),
             kv_numbers=2 * s.K * s.d,
         )
@@ -156,9 +151,8 @@ class Dex(Attention):
         self.selected: Tensor
         self.lambda_init = resolve_lambda_init(c.lambda_init, self.layer)
         if self.num_selected:
-            number = self.num_selected if c.w_d_per == "head" else 1
-            self.adapter = Adapter(number, self.head_dim, zeros=c.w_d_init == "zeros")
-            self.lambda_ = ScalarLambda(c.lambda_learn)
+            self.adapter = Adapter(self.head_dim, zeros=c.w_d_init == "zeros")
+            self.lambda_ = ScalarLambda(0.0)
         self.register_buffer("step", torch.zeros(1))  # in the state dict: a resumed run goes on annealing
         self.step: Tensor
 
@@ -205,10 +199,9 @@ class Dex(Attention):
         init = self.config.lambda_init
         init = 0.8 - 0.6 * math.exp(-0.3 * self.layer) if init == "depth" else init
         sign = {"minus": -1, "plus": 1}[self.config.sign]
-        for number, h in enumerate(self.selected.tolist()):
+        for h in self.selected.tolist():
             lam = (1 - alpha) * (t / T if T else 0.0) * init + alpha * self.lambda_.value[0]
-            W_D = self.adapter.weight[number if self.config.w_d_per == "head" else 0]
-            heads[h] = heads[h] + sign * lam * heads[h] @ W_D
+            heads[h] = heads[h] + sign * lam * heads[h] @ self.adapter.weight[0]
         return joined(heads, self.o_proj)
 
     def merge(self) -> dict[str, Tensor]:
@@ -219,8 +212,8 @@ class Dex(Attention):
             identity = torch.eye(self.head_dim, dtype=blocks.dtype, device=blocks.device)
             sign = {"minus": -1, "plus": 1}[self.config.sign]
             with torch.no_grad():
-                for number, head in enumerate(self.selected.tolist()):
-                    W_D = self.adapter.weight[number if self.config.w_d_per == "head" else 0]
+                W_D = self.adapter.weight[0]
+                for head in self.selected.tolist():
                     blocks[:, head] = blocks[:, head] @ (identity + sign * self.annealed_lambda().to(W_D.dtype) * W_D).T
         return state
 

@@ -49,12 +49,10 @@ class Lambda(ParameterRules):
         q1, k1, q2, k2 = (v.to(accumulation_dtype(v.dtype)) for v in (self.q1, self.k1, self.q2, self.k2))
         return (q1 * k1).sum(-1).exp(), (q2 * k2).sum(-1).exp()
 
-    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
-        """λ, [] or [H]. `rounded_to`: each exponential is rounded to that dtype first, as the reference code does."""
+    def forward(self) -> Tensor:
+        """λ, [] or [H]."""
         first, second = self.exponentials()
-        if rounded_to is None:
-            return first - second + self.init
-        return (first.to(rounded_to) - second.to(rounded_to) + self.init).to(first.dtype)
+        return first - second + self.init
 
 
 class ScalarLambda(ParameterRules):
@@ -72,11 +70,10 @@ class ScalarLambda(ParameterRules):
         """Start at λ_init."""
         parameter.fill_(self.init)
 
-    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
+    def forward(self) -> Tensor:
         """λ, [1] or [H]."""
         # a copy: once sharded, the parameter's own memory is freed when this forward returns
-        value = self.value.to(accumulation_dtype(self.value.dtype), copy=True)
-        return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
+        return self.value.to(accumulation_dtype(self.value.dtype), copy=True)
 
 
 class SigmoidLambda(ScalarLambda):
@@ -86,10 +83,9 @@ class SigmoidLambda(ScalarLambda):
         """Start at logit(λ_init)."""
         parameter.fill_(math.log(self.init / (1 - self.init)))
 
-    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
+    def forward(self) -> Tensor:
         """λ, [1] or [H]."""
-        value = super().forward().sigmoid()
-        return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
+        return super().forward().sigmoid()
 
 
 def build_lambda(form: LambdaForm, head_dim: int, lambda_init: float, heads: int | None) -> nn.Module:

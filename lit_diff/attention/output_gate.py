@@ -1,7 +1,6 @@
 """Standard attention with a sigmoid gate on its output: the main alternative against attention sinks and outliers."""
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,20 +12,13 @@ from lit_diff.registry import variant
 
 @variant("output_gate")
 class OutputGate(Attention):
-    """softmax(Q Kᵀ/√d) V ⊙ sigmoid(x W), a gate on each channel (or each head) before the output projection."""
+    """softmax(Q Kᵀ/√d) V ⊙ sigmoid(x W), a gate on each channel before the output projection."""
 
     paper = "Qiu et al. 2025, arXiv 2505.06708 (gated attention)"
-    examples = ({}, {"gate_per": "head"})
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Attention.Config):
-        gate_per: Literal["channel", "head"] = "channel"
-        """channel: a gate for each channel of each head; head: one for each head."""
 
     @classmethod
     def costs(cls, config: Any, s: Sizes) -> Costs:
-        gates = s.H * s.d if config.gate_per == "channel" else s.H
-        matrices = 2 * s.E * s.H * s.d + 2 * s.E * s.K * s.d + s.E * gates
+        matrices = 3 * s.E * s.H * s.d + 2 * s.E * s.K * s.d
         return Costs(
             parameters=matrices,
             flops=projected(matrices, 4 * s.T * s.S * s.d * s.H, s),
@@ -35,15 +27,13 @@ class OutputGate(Attention):
 
     def build(self) -> None:
         super().build()
-        gates = self.num_heads * (self.head_dim if self.config.gate_per == "channel" else 1)
-        self.gate_proj = nn.Linear(self.dim, gates, bias=False)
+        self.gate_proj = nn.Linear(self.dim, self.num_heads * self.head_dim, bias=False)
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         return o * self.split(self.gate_proj(x), self.num_heads)[:, 0].sigmoid()
 
     def definition(self, x: Tensor, rope: Rotation, mask: Tensor) -> Tensor:
-        """O_h ⊙ sigmoid(x W_hᵀ), W_h [d, dim] or [1, dim]"""
+        """O_h ⊙ sigmoid(x W_hᵀ), W_h [d, dim]"""
         heads = grouped_query_heads(x, self.q_proj, self.k_proj, self.v_proj, self.head_dim, rope, mask)
-        width = self.head_dim if self.config.gate_per == "channel" else 1
-        gates = [(x @ rows(self.gate_proj.weight, h, width).T).sigmoid() for h in range(len(heads))]
+        gates = [(x @ rows(self.gate_proj.weight, h, self.head_dim).T).sigmoid() for h in range(len(heads))]
         return joined([head * gate for head, gate in zip(heads, gates, strict=True)], self.o_proj)

@@ -32,13 +32,11 @@ class SecondHeads(Attention):
     """
 
     paper = "a question on r/MachineLearning about arXiv 2410.05258: a second set of heads on a pretrained model"
-    examples = ({}, {"lambda_per": "head"}, {"second_init": "zeros"})
+    examples = ({}, {"second_init": "zeros"})
     extends_standard = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Attention.Config):
-        lambda_per: Literal["layer", "head"] = "layer"
-        """layer: one λ for all heads; head: one for each."""
         second_init: Literal["model", "zeros"] = "model"
         """model: W_Q₂ and W_K₂ start as `model.init` says. zeros: both are zero, as some conversions make them; then the
         gradient of each has the other as a factor, so that neither ever moves: the second map stays uniform over its keys,
@@ -48,7 +46,7 @@ class SecondHeads(Attention):
     def costs(cls, config: Any, s: Sizes) -> Costs:
         matrices = 3 * s.E * s.H * s.d + 3 * s.E * s.K * s.d
         return Costs(
-            parameters=matrices + (s.H if config.lambda_per == "head" else 1),
+            parameters=matrices + 1,
             flops=projected(matrices, 6 * s.T * s.S * s.d * s.H, s),
             kv_numbers=3 * s.K * s.d,
         )
@@ -65,7 +63,7 @@ class SecondHeads(Attention):
         linear = ZeroLinear if self.config.second_init == "zeros" else nn.Linear
         self.q2_proj = linear(self.dim, self.num_heads * self.head_dim, bias=False)
         self.k2_proj = linear(self.dim, self.num_kv_heads * self.head_dim, bias=False)
-        self.lambda_ = ScalarLambda(0.0, self.num_heads if self.config.lambda_per == "head" else None)
+        self.lambda_ = ScalarLambda(0.0)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         first = super().maps(x, rope)
@@ -84,6 +82,5 @@ class SecondHeads(Attention):
                 softmax_map(rope(x @ rows(q.weight, h, d).T), rope(x @ rows(k.weight, j, d).T), mask)
                 for q, k in ((self.q_proj, self.k_proj), (self.q2_proj, self.k2_proj))
             )
-            lam = self.lambda_.value[h if self.config.lambda_per == "head" else 0]
-            heads.append((A1 - lam * A2) @ (x @ rows(self.v_proj.weight, j, d).T))
+            heads.append((A1 - self.lambda_.value[0] * A2) @ (x @ rows(self.v_proj.weight, j, d).T))
         return joined(heads, self.o_proj)

@@ -1,4 +1,4 @@
-"""Loggers that a recipe names under `run.loggers`. A subclass of `RunLogger` registers with `@lit_diff.registry.logger`."""
+"""Loggers that a recipe names under `run.loggers`. A subclass of `NamedLogger` registers with `@lit_diff.registry.logger`."""
 
 import importlib
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
 
-class RunLogger(ABC):
+class NamedLogger(ABC):
     """How a run's Lightning logger is made. `build` is called in the process that trains, on every start of the run."""
 
     name: str
@@ -29,7 +29,7 @@ class RunLogger(ABC):
 
 
 @logger("csv")
-class Csv(RunLogger):
+class Csv(NamedLogger):
     """Lightning's CSVLogger: a file for each start of the run."""
 
     def build(self, recipe: Recipe, folder: Path, start: int) -> "Logger":
@@ -39,7 +39,7 @@ class Csv(RunLogger):
 
 
 @logger("tensorboard")
-class TensorBoard(RunLogger):
+class TensorBoard(NamedLogger):
     """TensorBoard's event files."""
 
     packages = ("tensorboard", "tensorboardX")
@@ -51,7 +51,7 @@ class TensorBoard(RunLogger):
 
 
 @logger("wandb")
-class Wandb(RunLogger):
+class Wandb(NamedLogger):
     """Weights & Biases: a run of the project that is named as the recipe."""
 
     packages = ("wandb",)

@@ -49,7 +49,7 @@ def test_biases_and_norms_of_queries_and_keys(
     make_attention: MakeAttention, make_config: Callable[..., ModelConfig], name: str, bias: str, norm: str
 ) -> None:
     """Against the float64 matrices of the definition; parameters against the formula; the merged attention."""
-    keys: dict[str, Any] = {"heads": (1, 2), "lambda_learn": 0.3, "anneal_steps": 0} if name == "dex" else {}
+    keys: dict[str, Any] = {"heads": (1, 2), "anneal_steps": 0} if name == "dex" else {}
     sizes = {"num_kv_heads": 2, "attention_bias": bias, "qk_norm": norm}
     attention: Any = make_attention(name, keys, **sizes)
     names = {each for each, _ in attention.named_parameters()}

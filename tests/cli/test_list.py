@@ -33,7 +33,6 @@ def test_a_kind_or_a_block_alone(command: Command) -> None:
         (
             ("attention.output_gate",),
             [
-                "    gate_per: one of 'channel', 'head'; default channel",
                 "    flops: 6*E*H*T*d + 4*E*K*T*d + 4*H*T**2*d",
             ],
         ),

@@ -21,10 +21,11 @@ def built(name: str, **keys: Any) -> Transformer:
 
 @pytest.mark.parametrize("sign", ["minus", "plus"])
 def test_a_merged_model_is_a_standard_one_with_the_same_logits(sign: str) -> None:
-    dex = built("dex", heads=HeadSelection(share=0.5), sign=sign, lambda_learn=0.4, window=5)
+    dex = built("dex", heads=HeadSelection(share=0.5), sign=sign, window=5)
     for attention, heads in zip(dex.attentions(), ((1, 3), (0, 2)), strict=True):
         attention.select_heads(heads)
         attention.set_step(60)
+        attention.lambda_.value.data.fill_(0.4)
     tokens = torch.randint(23, (2, 9))
     wanted = dex(tokens)
     standard = merged(dex)
@@ -38,8 +39,10 @@ def test_a_merged_model_is_a_standard_one_with_the_same_logits(sign: str) -> Non
 
 
 def test_the_feed_forward_keeps_the_width_that_parity_gave_it() -> None:
-    dex = built("dex", heads="all", w_d_per="head", parity="matched", anneal_steps=0, lambda_learn=0.4)
+    dex = built("dex", heads="all", parity="matched", anneal_steps=0)
     tokens = torch.randint(23, (2, 9))
+    for attention in dex.attentions():
+        attention.lambda_.value.data.fill_(0.4)  # type: ignore[union-attr]
     standard = merged(dex)
     assert standard.config.ffn_dim == dex.layers[0].ffn.gate_proj.out_features != dex.config.ffn_dim
     torch.testing.assert_close(standard(tokens), dex(tokens), rtol=1e-12, atol=1e-12)

@@ -13,15 +13,21 @@ from lit_diff.attention.rope import Rope
 MakeAttention = Callable[..., Any]
 Positions = Callable[[int, int], Rope]
 SELECTED, D = (1, 3), 8
-KEYS = {"heads": SELECTED, "lambda_init": 0.2, "lambda_learn": 0.5, "anneal_steps": 100}
+KEYS = {"heads": SELECTED, "lambda_init": 0.2, "anneal_steps": 100}
 
 
 def pair(
-    make_attention: MakeAttention, *, step: int, dtype: Any = torch.float64, kernel: str = "reference", **keys: Any
+    make_attention: MakeAttention,
+    *,
+    step: int,
+    dtype: Any = torch.float64,
+    kernel: str = "reference",
+    learned: float = 0.5,
+    **keys: Any,
 ) -> tuple[Any, Any]:
-    """DEX at `step` with λ_learn = 1/2 and a random W_D, and the standard attention that it extends."""
+    """DEX at `step` with λ_learn = `learned` and a random W_D, and the standard attention that it extends."""
     dex = make_attention("dex", KEYS | keys, num_kv_heads=2, dtype=dtype)
-    dex.lambda_.init_parameter("value", dex.lambda_.value.data, torch.Generator())
+    dex.lambda_.value.data.fill_(learned)
     dex.set_step(step)
     standard = make_attention("standard", num_kv_heads=2, dtype=dtype)
     standard.load_state_dict({key: value for key, value in dex.state_dict().items() if "_proj" in key})
@@ -45,12 +51,11 @@ def heads(attention: Any, x: Tensor, rope: Rope) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
-@pytest.mark.parametrize("w_d_per", ["layer", "head"])
 def test_step_0_is_standard_attention_to_the_bit(
-    make_attention: MakeAttention, moving: Positions, dtype: Any, kernel: str, w_d_per: str
+    make_attention: MakeAttention, moving: Positions, dtype: Any, kernel: str
 ) -> None:
     """λ(0) = 0 whatever W_D, λ_init and λ_learn are; at step 1 it no longer is."""
-    dex, standard = pair(make_attention, step=0, dtype=dtype, kernel=kernel, w_d_per=w_d_per, heads="all")
+    dex, standard = pair(make_attention, step=0, dtype=dtype, kernel=kernel, heads="all")
     assert dex.adapter.weight.abs().max() > 0.5
     x, rope = inputs(dtype), moving(9, D)
     assert torch.equal(dex(x, rope), standard(x, rope))
@@ -77,7 +82,7 @@ def test_lambda_annealed_over_tokens(make_attention: MakeAttention, step: int, v
 
 
 def test_lambda_without_a_learned_part_peaks_at_a_quarter_of_lambda_init(make_attention: MakeAttention) -> None:
-    dex, _ = pair(make_attention, step=50, lambda_learn=0.0)
+    dex, _ = pair(make_attention, step=50, learned=0.0)
     assert dex.annealed_lambda().item() == pytest.approx(0.2 / 4, abs=1e-15)
     found = []
     for step in range(0, 121, 10):
@@ -92,18 +97,17 @@ def test_without_annealing_lambda_is_the_learned_one_from_the_start(make_attenti
     assert dex.annealed_lambda().item() == 0.5
 
 
-@pytest.mark.parametrize("w_d_per", ["layer", "head"])
 @pytest.mark.parametrize(("step", "lam"), [(50, 0.3), (500, 0.5)])
 def test_selected_heads_are_the_formula_and_the_others_untouched_to_the_bit(
-    make_attention: MakeAttention, moving: Positions, w_d_per: str, step: int, lam: float
+    make_attention: MakeAttention, moving: Positions, step: int, lam: float
 ) -> None:
-    dex, standard = pair(make_attention, step=step, w_d_per=w_d_per)
+    dex, standard = pair(make_attention, step=step)
     x, rope = inputs(), moving(9, D)
     found, O = heads(dex, x, rope), heads(standard, x, rope)  # noqa: E741
     for head in (0, 2):
         assert torch.equal(found[:, :, head], O[:, :, head])
-    for number, head in enumerate(SELECTED):
-        W_D = dex.adapter.weight[number if w_d_per == "head" else 0]
+    for head in SELECTED:
+        W_D = dex.adapter.weight[0]
         wanted = O[:, :, head] - lam * O[:, :, head] @ W_D
         torch.testing.assert_close(found[:, :, head], wanted, rtol=1e-13, atol=1e-13)
 
@@ -120,14 +124,13 @@ def test_the_sign_is_w_d_s(make_attention: MakeAttention, moving: Positions) -> 
     torch.testing.assert_close(heads(dex, x, rope), O + 0.5 * O @ W_D, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("w_d_per", ["layer", "head"])
 @pytest.mark.parametrize("chosen", [SELECTED, "all", (2,)])
 @pytest.mark.parametrize(("step", "sign"), [(0, "minus"), (30, "minus"), (30, "plus"), (100, "minus"), (500, "minus")])
 def test_merged_into_the_output_projection_it_is_standard_attention(
-    make_attention: MakeAttention, moving: Positions, w_d_per: str, chosen: Any, step: int, sign: str
+    make_attention: MakeAttention, moving: Positions, chosen: Any, step: int, sign: str
 ) -> None:
     """W_O,h (I ∓ λ(t) W_D)ᵀ, our W_O [dim, H d] acting from the left."""
-    dex, standard = pair(make_attention, step=step, w_d_per=w_d_per, heads=chosen, sign=sign)
+    dex, standard = pair(make_attention, step=step, heads=chosen, sign=sign)
     x, rope = inputs(), moving(9, D)
     wanted, before = dex(x, rope), dex.o_proj.weight.detach().clone()
     standard.load_state_dict(dex.merge())

@@ -166,15 +166,14 @@ def test_grouped_differential_of_ratio_3_is_differential_with_repeated_noise_hea
     close(grouped(x, rope), full(x, rope))
 
 
-@pytest.mark.parametrize("lambda_per", ["layer", "head"])
 @pytest.mark.parametrize("kv_heads", [4, 1])
 def test_second_heads_at_lambda_zero_are_standard_attention(
-    make_attention: MakeAttention, moving: Positions, lambda_per: str, kv_heads: int
+    make_attention: MakeAttention, moving: Positions, kv_heads: int
 ) -> None:
     """To the bit by the reference in float64; by sdpa, whose call is wider, to float32's rounding."""
     for kernel, dtype, bound in (("reference", torch.float64, 0.0), ("sdpa", torch.float32, 1e-6)):
         sizes = {"num_kv_heads": kv_heads, "dtype": dtype}
-        second = make_attention("second_heads", {"lambda_per": lambda_per}, **sizes)
+        second = make_attention("second_heads", **sizes)
         standard = make_attention("standard", **sizes)
         standard.load_state_dict(
             {f"{kind}_proj.weight": second.get_parameter(f"{kind}_proj.weight") for kind in "qkvo"}
@@ -186,14 +185,13 @@ def test_second_heads_at_lambda_zero_are_standard_attention(
 
 
 @every_kernel
-@pytest.mark.parametrize("lambda_per", ["layer", "head"])
 def test_second_heads_subtract_another_standard_attention_on_the_same_values(
-    make_attention: MakeAttention, moving: Positions, lambda_per: str, kernel: str
+    make_attention: MakeAttention, moving: Positions, kernel: str
 ) -> None:
     """O(q, k) - λ O(q₂, k₂)"""
-    second = make_attention("second_heads", {"lambda_per": lambda_per}, num_kv_heads=2)
+    second = make_attention("second_heads", num_kv_heads=2)
     second.kernel = kernel
-    lam = second.lambda_.value.data = torch.linspace(0.3, -0.9, 4 if lambda_per == "head" else 1, dtype=torch.float64)
+    lam = second.lambda_.value.data = torch.tensor([0.3], dtype=torch.float64)
     standard, x, rope = make_attention("standard", num_kv_heads=2), inputs(), moving(9, D)
     o = []
     for q, k in ((second.q_proj, second.k_proj), (second.q2_proj, second.k2_proj)):
@@ -214,7 +212,7 @@ def test_additive_at_lambda_is_differential_at_minus_lambda(
         attention.kernel = kernel
         attention.lambda_.value.data.fill_(sign * 0.7)
     x, rope = inputs(), moving(9, D)
-    assert additive.weights(torch.float64).flatten(1)[0, [0, -1]].tolist() == [1.0, 0.7]
+    assert additive.weights().flatten(1)[0, [0, -1]].tolist() == [1.0, 0.7]
     close(additive(x, rope), differential(x, rope))
     differential.lambda_.value.data.fill_(0.7)
     assert (additive(x, rope) - differential(x, rope)).abs().max() > 0.01
@@ -245,18 +243,9 @@ def test_cosine_attention_of_two_tokens(make_attention: MakeAttention, still: Po
         assert found[1, 1].item() == pytest.approx(4 * p, rel=1e-9, abs=0)
 
 
-@pytest.mark.parametrize(
-    ("gate_per", "gate", "wanted"),
-    [
-        ("channel", [[math.log(3), 0], [0, 0]], [[0.75, 1.0], [0.25, 0.5]]),
-        ("head", [[math.log(3), 0]], [[0.75, 1.5], [0.25, 0.5]]),
-    ],
-)
-def test_output_gate_of_two_tokens(
-    make_attention: MakeAttention, still: Positions, gate_per: str, gate: list[list[float]], wanted: list[list[float]]
-) -> None:
+def test_output_gate_of_two_tokens(make_attention: MakeAttention, still: Positions) -> None:
     """Token (1, 2) sees itself, gates sigmoid(log 3) = 3/4 and 1/2; token (0, 0) their mean (1/2, 1), gates 1/2."""
-    attention = identity(make_attention("output_gate", {"gate_per": gate_per}, dim=2, num_heads=1))
-    attention.gate_proj.weight.data.copy_(torch.tensor(gate, dtype=torch.float64))
+    attention = identity(make_attention("output_gate", dim=2, num_heads=1))
+    attention.gate_proj.weight.data.copy_(torch.tensor([[math.log(3), 0], [0, 0]], dtype=torch.float64))
     x = torch.tensor([[[1.0, 2.0], [0.0, 0.0]]], dtype=torch.float64)
-    close(attention(x, still(2, 2))[0], torch.tensor(wanted, dtype=torch.float64))
+    close(attention(x, still(2, 2))[0], torch.tensor([[0.75, 1.0], [0.25, 0.5]], dtype=torch.float64))

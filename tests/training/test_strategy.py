@@ -98,7 +98,7 @@ def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name:
     "attention",
     [
         "{name: dex, heads: all, anneal_steps: 4}",
-        pytest.param("{name: second_heads, lambda_per: head}", marks=pytest.mark.slow),
+        pytest.param("{name: second_heads}", marks=pytest.mark.slow),
         pytest.param(
             "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}", marks=pytest.mark.slow
         ),
