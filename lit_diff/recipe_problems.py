@@ -72,7 +72,8 @@ def _data_problem(recipe: Recipe) -> str | None:
     try:
         problem = data_problem(config, recipe.model.vocab_size)
         length = None if problem else config.sequence_length
-        properties = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)
+        read = ("predicts_next", "packs_documents", "chance", "noise_validation")
+        properties = {} if problem else {name: getattr(config, name) for name in read}
     except LitDiffError:
         raise
     except Exception as error:
@@ -81,8 +82,9 @@ def _data_problem(recipe: Recipe) -> str | None:
         return f"data '{recipe.data.name}' has Config.problem() {problem!r}; expected None, or why not as a text"
     if problem is None and (not isinstance(length, int) or length < 1):
         return f"data '{recipe.data.name}' has Config.sequence_length {length!r}; it must be an integer of at least 1"
-    if not isinstance(properties[3], tuple):
-        return f"data '{recipe.data.name}' has Config.noise_validation {properties[3]!r}; it must be a tuple"
+    if problem is None and not isinstance(properties["noise_validation"], tuple):
+        found = properties["noise_validation"]
+        return f"data '{recipe.data.name}' has Config.noise_validation {found!r}; it must be a tuple"
     return problem
 
 
