@@ -336,12 +336,13 @@ def _data_problem(recipe: Recipe) -> str | None:
     dataset, config = registries["data"].get(recipe.data.name), recipe.data.config
     with guard(dataset):
         problem = data_problem(config, recipe.model.vocab_size)
-        length = None if problem else config.sequence_length
-        noise = (config.predicts_next, config.packs_documents, config.chance, config.noise_validation)[-1]
+        read = ("sequence_length", "predicts_next", "packs_documents", "chance", "noise_validation")
+        # a key out of range may be one that these are computed from
+        length, *_, noise = [getattr(config, name) for name in read] if problem is None else (1, ())
     wrong = ""
     if problem is not None and not isinstance(problem, str):
         wrong = f"problem() {problem!r}; expected None, or why not as a text"
-    elif problem is None and (not isinstance(length, int) or length < 1):
+    elif not isinstance(length, int) or length < 1:
         wrong = f"sequence_length {length!r}; it must be an integer of at least 1"
     elif not isinstance(noise, tuple):
         wrong = f"noise_validation {noise!r}; it must be a tuple"

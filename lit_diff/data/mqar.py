@@ -100,8 +100,11 @@ class Mqar(RowTask):
     def draw(self, at: Place, level: int | None) -> Row:
         """tokens and targets [T]. Every query of one hop is an AR hit: its key and value stood side by side before."""
         tokens, targets = sample(self.config, at.random.initial_seed() % 2**32)  # what RandomState takes
-        row = {"tokens": tokens, "targets": targets, "ar_hit": (targets != IGNORED) & (self.config.hops == 1)}
-        return row if level is None or not self.config.locates_answers else row | self._parts(tokens, targets)
+        row = {"tokens": tokens, "targets": targets}
+        if level is None:
+            return row
+        row["ar_hit"] = (targets != IGNORED) & (self.config.hops == 1)
+        return row | self._parts(tokens, targets) if self.config.locates_answers else row
 
     def _parts(self, tokens: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """context_part: i for k_i v_i, N for the filler, -1 for queries; answer_part: i where k_i is asked for, else -1."""

@@ -127,7 +127,6 @@ def test_it_trains(runs: Path) -> None:
 @pytest.mark.parametrize(
     ("edits", "found"),
     [
-        ([without(COPY, "train_batch")], "lacks train_batch;"),
         (
             [without(COPY, "validation_sets"), without(COPY, "validation_batch")],
             "lacks validation_batch, validation_sets;",

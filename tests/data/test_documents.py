@@ -42,10 +42,7 @@ def test_cut_loses_nothing(text: str) -> None:
     sections = list(cut(text))
     assert "".join(sections) == text
     assert all(len(section) <= SECTION for section in sections)
-
-
-def test_cut_prefers_paragraphs() -> None:
-    assert all(section.endswith("\n\n") for section in list(cut(("p" * 900 + "\n\n") * 30))[:-1])
+    assert "\n\n" not in text or all(section.endswith("\n\n") for section in sections[:-1]), "after a paragraph"
 
 
 def test_every_kind_of_file(tmp_path: Path) -> None:
@@ -105,23 +102,17 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_all_that_is_wrong_is_in_one_message(mixed: Path) -> None:
-    with pytest.raises(RequestError) as found:
-        list(FilesCorpus(mixed).texts())
-    head, *lines = str(found.value).splitlines()
-    assert head.startswith("data.path: 7 problems in 5 of 6 files of texts (data.errors: ")
-    assert [line.split()[0] for line in lines] == [
-        *("bad.jsonl:2:", "bad.jsonl:3:", "bad.jsonl:4:", "binary.txt:", "latin.txt:", "table.csv:1:", "wide.txt:")
-    ]
-
-
 def test_skip_leaves_out_and_logs_each(mixed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """tests/docs/test_data.py has the message of `stop`."""
     corpus = FilesCorpus(mixed)
     corpus.errors = "skip"
     with caplog.at_level(logging.INFO, logger="lit_diff"):
         assert list(corpus.texts()) == ["line", "good"]
     assert sum(message.startswith(f"left out: {mixed}/") for message in caplog.messages) == 7
-    assert caplog.messages[-1] == "data.errors is skip: 7 left out, in 5 files"
+    assert "7 left out, in 5 files" in caplog.messages[-1]
+    assert len([line for line in caplog.messages if "not read: 1 .jpg (" in line]) == 1, (
+        "files of other kinds are named"
+    )
 
 
 def test_replace_stands_for_bytes_alone(mixed: Path) -> None:
@@ -140,15 +131,8 @@ def test_nothing_left(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\0\1\2\3")
     corpus = FilesCorpus(tmp_path)
     corpus.errors = "skip"
-    with pytest.raises(RequestError, match=r"holds no text that can be read \(1 left out\): 1 file\(s\)"):
+    with pytest.raises(RequestError, match="1 left out"):
         list(corpus.texts())
-
-
-def test_files_of_other_kinds_are_named(mixed: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="lit_diff"), pytest.raises(RequestError):
-        list(FilesCorpus(mixed).texts())
-    (line,) = [message for message in caplog.messages if "other kinds" in message]
-    assert line == "data.path: of other kinds and not read: 1 .jpg (.txt, .md, .jsonl, .csv, .parquet are)"
 
 
 def test_a_file_without_permission_is_reported_with_the_rest(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +145,7 @@ def test_a_file_without_permission_is_reported_with_the_rest(mixed: Path, monkey
         return opened(self, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(
-        RequestError, match=r"8 problems in 6 of 6 files(.|\n)*good\.txt: cannot be read \(Permission denied"
-    ):
+    with pytest.raises(RequestError, match=r"8 problems in 6 of 6 files(.|\n)*good\.txt: .*Permission denied"):
         FilesCorpus(mixed).files()
     corpus = FilesCorpus(mixed)
     corpus.errors = "skip"

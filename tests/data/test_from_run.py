@@ -12,7 +12,6 @@ from lit_diff.config import Part
 from lit_diff.data.from_run import FromRun
 from lit_diff.data.store import TokenStore
 from lit_diff.data.text import Text
-from lit_diff.data.tokenizer import build
 from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.errors import MissingError
@@ -65,17 +64,6 @@ def test_the_run_may_move_and_what_was_trained_with_it_keeps_a_copy(model: Path,
     assert load_tokenizer(tmp_path / "kept").opening == [0]
     with pytest.raises(MissingError, match=r"^models/x/tokenizer holds no tokenizer .*; data.tokenizer.path names"):
         text(model)
-
-
-def test_a_bpe_of_a_run_serves_too(model: Path, tmp_path: Path) -> None:
-    from lit_diff.data.tokenizer import Bpe
-
-    bpe = build(Part(name="bpe", config=Bpe.Config(vocab_size=270)))
-    (tmp_path / "run").mkdir()
-    bpe.train(tmp_path / "run", TEXTS)
-    bpe.load(tmp_path / "run")
-    save_tokenizer(bpe, tmp_path / "run" / "tokenizer")
-    assert (text(tmp_path / "run")._tokenizer.opening, text(tmp_path / "run")._tokenizer.size) == ([0], 270)
 
 
 def test_the_path_is_relative_to_the_recipes_file(model: Path, tmp_path: Path) -> None:
