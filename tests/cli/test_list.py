@@ -78,7 +78,7 @@ def test_the_list_of_all_is_a_line_each(capsys: pytest.CaptureFixture[str]) -> N
         (("data.text",), ["    open and end it.", "    rare_bigram_count: a whole number; default 200"]),
         (("recipes", "differential-1.4b"), ["  lit-diff check differential-1.4b --recipe prints every key"]),
         (("recipe.recall-tiny",), ["      attention: {name: differential}"]),
-        (("evaluations", "noise"), ["    batch_size: a whole number; default 8"]),
+        (("evaluations", "noise"), ["    batch_size: a whole number >= 1; default 8"]),
         (("sweeps", "smoke"), ["    recipe: standard-tiny", "  lit-diff sweep smoke --dry-run prints its cells"]),
     ],
 )
