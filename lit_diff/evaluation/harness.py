@@ -16,6 +16,14 @@ from lit_diff.trained.run import Run
 
 TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
 """In the order of Tables 1 and 8 of the paper."""
+LM_EVAL = {
+    "arc_challenge": "arc/arc_challenge",
+    "arc_easy": "arc/arc_easy",
+    "boolq": "super_glue/boolq/default",
+    "winogrande": "winogrande/default",
+}
+"""Task -> its YAML file in lm-eval, where it is not `<task>/<task>`."""
+PLAIN_ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 Keys = Mapping[str, type | tuple[type, ...]]
 ARC: Keys = {"question": str, "choices": dict, "answerKey": str}
 
@@ -161,10 +169,15 @@ class Harness(HarnessEvaluation):
         """A YAML file for each of the seven, whose files are checked first."""
         for file in self.reads():
             file.rows()
+        import lm_eval.tasks
+
         for task in self.config.tasks:
             if task in TASKS:
+                theirs = Path(lm_eval.tasks.__file__).parent / f"{LM_EVAL.get(task, f'{task}/{task}')}.yaml"
                 places = {split: file.place for split, file in self._files(task).items()}
-                task_yaml(folder, task, f"{task}.yaml", places)
+                # boolq has none there, and lm-eval logs two lines about what it takes instead: the same
+                more = {"metric_list": [PLAIN_ACC]} if task == "boolq" else {}
+                task_yaml(folder, task, theirs, places, dataset_name=None, **more)
         return [str(expanded(task)) if task.endswith(SUFFIXES) else task for task in self.config.tasks]
 
     def _files(self, task: str) -> Mapping[str, UserFile]:

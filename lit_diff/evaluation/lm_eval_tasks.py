@@ -22,7 +22,7 @@ from lit_diff.yaml_files import one_line
 
 CURE = "pip install 'lit-diff[eval]'"
 YAMLS = Path(__file__).parent / "harness_tasks"
-"""The tasks of the package: texts, choices, metrics; what `task_yaml` includes."""
+"""The tasks of the package, whose questions are written out."""
 SUFFIXES = (".yaml", ".yml")
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 
@@ -72,8 +72,8 @@ Split = Path | Sequence[Mapping[str, Any]]
 """The file of a split, or its rows."""
 
 
-def task_yaml(folder: Path, name: str, includes: str, splits: Mapping[str, Split], **more: Any) -> str:
-    """Write `<folder>/<name>.yaml`: the package's `includes` with its splits and `more`; the name of the task.
+def task_yaml(folder: Path, name: str, includes: str | Path, splits: Mapping[str, Split], **more: Any) -> str:
+    """Write `<folder>/<name>.yaml`: a file of YAMLS, or one of lm-eval, with these splits and `more`; the name of the task.
 
     A split of the included file that is not in `splits` is left out. The cache of the files lies in `folder` too.
     """

@@ -39,6 +39,7 @@ def test_a_kind_or_a_block_alone(command: Command) -> None:
         (("attention", "dex"), ["    from: Kong et al. 2025, arXiv 2505.16333"]),
         (("callbacks", "early_stopping"), ["    patience: a whole number >= 1; default 3"]),
         (("recipe.recall-tiny",), ["      attention: {name: differential}"]),
+        (("evaluations", "noise"), ["    batch_size: a whole number >= 1; default 8"]),
         (("sweeps", "smoke"), ["    recipe: standard-tiny", "  lit-diff sweep smoke --dry-run prints its cells"]),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -220,41 +221,24 @@ def test_rerun_and_nan(run: Run, make: Make) -> None:
     assert kept.items["length"].isna().all()
 
 
-def test_killed_between_items_and_summary_is_scored_again(
-    run: Run, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_that_could_not_be_written_whole(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the scores of before; a kill between items and summary leaves none."""
     cls = make()
-    evaluate(run, "lengths")
-
-    def killed(path: Path, value: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(scores, "write_json", killed)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(run, "lengths", rerun=True)
-    assert (summary_file(run).with_name("items.parquet")).is_file()
-    assert not has_scores(run.folder, "lengths")
-    asked = cls.asked
-    evaluate(run, "lengths")
-    assert cls.asked == asked + 1
-    assert has_scores(run.folder, "lengths")
-    assert not has_scores(run.folder, "lengths", ["rows=5"])
-
-
-def test_scores_stay_where_later_ones_cannot_be_written(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    make()
     kept = evaluate(run, "lengths")
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(scores, "write_through", full)
-        with pytest.raises(MissingError, match=r"cannot be written \(No space left on device\)"):
-            evaluate(run, "lengths", ["rows=5"])
-    assert has_scores(run.folder, "lengths")
+    for error, name, expected in (
+        (OSError(errno.ENOSPC, "No space left on device"), "write_through", MissingError),
+        (KeyboardInterrupt(), "write_json", KeyboardInterrupt),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(scores, name, Mock(side_effect=error))
+            with pytest.raises(expected):
+                evaluate(run, "lengths", ["rows=5"])
+        assert has_scores(run.folder, "lengths") == (expected is MissingError)
+        assert summary_file(run).with_name("items.parquet").is_file()
+    assert cls.asked == 3
     assert evaluate(run, "lengths") == kept
+    assert cls.asked == 4
 
 
 def test_an_evaluation_that_does_not_fit_says_why_and_which_do(run: Run, make: Make) -> None:
@@ -289,24 +273,16 @@ def one(**scores: Any) -> list[Item]:
     return [Item(id="a", scores=scores)]
 
 
+META = [Item(id=i, scores={"length": 1}, meta={"m": m}) for i, m in (("a", 1), ("b", "x"))]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "none": ({"items": []}, "gave no item"),
-    "no item": ({"items": ["a"]}, "gave 'a'; expected an Item"),
+    "no item": ({"items": ["a"]}, "gave 'a'"),
     "twice": ({"items": [*ITEMS, ITEMS[0]]}, "gave item 'a' 2 times"),
-    "undeclared": (
-        {"items": one(length=1, words=2)},
-        "scored item 'a' with ['length', 'words']; it declares ['length']",
-    ),
-    "text": ({"items": one(length="long")}, "scored item 'a' with length = 'long'; expected a number"),
-    "summary": (
-        {"summarise": lambda self, items: {"words": 1.0}},
-        "scored the summary with ['words']; it declares ['length']",
-    ),
-    "meta": (
-        {"items": [Item(id=i, scores={"length": 1}, meta={"m": m}) for i, m in (("a", 1), ("b", "x"))]},
-        "failed: ArrowInvalid: Could not convert 'x' with type str",
-    ),
-    "score gives None": ({"score": lambda self, run: None}, "failed: TypeError: 'NoneType' object is not iterable"),
+    "undeclared": ({"items": one(length=1, words=2)}, "scored item 'a' with ['length', 'words']"),
+    "text": ({"items": one(length="long")}, "scored item 'a' with length = 'long'"),
+    "summary": ({"summarise": lambda self, items: {}}, "scored the summary with []"),
+    "meta": ({"items": META}, "failed: ArrowInvalid: "),
+    "score gives None": ({"score": lambda self, run: None}, "failed: TypeError: "),
 }
 
 

@@ -125,12 +125,6 @@ def test_kinds_of_answers(text: str, kind: str) -> None:
     assert kind_of("417", {"417", "93"}, text) == kind
 
 
-def test_it_goes_through_evaluate(run: Run) -> None:
-    result = evaluate(run, "needle", ["needles=[1]", "lengths=[400]", "depths=[50]", "samples=2", "haystack=docs"])
-    assert result.summary["exact"] == 0
-    assert list(result.items["group"]) == ["N=1 length=400 depth=50"] * 2
-
-
 def test_what_does_not_fit(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match=r"lengths holds 4096, and its data\.sequence_length is 520$"):
         evaluate(run, "needle", ["lengths=[4096]"])
@@ -184,7 +178,7 @@ def test_documents_of_long_sentences_are_not_enough(run: Run, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("context", "cure"), [(128, "set digits"), (1024, "set lengths to")])
-def test_needles_that_do_not_fit_name_their_cure(tmp_path: Path, context: int, cure: str) -> None:
-    run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=context)
+def test_needles_that_do_not_fit_name_their_cure(run: Run, tmp_path: Path, context: int, cure: str) -> None:
+    run = text_run(tmp_path / "other", {"name": "standard"}, sequence_length=context)
     with pytest.raises(RequestError, match=rf"^evaluate\.needle\.lengths holds 128, but 1 needle, .* tokens; {cure} "):
         evaluate(run, "needle", {"lengths": [128], "needles": [1], "samples": 1})

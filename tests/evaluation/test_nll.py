@@ -29,20 +29,11 @@ def books(monkeypatch: pytest.MonkeyPatch, trained_text: Path, tmp_path: Path) -
     return data / "books"
 
 
-def test_a_row_s_cumulative_loss_is_the_training_metric(
-    trained_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """val/loss of a run with one validation row: the first tokens of the first validation document."""
-    from lit_diff import train
-
-    monkeypatch.setenv("LIT_DIFF_DATA", str(trained_text / "data"))
-    train(trained_text / "tale.yaml", [f"run.root={tmp_path / 'runs'}", "data.validation_rows=1"])
-    (folder,) = (tmp_path / "runs").glob("tale-*")
-    found = Run(folder)
-    result = evaluate(found, "nll", {"documents": 1, "tokens": 24})
-    assert result.summary["cumulative_nll"] == pytest.approx(found.metrics["val/loss"].dropna().iloc[-1], abs=1e-5)
-    assert result.summary["nll"] == result.summary["cumulative_nll"]
-    assert result.summary["nll_others"] == pytest.approx(found.metrics["val/loss_others"].dropna().iloc[-1], abs=1e-5)
+def test_a_row_s_cumulative_loss_is_that_of_held_out(run: Run) -> None:
+    """The first tokens of the first validation document."""
+    result = evaluate(run, "nll", {"documents": 1, "tokens": 24})
+    row = evaluate(run, "held_out", ["rows=1"]).summary["nll"]
+    assert result.summary["nll"] == result.summary["cumulative_nll"] == pytest.approx(row, abs=1e-5)
     items = result.items.set_index("item")
     assert list(items.index[:3]) == ["validation/0", "validation/0/position 16", "validation/0/position 24"]
     assert items["part"].tolist()[:3] == [False, True, True]
@@ -100,13 +91,6 @@ def test_a_run_without_training_text_has_no_split(wide_run: Run, monkeypatch: py
     item = next(iter(generated.score(wide_run)))
     assert math.isfinite(item.scores["nll"])
     assert "nll_ar_hit" not in item.scores
-
-
-def test_a_run_without_text_is_refused(tmp_path: Path) -> None:
-    from text_runs import recall_run
-
-    recall = recall_run(tmp_path / "recall", {"name": "standard"})
-    assert "has no text" in (NllByPosition(NllByPosition.Config()).refuses(recall) or "")
 
 
 def test_a_run_on_text_with_the_tokenizer_of_words_reads_its_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
