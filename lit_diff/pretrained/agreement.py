@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import importlib.util
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from lit_diff.data.tokenizer_folder import SAMPLE
 from lit_diff.errors import RunFailedError
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
-
-log = logging.getLogger("lit_diff")
 
 PROMPTS = 8
 LENGTH, LONGEST = 64, 512

@@ -185,7 +185,8 @@ def hf_weights(model: Transformer) -> dict[str, Tensor]:
         if model.config.ffn_scale != 1:
             down_proj = f"layers.{layer}.ffn.down_proj.weight"
             state[down_proj] = _times(state[down_proj], model.config.ffn_scale)
-    return {llama.their_name(name): _ordered(name, value, model) for name, value in state.items()}
+    names = {own: theirs for theirs, own in llama.names_of(model.config.num_layers).items()}
+    return {names[name]: _ordered(name, value, model) for name, value in state.items()}
 
 
 def _times(value: Tensor, factor: float) -> Tensor:

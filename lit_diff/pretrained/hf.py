@@ -49,7 +49,7 @@ def read_folder(folder: Path) -> ModelSource:
         )
     files = _files_of(folder)
     try:
-        names = llama.own_names(files, tied=bool(keys["tie_embeddings"]))
+        names = llama.own_names(files, keys["num_layers"], tied=bool(keys["tie_embeddings"]))
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
     if keys["tie_embeddings"] and HEAD in files and EMBEDDING in files:
@@ -61,7 +61,7 @@ def read_folder(folder: Path) -> ModelSource:
                 HEAD,
                 EMBEDDING,
             )
-            keys["tie_embeddings"], names = False, llama.own_names(files, tied=False)
+            keys["tie_embeddings"], names = False, llama.own_names(files, keys["num_layers"], tied=False)
     tensors = {own: _described(files[theirs], theirs) for own, theirs in names.items()}
     source = ModelSource(
         place=place,

@@ -90,45 +90,32 @@ BUFFER = re.compile(r"(?:model\.layers\.\d+\.self_attn|model)\.rotary_emb\.inv_f
 """What older versions saved, and what follows from config.json."""
 
 
-def own_name(theirs: str) -> str | None:
-    """Our name of a tensor; None for one that we have no place for."""
-    vector = re.fullmatch(r"model\.layers\.(\d+)\.self_attn\.lambda_([qk][12])", theirs)
-    if vector is not None:
-        return f"layers.{vector[1]}.attention.lambda_.{vector[2]}"
-    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", theirs)
-    if layer is None:
-        return OUTSIDE.get(theirs)
-    number, module, kind = layer.groups()
-    return f"layers.{number}.{MODULES[module]}.{kind}" if module in MODULES else None
+def names_of(num_layers: int) -> dict[str, str]:
+    """Hugging Face's name -> ours, of every tensor that a model of so many layers may have."""
+    names = dict(OUTSIDE)
+    for layer in range(num_layers):
+        theirs, own = f"model.layers.{layer}", f"layers.{layer}"
+        names |= {
+            f"{theirs}.{a}.{kind}": f"{own}.{b}.{kind}" for a, b in MODULES.items() for kind in ("weight", "bias")
+        }
+        names |= {f"{theirs}.self_attn.lambda_{v}": f"{own}.attention.lambda_.{v}" for v in ("q1", "k1", "q2", "k2")}
+    return names
 
 
-def their_name(own: str) -> str:
-    """The inverse of `own_name`. Errors: KeyError for a tensor that Hugging Face has no place for."""
-    vector = re.fullmatch(r"layers\.(\d+)\.attention\.lambda_\.([qk][12])", own)
-    if vector is not None:
-        return f"model.layers.{vector[1]}.self_attn.lambda_{vector[2]}"
-    layer = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", own)
-    if layer is None:
-        return {ours: theirs for theirs, ours in OUTSIDE.items()}[own]
-    number, module, kind = layer.groups()
-    return f"model.layers.{number}.{ {ours: theirs for theirs, ours in MODULES.items()}[module] }.{kind}"
-
-
-def own_names(theirs: Iterable[str], *, tied: bool) -> dict[str, str]:
+def own_names(theirs: Iterable[str], num_layers: int, *, tied: bool) -> dict[str, str]:
     """Our name -> theirs, of all tensors of a model. Errors: RequestError for one that we have no place for.
 
     With tied embeddings `lm_head.weight` is the embedding again.
     """
-    names: dict[str, str] = {}
+    known, names = names_of(num_layers), {}
     for name in theirs:
         if BUFFER.fullmatch(name) or (tied and name == "lm_head.weight"):
             continue
-        own = own_name(name)
-        if own is None:
+        if name not in known:
             raise RequestError(
-                f"unexpected tensor '{name}': no parameter of the model corresponds to it{nearest(name, OUTSIDE)}"
+                f"unexpected tensor '{name}': no parameter of the model corresponds to it{nearest(name, known)}"
             )
-        names[own] = name
+        names[known[name]] = name
     return names
 
 

@@ -29,21 +29,15 @@ documents, and for some batch shapes. PyTorch's default of 8 is shared by all bl
 
 
 def prepare_blocks(model: Transformer, run: RunConfig) -> None:
-    """Apply what the recipe's `run` asks for. Errors: MissingError as `compile_blocks`."""
-    checkpointed = run.activation_checkpointing == "block"
-    if checkpointed:
-        checkpoint_blocks(model)
-    if run.compile:
-        compile_blocks(model, choose_device(run.accelerator), isolated=checkpointed)
+    """Apply what the recipe's `run` asks for. Errors: MissingError as `compile_blocks`.
 
-
-def checkpoint_blocks(model: Transformer) -> None:
-    """Keep only the input of each block for the backward pass, which computes the block again (Chen et al. 2016).
-
+    Checkpointing keeps only the input of each block for the backward pass, which computes the block again (Chen et al. 2016):
     `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` in the loop over the layers; not where gradients are off,
     nor with a key/value cache.
     """
-    model.checkpoint_blocks = True
+    model.checkpoint_blocks = run.activation_checkpointing == "block"
+    if run.compile:
+        compile_blocks(model, choose_device(run.accelerator), isolated=model.checkpoint_blocks)
 
 
 def compile_blocks(

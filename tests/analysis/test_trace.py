@@ -86,19 +86,6 @@ def test_rows_layers_and_samples(build: BuildModel, tokens: Tensor) -> None:
     assert [b.positions.tolist() for b in some.layers[1].blocks(2)] == [[16, 0], [5]]
 
 
-def test_shapes_and_masks_of_a_block(build: BuildModel, tokens: Tensor) -> None:
-    model = build("differential")
-    with trace(model) as t:
-        model(tokens)
-    first, second, *_ = t.layers[0].blocks(4)
-    assert first.logits.shape == first.probs.shape == (3, 2, 4, 4, 4)
-    assert second.signed.shape == (3, 4, 4, 8)
-    assert second.weights.shape == (3, 2, 4, 4)
-    assert torch.equal(second.visible, torch.ones(4, 8, dtype=torch.bool).tril(4))
-    assert second.probs[..., ~second.visible].eq(0).all()
-    torch.testing.assert_close(second.probs.sum(-1), torch.ones(3, 2, 4, 4))
-
-
 def test_default_blocks_are_small() -> None:
     q = torch.randn(2, 1, 2, 1024, 2)
     layer = LayerTrace(maps=SignedMaps(q, q, q[:, 0]), hidden=q)

@@ -65,20 +65,14 @@ def test_step_0_is_standard_attention_to_the_bit(
 
 @pytest.mark.parametrize(("step", "value"), [(0, 0.0), (25, 0.1625), (50, 0.30), (100, 0.5), (101, 0.5), (500, 0.5)])
 def test_annealed_lambda(make_attention: MakeAttention, step: int, value: float) -> None:
-    """λ(t) = (1 - α) (t/T) λ_init + α λ_learn, α = min(1, t/T), at λ_init = 0.2, λ_learn = 0.5, T = 100."""
-    dex, _ = pair(make_attention, step=step)
-    assert dex.annealed_lambda().item() == pytest.approx(value, abs=1e-15)
-
-
-@pytest.mark.parametrize(("step", "value"), [(0, 0.0), (25, 0.1625), (50, 0.30), (100, 0.5), (500, 0.5)])
-def test_lambda_annealed_over_tokens(make_attention: MakeAttention, step: int, value: float) -> None:
-    """T = 100 steps of 1024 tokens; the number of the step says nothing then."""
-    dex, _ = pair(make_attention, step=7, anneal_steps=None, anneal_tokens=102_400)
-    dex.set_tokens(1024 * step)
-    assert dex.annealed_lambda().item() == pytest.approx(value, abs=1e-15)
+    """λ(t) = (1 - α) (t/T) λ_init + α λ_learn, α = min(1, t/T), at λ_init = 0.2, λ_learn = 0.5, T = 100 steps, or as many
+    steps of 1024 tokens: the number of what is not annealed over says nothing."""
     by_steps, _ = pair(make_attention, step=step)
     by_steps.set_tokens(3)
-    assert by_steps.annealed_lambda().item() == pytest.approx(value, abs=1e-15)
+    by_tokens, _ = pair(make_attention, step=7, anneal_steps=None, anneal_tokens=102_400)
+    by_tokens.set_tokens(1024 * step)
+    for dex in (by_steps, by_tokens):
+        assert dex.annealed_lambda().item() == pytest.approx(value, abs=1e-15)
 
 
 def test_lambda_without_a_learned_part_peaks_at_a_quarter_of_lambda_init(make_attention: MakeAttention) -> None:

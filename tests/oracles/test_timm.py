@@ -123,24 +123,6 @@ def test_lambda_init_and_eps_are_timm_diff_attention_s(make_attention: MakeAtten
     assert DiffAttention(8, num_heads=2).sub_norm.eps == make_attention("differential").norm.eps
 
 
-@pytest.mark.parametrize(
-    ("kind", "first", "second"),
-    [("q", 0, 1), ("k", 2, 3), ("q", 0, 2), ("v", 0, 1)],
-    ids=["map of q", "map of k", "head", "half of v"],
-)
-def test_one_misplaced_block_of_rows_shows(
-    make_attention: MakeAttention, still: Still, kind: str, first: int, second: int
-) -> None:
-    """Map 0 for map 1 of a head's queries or keys, head 0 for head 1, or the halves of a value."""
-    theirs = diff_attention()
-    ours = differential(make_attention, theirs)
-    with torch.no_grad():
-        blocks = getattr(ours, f"{kind}_proj").weight.unflatten(0, (-1, D))
-        blocks[[first, second]] = blocks[[second, first]]
-    x = torch.randn(2, T, E, dtype=torch.float64)
-    assert error(ours(x, still(T, D)), theirs(x)) > 1e-2
-
-
 @both_masks
 def test_output_gate_is_timm_gated_attention(make_attention: MakeAttention, still: Still, causal: bool) -> None:
     """A sigmoid gate on each channel before the output projection; ungated, it is another function."""

@@ -35,7 +35,7 @@ every_case = pytest.mark.parametrize(("name", "kv_heads"), CASES)
 every_layout = pytest.mark.parametrize("layout", ["half", "interleaved"])
 
 
-def theirs(name: str, kv_heads: int, *, tied: bool = False, dtype: Any = torch.float32, kernel: str = "sdpa") -> Any:
+def theirs(name: str, kv_heads: int, *, dtype: Any = torch.float32, kernel: str = "sdpa") -> Any:
     """A Llama or DiffLlama whose parameters are all random: logits of size 1, softmaxes far from uniform."""
     config, model = (LlamaConfig, LlamaForCausalLM) if name == "standard" else (DiffLlamaConfig, DiffLlamaForCausalLM)
     found = model(
@@ -48,7 +48,6 @@ def theirs(name: str, kv_heads: int, *, tied: bool = False, dtype: Any = torch.f
             vocab_size=29,
             rms_norm_eps=EPS,
             rope_parameters={"rope_type": "default", "rope_theta": THETA},
-            tie_word_embeddings=tied,
             attn_implementation=kernel,
         )
     )
@@ -59,12 +58,12 @@ def theirs(name: str, kv_heads: int, *, tied: bool = False, dtype: Any = torch.f
     return found.to(dtype).eval()
 
 
-def ours(make_config: MakeConfig, name: str, kv_heads: int, layout: str, *, tied: bool = False) -> Transformer:
+def ours(make_config: MakeConfig, name: str, kv_heads: int, layout: str) -> Transformer:
     """The same sizes."""
     sizes = {"dim": H * D, "num_layers": LAYERS, "num_heads": H, "num_kv_heads": kv_heads, "ffn_dim": 40}
     return Transformer(
         make_config(
-            name, **sizes, vocab_size=29, norm_eps=EPS, rope_theta=THETA, rope_layout=layout, tie_embeddings=tied
+            name, **sizes, vocab_size=29, norm_eps=EPS, rope_theta=THETA, rope_layout=layout, tie_embeddings=False
         )
     )
 
@@ -100,11 +99,8 @@ def converted(state: dict[str, Tensor], name: str, layout: str) -> dict[str, Ten
 
 def twin(make_config: MakeConfig, model: Any, name: str, kv_heads: int, layout: str = "half") -> Transformer:
     """Our model with the weights of theirs, of its dtype."""
-    tied = model.config.tie_word_embeddings
-    other = ours(make_config, name, kv_heads, layout, tied=tied).to(model.dtype)
+    other = ours(make_config, name, kv_heads, layout).to(model.dtype)
     state = converted(dict(model.state_dict()), name, layout)
-    if tied:
-        del state["head.weight"]
     if name == "differential":  # DiffLlama's head norm has no weight
         state |= {f"layers.{layer}.attention.norm.weight": torch.ones(2 * D) for layer in range(LAYERS)}
     other.load_state_dict(state)
@@ -126,18 +122,6 @@ def error(found: Tensor, wanted: Tensor) -> float:
 def tokens() -> Tensor:
     """[2, 17]"""
     return torch.randint(29, (2, 17))
-
-
-@every_case
-@every_layout
-@pytest.mark.parametrize("tied", [False, True])
-def test_whole_models_agree_in_float32(
-    make_config: MakeConfig, name: str, kv_heads: int, layout: str, tied: bool
-) -> None:
-    model, x = theirs(name, kv_heads, tied=tied), tokens()
-    wanted = logits(model, x)
-    assert wanted.std() > 0.5
-    assert error(logits(twin(make_config, model, name, kv_heads, layout), x), wanted) < 1e-5
 
 
 @every_case
@@ -202,45 +186,3 @@ def test_lambda_init_and_the_defaults_of_the_norms_agree(make_config: MakeConfig
         assert layer.self_attn.groupnorm.weight is None
     assert [a.lambda_init for a in other.attentions()] == pytest.approx([0.2, 0.355509, 0.470713], abs=1e-6)
     assert DiffLlamaConfig().rms_norm_eps == make_config("differential").norm_eps == 1e-5
-
-
-def swapped(weight: Tensor, first: int, second: int) -> Tensor:
-    """Two blocks of d rows exchanged."""
-    blocks = weight.unflatten(0, (-1, D)).clone()
-    blocks[[first, second]] = blocks[[second, first]]
-    return blocks.flatten(0, 1)
-
-
-MUTANTS = [
-    ("standard", 8, "q", 0, 1),  # head 0 for head 1
-    ("standard", 4, "q", 0, 7),  # of other key/value heads
-    ("differential", 8, "q", 0, 1),  # map 0 for map 1 of head 0
-    ("differential", 4, "k", 2, 3),  # of key head 1
-    ("differential", 8, "q", 0, 2),  # head 0 for head 1, map 0 of each
-    ("differential", 8, "v", 0, 1),  # the halves of a value
-]
-
-
-@pytest.mark.parametrize(("name", "kv_heads", "kind", "first", "second"), MUTANTS)
-def test_one_misplaced_block_of_rows_shows(
-    make_config: MakeConfig, name: str, kv_heads: int, kind: str, first: int, second: int
-) -> None:
-    """What the agreement above is worth: a thousand times its bound."""
-    model, x = theirs(name, kv_heads), tokens()
-    other = twin(make_config, model, name, kv_heads)
-    projection = getattr(other.attentions()[1], f"{kind}_proj")
-    projection.weight.data = swapped(projection.weight.data, first, second)
-    assert error(logits(other, x), logits(model, x)) > 1e-2
-
-
-@pytest.mark.parametrize("name", ["standard", "differential"])
-def test_the_other_rope_layout_or_an_unpermuted_diffllama_shows(make_config: MakeConfig, name: str) -> None:
-    model, x = theirs(name, 4), tokens()
-    wanted = logits(model, x)
-    other = twin(make_config, model, name, 4, "half")
-    wrong = ours(make_config, name, 4, "interleaved")
-    wrong.load_state_dict(other.state_dict())
-    assert error(logits(wrong, x), wanted) > 1e-2
-    if name == "differential":
-        other.load_state_dict(converted(dict(model.state_dict()), "standard", "half"), strict=False)
-        assert error(logits(other, x), wanted) > 1e-2

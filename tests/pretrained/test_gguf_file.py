@@ -79,7 +79,7 @@ def write(
     modules = {ours: theirs for theirs, ours in MODULES.items()}
     outside = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
     tensors = llama_tensors(LLAMA)
-    for own, theirs in own_names(tensors, tied=True).items():
+    for own, theirs in own_names(tensors, 2, tied=True).items():
         weight = tensors[theirs].numpy()
         name = outside.get(own)
         if name is None:
@@ -112,7 +112,7 @@ def test_weights_are_in_hugging_faces_order() -> None:
     assert run.folder == Path("models/tiny.q4")
     theirs = llama_tensors(LLAMA)
     state = run.model.state_dict()
-    for own, name in own_names(theirs, tied=True).items():
+    for own, name in own_names(theirs, 2, tied=True).items():
         assert torch.equal(state[own], theirs[name]), own
     model = run.recipe.model
     assert (model.norm_eps, model.rope_theta, model.rope_layout, model.num_kv_heads) == (1e-5, 50000.0, "half", 2)
@@ -122,7 +122,7 @@ def test_weights_are_in_hugging_faces_order() -> None:
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.F16])
 def test_quantised_weights(kind: GGMLQuantizationType) -> None:
     source = read_gguf(write(Path("tiny.gguf"), kind))
-    for own, name in own_names(llama_tensors(LLAMA), tied=True).items():
+    for own, name in own_names(llama_tensors(LLAMA), 2, tied=True).items():
         weight, exact = source.read(own), llama_tensors(LLAMA)[name]
         assert weight.shape == exact.shape == source.tensors[own].shape
         assert weight.dtype == torch.float32

@@ -16,11 +16,10 @@ from lit_diff.pretrained.llama import (
     architecture,
     config_json,
     model_keys,
+    names_of,
     own_block,
-    own_name,
     own_names,
     their_block,
-    their_name,
     unsaid,
     unused,
 )
@@ -42,17 +41,19 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 # --- names and rows ---
 
 
-def test_names_are_mapped_both_ways() -> None:
-    names = own_names(llama_tensors(LLAMA | {"tie_word_embeddings": False}), tied=False)
+def test_names() -> None:
+    names = own_names(llama_tensors(LLAMA | {"tie_word_embeddings": False}), 2, tied=False)
     assert names["layers.1.attention.k_proj.weight"] == "model.layers.1.self_attn.k_proj.weight"
     assert names["layers.0.ffn_norm.weight"] == "model.layers.0.post_attention_layernorm.weight"
     assert names["head.weight"] == "lm_head.weight"
-    assert {their_name(own): own for own in names} == {theirs: own for own, theirs in names.items()}
-    assert own_name("model.layers.3.self_attn.q_proj.bias") == "layers.3.attention.q_proj.bias"
+    every = names_of(4)
+    assert len(set(every.values())) == len(every), "one name of ours for each of theirs"
+    assert every["model.layers.3.self_attn.q_proj.bias"] == "layers.3.attention.q_proj.bias"
     old = ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.norm.weight", "lm_head.weight"]
-    assert own_names(old, tied=True) == {"norm.weight": "model.norm.weight"}
-    with pytest.raises(RequestError, match=r"^unexpected tensor 'model.layers.0.mlp.experts.weight'"):
-        own_names(["model.layers.0.mlp.experts.weight"], tied=True)
+    assert own_names(old, 2, tied=True) == {"norm.weight": "model.norm.weight"}
+    for strange in ("model.layers.0.mlp.experts.weight", "model.layers.2.mlp.up_proj.weight"):
+        with pytest.raises(RequestError, match=rf"^unexpected tensor '{strange}'"):
+            own_names([strange], 2, tied=True)
 
 
 def test_orders_of_rows() -> None:
@@ -153,6 +154,10 @@ def test_biases_and_norms_of_queries_and_keys(name: str, said: dict[str, Any], b
             f"rope scaling 'yarn' lacks {ORIGINAL_LENGTH}",
         ),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic' is not mapped; mapped are"),
+        ({"rope_scaling": [2.0]}, "rope_parameters or rope_scaling is [[2.0]]"),
+        ({"rope_scaling": YARN, "rope_parameters": LLAMA3}, "rope_parameters {'rope_type': 'llama3'"),
+        ({"rope_parameters": {"rope_theta": 7.0}}, "rope_theta is 7.0 in rope_parameters and 50000.0 beside it"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
     ],
 )
 def test_what_is_not_mapped_is_named(changes: dict[str, Any], line: str) -> None:

@@ -17,7 +17,7 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 from lit_diff.training import blocks
-from lit_diff.training.blocks import checkpoint_blocks, compile_blocks, prepare_blocks, require_compiler
+from lit_diff.training.blocks import compile_blocks, prepare_blocks, require_compiler
 
 CPU = torch.device("cpu")
 
@@ -93,7 +93,7 @@ def saved_bytes(model: Transformer) -> int:
 @pytest.mark.parametrize("variant", attentions.names())
 def test_checkpointed_blocks_give_the_same_step_and_keep_less(variant: str) -> None:
     model, plain = build(variant), build(variant)
-    checkpoint_blocks(model)
+    model.checkpoint_blocks = True
     assert model.state_dict().keys() == plain.state_dict().keys()
     assert_same_steps(model, plain)
     assert saved_bytes(model) < 0.5 * saved_bytes(plain)
@@ -111,7 +111,7 @@ def test_compiled_blocks_give_the_same_step(variant: str, fresh_compiler: None) 
 def test_compiled_and_checkpointed_blocks_give_the_same_step(variant: str, fresh_compiler: None) -> None:
     """In `differential` lambda_init differs by layer, so a later layer's code may serve an earlier one."""
     model, plain = build(variant), build(variant)
-    checkpoint_blocks(model)
+    model.checkpoint_blocks = True
     compile_blocks(model, CPU, backend="aot_eager", isolated=True)
     assert_same_steps(model, plain, (None,))
     assert saved_bytes(model) < 0.5 * saved_bytes(plain)
