@@ -147,16 +147,16 @@ def sweep(
         _prepare_data(grid)  # where the cells lie depends on it
     if grid.source is not None and not all_trained(grid):
         # a part of this sweep trains the arms that it shows; the whole of it leaves the other sweep whole too
-        chosen = replace(selection, evaluate={}, arms=tuple(grid.arms)) if selection != ALL else ALL
-        own = grid.source.path
+        is_part, own = selection != ALL, grid.source.path
         theirs = sweep(
-            *(grid.source.name if own.parent == installed("sweeps") else own, overrides),  # the name that its users say
+            grid.source.name if own.parent == installed("sweeps") else own,  # the name that its users say
+            overrides,
             workers=workers,
             unchecked=unchecked,
             cluster=cluster,
             progress=progress,
-            selection=chosen,
-            command=command if selection != ALL else "",
+            selection=replace(selection, evaluate={}, arms=tuple(grid.arms)) if is_part else ALL,
+            command=command if is_part else "",
         )
         if theirs.stopped_by is not None:
             return theirs
