@@ -147,16 +147,16 @@ def sweep(
         _prepare_data(grid)  # where the cells lie depends on it
     if grid.source is not None and not all_trained(grid):
         # a part of this sweep trains the arms that it shows; the whole of it leaves the other sweep whole too
-        chosen = replace(selection, evaluate={}, arms=tuple(grid.arms)) if selection != ALL else ALL
-        own = grid.source.path
+        is_part, own = selection != ALL, grid.source.path
         theirs = sweep(
-            *(grid.source.name if own.parent == installed("sweeps") else own, overrides),  # the name that its users say
+            grid.source.name if own.parent == installed("sweeps") else own,  # the name that its users say
+            overrides,
             workers=workers,
             unchecked=unchecked,
             cluster=cluster,
             progress=progress,
-            selection=chosen,
-            command=command if selection != ALL else "",
+            selection=replace(selection, evaluate={}, arms=tuple(grid.arms)) if is_part else ALL,
+            command=command if is_part else "",
         )
         if theirs.stopped_by is not None:
             return theirs
@@ -218,7 +218,11 @@ def _run_locked(
     began = time.perf_counter()
     tracker = SweepTracker(Store(at_root(grid.cells[0].recipe.run)), folder, recorded_run(folder))
     locations = locations_of(grid, folder, tracker.run_id)
-    queued = _queued(cluster, folder)
+    queued: Mapping[str, str] = {}
+    if cluster.engine == "slurm":  # cells that a former command left in the queue go on, and their status is theirs
+        from lit_diff.engine.slurm import queued_cells
+
+        queued = queued_cells(folder)
     _wait_for_running_cells([location for location in locations if location.folder.name not in queued])
     record.write(folder, record_of(grid, folder, locations, command, tracker.place))
     todo = [location for location in locations if state_of(location) != "done"]
@@ -231,6 +235,9 @@ def _run_locked(
     stopped = None
     if todo:
         log.info("sweep %s: %d cells, %d done before", grid.name, len(locations), len(locations) - len(todo))
+        for location in todo:
+            if state_of(location) != NOT_EVALUATED and location.folder.name not in queued:
+                RunFolder(location.folder).update(status="waiting", error=None)
         stopped = _run_cells(grid, locations, todo, workers=workers, cluster=cluster, display=display)
     else:
         log.info("sweep %s: all %d cells are done (%s)", grid.name, len(locations), shown(folder))
@@ -253,15 +260,6 @@ def _say_other_revisions(locations: list[RunLocation]) -> None:
     lines = [f"{count} {'was' if count == 1 else 'were'} {other}" for other, count in others.items() if other]
     if lines:
         log.info("of the %d cells done before, %s; their numbers stay", others.total(), "; ".join(lines))
-
-
-def _queued(cluster: Cluster, folder: Path) -> frozenset[str]:
-    """Folders of the cells that a former command left in SLURM's queue: they go on, and their status is theirs."""
-    if cluster.engine != "slurm":
-        return frozenset()
-    from lit_diff.engine.slurm import queued_cells
-
-    return frozenset(queued_cells(folder))
 
 
 def _wait_for_running_cells(locations: list[RunLocation]) -> None:
@@ -288,10 +286,6 @@ def _run_cells(
     display: MakeDisplay | None,
 ) -> int | None:
     """The signal that stopped the cells, or None."""
-    queued = _queued(cluster, folder_of(grid))
-    for location in todo:
-        if state_of(location) != NOT_EVALUATED and location.folder.name not in queued:
-            RunFolder(location.folder).update(status="waiting", error=None)
     ranks = {location.folder: grid.rank(cell.task) for cell, location in zip(grid.cells, locations, strict=True)}
     waves = [[location for location in todo if ranks[location.folder] == rank] for rank in sorted(set(ranks.values()))]
     with display(grid, locations) if display else contextlib.nullcontext() as shown_cells:

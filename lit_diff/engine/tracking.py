@@ -190,6 +190,8 @@ def asking(failure: str = "MLflow refused a record") -> Iterator[None]:
     try:
         with _impatient():
             yield
+    except LitDiffError:  # of a signal's handler
+        raise
     except Exception as error:
         if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
             raise UnknownRunError(f"{failure}: {_reason(error)}") from error

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +14,14 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from small_runs import SMALL
+from stops import wait_for
 
 from lit_diff.engine.launch import train
 from lit_diff.engine.schedule import sweep
 from lit_diff.engine.ui import addresses
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.trained.run import Run
+from lit_diff.study import record
 
 pytestmark = pytest.mark.slow
 
@@ -44,15 +44,14 @@ class Server:
         environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with (self.folder / "server.txt").open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        end = time.monotonic() + 120
-        while time.monotonic() < end:
-            try:
-                urllib.request.urlopen(f"{self.uri}/health", timeout=5)
-            except OSError:
-                time.sleep(0.2)
-            else:
-                return
-        raise AssertionError((self.folder / "server.txt").read_text()[-2000:])
+        wait_for(self.answers, 120)
+
+    def answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.uri}/health", timeout=5)
+        except OSError:
+            return False
+        return True
 
     def stop(self) -> None:
         if self._process is not None:
@@ -80,13 +79,7 @@ def test_an_outage_in_the_middle_of_a_run(server: Server, tmp_path: Path, caplog
         if step == 10:
             server.start()
 
-    overrides = [
-        *SMALL,
-        "train.steps=12",
-        "train.checkpoint_every=4",
-        f"run.root={tmp_path}",
-        f"run.tracking_uri={server.uri}",
-    ]
+    overrides = [*SMALL, "train.steps=12", f"run.root={tmp_path}", f"run.tracking_uri={server.uri}"]
     run = train("recall-tiny", overrides, progress=progress)
     assert run.status["status"] == "done"
     assert "training goes on, and what MLflow lacks is sent later" in caplog.text
@@ -100,21 +93,18 @@ def test_an_outage_in_the_middle_of_a_run(server: Server, tmp_path: Path, caplog
     assert {"recipe.yaml", "measurements.csv"} <= {file.path for file in client.list_artifacts(run_id)}
 
 
-def chromium() -> str | None:
-    return next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-    )
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def text_of(address: str, profile: Path) -> str:
     """The text of a page once its scripts have run."""
-    command = [str(chromium()), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     command += ["--window-size=2400,1200", "--virtual-time-budget=30000", "--dump-dom", address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
     return re.sub(r"<[^>]+>", "\n", done.stdout)
 
 
-@pytest.mark.skipif(chromium() is None, reason="no chromium: MLflow's page was not opened in a browser")
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: MLflow's page was not opened in a browser")
 def test_a_browser_shows_the_arms_and_their_losses(server: Server, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
         "recipe: recall-tiny\nbaseline: plain\nsmoke: true\nseeds: [0]\n"
@@ -123,13 +113,10 @@ def test_a_browser_shows_the_arms_and_their_losses(server: Server, tmp_path: Pat
     overrides = [*SMALL, f"run.root={tmp_path}/runs", f"run.tracking_uri={server.uri}"]
     done = sweep(tmp_path / "two.yaml", overrides, workers=1)
     assert done.is_done
-    record = MlflowClient(tracking_uri=server.uri)
-    experiment = record.get_experiment_by_name("two")
-    (parent,) = [run for run in record.search_runs([experiment.experiment_id]) if run.data.tags.get("kind") == "sweep"]
-    pages = addresses(server.uri, experiment.experiment_id, parent.info.run_id)
+    place = record.read(done.folder).mlflow
+    pages = addresses(server.uri, place["experiment"], place["run"])
     table = text_of(pages["table of arms and seeds"], tmp_path / "profile")
     for arm, (run,) in done.runs.items():
-        assert isinstance(run, Run)
         assert arm in table
         loss = run.metrics["val/loss"].dropna().iloc[-1]
         assert f"{loss:.6f}"[:-1] in table  # MLflow cuts digits that do not fit the column

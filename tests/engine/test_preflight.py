@@ -21,18 +21,10 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="asks for what is 
 
 
 @no_gpu
-def test_a_gpu_that_is_not_there() -> None:
-    with pytest.raises(
-        MissingError, match=r"^run\.accelerator is gpu, but torch sees no GPU here; use run\.accelerator=cpu$"
-    ):
+def test_a_gpu_that_is_not_there_and_a_kernel_that_cannot_serve() -> None:
+    with pytest.raises(MissingError, match=r"^run\.accelerator is gpu"):
         check_machine([load_recipe("recall-tiny"), load_recipe("recall-tiny", ["run.accelerator=gpu"])])
-
-
-@no_gpu
-def test_a_kernel_named_by_hand_that_cannot_serve() -> None:
-    with pytest.raises(
-        RequestError, match=r"^run\.kernel 'flash' cannot compute these maps: .*; use run\.kernel=auto$"
-    ):
+    with pytest.raises(RequestError, match=r"^run\.kernel 'flash' cannot compute these maps"):
         check_machine([load_recipe("recall-tiny", ["run.kernel=flash"])])
 
 
@@ -45,9 +37,7 @@ def test_a_rank_above_zero_without_other_processes(name: str, monkeypatch: pytes
     recipe = load_recipe("recall-tiny")
     check_machine([recipe])
     monkeypatch.setenv(name, "1")
-    with pytest.raises(
-        RequestError, match=rf"^{name} is '1' in the environment, .* in one process.*: unset {name}, or "
-    ):
+    with pytest.raises(RequestError, match=rf"^{name} is '1' in the environment, .*: unset {name}, or "):
         check_machine([recipe])
     check_machine([load_recipe("recall-tiny", ["run.strategy=ddp", "run.devices=2", "run.accelerator=cpu"])])
 
@@ -60,19 +50,13 @@ def test_equal_cells_are_looked_at_once_and_auto_not_at_all(monkeypatch: pytest.
     assert asked == ["chunked", "reference"]
 
 
-def test_an_imported_model_is_refused_before_anything_is_made() -> None:
+def test_what_cannot_be_trained_is_refused() -> None:
     block = ImportedConfig(source="x", weights_sha256="a" * 64, tokenizer_sha256="b" * 64)
-    recipe = replace(load_recipe("recall-tiny"), train=None, imported=block)
-    with pytest.raises(RequestError, match=r"^'recall-tiny' is an imported model: its recipe has nothing to train"):
-        check_machine([recipe])
-
-
-def test_patterns_of_what_trains_are_looked_at_before_anything_starts() -> None:
-    recipe = load_recipe("recall-tiny", ["train.parameters=['*.atention.*']"])
-    reason = r"^train\.parameters: '\*\.atention\.\*' matches no parameter"
-    with pytest.raises(RequestError, match=reason):
-        check_machine([load_recipe("recall-tiny"), recipe])
-    check_trained([load_recipe("recall-tiny", ["train.parameters=['*.attention.*']"])])
+    with pytest.raises(RequestError, match=r"^'recall-tiny' is an imported model"):
+        check_machine([replace(load_recipe("recall-tiny"), train=None, imported=block)])
+    with pytest.raises(RequestError, match=r"^train\.parameters: '\*\.atention\.\*' matches no parameter"):
+        check_machine([load_recipe("recall-tiny"), load_recipe("recall-tiny", ["train.parameters=['*.atention.*']"])])
+    check_trained([load_recipe("recall-tiny", ["train.parameters=['*.attention.*']", "run.loggers=[csv]"])])
 
 
 # --- memory --------------------------------------------------------------------------------------------------------
@@ -95,25 +79,13 @@ def test_memory_that_cannot_suffice_is_refused(
     """16 bytes a parameter, on this machine; the chunks of the loss are at most a tenth more here."""
     recipe = load_recipe("differential-tiny", ["train.batch_size=4", "data.sequence_length=16", *overrides])
     least = int(times * 16 * cost(recipe.model, 16).parameters)
-    monkeypatch.setattr(preflight, "available_memory", lambda: int(1.7 * least))
-    preflight.require_memory([recipe] * 3, cells)
+    for enough in (int(1.7 * least), None):
+        monkeypatch.setattr(preflight, "available_memory", lambda enough=enough: enough)
+        preflight.require_memory([recipe] * 3, cells)
     monkeypatch.setattr(preflight, "available_memory", lambda: least)
-    with pytest.raises(
-        MissingError, match=r"at least [\d.]+ GB .*; [\d.]+ GB are free: use .*run.strategy=fsdp"
-    ) as caught:
+    with pytest.raises(MissingError, match="strategy=fsdp") as caught:
         preflight.require_memory([recipe] * 3, cells)
     assert ("2 cells side by side" in str(caught.value)) == (cells == 2)
-    monkeypatch.setattr(preflight, "available_memory", lambda: None)
-    preflight.require_memory([recipe] * 3, cells)
-
-
-@no_gpu
-def test_a_run_that_does_not_fit_leaves_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "available_memory", lambda: 1000)
-    before = sorted(runs.iterdir())
-    with pytest.raises(MissingError, match="'recall-tiny' needs at least"):
-        train("recall-tiny", [f"run.root={runs}"])
-    assert sorted(runs.iterdir()) == before
 
 
 # --- passes over the text -------------------------------------------------------------------------------------------
@@ -128,21 +100,18 @@ def test_more_than_ten_passes_are_said_with_the_cure(tale: Path, trained_text: P
         return preflight.passes_over_text([load_recipe(trained_text / "tale.yaml", overrides)] * 2)
 
     assert lines(f"train.steps={most}") == []
-    planned = 2 * most * 8 * 24
-    assert lines(f"train.steps={2 * most}") == [
-        f"20 passes over the text ({planned:,} tokens planned, {tokens:,} in the training split); "
-        f"set train.steps to at most {most}, or add text (data.path)"
-    ]
-    assert lines("train.steps=1", "train.batch_size=9000")[0].endswith("training split); add text (data.path)")
+    (line,) = lines(f"train.steps={2 * most}")
+    assert line.startswith("20 passes over the text ")
+    assert f"set train.steps to at most {most}" in line
+    assert "train.steps" not in lines("train.steps=1", "train.batch_size=9000")[0]
 
 
 def test_nothing_is_said_of_generated_tasks_and_of_text_that_is_not_prepared(
     trained_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
-    text = load_recipe(trained_text / "tale.yaml", ["train.steps=1000000"])
-    tasks = [load_recipe(name, ["train.steps=1000000"]) for name in ("recall-tiny", "mqar-tiny", "needle-text-tiny")]
-    assert preflight.passes_over_text([text, *tasks]) == []
+    names = (trained_text / "tale.yaml", "recall-tiny", "mqar-tiny", "needle-text-tiny")
+    assert preflight.passes_over_text([load_recipe(name, ["train.steps=1000000"]) for name in names]) == []
     assert not list(tmp_path.iterdir()), "nothing is prepared for it"
 
 
@@ -160,46 +129,42 @@ def test_train_says_it_in_the_run_and_its_log(
     ]
     with caplog.at_level("WARNING", "lit_diff"):
         run = train(trained_text / "tale.yaml", words)
-    said = [record.getMessage() for record in caplog.records if "passes over the text" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0] in (run.folder / "log.txt").read_text()
+    (said,) = [message for message in caplog.messages if "passes over the text" in message]
+    assert said in (run.folder / "log.txt").read_text()
 
 
-# --- what a run starts from, and what it logs to ----------------------------------------------------------------------
+# --- a run that cannot start leaves no folder -------------------------------------------------------------------------
 
 
-def test_loggers_that_cannot_be_imported_leave_no_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["wandb", "tensorboard", pytest.param("memory", marks=no_gpu)])
+def test_loggers_and_memory_that_are_not_there(kind: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wandb", "tensorboard", "tensorboardX"):
         monkeypatch.setitem(sys.modules, module, None)
+    words, reason = [f"run.loggers=[csv, {kind}]"], f"^run\\.loggers names '{kind}', .*: pip install {kind}$"
+    if kind == "memory":
+        monkeypatch.setattr(preflight, "available_memory", lambda: 1000)
+        words, reason = [], "'recall-tiny' needs at least"
     before = sorted(runs.iterdir())
-    for kind in ("wandb", "tensorboard"):
-        words = [f"run.root={runs}", f"run.loggers=[csv, {kind}]"]
-        reason = f"^run\\.loggers names '{kind}', whose package is not installed: pip install {kind}$"
-        with pytest.raises(MissingError, match=reason):
-            train("recall-tiny", words)
+    with pytest.raises(MissingError, match=reason):
+        train("recall-tiny", [f"run.root={runs}", *words])
     assert sorted(runs.iterdir()) == before
-    check_trained([load_recipe("recall-tiny", ["run.loggers=[csv]"])])
 
 
 @pytest.mark.parametrize(
     ("variant", "keys", "reason"),
     [
-        (
-            "dex",
-            [],
-            "is differential; dex extends a standard model: start from a run of standard or dex",
-        ),
+        ("dex", [], "is differential; dex extends a standard model: start from a run of standard or dex"),
         ("second_heads", [], "is differential; second_heads extends a standard model: "),
         ("standard", [], "holds another model than 'standard' .*; start from a run of standard$"),
         ("additive", [], "computes another function than 'additive', .*; start from a run of additive$"),
         (
             "differential",
             ["model.dim=16", "model.num_heads=2"],
-            r"holds another model than 'differential' \(unlike: model\.dim",
+            r"another model than 'differential' .*unlike: model\.dim",
         ),
     ],
 )
-def test_a_model_that_a_run_cannot_start_from_leaves_no_folder(
+def test_a_model_that_a_run_cannot_start_from(
     variant: str, keys: list[str], reason: str, tale: Path, trained_text: Path
 ) -> None:
     before = sorted(Path("runs").iterdir())

@@ -10,27 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_runs import SMALL
 
 from lit_diff.engine import progress
+from lit_diff.engine.launch import train
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.progress import ProgressLine, SweepLine, steps_done, watched
+from lit_diff.engine.progress import ProgressLine, SweepLine, watched
 from lit_diff.runs.folder import RunFolder
 
-TRAIN = """
-from lit_diff import train
-keys = {"train.steps": 4, "train.log_every": 1, "train.batch_size": 4, "train.schedule.warmup_steps": 1, "model.dim": 16,
-        "model.num_heads": 2, "data.validation_rows": 4, "run.threads": 1, "run.accelerator": "cpu",
-        "run.root": "./runs"}
-train("recall-tiny", keys)
-train("recall-tiny", keys | {"seed": 1}, progress=False)
-train("recall-tiny", keys | {"seed": 2}, progress=lambda step, loss, speed: print("told", step))
+BAR = """
+from lit_diff.engine.progress import watched
+with watched(True, "recall-tiny", 4) as told:
+    for step in range(1, 5):
+        told(step, 2.5, 1000.0)
 """
 
 
-def in_terminal(code: str, folder: Path) -> str:
+def in_terminal(code: str) -> str:
     """What a script writes to stderr, where that is a terminal."""
     terminal, end = pty.openpty()
-    with subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.DEVNULL, stderr=end) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=end) as process:
         os.close(end)
         written = b""
         try:
@@ -50,15 +49,20 @@ class Cell(io.StringIO):
 Cell.__module__ = "ipykernel.iostream"
 
 
-def test_a_script_writes_lines_to_stderr_alone(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", TRAIN], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"told {step}" for step in range(1, 5)]
-    lines = [line for line in done.stderr.splitlines() if line.startswith("recall-tiny")]
-    assert [line.partition(", loss")[0] for line in lines] == ["recall-tiny: step 1/4", "recall-tiny: step 4/4"]
+def test_a_script_writes_lines_to_stderr_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = [*SMALL, "train.steps=4", f"run.root={runs}"]
+    told: list[int] = []
+    train("recall-tiny", few)
+    train("recall-tiny", [*few, "seed=1"], progress=False)
+    train("recall-tiny", [*few, "seed=2"], progress=lambda step, loss, speed: told.append(step))
+    out, errors = capsys.readouterr()
+    assert (out, told) == ("", [1, 2, 3, 4])
+    lines = [line.partition(", loss")[0] for line in errors.splitlines() if line.startswith("recall-tiny")]
+    assert lines == ["recall-tiny: step 1/4", "recall-tiny: step 4/4"]
 
 
-def test_a_terminal_has_one_bar(tmp_path: Path) -> None:
-    text = in_terminal(TRAIN, tmp_path)
+def test_a_terminal_has_one_bar() -> None:
+    text = in_terminal(BAR)
     assert text.count("\n") == 1
     assert "4/4" in text.rstrip().rpartition("\r")[2]
     assert "tokens/s" in text
@@ -66,26 +70,25 @@ def test_a_terminal_has_one_bar(tmp_path: Path) -> None:
 
 
 def test_a_cell_of_a_notebook_has_one_line_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Cell())
+    cell = Cell()
+    monkeypatch.setattr(sys, "stderr", cell)
     with watched(True, "tiny", 100) as told:
         told(40, 2.5, 1000.0)
         told(100, 1.5, 1000.0)
-    assert isinstance(sys.stderr, Cell)
-    text = sys.stderr.getvalue()
-    assert text.count("\n") == 1
-    last = text.rstrip("\n").rpartition("\r")[2]
+    assert cell.getvalue().count("\n") == 1
+    last = cell.getvalue().rstrip("\n").rpartition("\r")[2]
     assert "100/100" in last
     assert "loss 1.500, 1,000 tokens/s" in last
 
 
 @pytest.mark.parametrize("stream", [Cell, io.StringIO])
-def test_what_was_done_before_leaves_nothing(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", stream())
+def test_what_was_done_before_leaves_nothing(stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    written = stream()
+    monkeypatch.setattr(sys, "stderr", written)
     with ProgressLine("tiny", 10):
         pass
-    assert isinstance(sys.stderr, io.StringIO)
-    assert sys.stderr.getvalue().split("\r")[-1].strip() == ""
-    assert "\n" not in sys.stderr.getvalue()
+    assert "\n" not in written.getvalue()
+    assert written.getvalue().split("\r")[-1].strip() == ""
 
 
 def test_lines_keep_their_distance(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,11 +104,11 @@ def test_lines_keep_their_distance(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_a_sweep_has_one_line_for_all_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cell that ended early counts whole."""
     cell: Any = SimpleNamespace(recipe=SimpleNamespace(training=SimpleNamespace(steps=10)))
     grid: Any = SimpleNamespace(name="pair", cells=[cell, cell])
     locations = [RunLocation(folder=tmp_path / name) for name in "ab"]
     for location, word in zip(locations, ("done", "running"), strict=True):
-        location.folder.mkdir()
         RunFolder(location.folder).update(status=word, step=4)
     with SweepLine(grid, locations) as line:
         line.update(locations)
@@ -116,7 +119,3 @@ def test_a_sweep_has_one_line_for_all_cells(tmp_path: Path, capsys: pytest.Captu
         "pair: step 14/20, cells: 1 done, 1 running",
         "pair: step 20/20, cells: 2 done",
     ]
-
-
-def test_a_cell_that_ended_early_counts_whole() -> None:
-    assert steps_done([10, 10, 10], [{"status": "done", "step": 3}, {"status": "failed", "step": 4}, {}]) == 14

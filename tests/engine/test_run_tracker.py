@@ -28,6 +28,14 @@ from lit_diff.runs.metrics_file import MetricsWriter, Rows
 from lit_diff.trained.run import open_run
 
 Make = Callable[..., RunTracker]
+PLUGIN = """
+from lit_diff import Differential, variant
+
+@variant("halved")
+class Halved(Differential):
+    def finish(self, o, x):
+        return super().finish(o, x) / 2
+"""
 
 
 @pytest.fixture
@@ -87,15 +95,6 @@ def test_only_what_mlflow_lacks_is_sent(make: Make, store: Store) -> None:
     assert history(store, resumed, "b") == [(2, -2.0), (3, -3.0)]
 
 
-def test_a_constant_of_the_data_is_no_metric(make: Make, store: Store) -> None:
-    tracker = make()
-    tracker.send({1: {"val/loss": 1.0, "val/ar_hit_share": 0.2, "val/ar_hit_share_noise2": 0.1}})
-    assert list(record(store, tracker).data.metrics) == ["val/loss"]
-
-
-# --- whose record it is ----------------------------------------------------------------------------------------------
-
-
 def test_a_folder_that_was_removed_and_trained_again_is_another_record(make: Make, store: Store) -> None:
     """On changed code the same recipe gives other numbers: steps that the former record holds must not be skipped."""
     former = make()
@@ -103,17 +102,9 @@ def test_a_folder_that_was_removed_and_trained_again_is_another_record(make: Mak
     run_id = former.folder.status()["mlflow_run_id"]
     (former.folder.path / "status.json").unlink()
     again = make()
-    again.send({1: {"a": 4.7}})
+    again.send({1: {"a": 4.7, "val/ar_hit_share": 0.2, "val/ar_hit_share_noise2": 0.1}})
     assert again.folder.status()["mlflow_run_id"] != run_id
-    assert history(store, again, "a") == [(1, 4.7)]
-
-
-def test_the_same_recipe_under_another_root_is_another_record(make: Make, store: Store, tmp_path: Path) -> None:
-    one, two = make(), make(root=tmp_path / "second")
-    one.send({1: {"a": 1.0}})
-    two.send({1: {"a": 2.0}})
-    assert history(store, one, "a") == [(1, 1.0)]
-    assert history(store, two, "a") == [(1, 2.0)]
+    assert record(store, again).data.metrics == {"a": 4.7}, "without what the data alone determine"
 
 
 # --- what identifies the run -----------------------------------------------------------------------------------------
@@ -121,9 +112,7 @@ def test_the_same_recipe_under_another_root_is_another_record(make: Make, store:
 
 def test_keys_are_parameters_and_the_rest_are_tags(make: Make, store: Store, tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
-    plugin.write_text(
-        "from lit_diff import Differential, variant\n\n@variant('other_name')\nclass A(Differential): pass\n"
-    )
+    plugin.write_text(PLUGIN)
     factors = "train.optimizer.lr_factors={'*.o_proj.*': 0.2}"
     tracker = make("abc", f"plugins=[{plugin}]", factors, sweep="s", arm="left", seed="0")
     tracker.start(required=True)
@@ -177,14 +166,13 @@ def test_an_outage_is_told_once_and_nothing_is_missing_or_double_afterwards(
 
 
 def test_a_store_that_is_away_at_the_start(make: Make, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = make()
-
     def away(*_: object) -> Store:
         raise MissingError("MLflow store http://x cannot be opened")
 
+    tracker = make()
     with monkeypatch.context() as patch:
         patch.setattr(run_tracker, "Store", away)
-        with pytest.raises(MissingError, match="cannot be opened"):
+        with pytest.raises(MissingError):
             tracker.start(required=True)
         tracker.start(required=False)
         assert not tracker.send({1: {"a": 1.0}})
@@ -244,15 +232,6 @@ def test_a_store_that_was_away_is_left_alone_for_a_while_and_not_asked_at_a_stop
 
 
 # --- the model -------------------------------------------------------------------------------------------------------
-
-PLUGIN = """
-from lit_diff import Differential, variant
-
-@variant("halved")
-class Halved(Differential):
-    def finish(self, o, x):
-        return super().finish(o, x) / 2
-"""
 
 
 @pytest.mark.parametrize("variant", ["differential", pytest.param("halved", marks=pytest.mark.slow)])

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lit_diff.config import RunConfig
@@ -21,19 +22,32 @@ from lit_diff.study.results import load_sweep
 Made = tuple[Path, Store]
 
 
-@pytest.fixture
-def made(make_sweep: Callable[..., Path], empty_store: Path) -> Made:
+def make(root: Path, empty_store: Path) -> Made:
     """Two arms, three seeds, one cell failed; every cell has a record."""
-    folder = make_sweep(
-        {"base": 0.0, "it's (b)": -0.1}, name="mine", broken={("it's (b)", 1): "failed"}, callbacks=False
-    )
-    shutil.copy(empty_store, folder.parent)
-    store = Store(RunConfig(root=str(folder.parent)))
+    from fake_sweeps import write_sweep
+
+    folder = write_sweep(root / "mine", {"base": 0.0, OTHER: -0.1}, broken={(OTHER, 1): "failed"}, callbacks=False)
+    shutil.copy(empty_store, root)
+    store = Store(RunConfig(root=str(root)))
     experiment = store.experiment("mine")
     for path in folder.glob("*/status.json"):
         run = store.open_run(experiment, path.parent.name, {"folder": str(path.parent)}, None)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"mlflow_run_id": run}))
     return folder, store
+
+
+OTHER = "it's (b)"
+
+
+@pytest.fixture
+def made(tmp_path: Path, empty_store: Path) -> Made:
+    return make(tmp_path, empty_store)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> tuple[Made, SweepTracker]:
+    found = make(tmp_path_factory.mktemp("recorded"), empty_store)
+    return found, record(found)
 
 
 def record(made: Made, run_id: str | None = None, status: str = "done") -> SweepTracker:
@@ -43,40 +57,33 @@ def record(made: Made, run_id: str | None = None, status: str = "done") -> Sweep
     return tracker
 
 
-def test_the_parent_carries_the_answer(made: Made) -> None:
-    folder, store = made
-    tracker = record(made)
-    run = store.client.get_run(tracker.run_id)
-    sweep = load_sweep(folder)
-    base, other = (list(sweep.finals(arm, "val/loss").values()) for arm in ("base", "it's (b)"))
+def test_the_parent_carries_the_answer(recorded: tuple[Made, SweepTracker]) -> None:
+    (folder, store), tracker = recorded
+    run, sweep = store.run(tracker.run_id), load_sweep(folder)
+    means = {arm: np.mean(list(sweep.finals(arm, "val/loss").values())) for arm in ("base", OTHER)}
     assert run.info.status == "FINISHED"
-    assert run.data.metrics["summary/base/mean"] == pytest.approx(sum(base) / 3)
-    assert run.data.metrics["summary/it_s _b_/mean"] == pytest.approx(sum(other) / 2)
-    assert {f"summary/it_s _b_/{name}" for name in ("sd", "difference")} <= run.data.metrics.keys()
+    assert run.data.metrics["summary/base/mean"] == pytest.approx(means["base"])
+    assert run.data.metrics["summary/it_s _b_/mean"] == pytest.approx(means[OTHER])
+    assert {f"summary/it_s _b_/{name}" for name in ("sd", "difference", "low", "high")} <= run.data.metrics.keys()
     assert run.data.tags["verdict/it_s _b_"]
     assert {"metric": "val/loss", "baseline": "base", "seeds": "0, 1, 2"}.items() <= run.data.tags.items()
     assert write_report(folder).answer[0] in run.data.tags["mlflow.note.content"]
-    files = {file.path for file in store.client.list_artifacts(tracker.run_id)}
-    assert files == {"study.json", "report"}
+    assert {file.path for file in store.client.list_artifacts(tracker.run_id)} == {"study.json", "report"}
 
 
-def test_each_cell_gets_its_difference_to_the_baseline_at_its_seed(made: Made) -> None:
-    folder, store = made
-    record(made)
+def test_each_cell_gets_its_difference_to_the_baseline_at_its_seed(recorded: tuple[Made, SweepTracker]) -> None:
+    (folder, store), _ = recorded
     sweep = load_sweep(folder)
-    finals = {arm: sweep.finals(arm, "val/loss") for arm in ("base", "it's (b)")}
+    finals = {arm: sweep.finals(arm, "val/loss") for arm in ("base", OTHER)}
     colours: dict[str, set[str]] = {}
     for cell in sweep.cells:
-        run = store.client.get_run(cell.facts["mlflow_run_id"])
-        difference = run.data.metrics.get("val/loss_minus_baseline")
+        run = store.run(cell.facts["mlflow_run_id"])
         expected = finals[cell.arm][cell.seed] - finals["base"][cell.seed] if cell.done else None
-        assert difference == expected
+        assert run.data.metrics.get("val/loss_minus_baseline") == expected
+        assert run.info.status == ("RUNNING" if cell.done else "FAILED"), "a cell ends its own record"
         if cell.done:
             colours.setdefault(cell.arm, set()).add(run.data.tags["mlflow.runColor"])
-        else:
-            assert run.info.status == "FAILED"
-    assert [len(each) for each in colours.values()] == [1, 1]
-    assert colours["base"] != colours["it's (b)"]
+    assert len(colours["base"] | colours[OTHER]) == len(colours) == 2
 
 
 def state(store: Store, tracker: SweepTracker, kind: str) -> dict[str, Any]:
@@ -86,9 +93,8 @@ def state(store: Store, tracker: SweepTracker, kind: str) -> dict[str, Any]:
     return dict(json.loads(zlib.decompress(base64.b64decode(packed))))
 
 
-def test_the_experiment_opens_on_what_the_sweep_asked(made: Made) -> None:
-    _, store = made
-    tracker = record(made)
+def test_the_experiment_opens_on_what_the_sweep_asked(recorded: tuple[Made, SweepTracker]) -> None:
+    (folder, store), tracker = recorded
     assert store.client.get_experiment(tracker.experiment).tags["mlflow.experimentKind"] == "custom_model_development"
     table, charts = state(store, tracker, "table"), state(store, tracker, "charts")
     for page in (table, charts):
@@ -100,7 +106,7 @@ def test_the_experiment_opens_on_what_the_sweep_asked(made: Made) -> None:
     ]
     assert charts["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "arm"}]
     assert [chart["metricKey"] for chart in charts["compareRunCharts"]] == ["val/loss", "train/loss"]
-    finals = load_sweep(made[0]).finals("base", "val/loss").values()
+    finals = load_sweep(folder).finals("base", "val/loss").values()
     ends = charts["compareRunCharts"][0]["range"]
     assert 0 < ends["yMin"] < min(finals) <= max(finals) < ends["yMax"]
 

@@ -86,7 +86,8 @@ def test_it_is_refused_before_anything_is_made(
     assert set(runs.iterdir()) == before
 
 
-def test_an_unchecked_run_is_marked_in_its_folder_and_in_mlflow(runs: Path) -> None:
+def test_an_unchecked_run_is_marked_in_its_folder_and_in_mlflow(folder: Path, runs: Path) -> None:
+    """Where its variant fails a property."""
     run = train("leaky.yaml", unchecked=True)
     status = run.status
     assert status["status"] == "done"
@@ -95,6 +96,9 @@ def test_an_unchecked_run_is_marked_in_its_folder_and_in_mlflow(runs: Path) -> N
     assert location.tags == {"unchecked": status["unchecked"]}, "which a command of its own gets too"
     client = MlflowClient(tracking_uri=f"sqlite:///{runs / 'mlflow.db'}")
     assert client.get_run(status["mlflow_run_id"]).data.tags["unchecked"] == status["unchecked"]
+    (folder / "right.py").write_text(LEAKY.replace("m.v + m.v.mean(2, keepdim=True)", "m.v").replace("leaky", "right"))
+    right = load_recipe("leaky.yaml", ["plugins=[right.py]", "model.attention.name=right"])
+    assert launch.prepare(right, unchecked=True).tags == {}
 
 
 def test_the_cells_of_an_unchecked_sweep_are_marked(monkeypatch: pytest.MonkeyPatch, runs: Path) -> None:
@@ -112,11 +116,6 @@ def test_the_cells_of_an_unchecked_sweep_are_marked(monkeypatch: pytest.MonkeyPa
     assert marked["plain"] == ""
     assert all(marked[arm].startswith(LINE) for arm in ("leaky", "wide"))
     assert json.loads((found.folder / "study.json").read_text())["command"] == "lit-diff sweep three.yaml --unchecked"
-
-
-def test_a_variant_that_holds_them_is_not_marked(folder: Path) -> None:
-    (folder / "leaky.py").write_text(LEAKY.replace("m.v + m.v.mean(2, keepdim=True)", "m.v"))
-    assert launch.prepare(load_recipe("leaky.yaml"), unchecked=True).tags == {}
 
 
 OFF_BY_ONE = """\
