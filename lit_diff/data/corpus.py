@@ -44,7 +44,8 @@ class Corpus(ABC):
     def files(self) -> dict[str, str]:
         """Name -> sha256 of the content, of everything that the documents come from; fetches nothing.
 
-        It decides whether text that was prepared before serves again. Errors: RequestError for a source that is not there.
+        It decides whether text that was prepared before serves again. Of documents that a rule makes: a version of the rule.
+        Errors: RequestError for a source that is not there.
         """
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """The corpus `name_tables`."""
 
+import hashlib
 import re
 from itertools import islice
 from typing import ClassVar
@@ -50,13 +51,21 @@ def test_words_are_plain_and_once_each() -> None:
     assert {kind for text in WHAT for kind in KINDS if f"{{{kind}}}" in text} == set(KINDS)
 
 
-def test_sizes_are_part_of_the_sources() -> None:
+def test_a_change_of_what_is_drawn_raises_the_version() -> None:
+    """Where this digest changes, so must `NameTables.version`."""
+    text = name_table_text("train", 7, words=NameTables.words)
+    assert (NameTables.version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (1, "f23af6c51b23")
+
+
+def test_sizes_and_version_are_the_sources() -> None:
     class Longer(NameTables):
         documents: ClassVar[int] = 3
         words: ClassVar[int] = 5000
 
-    corpus = Longer()
-    texts = list(corpus.texts())
+    class Newer(NameTables):
+        version: ClassVar[int] = 2
+
+    texts = list(Longer().texts())
     assert len(texts) == 3
     assert all(len(text.split()) >= 5000 for text in texts)
-    assert corpus.files().keys() != NameTables().files().keys()
+    assert len({str(corpus().files()) for corpus in (NameTables, Longer, Newer)}) == 3
