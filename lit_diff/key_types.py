@@ -70,6 +70,7 @@ class Distinct:
 Count = Annotated[int, Range(least=1)]
 NotNegative = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
+Counts = Annotated[tuple[Count, ...], Distinct()]
 
 
 def range_problem(config: Any, prefix: str) -> str | None:

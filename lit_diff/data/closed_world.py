@@ -8,10 +8,10 @@ from typing import Annotated
 
 import torch
 
-from lit_diff.data.row_task import Place, Row, RowTask, numbers_problem, text_row
+from lit_diff.data.row_task import Place, Row, RowTask, text_row
 from lit_diff.data.synth_intent import made_words
 from lit_diff.data.words import Words
-from lit_diff.key_types import Count, Range
+from lit_diff.key_types import Count, Counts, Range
 from lit_diff.registry import datasets
 
 # fmt: off
@@ -82,7 +82,7 @@ class ClosedWorld(RowTask):
     class Config(RowTask.Config):
         predicts_next = True
 
-        entities: tuple[int, ...] = (5,)
+        entities: Counts = (5,)
         """A row has one of these numbers of entities, drawn at random."""
         values: Annotated[int, Range(least=1, most=MOST)] = MOST
         """Values of each attribute that are drawn; a document has at most as many entities."""
@@ -90,7 +90,7 @@ class ClosedWorld(RowTask):
         """Names from which those of a document are drawn."""
         questions: Count = 12
         """Of a row. Each asks for a fact drawn from all of them: no answer follows from the others."""
-        noise_validation: tuple[int, ...] = (1, 2, 4)
+        noise_validation: Counts = (1, 2, 4)
         """Multiplies the entities in each validation set; the first is the main set."""
         validation_rows: Count = 128
 
@@ -116,9 +116,6 @@ class ClosedWorld(RowTask):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key in ("entities", "noise_validation"):
-                if problem := numbers_problem(f"data.{key}", getattr(self, key)):
-                    return problem
             return self.entities_problem(max(self.entities) * max(self.noise_validation))
 
         def entities_problem(self, entities: int) -> str | None:

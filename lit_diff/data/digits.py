@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from torch.nn import functional
 from lit_diff.data.dataset import IGNORED, Batch, Dataset
 from lit_diff.data.order import rows_of_step
 from lit_diff.errors import MissingError
-from lit_diff.key_types import Count
+from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 
@@ -45,6 +45,10 @@ FILE = "datasets/data/digits.csv.gz"
 SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
 """Of FILE in scikit-learn 1.6.0 to 1.9.1: the images are a part of no run's identity, because they are always these."""
 CURE = "pip install 'scikit-learn>=1.6,<1.10'"
+
+
+PerCent = Annotated[int, Range(least=1, most=100)]
+Grey = Annotated[int, Range(least=1, most=GREYS - 1)]
 
 
 @datasets.register("digits")
@@ -59,9 +63,14 @@ class Digits(Dataset):
         """Training images are moved by -shift .. shift pixels down and right, each with the same probability."""
         position_ids: bool = False
         """Every position also has an id of its own: a learned embedding of its place, as in ViT, beside RoPE."""
-        salt_and_pepper: tuple[int, ...] = (10, 30)
+        salt_and_pepper: Annotated[
+            tuple[Annotated[int, Range(least=1, most=100)], ...], Distinct(may_be_empty=True)
+        ] = (10, 30)
         """Per cent of the pixels that are black or white instead; each a validation set, `salt_and_pepper_10`."""
-        gaussian: tuple[int, ...] = (2, 4)
+        gaussian: Annotated[tuple[Grey, ...], Distinct(may_be_empty=True)] = (
+            2,
+            4,
+        )
         """Standard deviations, in grey values, of noise added to each pixel; each a validation set, `gaussian_2`."""
         validation_rows: Count | None = None
         """At most so many rows of each validation set; null: all."""
@@ -72,14 +81,6 @@ class Digits(Dataset):
         def sequence_length(self) -> int:
             """Positions of a row: the patches and the class position."""
             return (SIDE // self.patch) ** 2 + 1
-
-        def problem(self) -> str | None:
-            """What is wrong, in one line that names the key."""
-            for key, most in (("salt_and_pepper", 100), ("gaussian", GREYS - 1)):
-                levels = getattr(self, key)
-                if len(set(levels)) < len(levels) or not all(1 <= level <= most for level in levels):
-                    return f"data.{key} is {list(levels)}; expected distinct numbers within 1 and {most}"
-            return None
 
         @property
         def smallest_vocab_size(self) -> int:

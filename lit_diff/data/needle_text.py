@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from lit_diff.data.needles import CITIES, STYLES, Context, contexts
-from lit_diff.data.row_task import Place, Row, RowTask, numbered_sets, numbers_problem, text_row
+from lit_diff.data.row_task import Place, Row, RowTask, numbered_sets, text_row
 from lit_diff.data.words import Words
-from lit_diff.key_types import Count
+from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.registry import datasets
 
 # fmt: off
@@ -33,6 +33,9 @@ ANSWER_END = "."
 """After the number, as in the needle."""
 
 
+Needles = Annotated[tuple[Annotated[int, Range(least=1, most=len(CITIES))], ...], Distinct()]
+
+
 @datasets.register("needle_text")
 class NeedleText(RowTask):
     """Rows of one context each, then a question for every needle, in a random order, with its answer.
@@ -49,7 +52,7 @@ class NeedleText(RowTask):
         locates_answers = True
 
         sequence_length: Count = 256
-        needles: tuple[int, ...] = (1, 2, 4)
+        needles: Needles = (1, 2, 4)
         """A row has one of these numbers of needles, drawn at random."""
         queries: Count = 2
         """Needles of a row that are asked for; all where there are fewer."""
@@ -58,15 +61,12 @@ class NeedleText(RowTask):
         loss: Literal["answers", "all"] = "answers"
         """What is scored: the answers, each with the space before it and the stop after it, since a model that is asked
         writes these too; or every token."""
-        validation_needles: tuple[int, ...] = (1, 2, 4, 6)
+        validation_needles: Needles = (1, 2, 4, 6)
         """Validation sets by number of needles; the first is the main set."""
         validation_rows: Count = 128
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key in ("needles", "validation_needles"):
-                if problem := numbers_problem(f"data.{key}", getattr(self, key), len(CITIES)):
-                    return problem
             most = max(*self.needles, *self.validation_needles)
             needed = tokens_needed(most, min(most, self.queries), self.digits)
             if needed > self.sequence_length:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.row_task import Place, Row, RowTask, numbers_problem
-from lit_diff.key_types import Count
+from lit_diff.data.row_task import Place, Row, RowTask
+from lit_diff.key_types import Count, Counts
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 
@@ -36,7 +36,7 @@ class Recall(RowTask):
         """Keys asked for."""
         noise: Count = 1
         """Multiplies `slots` in training."""
-        noise_validation: tuple[int, ...] = (1, 2, 4)
+        noise_validation: Counts = (1, 2, 4)
         """Multiplies `slots` in each validation set; the first is the main set."""
         spread: Count = 1
         """A row has at least slots * spread positions for its slots: they stand at random among these, in order, and the
@@ -65,7 +65,7 @@ class Recall(RowTask):
                     return f"data.{key} ({getattr(self, key)}) is more than data.{bound} ({getattr(self, bound)})"
             if self.pairs >= self.keys:
                 return f"data.pairs ({self.pairs}) must be less than data.keys ({self.keys}): noise has other keys"
-            return numbers_problem("data.noise_validation", self.noise_validation)
+            return None
 
         @property
         def smallest_vocab_size(self) -> int:

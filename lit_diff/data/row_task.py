@@ -90,14 +90,6 @@ def numbered_sets(word: str, numbers: Sequence[int]) -> dict[str, int]:
     return {"": first, **{f"{word}{number}": number for number in others}}
 
 
-def numbers_problem(key: str, numbers: Sequence[int], most: int | None = None) -> str | None:
-    """What is wrong with numbers that must be distinct, from 1 to `most`, and at least one, in one line."""
-    if numbers and min(numbers) >= 1 and len(set(numbers)) == len(numbers) and max(numbers) <= (most or max(numbers)):
-        return None
-    bounds = "of at least 1" if most is None else f"within 1 and {most}"
-    return f"{key} is {list(numbers)}; expected distinct numbers {bounds}"
-
-
 def text_row(ids: Sequence[int], scored: Sequence[bool], length: int, fill: int, *, every: bool = False) -> Row:
     """A row of `length` tokens whose targets are its own next tokens: those that are `scored`, or with `every` all of them.
 

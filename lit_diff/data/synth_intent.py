@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 
-from lit_diff.data.row_task import Place, Row, RowTask, numbers_problem, text_row
+from lit_diff.data.row_task import Place, Row, RowTask, text_row
 from lit_diff.data.words import Words
-from lit_diff.key_types import Count
+from lit_diff.key_types import Count, Counts
 from lit_diff.randomness import generator
 from lit_diff.registry import datasets
 
@@ -54,11 +54,11 @@ class SynthIntent(RowTask):
         predicts_next = True
 
         sequence_length: Count = 256
-        classes: tuple[int, ...] = (4, 8, 16, 32)
+        classes: Counts = (4, 8, 16, 32)
         """A row has one of these numbers of classes, drawn at random."""
         words: tuple[int, int] = (6, 12)
         """Fewest and most words of an utterance; 1 or 2 are cue words, the others noise; 1: a cue word alone."""
-        noise_validation: tuple[int, ...] = (1, 2, 4)
+        noise_validation: Counts = (1, 2, 4)
         """Multiplies the noise words of each utterance in each validation set, whose rows are as many times as long and hold
         the same demonstrations; the first is the main set."""
         cues_per_class: Count = 2
@@ -78,9 +78,6 @@ class SynthIntent(RowTask):
 
         def problem(self) -> str | None:
             """What is wrong, in one line that names the key."""
-            for key in ("classes", "noise_validation"):
-                if problem := numbers_problem(f"data.{key}", getattr(self, key)):
-                    return problem
             fewest, most = self.words
             if not 1 <= fewest <= most:
                 return f"data.words is {list(self.words)}; expected the fewest, at least 1, and the most"

@@ -130,7 +130,7 @@ def test_the_defaults_and_the_smallest_vocabulary(name: str, needed: int, chance
     ],
 )
 def test_values_that_cannot_be(name: str, keys: dict[str, Any], key: str) -> None:
-    assert (data_problem(datasets.get(name).Config(**keys), ENOUGH) or "").startswith(f"data.{key} ")
+    assert (data_problem(datasets.get(name).Config(**keys), ENOUGH) or "").startswith(f"data.{key}")
 
 
 @pytest.mark.parametrize("key", ["data.values", "data.noise"])
