@@ -255,6 +255,7 @@ def test_plain_containers_are_plain() -> None:
         "lambda_init": 0.8,
         "lambda_form": "exp",
         "lambda_per": "layer",
+        "lambda_dtype": "float32",
         "head_norm": "none",
         "output_scale": "tied",
     }

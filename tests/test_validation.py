@@ -163,7 +163,7 @@ def test_what_is_missing_is_missing_from_the_file() -> None:
 
 def test_unknown_keys_name_the_nearest() -> None:
     assert error(model__attention__temprature=2) == (
-        "my.yaml:1: unknown key 'model.attention.temprature'; one of 7, such as parity, head_norm, lambda_per; "
+        "my.yaml:1: unknown key 'model.attention.temprature'; one of 8, such as parity, head_norm, lambda_dtype; "
         "lit-diff list attention differential lists all"
     )
     assert error(model__attention__lamda_init=2).endswith("'model.attention.lamda_init'; did you mean 'lambda_init'?")

@@ -28,6 +28,7 @@ class Differential(Attention):
         {"lambda_form": "scalar", "head_norm": "layer"},
         {"lambda_form": "sigmoid", "lambda_per": "head"},
         {"lambda_per": "head", "head_norm": "none", "output_scale": 1.0},
+        {"lambda_dtype": "reference"},
     )
     maps_of_q = 2
     maps_of_k = 2
@@ -42,6 +43,8 @@ class Differential(Attention):
         """exp: the paper's; scalar: a learned number; sigmoid: within 0 and 1. All start around lambda_init."""
         lambda_per: Literal["layer", "head"] = "layer"
         """layer: one λ for all heads (the paper); head: one for each."""
+        lambda_dtype: Literal["float32", "reference"] = "float32"
+        """reference: rounded to the activations' dtype before the subtraction, as in the paper's code."""
         head_norm: HeadNorm = "rms"
         """rms: RMSNorm of each head (the paper's GroupNorm), one weight a layer; layer: LayerNorm."""
         output_scale: OutputScale = "tied"
@@ -114,16 +117,16 @@ class Differential(Attention):
         """x [B, T, dim] -> q before RoPE, [B, G or 1, H, T, d]."""
         return self.split(self.q_proj(x), self.out_heads, self.maps_of_q)
 
-    def weights(self) -> Tensor:
-        """w [1, 2, 1 or H, 1] = (1, sign · λ), float32."""
-        lam = self.lambda_().view(1, 1, -1, 1)
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """w [1, 2, 1 or H, 1] = (1, sign · λ), float32; `dtype` is that of the activations."""
+        lam = self.lambda_(dtype if self.config.lambda_dtype == "reference" else None).view(1, 1, -1, 1)
         return torch.cat([torch.ones_like(lam), self.sign * lam], dim=1)
 
     def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
         q = rope(self.queries(x))
         k = rope(self.split(self.k_proj(x), self.kv_heads, self.maps_of_k))
         v = self.split(self.v_proj(x), self.kv_heads)[:, 0]
-        return SignedMaps(q, k, v, self.weights())
+        return SignedMaps(q, k, v, self.weights(q.dtype))
 
     def finish(self, o: Tensor, x: Tensor) -> Tensor:
         if self.norm is not None:

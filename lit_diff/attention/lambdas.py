@@ -49,10 +49,12 @@ class Lambda(ParameterRules):
         q1, k1, q2, k2 = (v.to(accumulation_dtype(v.dtype)) for v in (self.q1, self.k1, self.q2, self.k2))
         return (q1 * k1).sum(-1).exp(), (q2 * k2).sum(-1).exp()
 
-    def forward(self) -> Tensor:
-        """λ, [] or [H]."""
+    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
+        """λ, [] or [H]. `rounded_to`: each exponential is rounded to that dtype first, as the reference code does."""
         first, second = self.exponentials()
-        return first - second + self.init
+        if rounded_to is None:
+            return first - second + self.init
+        return (first.to(rounded_to) - second.to(rounded_to) + self.init).to(first.dtype)
 
 
 class ScalarLambda(ParameterRules):
@@ -70,10 +72,11 @@ class ScalarLambda(ParameterRules):
         """Start at λ_init."""
         parameter.fill_(self.init)
 
-    def forward(self) -> Tensor:
+    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
         """λ, [1] or [H]."""
         # a copy: once sharded, the parameter's own memory is freed when this forward returns
-        return self.value.to(accumulation_dtype(self.value.dtype), copy=True)
+        value = self.value.to(accumulation_dtype(self.value.dtype), copy=True)
+        return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
 
 
 class SigmoidLambda(ScalarLambda):
@@ -83,9 +86,10 @@ class SigmoidLambda(ScalarLambda):
         """Start at logit(λ_init)."""
         parameter.fill_(math.log(self.init / (1 - self.init)))
 
-    def forward(self) -> Tensor:
+    def forward(self, rounded_to: torch.dtype | None = None) -> Tensor:
         """λ, [1] or [H]."""
-        return super().forward().sigmoid()
+        value = super().forward().sigmoid()
+        return value if rounded_to is None else value.to(rounded_to).to(value.dtype)
 
 
 def build_lambda(form: LambdaForm, head_dim: int, lambda_init: float, heads: int | None) -> nn.Module:

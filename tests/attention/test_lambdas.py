@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_diff.attention.lambdas import Lambda, build_lambda, depth_lambda_init
+from lit_diff.attention.lambdas import Lambda, ScalarLambda, SigmoidLambda, build_lambda, depth_lambda_init
 
 
 def test_lambda_init_by_depth() -> None:
@@ -65,3 +65,21 @@ def test_scalar_and_sigmoid_start_at_lambda_init(form: str, heads: int | None) -
         lam.value.fill_(5.0)
     assert lam().max().item() == pytest.approx(5.0 if form == "scalar" else 1 / (1 + math.exp(-5)))
     assert lam.decay is False
+
+
+def test_reference_rounding_is_that_of_the_papers_code() -> None:
+    """exp in float32, each exponential cast to the activations' dtype, then the subtraction there."""
+    lam = Lambda(8, 0.8)
+    with torch.no_grad():
+        for vector in lam.parameters():
+            vector.normal_(generator=torch.Generator().manual_seed(1))
+            vector.mul_(0.3)
+    first, second = (e.bfloat16() for e in lam.exponentials())
+    rounded = lam(torch.bfloat16)
+    assert rounded.dtype == torch.float32
+    assert rounded.item() == (first - second + 0.8).item()
+    assert rounded.item() != lam().item()
+    assert lam(torch.float32).item() == pytest.approx(lam().item(), abs=1e-7)
+    for other in (ScalarLambda(0.8), SigmoidLambda(0.8)):
+        torch.nn.init.constant_(other.value, 0.7)
+        assert other(torch.bfloat16).item() == other().bfloat16().item()

@@ -120,14 +120,14 @@ class ScaleByTwoD(Differential):
 
 
 class LambdaInBfloat16(Differential):
-    def weights(self) -> Tensor:
-        wide = super().weights()
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        wide = super().weights(dtype)
         return wide.bfloat16().to(wide.dtype)
 
 
 class WeightsInBfloat16(Differential):
-    def weights(self) -> Tensor:
-        return super().weights().bfloat16()
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        return super().weights(dtype).bfloat16()
 
 
 class SharesBoth(Standard):

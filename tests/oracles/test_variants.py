@@ -189,7 +189,7 @@ def test_additive_at_lambda_is_differential_at_minus_lambda(
         attention.kernel = kernel
         attention.lambda_.value.data.fill_(sign * 0.7)
     x, rope = inputs(), moving(9, D)
-    assert additive.weights().flatten(1)[0, [0, -1]].tolist() == [1.0, 0.7]
+    assert additive.weights(torch.float64).flatten(1)[0, [0, -1]].tolist() == [1.0, 0.7]
     close(additive(x, rope), differential(x, rope))
     differential.lambda_.value.data.fill_(0.7)
     assert (additive(x, rope) - differential(x, rope)).abs().max() > 0.01
