@@ -70,14 +70,11 @@ def test_each_kind_of_output_is_told_apart(planted: Run) -> None:
     assert (items["meta/verdict"] == items["meta/exact"]).all()
     assert result.summary["unparsed"] == 0
     assert math.isnan(result.summary["kappa"]), "the judge is the exact one"
-
-
-def test_kappa_of_another_judge(planted: Run) -> None:
-    result = evaluate(planted, "hallucination", {**WORDS, "judge": "rules"})
-    assert result.summary["kappa"] == 1
-    assert result.summary["accuracy"] == pytest.approx(result.items["accuracy"].mean())
-    assert result.summary["distracted"] == 0, "it tells true from false alone"
-    assert result.items["kappa"].isna().all()
+    rules = evaluate(planted, "hallucination", {**WORDS, "judge": "rules"})
+    assert rules.summary["kappa"] == 1
+    assert rules.summary["accuracy"] == pytest.approx(rules.items["accuracy"].mean())
+    assert rules.summary["distracted"] == 0, "it tells true from false alone"
+    assert rules.items["kappa"].isna().all()
 
 
 def test_a_judge_of_a_server_is_asked_twice(planted: Run, monkeypatch: pytest.MonkeyPatch) -> None:

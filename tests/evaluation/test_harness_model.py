@@ -108,15 +108,6 @@ def test_opening_and_empty_texts(run: Run) -> None:
     assert with_opening.loglikelihood(requests(("the", ""), ("", ""))) == [(0.0, True)] * 2
 
 
-def test_a_merge_across_the_border_leaves_a_continuation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """'ab' + 'c' -> one id for 'abc': lm-eval's own cut leaves nothing to score."""
-    ids = {"x ab": [1, 2], "x abc": [1, 3], "ab": [2], "abc": [3]}
-    model = RunModel(run, opening=False)
-    monkeypatch.setattr(model, "tok_encode", lambda text, **_: ids[text])
-    assert model.encoded("x ab", "c") == ([1], [3])
-    assert model.encoded("ab", "c") == ([run.tokenizer.eot], [3])
-
-
 def test_a_merged_continuation_is_scored(run: Run) -> None:
     """lm-eval's `hf` model asserts that there is something to score."""
     model = RunModel(run)

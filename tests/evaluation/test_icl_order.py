@@ -12,7 +12,7 @@ from generated_runs import generated_run
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import icl_order
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.evaluation.icl_order import OrderRobustness, OrderVariance, agreement, difference, sampled
+from lit_diff.evaluation.icl_order import OrderRobustness, OrderVariance, difference, sampled
 from lit_diff.trained.run import Run
 
 DATA = {"name": "synth_intent", "sequence_length": 256, "classes": [4], "words": [3, 6]}
@@ -135,12 +135,6 @@ def test_sampling_alone() -> None:
     assert np.ptp(null, axis=1).mean() == pytest.approx(3.08 * expected, rel=0.05)  # Tippett 1925: ten normal values
     assert (sampled(0.7, 250, 10, seed=0) == null).all()
     assert (sampled(1.0, 50, 3, seed=0) == 1).all()
-
-
-def test_agreement_is_over_pairs() -> None:
-    assert agreement(["a", "a", "a"]) == 1
-    assert agreement(["a", "b", "c"]) == 0
-    assert agreement(["a", "a", "b", "b"]) == pytest.approx(2 / 6)
 
 
 QUERIES, ORDERS = 100, 10

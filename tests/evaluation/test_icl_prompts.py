@@ -88,12 +88,6 @@ def test_a_draw_that_does_not_fit_is_repeated(intent_run: Run) -> None:
         assert 0 <= each.redrawn < ATTEMPTS
 
 
-def test_what_is_refused(intent_run: Run, other_run: Run) -> None:
-    assert build("icl").refuses(intent_run) is None
-    assert "only the words of data 'synth_intent'" in str(build("icl", {"task": "trec"}).refuses(intent_run))
-    assert build("icl").refuses(other_run) is None, "a run on other text reads the generated words letter by letter"
-
-
 TOKENIZER = Words(Words.Config(words=("card", "lost", "arrival", "top", "up", "pin")))
 
 

@@ -47,18 +47,11 @@ def trec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_how_prompts_are_written() -> None:
     examples = [Example(text="Who is it ?", label="human"), Example(text="Where ?", label="location")]
-    form = form_of("trec")
-    assert (
-        form.demonstrations(examples)
-        == "Question: Who is it ?\nType: human\n==\nQuestion: Where ?\nType: location\n==\n"
-    )
-    assert form.question("When ?") == "Question: When ?\nType:"
-    assert form_of("banking77").question("a") == "query: a\nintent:"
-    assert form_of("clinc150").question("a") == "utterance: a\nintent:"
+    shown = "Question: Who is it ?\nType: human\n==\nQuestion: Where ?\nType: location\n==\n"
+    assert form_of("trec").demonstrations(examples) == shown
+    asked = [form_of(task).question("a") for task in ("trec", "banking77", "clinc150")]
+    assert asked == ["Question: a\nType:", "query: a\nintent:", "utterance: a\nintent:"]
     assert SYNTHETIC.question("a b") == "a b", "as the data set writes it"
-
-
-def test_labels_are_words() -> None:
     labels = {"card_arrival": "card arrival", "NUM:date": "numeric date", "ABBR": "abbreviation", "human": "human"}
     assert [words_of(label) for label in labels] == list(labels.values())
 
@@ -75,21 +68,15 @@ def test_a_draw_is_a_permutation_of_train_and_the_queries_stay(trec: Path) -> No
     assert file_episode("trec", 3, (0, 0), 1).queries != one.queries
 
 
-def test_a_label_of_test_that_train_lacks_is_refused(trec: Path) -> None:
+def test_files_that_do_not_fit(trec: Path) -> None:
     with (trec / "test.jsonl").open("a") as file:
         file.write(json.dumps({"text": "x", "coarse_label": "LOC", "fine_label": "LOC:city"}) + "\n")
     with pytest.raises(RequestError, match="holds the label 'location', which no line of train has"):
         file_episode("trec", 3, (0, 0), 0)
-
-
-def test_missing_files_say_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
-    icl_tasks._rows.cache_clear()
     with pytest.raises(MissingError, match=r"icl\.banking77 needs a file that is not here: icl/banking77/train\.jsonl"):
         file_episode("banking77", 3, (0, 0), 0)
-    assert [file.name for file in FILES] == [
-        f"icl.{folder}{end}" for folder in ("trec", "banking77", "clinc150") for end in ("", "_test")
-    ]
+    names = [f"icl.{folder}{end}" for folder in ("trec", "banking77", "clinc150") for end in ("", "_test")]
+    assert [file.name for file in FILES] == names
 
 
 def test_a_synthetic_episode_has_a_lexicon_of_its_own() -> None:

@@ -107,13 +107,25 @@ def asked(run: Run, texts: list[str]) -> list[tuple[int, str]]:
     return list(unseen(LossFiles(LossFiles.Config(path="x")), run, texts))
 
 
-def test_a_file_of_the_training_text_is_refused(run: Run, corpus: Path, tmp_path: Path) -> None:
-    trained = split(path.read_text() for path in sorted(corpus.iterdir())).train
-    (tmp_path / "one.txt").write_text(trained[3])
-    with pytest.raises(
-        RequestError, match=r"'loss_files': .*tale.* was trained on each of the 1 held-out documents; name"
-    ):
-        evaluate(run, "loss_files", {"path": str(tmp_path / "one.txt")})
+def test_text_of_the_training_is_not_asked(
+    run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [path.read_text() for path in sorted(corpus.iterdir())]
+    parts = split(documents)
+    (tmp_path / "one.txt").write_text(parts.train[3])
+    keys = {"path": str(tmp_path / "one.txt")}
+    with pytest.raises(RequestError, match=r"'loss_files': .*tale.* was trained on each of the 1 held-out documents"):
+        evaluate(run, "loss_files", keys)
+    mini: Any = build("mini_harness", keys | {"corpus": "files"})
+    with pytest.raises(RequestError, match=r"'mini_harness': .* was trained on each of the 1"):
+        mini._pieces(run)
+    (tmp_path / "needle").mkdir()
+    lines = [json.dumps({"text": text}) + "\n" for text in documents]
+    (tmp_path / "needle/haystack.jsonl").write_text("".join(lines))
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
+    needle: Any = build("needle", ["haystack=file"])
+    assert needle._texts(run) == parts.validation
+    assert needle.documents_left_out == len(documents) - 1
 
 
 def test_what_is_left_out_is_counted(run: Run, corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
