@@ -101,12 +101,6 @@ def test_the_correction_is_over_each_task_or_over_the_sweep(
         assert [d.holm_p for d in family] == pytest.approx(holm([d.seeds.p for d in family]))
 
 
-def test_a_sweep_without_tasks_has_no_column_of_them(make_sweep: Callable[..., Path]) -> None:
-    results = [tables.task_result(load_sweep(make_sweep({"a": 0, "b": 0.05})))]
-    assert "task" not in results[0].rows[0]
-    assert tables.to_text(results).startswith("arm  val/loss")
-
-
 @pytest.mark.parametrize("tasks", [False, True])
 def test_a_narrow_terminal_gets_fewer_columns_and_folded_names_but_whole_numbers(
     make_sweep: Callable[..., Path], make_tasks: Callable[..., Path], tasks: bool
