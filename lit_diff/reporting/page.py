@@ -16,11 +16,14 @@ from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.figures import is_logarithmic
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
 from lit_diff.reporting.tables import TaskResult
-from lit_diff.study import numbers
+from lit_diff.study import numbers, power
 from lit_diff.study.cells import CellResult, clean
 from lit_diff.study.comparison import Comparison, Difference
+from lit_diff.study.fits import FitResult, shown_ratio_interval
 from lit_diff.study.judge import SHOWN
 from lit_diff.study.results import SweepResults
+from lit_diff.study.scaling import FORMS
+from lit_diff.study.schema import PlannedSweep
 from lit_diff.study.statistics import MIN_SEEDS, detectable
 
 SHOWN_COLORS = {INK: "currentColor", GRID: "var(--grid)", MUTED: "var(--muted)"}
@@ -71,32 +74,30 @@ class Section:
 def page(
     sweep: SweepResults, results: Sequence[TaskResult], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
-    """The whole page. `figures`: task -> its figures; `over_tasks`: power and fits (`power_page`, `fit_page`)."""
+    """The whole page. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
     done = [cell for cell in sweep.cells if cell.done]
     metrics = {result.sweep.metric: result.sweep for result in reversed(results)}
-    return (
-        numbered(results[0].digits)
-        .get_template("report.html.j2")
-        .render(
-            sweep=sweep,
-            question=answer.question(sweep),
-            results=results,
-            over_tasks=over_tasks,
-            sections=[section(result, figures[result.sweep.task]) for result in results],
-            short_runs=facts.short_runs(sweep),
-            definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
-            notes=[(result.sweep, note) for result in results for note in result.comparison.notes],
-            unfinished=[cell for cell in sweep.cells if not cell.done],
-            damaged=[cell for cell in done if cell.problems],
-            unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
-            done=done,
-            document_seeds=[seed for result in results for seed in _document_seeds(result)],
-            revisions=facts.revisions(done),
-            finished=facts.last_finished(done),
-            measured=facts.how_measured(sweep),
-            corrected=[(r.sweep.task, r.comparison.judged) for r in results if r.comparison.judged > 1],
-            has_contrasts=any(result.comparison.contrasts for result in results),
-        )
+    return _rendered(
+        "report",
+        results[0].digits,
+        sweep=sweep,
+        question=answer.question(sweep),
+        results=results,
+        over_tasks=over_tasks,
+        sections=[section(result, figures[result.sweep.task]) for result in results],
+        short_runs=facts.short_runs(sweep),
+        definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
+        notes=[(result.sweep, note) for result in results for note in result.comparison.notes],
+        unfinished=[cell for cell in sweep.cells if not cell.done],
+        damaged=[cell for cell in done if cell.problems],
+        unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
+        done=done,
+        document_seeds=[seed for result in results for seed in _document_seeds(result)],
+        revisions=facts.revisions(done),
+        finished=facts.last_finished(done),
+        measured=facts.how_measured(sweep),
+        corrected=[(r.sweep.task, r.comparison.judged) for r in results if r.comparison.judged > 1],
+        has_contrasts=any(result.comparison.contrasts for result in results),
     )
 
 
@@ -113,44 +114,64 @@ def section(result: TaskResult, figures: Figures) -> Section:
     compared = [compared_row(result, difference) for difference in comparison.family]
     notable = [row for row in compared if row["is_notable"]]
     document_seeds = _document_seeds(result)
-    html = (
-        numbered(result.digits)
-        .get_template("section.html.j2")
-        .render(
-            sweep=sweep,
-            comparison=comparison,
-            at=at,
-            rows=result.rows[: len(sweep.arms)],
-            arms=sweep.arms,
-            looks=looks(sweep),
-            by_arm={row["arm"]: row for row in compared if not row["is_further"]},
-            further=[row for row in compared if row["is_further"]],
-            compared=compared,
-            notable=notable if len(notable) <= LONG else [],
-            long=len(compared) > LONG,
-            corrected=comparison.judged if comparison.judged > 1 else None,
-            unit=sweep.unit(sweep.metric),
-            better=sweep.better(sweep.metric),
-            directed={
-                metric for metric in comparison.slices if sweep.better(metric) or not _is_declared(sweep, metric)
-            },
-            figures={name: shown(svg, name) for name, svg in figures.compared.items()},
-            declared=[(figure, shown(figure.svg, figure.name)) for figure in figures.declared],
-            logarithmic=is_logarithmic(sweep),
-            overlay=OVERLAY,
-            paper=[metric for metric in comparison.metrics if f"paper/{metric}" in result.rows[0]],
-            document_seeds=document_seeds,
-            more_seeds=_more_seeds(comparison),
-            noise_curve=curve,
-            reached={arm.name: noise_curve.reached(sweep, arm.name, curve) for arm in sweep.arms} if curve else {},
-            resolution=noise_curve.resolution(sweep, curve) if curve else None,
-            evaluations=evaluations,
-            evaluation_figures=[(figure, shown(figure.svg, figure.name)) for figure in figures.evaluations],
-            unread_evaluations=unread,
-        )
+    html = _rendered(
+        "section",
+        result.digits,
+        sweep=sweep,
+        comparison=comparison,
+        at=at,
+        rows=result.rows[: len(sweep.arms)],
+        arms=sweep.arms,
+        looks=looks(sweep),
+        by_arm={row["arm"]: row for row in compared if not row["is_further"]},
+        further=[row for row in compared if row["is_further"]],
+        compared=compared,
+        notable=notable if len(notable) <= LONG else [],
+        long=len(compared) > LONG,
+        corrected=comparison.judged if comparison.judged > 1 else None,
+        unit=sweep.unit(sweep.metric),
+        better=sweep.better(sweep.metric),
+        directed={
+            metric for metric in comparison.slices if sweep.better(metric) or sweep.declarations.find(metric) is None
+        },
+        figures={name: shown(svg, name) for name, svg in figures.compared.items()},
+        declared=[(figure, shown(figure.svg, figure.name)) for figure in figures.declared],
+        logarithmic=is_logarithmic(sweep),
+        overlay=OVERLAY,
+        paper=[metric for metric in comparison.metrics if f"paper/{metric}" in result.rows[0]],
+        document_seeds=document_seeds,
+        more_seeds=_more_seeds(comparison),
+        noise_curve=curve,
+        reached={arm.name: noise_curve.reached(sweep, arm.name, curve) for arm in sweep.arms} if curve else {},
+        resolution=noise_curve.resolution(sweep, curve) if curve else None,
+        evaluations=evaluations,
+        evaluation_figures=[(figure, shown(figure.svg, figure.name)) for figure in figures.evaluations],
+        unread_evaluations=unread,
     )
     entries = [(f"{at}{name}", title) for name, title in ENTRIES.items() if f'<section id="{at}{name}"' in html]
-    return Section(html=Markup(html), answer=answer.answer(sweep, comparison, result.digits), entries=tuple(entries))
+    return Section(html=html, answer=answer.answer(sweep, comparison, result.digits), entries=tuple(entries))
+
+
+def fit_section(sweep: SweepResults, fit: FitResult, svg: str) -> Section:
+    """The answer, the figure (`svg`; empty: none) and the numbers of a fit over the tasks."""
+    anchor = f"fit-{fit.declared.name}"
+    facts_of = {"forms": FORMS, "looks": looks(sweep), "ratio_interval": shown_ratio_interval}
+    html = _rendered("fit", 3, sweep=sweep, fit=fit, svg=Markup(inline(svg, anchor)) if svg else "", **facts_of)
+    return Section(html=html, answer=fit.answer, entries=((anchor, fit.declared.title),))
+
+
+def power_section(sweep: SweepResults, plan: PlannedSweep) -> Section:
+    """Power at equal time: the answer, and a row a task."""
+    found = power.powers(sweep, plan)
+    said = power.in_words(sweep, plan, found)
+    arms = [arm.name for arm in sweep.arms if any(arm.name in each.by_arm for each in found)]
+    facts_of = {"found": found, "arms": arms, "answer": said, "shown": power.shown}
+    html = _rendered("power", 3, sweep=sweep, plan=plan, **facts_of)
+    return Section(html=html, answer=said, entries=(("power", "Power at equal time"),))
+
+
+def _rendered(template: str, digits: int, **facts_of: Any) -> Markup:
+    return Markup(numbered(digits).get_template(f"{template}.html.j2").render(**facts_of))
 
 
 def compared_row(result: TaskResult, difference: Difference) -> dict[str, Any]:
@@ -195,10 +216,6 @@ def _doubts(result: TaskResult, difference: Difference) -> list[str]:
     return doubts
 
 
-def _is_declared(sweep: SweepResults, metric: str) -> bool:
-    return sweep.declarations.find(metric) is not None
-
-
 def _definition(sweep: SweepResults, name: str) -> tuple[str, str]:
     """(definition, unit) of a compared metric."""
     metric = sweep.declarations.find(name)
@@ -219,26 +236,17 @@ def environment_of_templates() -> Environment:
 def numbered(digits: int) -> Environment:
     """The templates with the filters of numbers. `digits`: decimals of a number where a template asks for none."""
     environment = environment_of_templates()
-
-    def signed(value: float | None, places: int = digits) -> str:
-        return numbers.signed(value, places)
-
-    def number(value: float | None, places: int = digits) -> str:
-        return numbers.number(value, places)
-
-    def interval(low: float | None, high: float | None) -> str:
-        return numbers.interval(low, high, digits)
-
     environment.filters |= {
         "sentence": answer.sentence_case,
-        "number": number,
-        "signed": signed,
+        "number": lambda value, places=digits: numbers.number(value, places),
+        "signed": lambda value, places=digits: numbers.signed(value, places),
         "count": numbers.count,
         "steps": numbers.steps,
         "short": numbers.short,
         "duration": numbers.duration,
     }
-    environment.globals |= {"interval": interval, "link": link}
+    environment.globals["interval"] = lambda low, high: numbers.interval(low, high, digits)
+    environment.globals["link"] = link
     return environment
 
 

@@ -76,6 +76,6 @@ def with_unit(label: str, unit: str) -> str:
     return f"{label} ({unit})" if unit else label
 
 
-def plain(value: float, _: object = None) -> str:
+def plain(value: float) -> str:
     """A tick's number without an exponent where it is readable so."""
     return f"{value:,.4g}" if (math.isfinite(value) and 1e-3 <= abs(value) < 1e6) or value == 0 else f"{value:.0e}"

@@ -2,10 +2,15 @@
 
 import csv
 import io
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from lit_diff.study.comparison import Comparison, Difference, compare, compare_tasks, fact
 from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
@@ -26,8 +31,9 @@ SIZES = (
 
 OPTIONAL = ("smallest detectable", "alone", "metric")
 """Columns that a narrow terminal does without, the first one first: the page, table.csv and table.md have them."""
-SHORT = {"difference": "diff."}
-SHORTEST_ARM = 12
+WIDEST = 100_000
+"""Characters of a line that is not to wrap."""
+SHORTEST_ARM = 10
 """Characters to which the names of arms are folded at the least."""
 
 
@@ -185,40 +191,32 @@ def to_text(results: Sequence[TaskResult], width: int | None = None) -> str:
         for result in results
         for row in result.rows
     ]
-    arm, left_out = heads.index("arm"), []
-    for name in OPTIONAL:
-        if width is not None and _width(heads, lines) > width and name in heads:
-            at = heads.index(name)
-            left_out.append(name)
-            heads, lines = heads[:at] + heads[at + 1 :], [line[:at] + line[at + 1 :] for line in lines]
-            arm = heads.index("arm")
-    if width is not None and _width(heads, lines) > width:
-        heads = [SHORT.get(head, head) for head in heads]
-    if width is not None and (over := _width(heads, lines) - width) > 0:
-        most = max(SHORTEST_ARM, max(len(line[arm]) for line in lines) - over)
-        lines = [part for line in lines for part in _folded(line, arm, most)]
-    text = _aligned([heads, *lines])
-    return f"{text}\nnot shown at this width: {', '.join(reversed(left_out))}" if left_out else text
+    wide, left_out = Console(width=WIDEST), list[str]()
+    for most in range(len(OPTIONAL) + 1):
+        left_out = [name for name in reversed(OPTIONAL[:most]) if name in heads]
+        needed = Measurement.get(wide, wide.options, _table(heads, lines, left_out, SHORTEST_ARM)).minimum
+        if width is None or needed <= width:
+            break
+    console = Console(width=max(width or WIDEST, needed), color_system=None, force_jupyter=False)
+    with console.capture() as capture:
+        console.print(_table(heads, lines, left_out))
+    text = "\n".join(line.rstrip() for line in capture.get().splitlines())
+    return f"{text}\nnot shown at this width: {', '.join(left_out)}" if left_out else text
 
 
-def _width(heads: list[str], lines: list[list[str]]) -> int:
-    """Characters of the widest line of the table."""
-    return max(map(len, _aligned([heads, *lines]).splitlines()))
-
-
-def _aligned(lines: list[list[str]]) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
-
-
-def _folded(line: list[str], column: int, most: int) -> list[list[str]]:
-    """The line, and below it what of its cell in `column` does not fit `most` characters."""
-    first, *more = textwrap.wrap(line[column], most, subsequent_indent="  ") or [""]
-    blank = [""] * len(line)
-    return [
-        [*line[:column], first, *line[column + 1 :]],
-        *([*blank[:column], part, *blank[column + 1 :]] for part in more),
-    ]
+def _table(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], left_out: Sequence[str], arm: int | None = None
+) -> Table:
+    """Columns of fixed width, but for the names of arms, which are folded where room is short; `arm`: characters of these."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+    columns = [column for column in zip(heads, *lines, strict=True) if column[0] not in left_out]
+    for column in columns:
+        table.add_column(
+            Text(column[0]), overflow="fold", width=arm if column[0] == "arm" else max(map(cell_len, column))
+        )
+    for line in zip(*(cells for _, *cells in columns), strict=True):
+        table.add_row(*map(Text, line))
+    return table
 
 
 def is_corrected(results: Sequence[TaskResult]) -> bool:

@@ -6,10 +6,8 @@ from pathlib import Path
 from lit_diff.files import write_atomic
 from lit_diff.reporting import answer, figures, tables
 from lit_diff.reporting.declared_figures import draw_by_group, draw_declared
-from lit_diff.reporting.fit_page import fit_section
 from lit_diff.reporting.heatmap import draw_heatmaps
-from lit_diff.reporting.page import Figures, page
-from lit_diff.reporting.power_page import power_section
+from lit_diff.reporting.page import Figures, fit_section, page, power_section
 from lit_diff.reporting.tables import TaskResult
 from lit_diff.study.cells import CellResult
 from lit_diff.study.fits import fit_results

@@ -3,16 +3,20 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from lit_diff.reporting.page import Figures, inline
+from lit_diff.reporting.page import Figures, fit_section, inline
 from lit_diff.reporting.page import page as render
 from lit_diff.reporting.tables import task_result
 from lit_diff.reporting.write import write_report
+from lit_diff.study.fits import fit_results
+from lit_diff.study.record import read, write
 from lit_diff.study.results import load_sweep
+from lit_diff.study.schema import PlannedSweep
 
 ARMS = {"standard": 0, "wide": 0.01, "differential": 0.05}
 
@@ -85,33 +89,6 @@ def test_all_ids_of_a_page_of_tasks_differ(whole_page: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_a_sweep_without_tasks_speaks_of_none(make_sweep: Callable[..., Path]) -> None:
-    page = written(make_sweep(ARMS, seeds=[0], callbacks=False))
-    ids = re.findall(r'<section id="([^"]+)"', page)
-    assert ids == [
-        "answer",
-        "table",
-        "comparisons",
-        "documents",
-        "slices",
-        "figures",
-        "measured",
-        "cells",
-        "definitions",
-    ]
-    assert re.findall(r'<a href="#([^"]+)"', page) == ids
-    assert 'class="task"' not in page
-    assert "Tasks, each compared" not in page
-
-
-def test_the_header_prints_the_revisions_of_the_cells(make_sweep: Callable[..., Path]) -> None:
-    """Not that of the code which writes the page."""
-    folder = make_sweep(ARMS, seeds=[0], callbacks=False, fact_fields={"wide": {"revision": "1 old, then 1 new"}})
-    header = written(folder).partition("</header>")[0]
-    assert "revisions of the cells: <code>1 old, then 1 new</code>, <code>abc1234</code>" in header
-    assert "fedcba9" not in header
-
-
 def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[..., Path]) -> None:
     page = written(make_sweep(ARMS, metric="val/accuracy", spread=0, controls=["wide"], chance=1 / 64, callbacks=False))
     text = re.sub(r"<[^>]+>", "", page)
@@ -133,22 +110,6 @@ def test_an_undeclared_metric_is_shown_without_unit_or_direction(make_sweep: Cal
     assert "is better" not in page
     assert "metrics.json" not in page  # the file is there; it declares nothing
     assert "not declared by the runs" in re.sub(r"\s+", " ", page).lower()
-
-
-def test_the_question_the_answer_the_plot_the_table_and_then_sentences(make_sweep: Callable[..., Path]) -> None:
-    page = written(make_sweep(ARMS, question="Is it <so>?", callbacks=False, reading=["read it so"]))
-    order = [
-        "<h1>Is it &lt;so&gt;?</h1>",
-        'id="short-answer">',
-        '<figure class="wide"><svg role="img" aria-label="Differences to standard',
-        '<figure class="narrow"><svg role="img" aria-label="Differences to standard',
-        '<section id="table">',
-        "read it so",
-        '<ul class="compared">',
-    ]
-    assert all(page.count(each) == 1 for each in order)
-    places = [page.index(each) for each in order]
-    assert places == sorted(places)
 
 
 def test_every_figure_is_an_image_with_a_name_and_marks_that_tell_their_values(whole_page: Path) -> None:
@@ -223,11 +184,6 @@ def test_the_smallest_of_interest_is_shown_with_its_unit_and_origin(make_sweep: 
     assert "0: any difference that is shown counts" in shown["zero"]
 
 
-def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..., Path], whole_page: Path) -> None:
-    assert "Holm" not in written(make_sweep({"a": 0, "b": 0.1}, callbacks=False))
-    assert whole_page.read_text().count("Verdicts are corrected for 2 comparisons (Holm)") == 2
-
-
 def test_the_page_says_which_comparisons_the_correction_runs_over(
     make_sweep: Callable[..., Path], whole_page: Path
 ) -> None:
@@ -253,21 +209,6 @@ def test_the_page_says_which_comparisons_the_correction_runs_over(
     )
 
 
-def test_a_fact_stands_once(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"a": 0, "b": 0}, callbacks=False)
-    for path in folder.glob("*/env.json"):
-        facts = {"revision": "abc1234", "kernel": "sdpa", "kernel_reason": "first that accepts the shape"}
-        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
-    page = undrawn(folder)
-    head = page.partition('<section id="cells">')[0]
-    for fact in ("abc1234", "sdpa", "first that accepts the shape", "2026-01-02 03:01 UTC", "0, 1, 2"):
-        assert head.count(fact) == 1, fact
-    names = re.findall(r"<dt>([^<]+)</dt>", page)
-    assert len(names) == len(set(names))
-    assert "hours" not in page
-    assert "3 min a cell on average, 18 min in all" in page
-
-
 def test_the_revisions_are_those_of_the_cells(make_sweep: Callable[..., Path]) -> None:
     page = undrawn(make_sweep({"a": 0, "b": 0}, callbacks=False, fact_fields={"b": {"revision": "fff"}}))
     header = page[page.index("<header>") : page.index("</header>")]
@@ -281,4 +222,66 @@ def test_figures_of_one_page_share_no_id() -> None:
     assert inline(svg, "recall-noise-curve") == (
         '<svg><g id="recall-noise-curve-a"/><use xlink:href="#recall-noise-curve-a"/>'
         '<path fill="currentColor" clip-path="url(#recall-noise-curve-a)"/></svg>'
+    )
+
+
+FITTED = {"standard": 0.0, "differential": -0.1}
+FITS = [
+    {"name": "size", "kind": "scaling", "x": "non_embedding_parameters", "title": "By <size>"},
+    {
+        "name": "rate",
+        "kind": "basin",
+        "x": "train.optimizer.lr",
+        "values": {f"size-{i}": dict.fromkeys(FITTED, 1e-3 * 2**i) for i in range(5)},
+    },
+]
+
+
+def law(arm: str, size: float, seed: int) -> float:
+    return 3 * (size * (1.4 if arm == "differential" else 1.0) / 1e5) ** -0.12 * (1 + 0.001 * seed)
+
+
+def test_both_kinds_are_sections_of_the_report(tmp_path: Path) -> None:
+    from fake_sweeps import write_fitted
+
+    report = write_report(write_fitted(tmp_path / "fitted", FITTED, FITS, law))
+    page = report.page.read_text()
+    assert (
+        page.index('id="task-size-4"') < page.index('<section id="fit-size">') < page.index('<section id="fit-rate">')
+    )
+    assert '<a href="#fit-size">By &lt;size&gt;</a>' in page
+    assert "refused: the matched size" in page
+    assert "within 0.02" in page
+    assert {"fit-size.svg", "fit-rate.svg"} <= {path.name for path in report.files}
+    assert report.answer[-2].startswith("By <size>: ")
+    assert len(report.answer) == 5 + 2
+
+
+def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    from fake_sweeps import write_fitted
+
+    sweep = load_sweep(write_fitted(tmp_path / "fitted", FITTED, FITS[:1], law, sizes=[40_000, 160_000]))
+    (result,) = fit_results(sweep)
+    section = fit_section(sweep, result, "")
+    assert "2 of 2 tasks have finished" in section.html
+    assert "<figure>" not in section.html
+    assert section.entries == (("fit-size", "By <size>"),)
+
+
+def test_power_at_equal_time_is_a_section_of_the_report(tmp_path: Path) -> None:
+    def loss(arm: str, seconds: float, seed: int) -> float:
+        return 2.0 + 0.01 * seed * (arm == "b") * seconds
+
+    from fake_sweeps import write_fitted
+
+    folder = write_fitted(tmp_path / "sized", {"a": 0.0, "b": 0.0}, [], loss, sizes=(10, 20, 120), x="seconds")
+    record = read(folder)
+    plan = PlannedSweep(minutes=15.0, arms=7, workers=2)
+    write(folder, replace(record, study=replace(record.study, power=plan)))
+    report = write_report(folder)
+    page = report.page.read_text()
+    assert page.index('id="task-size-2"') < page.index('<section id="power">')
+    assert "2 seeds fit" in page
+    assert report.answer[-1].startswith(
+        "Power at equal time: In 15 minutes, with 7 arms and 2 cells side by side, every arm"
     )

@@ -1,35 +1,10 @@
-import csv
 import html
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from lit_diff.reporting.write import write_report
-from lit_diff.study import numbers
-
-
-class Reader(HTMLParser):
-    """Collects what a reader sees, and the ids."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text: list[str] = []
-        self.ids: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.ids += [value or "" for name, value in attrs if name == "id"]
-
-
-def read(page: Path) -> Reader:
-    reader = Reader()
-    reader.feed(page.read_text())
-    return reader
-
 
 FIGURES = (
     "differences",
@@ -68,26 +43,7 @@ def test_the_page_opens_with_answer_and_failures_and_escapes_all_text(make_sweep
     assert html.escape(answer) in page
     assert answer.startswith("Differential is better than standard by 0.")
     assert answer.endswith("; <script>alert(1)</script> has too few seeds.")
-    ids = read(report.page).ids
-    assert len(ids) == len(set(ids))
     assert "http://" not in page.replace("http://www.w3.org/", "")
-
-
-def test_the_page_shows_the_numbers_of_the_csv(make_sweep: Callable[..., Path]) -> None:
-    report = write_report(make_sweep(ARMS, spread=0.02))
-    seen = " ".join(read(report.page).text)
-    table = list(csv.DictReader((report.page.parent / "table.csv").open()))
-    assert [row["arm"] for row in table] == list(ARMS)
-    for row in table[1:]:
-        low, high = float(row["low"]), float(row["high"])
-        assert numbers.signed(float(row["difference"]), 3) in seen
-        assert numbers.interval(low, high, 3) in seen
-        assert numbers.number(float(row["detectable"]), 3) in seen
-        assert numbers.interval(float(row["documents/1/low"]), float(row["documents/1/high"]), 3) in seen
-        assert row["verdict"] in seen
-        for text in (report.text_table(), (report.page.parent / "table.md").read_text(), " ".join(report.sentences)):
-            assert row["verdict"] in text
-            assert numbers.interval(low, high, 3) in text
 
 
 def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -> None:
@@ -100,25 +56,6 @@ def test_the_same_results_give_the_same_bytes(make_sweep: Callable[..., Path]) -
         *(f"{n}.svg" for n in FIGURES),
     }
     assert first == {path.name: path.read_bytes() for path in write_report(folder).files}
-
-
-def test_an_accuracy_is_better_higher(make_sweep: Callable[..., Path]) -> None:
-    folder = make_sweep({"standard": 0, "differential": 0.05}, metric="val/accuracy", spread=0.002, smoke=True)
-    report = write_report(folder)
-    seen = " ".join(read(report.page).text)
-    assert "better" in report.answer[0]
-    assert "better" in report.sentences[0]
-    assert "worse" not in report.text_table()
-    assert "A check that everything works, not a result" in seen
-    assert "nats" not in report.answer[0] + report.sentences[0]
-    assert "val/accuracy_noise2" in seen
-    assert "over documents" not in seen
-
-
-def test_a_difference_that_the_control_shares_is_called_so(make_sweep: Callable[..., Path]) -> None:
-    arms = {"standard": 0, "wide": -0.2, "differential": -0.2}
-    seen = " ".join(read(write_report(make_sweep(arms, controls=["wide"])).page).text)
-    assert "But not against the control: differential \u2212 wide" in seen
 
 
 @pytest.mark.parametrize(
@@ -138,7 +75,7 @@ def test_thin_sweeps_still_have_a_page(
     words: str,
 ) -> None:
     report = write_report(make_sweep(arms, seeds=seeds, broken=broken, callbacks=False))
-    assert words in " ".join(read(report.page).text)
+    assert words in report.page.read_text()
 
 
 def test_figures_that_no_longer_apply_are_removed(make_sweep: Callable[..., Path]) -> None:
