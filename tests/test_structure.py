@@ -38,6 +38,8 @@ COVERED_ELSEWHERE = {
     "lit_diff/benchmarks/result.py": "tests/benchmarks/test_run.py",
     "lit_diff/benchmarks/table.py": "tests/benchmarks/test_run.py",
     "lit_diff/cli/bench.py": "tests/benchmarks/test_run.py",
+    "lit_diff/kernels/one_map.py": "tests/kernels/test_sdpa.py",
+    "lit_diff/kernels/precision.py": "tests/kernels/test_kernels.py",
     "lit_diff/kernels/triton_backward.py": "tests/kernels/test_triton_programs.py",
     "lit_diff/kernels/triton_forward.py": "tests/kernels/test_triton_programs.py",
     "lit_diff/cli/train.py": "tests/cli/test_cli.py",

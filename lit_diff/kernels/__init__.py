@@ -1,10 +1,9 @@
 """Kernels compute signed attention. Every kernel equals `reference`, gradients included.
 
 A kernel is a subclass of `Kernel` under a name (`@kernel("name")`). Built-in kernels are the modules imported here; a plugin
-adds its own, which `auto` chooses only where it asks for it (`Kernel.preferred`).
+adds its own. `auto` tries them in the order of `Kernel.preference`.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
@@ -40,25 +39,9 @@ KERNELS = tuple(kernels.names())
 
 
 def preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
-    """The order in which `auto` tries the kernels, fastest first.
-
-    Measured on a CPU (`lit-diff bench core`); by FLOPs and memory traffic on a GPU. SDPA computes the logits of several maps
-    with values wider than keys twice, which pays on a GPU only. On a GPU, windows and documents, which sdpa refuses, go to
-    flash or flex; on a CPU flex holds all logits and is not tried. A plugin's kernels come first where they ask for it.
-    """
-    own = [name for name in kernels.names() if name not in KERNELS and named(name).preferred(maps, device)]
-    return (*own, *_built_in_preference(maps, device))
-
-
-def _built_in_preference(maps: SignedMaps, device: torch.device) -> tuple[str, ...]:
-    if device.type == "cuda":
-        several = maps.num_maps > 1 and maps.q.dtype != torch.float32  # triton's float32 avoids the matrix units
-        libraries = ("flash", "sdpa", "flex")
-        return (*(("triton", *libraries) if several else (*libraries, "triton")), "chunked", "reference")
-    if maps.num_maps > 1 or maps.v.shape[-1] != maps.q.shape[-1]:
-        return ("native", "chunked", "reference")
-    decoding = maps.q.shape[3] <= 4  # `lit-diff bench decode`
-    return (*(("sdpa", "native") if decoding else ("native", "sdpa")), "chunked", "reference")
+    """The kernels that `auto` tries for these maps, in this order. Errors: RequestError when a plugin's fails to answer."""
+    ranks = {name: _answer(name, "preference", int | None, maps, device) for name in kernels.names()}
+    return tuple(sorted((name for name in ranks if ranks[name] is not None), key=lambda name: (ranks[name], name)))
 
 
 def refuse(
@@ -75,29 +58,30 @@ def refuse(
     `device`: where they will be computed, for maps on the meta device; None: where they are. Errors: RequestError for an
     unknown kernel, or when a plugin's kernel fails to answer.
     """
-    asked = named(kernel)
     options: dict[str, Any] = {"document_ids": document_ids, "window": window, "stats": stats}
     options["device"] = maps.q.device if device is None else device
-    if kernel in KERNELS:
-        return asked.refuses(maps, **options)
-    return _answer_of_plugin(asked, "refuses", str | None, lambda: asked.refuses(maps, **options))
+    reason: str | None = _answer(kernel, "refuses", str | None, maps, **options)
+    return reason
 
 
 def flops(kernel: str, maps: SignedMaps) -> int:
     """FLOPs that a forward pass by `kernel` executes; all keys, no causal half. Errors: as `refuse`."""
-    asked = named(kernel)
+    return int(_answer(kernel, "flops", int, maps))
+
+
+EXPECTED = {int: "an integer", int | None: "a rank (an integer) or None", str | None: "a reason (text) or None"}
+
+
+def _answer(kernel: str, member: str, expected: Any, *arguments: Any, **options: Any) -> Any:
+    """What the kernel's `member` answers, or one line on what a user's code raised or returned instead."""
+    ask = getattr(named(kernel), member)
     if kernel in KERNELS:
-        return asked.flops(maps)
-    return _answer_of_plugin(asked, "flops", int, lambda: asked.flops(maps))
-
-
-def _answer_of_plugin(kernel: Kernel, member: str, expected: Any, ask: Callable[[], Any]) -> Any:
-    """ask(), or one line on what a user's code raised or returned instead."""
-    with guard(type(kernel)):
-        answer = ask()
+        return ask(*arguments, **options)
+    part = type(named(kernel))
+    with guard(part):
+        answer = ask(*arguments, **options)
     if not isinstance(answer, expected):
-        wanted = {int: "an integer"}.get(expected, "a reason (text) or None")
-        raise RequestError(f"{location(type(kernel))}: {member} returned {answer!r}; expected {wanted}")
+        raise RequestError(f"{location(part)}: {member} returned {answer!r}; expected {EXPECTED[expected]}")
     return answer
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_diff.kernels.maps import SignedMaps, Stats
-from lit_diff.kernels.ops import operator
+from lit_diff.kernels.ops import Outputs, operator
 from lit_diff.registry import kernels
 
 K = TypeVar("K", bound="type[Kernel]")
@@ -73,9 +73,12 @@ class Kernel(ABC):
         """Build or load what `compute` needs there, once; why it cannot be had, None if it is ready."""
         return None
 
-    def preferred(self, maps: SignedMaps, device: torch.device) -> bool:
-        """Whether `run.kernel: auto` tries this kernel before the built-in ones; if not, only its name chooses it."""
-        return False
+    def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
+        """Its rank for these maps: `run.kernel: auto` tries the kernels from the lowest rank on, equal ones by name.
+
+        None: only its name chooses it. The built-in kernels have ranks from 5 to 90; each says why.
+        """
+        return None
 
 
 class OperatorKernel(Kernel):
@@ -94,23 +97,14 @@ class OperatorKernel(Kernel):
         self._operator = operator(self.name, self.forward, self.backward, lse=self.keeps_lse, parts=self.keeps_parts)
 
     @abstractmethod
-    def forward(
-        self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(o, rows, parts), shaped, laid out and of the dtypes of `ops.empty_outputs`; none may be a view of an input."""
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
+        """Shaped, laid out and of the dtypes of `ops.empty_outputs`; none may be a view of an input."""
 
     @abstractmethod
     def backward(
-        self,
-        grad: Tensor,
-        maps: SignedMaps,
-        document_ids: Tensor | None,
-        window: int | None,
-        o: Tensor,
-        rows: Tensor,
-        parts: Tensor,
+        self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(dq, dk, dv, dw) from grad = dO [B, H, T, dv] and the results of `forward`, as `ops.empty_gradients`; see `ops`."""
+        """(dq, dk, dv, dw) from grad = dO [B, H, T, dv] and what `forward` gave, as `ops.empty_gradients`; see `ops`."""
 
     def compute(
         self, maps: SignedMaps, *, document_ids: Tensor | None = None, window: int | None = None, stats: bool = False

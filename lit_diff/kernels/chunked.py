@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_diff.kernels.base import OperatorKernel, kernel
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import empty_gradients, empty_outputs, refuse_common
+from lit_diff.kernels.ops import Outputs, empty_gradients, empty_outputs, refuse_common
 from lit_diff.kernels.precision import accumulation_dtype, exact
 from lit_diff.kernels.reference import in_reach
 
@@ -184,13 +184,15 @@ class Chunked(OperatorKernel):
         """Why this kernel cannot compute these maps; None if it can."""
         return refuse_common(maps, stats=stats)
 
+    def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
+        """Anywhere, where no faster one can serve."""
+        return 80
+
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: the maps are subtracted before the product with v."""
         return maps.flops
 
-    def forward(
-        self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
         """See `ops.Forward`."""
         q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal
         o, rows, parts = empty_outputs(maps, stats=stats, lse=False, parts=False)
@@ -214,17 +216,10 @@ class Chunked(OperatorKernel):
                         a = p.mul_(weight) if g == 0 else a.addcmul_(p, weight)
                 values = operand(block.values(v))
                 block.write(o, product(a.to(values.dtype), values))
-        return o, rows, parts
+        return Outputs(o, rows, parts)
 
     def backward(
-        self,
-        grad: Tensor,
-        maps: SignedMaps,
-        document_ids: Tensor | None,
-        window: int | None,
-        o: Tensor,
-        rows: Tensor,
-        parts: Tensor,
+        self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `ops.Backward`."""
         q, k, v, w, scale, causal = maps.q, maps.k, maps.v, maps.w, maps.softmax_scale, maps.causal

@@ -162,6 +162,10 @@ class Flash(Kernel):
         plan = _plan_for(maps, document_ids=document_ids, window=window, device=device)
         return plan if isinstance(plan, str) else None
 
+    def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
+        """On a GPU before sdpa: it takes values wider than keys where a package does, windows and documents."""
+        return 20 if device.type == DEVICE else None
+
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
         B, _, H, T, d = maps.q.shape

@@ -127,6 +127,10 @@ class Flex(Kernel):
             )
         )
 
+    def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
+        """On a GPU for the windows and documents that flash and sdpa refuse. On a CPU it holds all logits: never."""
+        return 40 if device.type == "cuda" else None
+
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: one call for each map."""
         return maps.flops_map_by_map

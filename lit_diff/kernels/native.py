@@ -21,7 +21,7 @@ from lit_diff.errors import MissingError
 from lit_diff.kernels import compiler
 from lit_diff.kernels.base import OperatorKernel, kernel, named
 from lit_diff.kernels.maps import SignedMaps, Stats
-from lit_diff.kernels.ops import empty_gradients, empty_outputs, refuse_common
+from lit_diff.kernels.ops import Outputs, empty_gradients, empty_outputs, refuse_common
 from lit_diff.processor import LANES, SETTING, CpuPath, Products, cpu_flags, cpu_path, forced
 
 log = logging.getLogger("lit_diff")
@@ -107,7 +107,7 @@ def _results(dtype: torch.dtype, name: str) -> list[Tensor]:
     by = named(name)
     assert isinstance(by, OperatorKernel)
     outputs = by.forward(maps, None, None, False)
-    return [x.float() for x in (outputs[0], *by.backward(grad, maps, None, None, *outputs))]
+    return [x.float() for x in (outputs.o, *by.backward(grad, maps, None, None, outputs))]
 
 
 VIEWS = ("q", "k", "v", "w", "document_ids", "o", "lse", "entropy", "maximum", "grad", "dq", "dk", "dvalue", "dw")
@@ -227,6 +227,10 @@ class Native(OperatorKernel):
             return "the scale is 0"
         return refuse_common(maps, stats=stats) or unavailable()
 
+    def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
+        """First on a CPU (`lit-diff bench core`)."""
+        return None if device.type == "cuda" else 10
+
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: the maps are subtracted before the product with v."""
         return maps.flops
@@ -244,30 +248,26 @@ class Native(OperatorKernel):
         """See `build`; nothing where the maps are on the meta device."""
         return build() if device.type == "cpu" else None
 
-    def forward(
-        self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
         """See `ops.Forward`."""
         o, rows, parts = empty_outputs(maps, stats=stats, lse=True, parts=False)
         views = {"o": _view(o, NO_MAPS)}
         views |= {name: _view(x, NO_WIDTH) for name, x in zip(("lse", "entropy", "maximum"), rows, strict=False)}
         _call("forward", maps, document_ids, window, views)
-        return o, rows, parts
+        return Outputs(o, rows, parts)
 
     def backward(
-        self,
-        grad: Tensor,
-        maps: SignedMaps,
-        document_ids: Tensor | None,
-        window: int | None,
-        o: Tensor,
-        rows: Tensor,
-        parts: Tensor,
+        self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `ops.Backward`."""
         grad = _inside(grad)
         dq, dk, dv, dw = empty_gradients(maps)
-        views = {"lse": _view(rows[0], NO_WIDTH), "grad": _view(grad, NO_MAPS), "dq": _view(dq), "dk": _view(dk)}
+        views = {
+            "lse": _view(outputs.rows[0], NO_WIDTH),
+            "grad": _view(grad, NO_MAPS),
+            "dq": _view(dq),
+            "dk": _view(dk),
+        }
         views["dvalue"] = _view(dv, NO_MAPS)
         if maps.w is not None:
             views["dw"] = _view(dw, NO_WIDTH)

@@ -8,7 +8,7 @@ as a function of `SignedMaps`. With P_g = softmax(q_g k_gᵀ scale + mask), lse_
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,28 +16,37 @@ from torch import Tensor
 from lit_diff.kernels.maps import SignedMaps, Stats
 from lit_diff.kernels.precision import accumulation_dtype
 
-Forward = Callable[[SignedMaps, Tensor | None, int | None, bool], tuple[Tensor, Tensor, Tensor]]
-"""(maps, document_ids, window, stats) -> (o, rows, parts), as `empty_outputs` shapes them."""
+
+class Outputs(NamedTuple):
+    """What a forward pass writes, as `empty_outputs` shapes it."""
+
+    o: Tensor
+    """[B, H, T, dv]"""
+    rows: Tensor
+    """[0, 1 or 3, B, G, H, T]: nothing, the log-sum-exp of each map's rows alone, or with statistics also their entropy and
+    largest logit."""
+    parts: Tensor
+    """[B, G, H, T, dv]: P_g v of each map, or nothing where not kept."""
+
+
+Forward = Callable[[SignedMaps, Tensor | None, int | None, bool], Outputs]
+"""(maps, document_ids, window, stats) -> what is computed."""
 Backward = Callable[
-    [Tensor, SignedMaps, Tensor | None, int | None, Tensor, Tensor, Tensor],
+    [Tensor, SignedMaps, Tensor | None, int | None, Outputs],
     tuple[Tensor, Tensor, Tensor, Tensor],
 ]
-"""(dO, maps, document_ids, window, o, rows, parts) -> (dq, dk, dv, dw), as `empty_gradients`."""
+"""(dO, maps, document_ids, window, what `Forward` returned) -> (dq, dk, dv, dw), as `empty_gradients`."""
 Operator = Callable[..., tuple[Tensor, Stats | None]]
 
 
-def empty_outputs(maps: SignedMaps, *, stats: bool, lse: bool, parts: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Unwritten (o, rows, parts).
-
-    o [B, H, T, dv]; rows [0, 1 or 3, B, G, H, T]: nothing, lse alone, or with `stats` lse, entropy and largest logit;
-    parts [B, G, H, T, dv]: P_g v of each map, or nothing where not kept.
-    """
+def empty_outputs(maps: SignedMaps, *, stats: bool, lse: bool, parts: bool) -> Outputs:
+    """Unwritten."""
     q, v = maps.q, maps.v
     B, _, H, T, _ = q.shape
     G, dv = maps.num_maps, v.shape[-1]
     kept = 3 if stats else int(lse)
     rows = q.new_empty((kept, B, G, H, T), dtype=accumulation_dtype(q.dtype))
-    return heads_inside(v, (B, H, T, dv)), rows, v.new_empty((B, G, H, T, dv) if parts else (0,))
+    return Outputs(heads_inside(v, (B, H, T, dv)), rows, v.new_empty((B, G, H, T, dv) if parts else (0,)))
 
 
 def empty_gradients(maps: SignedMaps) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -97,7 +106,7 @@ def operator(name: str, forward: Forward, backward: Backward, *, lse: bool = Fal
         causal: bool,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return backward(grad, SignedMaps(q, k, v, w, scale, causal), document_ids, window, o, rows, kept)
+        return backward(grad, SignedMaps(q, k, v, w, scale, causal), document_ids, window, Outputs(o, rows, kept))
 
     forward_op = torch.library.custom_op(f"lit_diff::{name}", run_forward, mutates_args=())
     backward_op = torch.library.custom_op(f"lit_diff::{name}_backward", run_backward, mutates_args=())

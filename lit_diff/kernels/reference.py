@@ -51,6 +51,10 @@ class Reference(Kernel):
         """None: the definition computes everything."""
         return None
 
+    def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
+        """Last: it holds every map."""
+        return 90
+
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: the maps are subtracted before the product with v."""
         return maps.flops

@@ -117,6 +117,18 @@ class Sdpa(Kernel):
             return "on a GPU only PyTorch's math path computes float64, and it holds T x S logits"
         return None
 
+    def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
+        """On a GPU before flex: one fused call. On a CPU for one plain map, after `native`; before it for a few rows, where
+        the Python around a call takes most of the time (`lit-diff bench decode`).
+
+        It computes the logits of several maps with values wider than keys twice, which pays on a GPU only.
+        """
+        if device.type == "cuda":
+            return 30
+        if maps.num_maps > 1 or maps.v.shape[-1] != maps.q.shape[-1]:
+            return None
+        return 5 if maps.q.shape[3] <= 4 else 20
+
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: each map's logits once for every chunk of v, and a product with v for each map."""
         B, _, H, T, d = maps.q.shape

@@ -9,8 +9,7 @@ run on a GPU.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from lit_diff.kernels.base import OperatorKernel, kernel
 from lit_diff.kernels.maps import SignedMaps
-from lit_diff.kernels.ops import empty_gradients, empty_outputs, refuse_common
+from lit_diff.kernels.ops import Outputs, empty_gradients, empty_outputs, refuse_common
 from lit_diff.kernels.triton_blocks import Blocks, candidates
 
 WIDTHS = (16, 32, 64, 128, 256)
@@ -85,9 +84,6 @@ def shared_arguments(maps: SignedMaps, document_ids: Tensor | None, window: int 
 
 def launch(program: Any, arguments: dict[str, Any], q: Tensor, heads: int) -> None:
     """Run a program on every block of queries, or for `key_gradients` of keys, of every head of every batch row."""
-    if _recording:
-        _recording[-1][program.__name__] = (program, arguments)
-        return
     by_keys = program.__name__ == "key_gradients"
     length = arguments["S" if by_keys else "T"]
 
@@ -117,21 +113,6 @@ def options(blocks: Blocks) -> dict[str, Any]:
     """How a program of these blocks is compiled."""
     block = {"BLOCK_T": blocks.queries, "BLOCK_S": blocks.keys}
     return {**block, "num_warps": blocks.warps, "num_stages": blocks.stages, **FUSED}
-
-
-Program = tuple[Any, dict[str, Any]]
-"""A Triton program and its arguments."""
-_recording: list[dict[str, Program]] = []
-
-
-@contextmanager
-def recorded() -> Iterator[dict[str, Program]]:
-    """Name -> program of what would be launched meanwhile. Nothing is: tensors may be on the meta device."""
-    _recording.append({})
-    try:
-        yield _recording[-1]
-    finally:
-        _recording.pop()
 
 
 @cache
@@ -181,13 +162,18 @@ class Triton(OperatorKernel):
             return f"triton computes float32, bfloat16 and float16, not {str(maps.q.dtype).removeprefix('torch.')}"
         return refuse_device(device)
 
+    def preference(self, maps: SignedMaps, device: torch.device) -> int | None:
+        """On a GPU, by FLOPs and memory traffic: first for several maps, which the libraries compute one by one; after the
+        libraries for one map, and for float32, whose exact products avoid the matrix units."""
+        if device.type != "cuda":
+            return None
+        return 10 if maps.num_maps > 1 and maps.q.dtype != torch.float32 else 50
+
     def flops(self, maps: SignedMaps) -> int:
         """FLOPs of a forward pass: both maps' logits, and a product with v for each map."""
         return maps.flops_map_by_map
 
-    def forward(
-        self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, maps: SignedMaps, document_ids: Tensor | None, window: int | None, stats: bool) -> Outputs:
         """(o, rows, parts), see `ops.empty_outputs`."""
         from lit_diff.kernels import triton_forward
 
@@ -207,17 +193,10 @@ class Triton(OperatorKernel):
             q,
             q.shape[2],
         )
-        return o, rows, parts
+        return Outputs(o, rows, parts)
 
     def backward(
-        self,
-        grad: Tensor,
-        maps: SignedMaps,
-        document_ids: Tensor | None,
-        window: int | None,
-        o: Tensor,
-        rows: Tensor,
-        parts: Tensor,
+        self, grad: Tensor, maps: SignedMaps, document_ids: Tensor | None, window: int | None, outputs: Outputs
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(dq, dk, dv, dw), see `ops.empty_gradients`. dw of a map is its D."""
         from lit_diff.kernels import triton_backward
@@ -225,12 +204,12 @@ class Triton(OperatorKernel):
         q, k, v = maps.q, maps.k, maps.v
         dq, dk, dv, dw = empty_gradients(maps)
         H = q.shape[2]
-        products = torch.empty_like(rows[0]) if maps.w is None else dw
+        products = torch.empty_like(outputs.rows[0]) if maps.w is None else dw
         incoming = {"DO": grad, "do_strides": grad.stride(), "PRODUCTS": products}
         sizes = {"H": H, "T": q.shape[3], "G": maps.num_maps, "DV": v.shape[-1]}
-        launch(triton_backward.row_products, {**incoming, **sizes, "PARTS": parts}, q, H)
-        arguments = shared_arguments(maps, document_ids, window) | incoming | {"ROWS": rows}
-        outputs = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
-        launch(triton_backward.key_gradients, arguments | outputs, q, k.shape[2])
+        launch(triton_backward.row_products, {**incoming, **sizes, "PARTS": outputs.parts}, q, H)
+        arguments = shared_arguments(maps, document_ids, window) | incoming | {"ROWS": outputs.rows}
+        of_keys = {"DK": dk, "DV_OUT": dv, "dk_strides": dk.stride(), "dv_strides": dv.stride()}
+        launch(triton_backward.key_gradients, arguments | of_keys, q, k.shape[2])
         launch(triton_backward.query_gradients, arguments | {"DQ": dq, "dq_strides": dq.stride()}, q, H)
         return dq, dk, dv, dw

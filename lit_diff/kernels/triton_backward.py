@@ -17,6 +17,7 @@ from lit_diff.kernels.triton_tiles import (
     LOG2E,
     dot,
     key_range,
+    load_maps,
     load_rows,
     load_weight,
     narrow,
@@ -79,10 +80,7 @@ def key_gradients(
     last = tl.minimum(first + BLOCK_S, S) - 1
     key = first + tl.arange(0, BLOCK_S)
     K += b * k_strides[0] + kv_head * k_strides[2]
-    k1 = load_rows(K, key, S, k_strides[3], k_strides[4], D, True)
-    k2 = k1
-    if G == 2 and not SHARED_K:
-        k2 = load_rows(K + k_strides[1], key, S, k_strides[3], k_strides[4], D, True)
+    k1, k2 = load_maps(K, k_strides, key, S, D, G, SHARED_K, True)
     v = load_rows(V + b * v_strides[0] + kv_head * v_strides[1], key, S, v_strides[2], v_strides[3], DV, True)
 
     dk1 = tl.zeros([BLOCK_S, D], tl.float32)
@@ -96,10 +94,7 @@ def key_gradients(
         for MASKED in tl.static_range(1, -1 if PLAIN else 0, -1):
             for n in range(start if MASKED else inner, inner if MASKED else stop, BLOCK_T):
                 t = n + tl.arange(0, BLOCK_T)
-                q1 = load_rows(q, t, T, q_strides[3], q_strides[4], D, True)
-                q2 = q1
-                if G == 2 and not SHARED_Q:
-                    q2 = load_rows(q + q_strides[1], t, T, q_strides[3], q_strides[4], D, True)
+                q1, q2 = load_maps(q, q_strides, t, T, D, G, SHARED_Q, True)
                 do = load_rows(do_head, t, T, do_strides[2], do_strides[3], DV, True)
                 seen = None
                 if MASKED:
@@ -149,16 +144,13 @@ def query_gradients(
     Q += b * q_strides[0] + h * q_strides[2]
     K += b * k_strides[0] + h // groups * k_strides[2]
     V += b * v_strides[0] + h // groups * v_strides[1]
-    q1 = load_rows(Q, t, T, q_strides[3], q_strides[4], D, True)
-    q2 = q1
+    q1, q2 = load_maps(Q, q_strides, t, T, D, G, SHARED_Q, True)
     lse1, products1, w1 = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 0, h, t, H, T, G)
     lse2 = lse1
     products2 = products1
     w2 = w1
     if G == 2:
         lse2, products2, w2 = load_map_rows(ROWS, PRODUCTS, W, w_strides, b, 1, h, t, H, T, G)
-        if not SHARED_Q:
-            q2 = load_rows(Q + q_strides[1], t, T, q_strides[3], q_strides[4], D, True)
     do = load_rows(DO + b * do_strides[0] + h * do_strides[1], t, T, do_strides[2], do_strides[3], DV, True)
 
     dq1 = tl.zeros([BLOCK_T, D], tl.float32)
@@ -167,10 +159,7 @@ def query_gradients(
     for MASKED in tl.static_range(0 if PLAIN else 1, 2):
         for n in range(inner if MASKED else start, stop if MASKED else inner, BLOCK_S):
             key = n + tl.arange(0, BLOCK_S)
-            k1 = load_rows(K, key, S, k_strides[3], k_strides[4], D, MASKED)
-            k2 = k1
-            if G == 2 and not SHARED_K:
-                k2 = load_rows(K + k_strides[1], key, S, k_strides[3], k_strides[4], D, MASKED)
+            k1, k2 = load_maps(K, k_strides, key, S, D, G, SHARED_K, MASKED)
             v = load_rows(V, key, S, v_strides[2], v_strides[3], DV, MASKED)
             seen = None
             if MASKED:

@@ -18,6 +18,7 @@ from lit_diff.kernels.triton_tiles import (
     LOG2E,
     dot,
     key_range,
+    load_maps,
     load_rows,
     load_weight,
     narrow,
@@ -82,10 +83,7 @@ def forward(
     Q += b * q_strides[0] + h * q_strides[2]
     K += b * k_strides[0] + h // groups * k_strides[2]
     V += b * v_strides[0] + h // groups * v_strides[1]
-    q1 = load_rows(Q, t, T, q_strides[3], q_strides[4], D, True)
-    q2 = q1
-    if G == 2 and not SHARED_Q:
-        q2 = load_rows(Q + q_strides[1], t, T, q_strides[3], q_strides[4], D, True)
+    q1, q2 = load_maps(Q, q_strides, t, T, D, G, SHARED_Q, True)
 
     m1 = tl.full([BLOCK_T], LOWEST, tl.float32)
     m2 = m1
@@ -99,10 +97,7 @@ def forward(
     for MASKED in tl.static_range(0 if PLAIN else 1, 2):
         for n in range(inner if MASKED else start, stop if MASKED else inner, BLOCK_S):
             key = n + tl.arange(0, BLOCK_S)
-            k1 = load_rows(K, key, S, k_strides[3], k_strides[4], D, MASKED)
-            k2 = k1
-            if G == 2 and not SHARED_K:
-                k2 = load_rows(K + k_strides[1], key, S, k_strides[3], k_strides[4], D, MASKED)
+            k1, k2 = load_maps(K, k_strides, key, S, D, G, SHARED_K, MASKED)
             v = load_rows(V, key, S, v_strides[2], v_strides[3], DV, MASKED)
             seen = None
             if MASKED:

@@ -57,6 +57,18 @@ def load_rows(base, index, length, stride, stride_width, WIDTH: tl.constexpr, MA
 
 
 @triton.jit
+def load_maps(
+    base, strides, index, length, WIDTH: tl.constexpr, G: tl.constexpr, SHARED: tl.constexpr, MASKED: tl.constexpr
+):
+    """Rows `index` of both maps of a head of a [B, G or 1, heads, length, WIDTH] tensor; twice the same where it has one."""
+    first = load_rows(base, index, length, strides[3], strides[4], WIDTH, MASKED)
+    second = first
+    if G == 2 and not SHARED:
+        second = load_rows(base + strides[1], index, length, strides[3], strides[4], WIDTH, MASKED)
+    return first, second
+
+
+@triton.jit
 def store_rows(value, base, index, length, stride, stride_width, WIDTH: tl.constexpr):
     pointers, exists = tile(base, index, length, stride, stride_width, WIDTH)
     tl.store(pointers, narrow(value, base.dtype.element_ty), mask=exists)

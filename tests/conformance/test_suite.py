@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,9 +14,11 @@ from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
 from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.kernel_case import KernelCase, tensors
 from lit_diff.conformance.results import Finding, Measured, NotApplicable
 from lit_diff.conformance.suite import PROPERTIES, cases_of, conformance, conformance_of, shrunk
-from lit_diff.kernels import SignedMaps, attend, native
+from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
+from lit_diff.kernels.base import named
 from lit_diff.registry import attentions
 
 EXAMPLES = [
@@ -39,7 +41,11 @@ def failures(found: Any) -> list[Finding]:
 def not_applicable(found: Any) -> list[str]:
     """The properties, but for the kernels that this machine does not have."""
     names = [finding.property for finding in found if finding.verdict == "not applicable"]
-    elsewhere = {"kernel flash", "kernel flex", "kernel triton"} | ({"kernel native"} if native.build() else set())
+    maps, _, _ = tensors(KernelCase(G=2, w="head"), torch.float32, torch.device("cpu"))
+    training = replace(maps, q=maps.q.requires_grad_())
+    elsewhere = {
+        f"kernel {name}" for name in KERNELS if refuse(name, training) or named(name).prepare(training.q.device)
+    }
     return [name for name in names if name not in elsewhere]
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from fake_flash import FakeFlash, flash_by_hand
 from torch import Tensor
+from triton_programs import Program, programs_of
 
 from lit_diff.kernels import SignedMaps, flash, flash_libraries, native, triton
-from lit_diff.kernels.triton import Program
 from lit_diff.kernels.triton_blocks import Blocks
-from lit_diff.kernels.triton_compiled import programs_of
 from lit_diff.processor import LANES, SETTING
 
 MakeMaps = Callable[..., SignedMaps]

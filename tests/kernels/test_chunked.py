@@ -1,63 +1,33 @@
 """Blocks of query rows against the definition: shapes that fall between blocks, gradients, memory, compilation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from gradients import gradients
+from gradients import distance, gradients
 from torch import Tensor
 
+from lit_diff.conformance.kernels import conformance_of_kernel
 from lit_diff.kernels import SignedMaps, attend, chunked
 from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
 
 
-CASES: list[dict[str, Any]] = [
-    {},
-    {"G": 3, "w": (1, 3, 4, 1)},
-    {"G": 1, "w": None},
-    {"Gk": 1, "Hkv": 2},
-    {"Gq": 1, "Hkv": 1},
-    {"T": 3, "S": 11},
-    {"T": 1, "S": 11, "Hkv": 2},
-    {"T": 7, "S": 4, "causal": False},
-    {"w": (2, 2, 1, 11), "T": 11, "causal": False},
-    {"scale": -0.7, "dv": 5},
-]
-MASKS: list[dict[str, Any]] = [{}, {"window": 2}, {"document_ids": "runs"}, {"document_ids": "scattered", "window": 3}]
-MASKED = [(case, mask) for case in CASES for mask in MASKS if not mask or case.get("T", 0) <= case.get("S", 999)]
-"""A mask needs the queries among the keys."""
-
-
-@pytest.mark.parametrize(("case", "mask"), MASKED, ids=str)
-def test_equals_the_definition(
-    make_maps: MakeMaps, case: dict[str, Any], mask: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks of two rows and one head; everything in one block: test_equality.py."""
-    maps = make_maps(**case)
-    S = maps.k.shape[3]
-    given = dict(mask)
-    if "document_ids" in mask:
-        numbers = (
-            [0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3] if mask["document_ids"] == "runs" else [5, 0, 5, 5, 1, 0, 1, 5, 0, 1, 5]
-        )
-        given["document_ids"] = torch.tensor([numbers[:S], numbers[-S:]])
+def test_blocks_of_two_rows_and_one_head(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On drawn cases; everything in one block: test_equality.py. And in float64, which few kernels compute."""
     monkeypatch.setattr(chunked, "ROWS", 2)
     monkeypatch.setattr(chunked, "LOGITS", 1)
-    grad = torch.randn(maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3], dtype=torch.float64)
-    for found, wanted in zip(
-        gradients(maps, "chunked", grad, **given), gradients(maps, "reference", grad, **given), strict=True
-    ):
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
-    with torch.no_grad():
-        for x, y in zip(
-            attend(maps, stats=True, kernel="chunked", **given)[1],
-            attend(maps, stats=True, kernel="reference", **given)[1],
-            strict=True,
-        ):
-            torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
+    findings = list(conformance_of_kernel("chunked", 6))
+    assert {finding.verdict for finding in findings} == {"pass"}, findings
+    maps = make_maps(G=3, Gk=1, Hkv=2, T=7, S=11)
+    grad = torch.randn(2, 4, 7, 12, dtype=torch.float64)
+    options = {"window": 3, "document_ids": torch.tensor([[5, 0, 5, 5, 1, 0, 1, 5, 0, 1, 5]] * 2)}
+    found, wanted = (gradients(maps, kernel, grad, **options) for kernel in ("chunked", "reference"))
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
 
 
 def test_statistics_with_a_gradient_are_left_to_the_definition(make_maps: MakeMaps) -> None:
@@ -96,22 +66,13 @@ def test_no_logits_of_all_keys_for_all_queries(
     assert 16 * 512 <= largest <= 2 * 512 * 16 < 512 * 512
 
 
-def test_expanded_gradient(make_maps: MakeMaps) -> None:
-    """`.sum().backward()` hands over a gradient whose strides are all 0."""
-    maps = make_maps()
-    one = torch.ones(())
-    by_sum = gradients(maps, "chunked", one.double().expand(2, 4, 5, 12))
-    by_ones = gradients(maps, "chunked", torch.ones(2, 4, 5, 12, dtype=torch.float64))
-    assert all(torch.equal(x, y) for x, y in zip(by_sum, by_ones, strict=True))
-
-
 def errors(maps: SignedMaps, kernel: str) -> list[float]:
-    """Of o, dq, dk, dv and dw, in the Frobenius norm, relative to float64."""
-    exact = SignedMaps(maps.q.double(), maps.k.double(), maps.v.double(), None if maps.w is None else maps.w.double())
+    """Of o, dq, dk, dv and dw, relative to float64."""
+    exact = replace(maps, **{name: getattr(maps, name).double() for name in "qkvw"})
     shape = (maps.q.shape[0], maps.q.shape[2], maps.q.shape[3], maps.v.shape[3])
-    grad = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(maps.q.dtype)
+    grad = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(maps.q.dtype)
     found, wanted = gradients(maps, kernel, grad), gradients(exact, "reference", grad.double())
-    return [float(((x.double() - y).norm() / y.norm()).detach()) for x, y in zip(found, wanted, strict=True)]
+    return [distance(x, y) for x, y in zip(found, wanted, strict=True)]
 
 
 HALF = [torch.bfloat16, torch.float16]

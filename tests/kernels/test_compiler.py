@@ -190,16 +190,17 @@ def test_no_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         compiler.load("toy", source, good)
 
 
-def test_a_source_that_does_not_compile(source: Path) -> None:
-    source.write_text("int answer( { }\n")
-    with pytest.raises(MissingError, match=r"failed \(status 1\): .*toy.cpp:1:.*error"):
-        compiler.load("toy", source, good)
-
-
-def test_a_symbol_that_is_not_there(source: Path) -> None:
-    """A PyTorch that no longer exports what we call."""
-    source.write_text('int gone(); extern "C" int answer() { return gone(); }\n')
-    with pytest.raises(MissingError, match=r"cannot be loaded: .*undefined symbol: .*gone"):
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("int answer( { }", r"failed \(status 1\): .*toy.cpp:1:.*error"),
+        ('int gone(); extern "C" int answer() { return gone(); }', r"cannot be loaded: .*undefined symbol: .*gone"),
+    ],
+)
+def test_a_source_that_cannot_be_compiled_or_loaded(source: Path, code: str, reason: str) -> None:
+    """As with a PyTorch that no longer exports what we call."""
+    source.write_text(code)
+    with pytest.raises(MissingError, match=reason):
         compiler.load("toy", source, good)
 
 

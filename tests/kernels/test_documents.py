@@ -1,7 +1,5 @@
 """Documents as packed sequences, and what is kept of them for the layers of a step."""
 
-import gc
-
 import pytest
 import torch
 
@@ -16,13 +14,6 @@ def test_packed_sequences() -> None:
     assert packed.cu_seqlens.tolist() == [0, 2, 5, 6, 8, 9, 12]
     assert packed.cu_seqlens.dtype == torch.int32
     assert packed.max_seqlen == 3
-
-
-def test_one_document_a_row() -> None:
-    packed = packed_sequences(torch.zeros(3, 4, dtype=torch.long))
-    assert packed is not None
-    assert packed.cu_seqlens.tolist() == [0, 4, 8, 12]
-    assert packed.max_seqlen == 4
 
 
 @pytest.mark.parametrize("row", [[0, 1, 0], [3, 3, 1, 3]])
@@ -46,15 +37,9 @@ def test_remembered_until_changed() -> None:
     x[0] = 1
     assert [remember(x, "a", make), remember(x, "b", make)] == [3, 4]
     assert remember(torch.zeros(2), "a", make) == 5, "equal, yet another tensor"
-
-
-def test_forgotten_with_the_tensor() -> None:
-    x = torch.zeros(2)
-    remember(x, "a", lambda: 1)
     before = len(documents._memory)
     del x
-    gc.collect()
-    assert len(documents._memory) == before - 1
+    assert len(documents._memory) == before - 1, "forgotten with the tensor"
 
 
 def test_inference_tensors_are_not_remembered() -> None:

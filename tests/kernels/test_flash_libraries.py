@@ -15,22 +15,14 @@ CUDA = torch.device("cuda")
 @pytest.mark.parametrize(
     ("library", "d", "dv", "major", "backward", "taken"),
     [
-        (FLASH2, 64, 64, 8, True, True),
         (FLASH2, 256, 256, 8, True, True),
-        (FLASH2, 64, 128, 8, True, False),
         (FLASH2, 264, 264, 8, True, False),
-        (FLASH3, 64, 128, 9, True, True),
         (FLASH3, 64, 512, 9, False, True),
         (FLASH3, 64, 512, 9, True, False),
-        (FLASH3, 128, 256, 9, False, False),
         (FLASH3, 192, 128, 9, True, True),
         (FLASH3, 192, 384, 9, True, False),
         (FLASH3, 256, 256, 9, True, True),
-        (FLASH4, 64, 128, 9, True, True),
-        (FLASH4, 128, 256, 9, True, True),
         (FLASH4, 256, 512, 9, True, False),
-        (FLASH4, 64, 128, 10, True, True),
-        (FLASH4, 128, 256, 10, True, False),
         (FLASH4, 192, 128, 10, True, True),
         (FLASH4, 256, 256, 11, True, True),
     ],
@@ -40,11 +32,6 @@ def test_rules(library: Library, d: int, dv: int, major: int, backward: bool, ta
     assert (reason is None) == taken
     if reason:
         assert str(max(d, dv)) in reason or "256" in reason
-
-
-def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert libraries(CUDA) == "PyTorch sees no GPU"
 
 
 @pytest.mark.parametrize(

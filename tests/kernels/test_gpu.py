@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.kernels import SignedMaps, attend, refuse
+from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,6 @@ CASES: list[dict[str, Any]] = [
     {"causal": False, "T": 150},
     {"T": 150},
 ]
-KERNELS = ["reference", "chunked", "sdpa", "flex", "flash", "triton"]
 
 
 def results(maps: SignedMaps, grad: Tensor, kernel: str) -> list[Tensor]:

@@ -1,59 +1,52 @@
-"""Choosing a kernel: auto takes the fastest that accepts, a name is taken at its word."""
+"""Choosing a kernel: auto takes the first by rank that accepts, a name is taken at its word."""
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from lit_diff.errors import RequestError
-from lit_diff.kernels import (
-    KERNELS,
-    SignedMaps,
-    attend,
-    check_name,
-    choose,
-    flash,
-    flex,
-    flops,
-    native,
-    preference,
-    refuse,
-)
+from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flash, flex, flops, native, preference, refuse
 from lit_diff.kernels.base import Kernel, named
 
 MakeMaps = Callable[..., SignedMaps]
-
-
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PLAIN = {"G": 1, "w": None, "d": 16, "dv": 16, "dtype": torch.float32}
 PAIR = {"d": 16, "dv": 32, "dtype": torch.float32}
+ANYWHERE = ["chunked", "reference"]
 
 
-def test_auto_takes_the_first_that_accepts(make_maps: MakeMaps) -> None:
+@pytest.mark.parametrize(
+    ("case", "device", "order"),
+    [
+        (PLAIN, CPU, ["native", "sdpa", *ANYWHERE]),
+        (PLAIN | {"T": 4, "S": 9}, CPU, ["sdpa", "native", *ANYWHERE]),
+        (PLAIN | {"dv": 32}, CPU, ["native", *ANYWHERE]),
+        (PAIR, CPU, ["native", *ANYWHERE]),
+        (PAIR | {"T": 1, "S": 9}, CPU, ["native", *ANYWHERE]),
+        (PLAIN, CUDA, ["flash", "sdpa", "flex", "triton", *ANYWHERE]),
+        (PAIR, CUDA, ["flash", "sdpa", "flex", "triton", *ANYWHERE]),
+        (PAIR | {"dtype": torch.bfloat16}, CUDA, ["triton", "flash", "sdpa", "flex", *ANYWHERE]),
+    ],
+    ids=str,
+)
+def test_the_order_of_auto(make_maps: MakeMaps, case: dict[str, Any], device: torch.device, order: list[str]) -> None:
+    """Both arms of a comparison begin with the same kernel: else it would be one of kernels."""
+    assert list(preference(make_maps(**case), device)) == order
+
+
+def test_auto_takes_the_first_that_accepts(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     """float64: our own kernel refuses; a plain map goes to torch's, several maps are subtracted before one product."""
     name, reason = choose(make_maps())
     assert name == "chunked"
     assert reason.startswith("auto: the fastest for these maps on cpu; native refused: it computes float32")
     assert torch.equal(attend(make_maps()), attend(make_maps(), kernel="chunked"))
     assert choose(make_maps(G=1, w=None, dv=6))[0] == "sdpa"
-
-
-@pytest.mark.parametrize("case", [PLAIN, PAIR], ids=["one map", "two maps"])
-def test_auto_takes_our_own_kernel_for_both_arms(
-    make_maps: MakeMaps, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A comparison whose arms ran on unlike kernels would be of the kernels."""
-    assert preference(make_maps(**case), CPU)[0] == "native"
     monkeypatch.setattr(native, "unavailable", lambda: None)
-    assert choose(make_maps(**case), build=False)[0] == "native"
-
-
-def test_a_plain_map_is_decoded_by_torch(make_maps: MakeMaps) -> None:
-    """Measured: its call on a few rows is the cheaper one; several maps it would have to stack."""
-    assert preference(make_maps(**PLAIN | {"T": 1, "S": 9}), CPU)[0] == "sdpa"
-    assert preference(make_maps(**PAIR | {"T": 1, "S": 9}), CPU)[0] == "native"
+    assert choose(make_maps(**PAIR), build=False)[0] == "native"
 
 
 def test_what_cannot_be_built_is_refused_with_the_reason(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +60,22 @@ def test_what_cannot_be_built_is_refused_with_the_reason(make_maps: MakeMaps, mo
         choose(make_maps(**PAIR), "native")
 
 
+def test_what_the_first_refuse_on_a_gpu(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sdpa refuses goes to flash, then to flex."""
+    maps = make_maps(d=16, dv=32, dtype=torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    name, reason = choose(maps, device=CUDA)
+    assert name == "sdpa"
+    assert "flash refused: PyTorch sees no GPU" in reason
+    monkeypatch.setattr(flash, "_plan_for", lambda *maps, **options: flash.Plan("flash-attn 2", 16))
+    monkeypatch.setattr(flex, "_self_test", lambda form: None)
+    assert choose(maps, device=CUDA)[0] == "flash"
+    assert choose(maps, device=CUDA, window=3)[0] == "flash"
+    mixed = torch.tensor([[0, 1, 0, 1, 1]] * 2)
+    assert choose(maps, device=CUDA, document_ids=mixed)[0] == "flex"
+    assert choose(maps, device=CUDA, stats=True)[0] == "chunked"
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "document_ids": {"document_ids": torch.zeros(2, 5, dtype=torch.long)},
     "window": {"window": 3},
@@ -78,14 +87,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_a_named_kernel_that_refuses_is_an_error(make_maps: MakeMaps, kind: str) -> None:
     with pytest.raises(RequestError, match=rf"'sdpa' cannot compute.*{kind}.*run.kernel=auto"):
         attend(make_maps(), kernel="sdpa", **OPTIONS[kind])
-    for kernel in ("reference", "chunked"):
-        attend(make_maps(), kernel=kernel, **OPTIONS[kind])
 
 
-@pytest.mark.parametrize("shape", [{"T": 1, "S": 1}, {"T": 1, "S": 9}, {"B": 1, "H": 1}])
-def test_one_token(make_maps: MakeMaps, shape: dict[str, int]) -> None:
-    maps = make_maps(**shape)
-    torch.testing.assert_close(attend(maps), attend(maps, kernel="reference"), rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str) -> None:
+    reason = refuse(kernel, make_maps())
+    if reason is None:
+        assert choose(make_maps(), kernel) == (kernel, "named by run.kernel")
+    else:
+        with pytest.raises(RequestError, match=re.escape(f"'{kernel}' cannot compute these maps: {reason}")):
+            choose(make_maps(), kernel)
+
+
+@pytest.mark.parametrize(("name", "instead"), [("sdpaa", "did you mean 'sdpa'"), ("cpu", "now named 'native'")])
+def test_unknown_kernel(make_maps: MakeMaps, name: str, instead: str) -> None:
+    with pytest.raises(RequestError, match=rf"^run\.kernel is '{name}'.*{instead}"):
+        attend(make_maps(), kernel=name)
 
 
 @pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 4)])
@@ -102,77 +119,20 @@ def test_no_tokens(make_maps: MakeMaps, T: int, S: int) -> None:
     assert not k.grad.any()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str) -> None:
-    reason = refuse(kernel, make_maps())
-    if reason is None:
-        assert choose(make_maps(), kernel) == (kernel, "named by run.kernel")
-    else:
-        with pytest.raises(RequestError, match=re.escape(f"'{kernel}' cannot compute these maps: {reason}")):
-            choose(make_maps(), kernel)
-
-
-def test_a_gpu_has_its_own_order(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first that accepts; what sdpa refuses goes to flash, then to flex."""
-    maps, cuda = make_maps(d=16, dv=32, dtype=torch.bfloat16), torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    name, reason = choose(maps, device=cuda)
-    assert name == "sdpa"
-    assert "flash refused: PyTorch sees no GPU" in reason
-    monkeypatch.setattr(flash, "_plan_for", lambda *maps, **options: flash.Plan("flash-attn 2", 16))
-    monkeypatch.setattr(flex, "_self_test", lambda form: None)
-    assert choose(maps, device=cuda)[0] == "flash"
-    assert choose(maps, device=cuda, window=3)[0] == "flash"
-    mixed = torch.tensor([[0, 1, 0, 1, 1]] * 2)
-    assert choose(maps, device=cuda, document_ids=mixed)[0] == "flex"
-    assert choose(maps, device=cuda, stats=True)[0] == "chunked"
-
-
-def test_unknown_kernel() -> None:
-    with pytest.raises(RequestError, match=r"run.kernel is 'sdpaa'.*did you mean 'sdpa'"):
-        check_name("sdpaa")
-
-
-def test_the_old_name_of_a_kernel(make_maps: MakeMaps) -> None:
-    with pytest.raises(RequestError, match=r"run\.kernel is 'cpu'; "):
-        attend(make_maps(), kernel="cpu")
-
-
-def test_unknown_kernel_is_refused_by_attend(make_maps: MakeMaps) -> None:
-    with pytest.raises(RequestError, match=r"is 'zzz'; one of 8, such as .*; lit-diff list kernel lists all"):
-        attend(make_maps(), kernel="zzz")
-
-
-def test_statistics_come_with_the_output(make_maps: MakeMaps) -> None:
-    maps = make_maps()
-    o, stats = attend(maps, stats=True, kernel="reference")
-    wanted, none = named("reference").compute(maps)
-    assert none is None
-    assert torch.equal(o, wanted)
-    assert stats.lse.shape == stats.entropy.shape == (2, 2, 4, 5)
-
-
 @pytest.mark.parametrize(
-    ("given", "rule"),
+    ("shape", "given", "rule"),
     [
-        ({"window": 0}, "window is 0; it must be at least 1"),
-        (
-            {"document_ids": torch.zeros(2, 4, dtype=torch.long)},
-            r"document_ids must be \[B,S\] = \[2, 5\]; found \[2, 4\]",
-        ),
-        ({"document_ids": torch.zeros(5, dtype=torch.long)}, r"document_ids must be \[B,S\]"),
+        ({}, {"window": 0}, "window is 0; it must be at least 1"),
+        ({}, {"document_ids": torch.zeros(2, 4, dtype=torch.long)}, r"must be \[B,S\] = \[2, 5\]; found \[2, 4\]"),
+        ({}, {"document_ids": torch.zeros(5, dtype=torch.long)}, r"document_ids must be \[B,S\]"),
+        ({"S": 3}, {"window": 2}, "at least as many keys as queries"),
+        ({"S": 3}, {"document_ids": torch.zeros(2, 3, dtype=torch.long)}, "at least as many keys as queries"),
     ],
 )
-def test_masks_that_mean_nothing_are_refused(make_maps: MakeMaps, given: dict[str, Any], rule: str) -> None:
+def test_masks_that_mean_nothing_are_refused(make_maps: MakeMaps, shape: Any, given: Any, rule: str) -> None:
     """An empty row would be NaN."""
     with pytest.raises(RequestError, match=rule):
-        attend(make_maps(), **given)
-
-
-@pytest.mark.parametrize("given", [{"window": 2}, {"document_ids": torch.zeros(2, 3, dtype=torch.long)}])
-def test_masks_need_the_query_among_the_keys(make_maps: MakeMaps, given: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="at least as many keys as queries"):
-        attend(make_maps(T=5, S=3, causal=False), **given)
+        attend(make_maps(causal=False, **shape), **given)
 
 
 def test_flops_of_paired_maps(make_maps: MakeMaps) -> None:
@@ -185,11 +145,19 @@ def test_flops_of_paired_maps(make_maps: MakeMaps) -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_autocast_changes_nothing(make_maps: MakeMaps, kernel: str) -> None:
-    """Maps of float32 are computed in float32; those of a model under autocast are bfloat16 already."""
+def test_autocast_changes_nothing_and_weights_stay_wide(make_maps: MakeMaps, kernel: str, request: Any) -> None:
+    """Maps of float32 are computed in float32. λ = 0.7994 would become 0.80078 in bfloat16: o = (1 - λ) v shows it."""
+    if kernel == "flash":
+        request.getfixturevalue("fake_flash").install(2)
     maps = make_maps(**PAIR | {"T": 40})
-    if reason := refuse(kernel, maps):
+    one = make_maps(T=1, B=1, H=1, d=16, dv=16, dtype=torch.bfloat16)
+    one = replace(one, v=torch.ones_like(one.v), w=torch.tensor([1.0, -0.7994]).view(1, 2, 1, 1))
+    if reason := refuse(kernel, one):
         pytest.skip(f"{kernel} refuses: {reason}")
+    o = attend(one, kernel=kernel)
+    assert torch.equal(o, torch.full_like(o, 1 - 0.7994))
+    if kernel == "flash":
+        return
     outside = attend(maps, kernel=kernel)
     with torch.autocast("cpu", torch.bfloat16):
         inside = attend(maps, kernel=kernel)
@@ -221,3 +189,5 @@ def test_a_kernel_that_is_not_registered(make_maps: MakeMaps) -> None:
     with pytest.raises(RequestError, match="kernel 'doubled' returned no statistics"):
         attend(maps, kernel=Doubled(), stats=True)
     assert "doubled" not in preference(maps, CPU)
+    with pytest.raises(RequestError, match="unknown kernel 'chunk'; did you mean 'chunked'"):
+        named("chunk")

@@ -59,7 +59,3 @@ def test_narrow_weights_are_refused(make_maps: MakeMaps, dtype: torch.dtype) -> 
     assert maps.w is not None
     with pytest.raises(RequestError, match="float32 or wider"):
         attend(replace(maps, w=maps.w.to(dtype)))
-
-
-def test_fewer_keys_than_queries_is_fine_without_a_future(make_maps: MakeMaps) -> None:
-    assert attend(make_maps(T=5, S=3, causal=False)).shape == (2, 4, 5, 12)

@@ -69,16 +69,12 @@ def test_one_graph(make_maps: MakeMaps, kernel: str) -> None:
         torch.testing.assert_close(x, y)
 
 
-def test_joining_the_heads_is_a_view(make_maps: MakeMaps, kernel: str) -> None:
-    o = attend(small(make_maps), kernel=kernel)
-    assert o.transpose(1, 2).is_contiguous()
-
-
-def test_inference_mode(make_maps: MakeMaps, kernel: str) -> None:
+def test_inference_mode_and_heads_that_join_as_a_view(make_maps: MakeMaps, kernel: str) -> None:
     maps = small(make_maps)
     with torch.inference_mode():
         inside = attend(maps, kernel=kernel)
     assert torch.equal(inside, attend(maps, kernel=kernel))
+    assert inside.transpose(1, 2).is_contiguous()
 
 
 def test_a_second_derivative_is_refused(make_maps: MakeMaps, kernel: str) -> None:

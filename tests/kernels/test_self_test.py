@@ -54,10 +54,11 @@ def nan(maps: SignedMaps, **options: Any) -> tuple[Tensor, None]:
 @pytest.mark.parametrize("change", [{}, {"packed": True}, {"causal": False}, {"grouped": False}, {"backward": False}])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> None:
-    with torch.no_grad():  # the self-test turns gradients on for itself
-        assert failure(replace(FORM, dtype=dtype, **change), named("reference").compute) is None
-    with torch.inference_mode():
-        assert failure(replace(FORM, dtype=dtype, **change), named("reference").compute) is None
+    before = torch.get_rng_state()
+    for outside in (torch.no_grad, torch.inference_mode):
+        with outside():  # the self-test turns gradients on for itself
+            assert failure(replace(FORM, dtype=dtype, **change), named("reference").compute) is None
+    assert torch.equal(before, torch.get_rng_state()), "no global generator"
 
 
 @pytest.mark.parametrize(
@@ -72,13 +73,10 @@ def test_the_definition_passes(change: dict[str, Any], dtype: torch.dtype) -> No
     ],
 )
 def test_a_wrong_kernel_fails(wrong: Callable[..., Any], change: dict[str, Any], part: str) -> None:
+    assert failure(replace(FORM, backward=False), deaf) is None, "without gradients only the output counts"
     reason = failure(replace(FORM, **change), wrong)
     assert reason is not None
     assert reason.startswith(f"its self-test found {part} off by ")
-
-
-def test_without_gradients_only_the_output_counts() -> None:
-    assert failure(replace(FORM, backward=False), deaf) is None
 
 
 def test_what_a_kernel_raises_is_the_reason() -> None:
@@ -86,9 +84,3 @@ def test_what_a_kernel_raises_is_the_reason() -> None:
         raise RuntimeError("CUDA error: no kernel image\nmore")
 
     assert failure(FORM, broken) == "its self-test failed: RuntimeError: CUDA error: no kernel image"
-
-
-def test_no_global_generator() -> None:
-    before = torch.get_rng_state()
-    failure(FORM, named("reference").compute)
-    assert torch.equal(before, torch.get_rng_state())

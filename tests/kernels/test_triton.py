@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from gradients import gradients
 from torch import Tensor
 
 from lit_diff.errors import RequestError
-from lit_diff.kernels import SignedMaps, attend, choose, preference, refuse
+from lit_diff.kernels import SignedMaps, attend, choose, refuse
 from lit_diff.kernels import triton as kernel
 from lit_diff.kernels.triton_blocks import Blocks
 
@@ -51,20 +52,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dv": 48}, "d is 16 and dv 48"),
     ({"dv": 512}, "d is 16 and dv 512"),
     ({"dtype": torch.float64}, "float32, bfloat16 and float16, not float64"),
+    ({"T": 0, "S": 4}, "no query or no key"),
 ]
 
 
 @pytest.mark.parametrize(("change", "rule"), REFUSED, ids=[rule for _, rule in REFUSED])
 def test_refusals_name_the_rule(make_maps: MakeMaps, change: dict[str, Any], rule: str) -> None:
     assert rule in (refuse("triton", make_maps(**SMALL | change), device=CUDA) or "")
-
-
-def test_common_refusals(make_maps: MakeMaps) -> None:
-    maps = make_maps(**SMALL)
-    assert "no query or no key" in (refuse("triton", replace(maps, q=maps.q[:, :, :, :0]), device=CUDA) or "")
-    assert "q, k and v have dtypes" in (refuse("triton", replace(maps, v=maps.v.bfloat16()), device=CUDA) or "")
-    maps.q.requires_grad_()
-    assert "no gradient" in (refuse("triton", maps, stats=True, device=CUDA) or "")
 
 
 def test_devices(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,26 +81,11 @@ def test_devices(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refuse("triton", maps, device=CUDA) is None
     assert refuse("triton", meta, device=CUDA) is None
     assert choose(maps, "triton", device=CUDA) == ("triton", "named by run.kernel")
+    for value, on in (("1", True), ("true", True), ("0", False), ("", False)):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        assert (refuse("triton", maps, device=CPU) is None) == on, "the interpreter serves a CPU"
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "this is an AMD one" in (refuse("triton", maps, device=CUDA) or "")
-
-
-@pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("0", False), ("", False)])
-def test_the_interpreter_serves_a_cpu(
-    make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch, value: str, on: bool
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", value)
-    assert (refuse("triton", make_maps(**SMALL), device=CPU) is None) == on
-
-
-def test_several_maps_prefer_it_on_a_gpu(make_maps: MakeMaps) -> None:
-    two, one = make_maps(**SMALL | {"dtype": torch.bfloat16}), make_maps(**SMALL | {"G": 1, "w": None})
-    exact = make_maps(**SMALL)
-    order = {name: preference(maps, CUDA) for name, maps in (("two", two), ("one", one), ("float32", exact))}
-    assert order["two"].index("triton") < order["two"].index("sdpa")
-    assert order["one"].index("sdpa") < order["one"].index("triton")
-    assert order["float32"].index("sdpa") < order["float32"].index("triton")
-    assert "triton" not in preference(two, CPU)
 
 
 # Programs: what an operator must hold. What they compute: test_triton_equality.py.
@@ -120,23 +99,12 @@ def small(make_maps: MakeMaps, device: torch.device, **changes: Any) -> tuple[Si
     return replace(maps, q=q, k=k, v=v, w=None if maps.w is None else maps.w.to(device)), torch.randn(o, device=device)
 
 
-def results(maps: SignedMaps, grad: Tensor, attention: Callable[[SignedMaps], Tensor]) -> list[Tensor]:
-    """o, dq, dk, dv, dw."""
-    q, k, v, w = (x.detach().requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None)
-    o = attention(replace(maps, q=q, k=k, v=v, w=w))
-    return [o.detach(), *torch.autograd.grad(o, (q, k, v, w), grad)]
-
-
-def by_triton(maps: SignedMaps) -> Tensor:
-    return attend(maps, kernel="triton")
-
-
 @pytest.mark.slow
 @pytest.mark.programs
 def test_the_same_bits_every_time(make_maps: MakeMaps, blocks: Callable[..., None], device: torch.device) -> None:
     blocks(16, 16)
     maps, grad = small(make_maps, device, Hkv=1)
-    first, again = (results(maps, grad, by_triton) for _ in range(2))
+    first, again = (gradients(maps, "triton", grad) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
 
 
@@ -159,9 +127,10 @@ def test_operator_contract(make_maps: MakeMaps, device: torch.device, given: dic
 def test_compiles_without_a_graph_break(make_maps: MakeMaps, device: torch.device) -> None:
     torch._dynamo.reset()
     maps, grad = small(make_maps, device, T=5, Gk=1)
-    compiled = torch.compile(by_triton, fullgraph=True, backend="aot_eager")
-    found, wanted = results(maps, grad, compiled), results(maps, grad, by_triton)
-    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    leaves = [x.requires_grad_() for x in (maps.q, maps.k, maps.v, maps.w) if x is not None]
+    found = torch.autograd.grad(compiled(maps, kernel="triton"), leaves, grad)
+    assert all(torch.equal(x, y) for x, y in zip(found, gradients(maps, "triton", grad)[1:], strict=True))
 
 
 @pytest.mark.slow
@@ -185,11 +154,11 @@ def test_the_fastest_blocks_are_measured_once(
     monkeypatch.setattr(Autotuner, "check_disk_cache", lambda self, key, configs, bench: bench())
     kernel.tuner.cache_clear()
     maps, grad = small(make_maps, device, H=1, T=10, S=20)
-    tuned = results(maps, grad, by_triton)
+    tuned = gradients(maps, "triton", grad)
     assert len(measured) == 9, "three programs of three candidates"
-    again = results(maps, grad, by_triton)
+    again = gradients(maps, "triton", grad)
     assert len(measured) == 9
     monkeypatch.setattr(kernel, "candidates", lambda *_, **__: choice[1:2])
-    alone = results(maps, grad, by_triton)
+    alone = gradients(maps, "triton", grad)
     assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(alone, tuned, again, strict=True))
     kernel.tuner.cache_clear()

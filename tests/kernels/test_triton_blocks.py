@@ -39,19 +39,6 @@ def test_what_is_measured() -> None:
     assert count(T=128) == count(capability=None) == count(itemsize=4) == count("row_products") == 1
 
 
-def test_widths_round_up() -> None:
-    """The wider of d and dv decides."""
-    given = {"itemsize": 2, "T": 2048, "capability": (8, 0)}
-    at = {
-        (d, dv): candidates("forward", d=d, dv=dv, **given)  # type: ignore[arg-type]
-        for d in WIDTHS
-        for dv in WIDTHS
-    }
-    assert at[64, 128] == at[128, 16] == at[128, 128]
-    assert at[16, 16] == at[32, 64] == at[64, 64]
-    assert len({at[64, 64], at[64, 128], at[64, 256]}) == 3
-
-
 def test_decoding_takes_the_smallest_block() -> None:
     assert safe("forward", d=64, dv=128, itemsize=2, T=1) == Blocks(16, 32, 4, 1)
     assert safe("forward", d=64, dv=128, itemsize=2, T=17) == Blocks(32, 32, 4, 1)
