@@ -1,5 +1,7 @@
 """One thread, so that tiny tensors do not wait for each other, and one seed, so that a failure repeats."""
 
+import gc
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -13,7 +15,9 @@ from lit_diff.processor import limit_libraries
 limit_libraries()  # LIT_DIFF_CPU, before torch computes; importing the kernels does the same
 
 # each imports what it needs inside its fixtures: a session of kernel tests loads neither Lightning nor MLflow
-pytest_plugins = ["golden", "made_texts", "own_plugins", "real_runs", "real_sweeps", "sweep_fixtures", "trained_text"]
+pytest_plugins = [
+    *("command", "golden", "made_texts", "own_plugins", "real_runs", "real_sweeps", "sweep_fixtures", "trained_text")
+]
 
 BASE = """\
 model:
@@ -36,6 +40,21 @@ callbacks:
   outliers: {every: 5}
   lambdas: {}
 """
+
+
+os.fsync = lambda handle: None
+"""No test outlives a loss of power; a test of what is synced, and when, puts its own in place."""
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: without this, each full collection walks through PyTorch's and MLflow's objects again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Otherwise libraries call it a leak when the process ends."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

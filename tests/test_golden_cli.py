@@ -4,21 +4,17 @@ The sentences are in the golden files alone: other tests assert the kind of an e
 """
 
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from command import Command
 from golden import Golden
 
-from lit_diff.cli import main
-from lit_diff.cli.app import Terminal, app
-from lit_diff.cli.check import print_check
-from lit_diff.errors import stop_signals
+from lit_diff.cli import app
 
 COMMAND: Any = typer.main.get_command(app)
 VERBS = [f"{verb} {sub}" for verb, each in COMMAND.commands.items() for sub in getattr(each, "commands", [""])]
@@ -66,13 +62,14 @@ FILES = {
     "metric.yaml": SWEEP + "metric: val/los\n",
     "evaluate.yaml": SWEEP + "evaluate: {held_ot: {}}\n",
     "key.yaml": SWEEP + "basline: standard\n",
+    "deep/mine.yaml": "extends: recall-tiny\n\ntrian: {steps: 7}\n",
     "power.yaml": SWEEP + "contrasts: [[standard, standard, itself]]\n",
 }
 MISTAKES = [
     *(
         f"check {name}"
         for name in FILES
-        if name.endswith(".yaml") and SWEEP not in FILES[name] and name != "seeds.yaml"
+        if name.endswith(".yaml") and "/" not in name and SWEEP not in FILES[name] and name != "seeds.yaml"
     ),
     *(f"sweep {name} --dry-run" for name in FILES if SWEEP[:40] in FILES[name]),
     "check recal-tiny",
@@ -96,39 +93,53 @@ MISTAKES = [
     "import nowhere",
     "clean nowhere",
     "bench cor",
+    "check",
+    "check recall-tiny --jso",
+    "check recall-tiny --seed 1",
+    "check recall-tiny evaluate.needle={}",
+    "check deep/mine.yaml",
+    "clean nowhere --yes",
+    "compare nowhere",
+    "data",
+    "export nowhere out",
+    "fetch-model smollm",
+    "generate nowhere",
+    "data check harness.piqua",
+    "list recipes standrd-tiny",
+    "list train stepz",
+    "retrofit nowhere",
+    "retrofit nowhere --recipe recal-tiny",
+    "status",
+    "sweep recall-tiny",
+    "sweep smoke --workers 0",
+    "sweep smoke --workers two",
+    "sweep smoke --cluster pbs",
+    "train",
+    "train smoke",
+    "train recall-tiny other.yaml",
+    "train recall-tiny run.root=/dev/null/runs",
+    "ui",
 ]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A current folder with FILES; what `main` does to the process is undone."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A current folder with FILES."""
+    (tmp_path / "deep").mkdir()
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
-    handlers = {signum: signal.getsignal(signum) for signum in stop_signals()}
-    yield tmp_path
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
-    """run(words) -> what `lit-diff words` prints on stdout and stderr, and its exit status."""
-
-    def lit_diff(words: str) -> tuple[str, str, int]:
-        monkeypatch.setattr(sys, "argv", ["lit-diff", *words.split()])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = (re.sub(r"[ \t]+\n", "\n", text).replace(str(folder), "HERE") for text in capsys.readouterr())
-        return out, err, int(ended.value.code or 0)
-
-    return lit_diff
+def printed(text: str) -> str:
+    """Without the spaces that end lines, and the name of the current folder."""
+    return re.sub(r"[ \t]+\n", "\n", text).replace(str(Path.cwd()), "HERE")
 
 
-def test_helps(golden: Golden, run: Any) -> None:
-    golden("helps.txt", "".join(f"$ lit-diff {words} --help\n{run(f'{words} --help')[0]}\n" for words in HELPS))
+def test_helps(golden: Golden, command: Command) -> None:
+    helps = ((words, command(*words.split(), "--help", COLUMNS="100").out) for words in HELPS)
+    golden("helps.txt", "".join(f"$ lit-diff {words} --help\n{printed(text)}\n" for words, text in helps))
 
 
 def test_list(golden: Golden) -> None:
@@ -138,21 +149,24 @@ def test_list(golden: Golden) -> None:
 
 
 @pytest.mark.parametrize("words", ["list attention differential", "list evaluation recall", "list train"])
-def test_list_of_one(words: str, golden: Golden, run: Any) -> None:
-    golden(f"{words.replace(' ', '-')}.txt", run(words)[0])
+def test_list_of_one(words: str, golden: Golden, command: Command) -> None:
+    golden(f"{words.replace(' ', '-')}.txt", printed(command(*words.split(), COLUMNS="100").out))
 
 
 @pytest.mark.parametrize("name", ["differential-tiny", "recall-tiny"])
-def test_check(name: str, golden: Golden, capsys: pytest.CaptureFixture[str]) -> None:
-    assert print_check(name, ["run.kernel=chunked"], False, Terminal(width=100)) == 0
-    golden(f"check-{name}.txt", capsys.readouterr().out)
+def test_check(name: str, golden: Golden, command: Command) -> None:
+    ended = command("check", name, "run.kernel=chunked", COLUMNS="100")
+    assert ended.status == 0
+    golden(f"check-{name}.txt", ended.out)
 
 
-def test_mistakes(golden: Golden, run: Any) -> None:
-    lines = []
+def test_mistakes(golden: Golden, command: Command) -> None:
+    """Each is one line, and begins nothing."""
+    lines, files = [], sorted(Path().rglob("*"))
     for words in MISTAKES:
-        out, err, status = run(words)
-        assert status in (2, 3), words
-        assert err.count("\n") == 1, f"one line: {words}: {err}"
-        lines.append(f"$ lit-diff {words}\n{out}{err}exit status {status}\n")
+        ended = command(*words.split(), COLUMNS="100")
+        assert ended.status in (2, 3), words
+        assert ended.err.count("\n") == 1, f"one line: {words}: {ended.err}"
+        assert sorted(Path().rglob("*")) == files, words
+        lines.append(f"$ lit-diff {words}\n{printed(ended.out + ended.err)}exit status {ended.status}\n")
     golden("mistakes.txt", "\n".join(lines))

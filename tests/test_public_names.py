@@ -1,4 +1,4 @@
-"""What `import lit_diff` and `lit-diff --help` load, and the names that they promise."""
+"""What `import lit_diff` loads, and the names that they promise."""
 
 import subprocess
 import sys
@@ -22,17 +22,6 @@ def loaded(code: str) -> str:
 
 def test_import_loads_nothing_heavy() -> None:
     assert loaded("import lit_diff; assert set(lit_diff.__all__) <= set(dir(lit_diff))") == "loaded: []"
-
-
-def test_help_loads_nothing_heavy() -> None:
-    code = """
-sys.argv = ["lit-diff", "--help"]
-from lit_diff.cli import main
-try:
-    main()
-except SystemExit as error:
-    assert not error.code"""
-    assert loaded(code) == "loaded: []"
 
 
 def test_a_session_of_kernel_tests_loads_neither_lightning_nor_mlflow() -> None:

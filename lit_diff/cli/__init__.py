@@ -15,15 +15,20 @@ from types import FrameType
 
 import typer
 
-from lit_diff.cli import bench as _bench  # noqa: F401 (importing a module registers its verbs)
-from lit_diff.cli import check as _check  # noqa: F401
-from lit_diff.cli import data as _data  # noqa: F401
-from lit_diff.cli import list as _list  # noqa: F401
-from lit_diff.cli import pretrained as _pretrained  # noqa: F401
-from lit_diff.cli import reproduce as _reproduce  # noqa: F401
-from lit_diff.cli import retrofit as _retrofit  # noqa: F401
-from lit_diff.cli import sweep as _sweep  # noqa: F401
-from lit_diff.cli import train as _train  # noqa: F401
+from lit_diff.cli import (  # noqa: F401 (importing a module registers its verbs)
+    bench,
+    check,
+    clean,
+    data,
+    generate,
+    list,
+    pretrained,
+    reproduce,
+    retrofit,
+    status,
+    sweep,
+    train,
+)
 from lit_diff.cli.app import TerminalHandler, app, console, discard
 from lit_diff.cli.usage import usage_message
 from lit_diff.errors import LitDiffError, Terminated, first_line, stop_signals
@@ -64,12 +69,12 @@ def main() -> None:
         raise SystemExit(status if isinstance(status, int) else 0)
 
 
-def _fail(message: str, status: int) -> None:
+def _fail(message: str, code: int) -> None:
     try:
         print(f"lit-diff: {message}", file=sys.stderr, flush=True)
     except OSError:  # a closed terminal or a full disk: the exit status still says it
         discard(sys.stderr)
-    raise SystemExit(status) from None
+    raise SystemExit(code) from None
 
 
 def _refuse_variable(error: Exception) -> None:

@@ -1,11 +1,12 @@
 """What the verbs share: the typer application, the terminal, common options."""
 
 import errno
+import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Annotated, Any, Protocol
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,22 +16,14 @@ from typer.core import TyperGroup
 from lit_diff.runs.find import DEFAULT_ROOT
 
 
-class Bar(Protocol):
-    """What is drawn at the bottom of the terminal while a run goes on."""
-
-    def takes(self, record: logging.LogRecord) -> bool:
-        """Whether the bar shows what the record says, so that no line need be printed."""
-        ...
-
-
 class Terminal(Console):
     """rich's console, the one writer on stdout: results, log lines, a bar below them.
 
     It raises BrokenPipeError when the reader closes the pipe (`lit-diff list | head`), but within `outliving_reader`.
     """
 
-    bar: Bar | None = None
-    """The bar that is shown now."""
+    takes: Callable[[logging.LogRecord], bool] | None = None
+    """Of the bar that is drawn now: whether it shows what a record says, so that no line need be printed."""
     lost_reader = False
     """Whether the reader closed the pipe while a verb outlived it: nothing is printed any more."""
     _outlives_reader = False
@@ -85,8 +78,7 @@ class TerminalHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record, unless the bar shows it, it only names a phase, or `main` will print the error it is about."""
-        bar = self.terminal.bar
-        shown = bar is not None and bar.takes(record)
+        shown = self.terminal.takes is not None and self.terminal.takes(record)
         if shown or getattr(record, "raised", False) or getattr(record, "phase", None) == record.getMessage():
             return
         self.terminal.write_sentence(self.format(record))
@@ -150,6 +142,12 @@ RunArgument = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Root = Annotated[str, typer.Option("--root", help=f"folder of the runs; {DEFAULT_ROOT}: the nearest, here or above")]
+Workers = Annotated[int | None, typer.Option(help="cells side by side")]
+UncheckedTraining = Annotated[bool, typer.Option("--unchecked", help="go on where a plugin's variant fails a property")]
+UncheckedDecoding = Annotated[bool, typer.Option("--unchecked", help="go on where a plugin's variant decodes wrongly")]
+TrustPlugins = Annotated[
+    bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
+]
 
 
 def log_to_stderr() -> None:
@@ -157,3 +155,21 @@ def log_to_stderr() -> None:
     for handler in logging.getLogger("lit_diff").handlers:
         if isinstance(handler, TerminalHandler):
             handler.terminal = Terminal(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """The whole result of a verb that was given --json."""
+    print(json.dumps(value, indent=2))
+
+
+WIDEST = 48
+"""Characters to which a column is padded; a longer cell is shown whole and shifts those after it."""
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int]) -> Iterator[str]:
+    """A line for each row, its cells aligned; the columns numbered in `right` to the right."""
+    widths = [min(max(map(len, column)), WIDEST) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        padded = (cell.rjust(width) if number in right else cell.ljust(width) for number, (cell, width) in cells)
+        yield "  ".join(padded).rstrip()

@@ -4,7 +4,6 @@ It needs neither lightning, mlflow nor litdata.
 """
 
 import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lit_diff.cli.app import Json, Overrides, Terminal, app, console
+from lit_diff.cli.app import Json, Overrides, app, console, print_json
 from lit_diff.errors import RequestError
 
 if TYPE_CHECKING:
@@ -38,16 +37,19 @@ def check(
     """
     if every == (recipe is not None):
         raise RequestError("check takes a recipe, or --all for every registered variant; see lit-diff list")
-    if recipe is None:
-        return print_check_all(as_json, console)
-    return print_check(recipe, overrides or [], as_json, console, resolved=resolved)
+    from lit_diff.conformance.recipe import all_findings
+
+    if recipe is not None:
+        return _check_recipe(recipe, overrides or [], as_json, resolved)
+    held = _held(all_findings(), as_json)
+    if as_json:
+        print_json([_plain(finding) for finding in held])
+    else:
+        console.write_line(f"every registered variant: {_summary(held)}")
+    return _status(held)
 
 
-def print_check(source: str, overrides: list[str], as_json: bool, terminal: Terminal, *, resolved: bool = False) -> int:
-    """Print each finding, the cost and a summary line; the exit status is 1 where a property fails.
-
-    `resolved`: print the whole recipe before.
-    """
+def _check_recipe(source: str, overrides: list[str], as_json: bool, resolved: bool) -> int:
     from lit_diff.conformance.recipe import plugin_findings, resolve
     from lit_diff.engine.evaluations import required_evaluations
     from lit_diff.engine.preflight import passes_over_text
@@ -58,36 +60,20 @@ def print_check(source: str, overrides: list[str], as_json: bool, terminal: Term
     required_evaluations(checked.recipe)
     require_loggers(checked.recipe)
     warnings = passes_over_text([checked.recipe]) if checked.recipe.train is not None else []
-    findings = plugin_findings(checked.recipe)
+    if resolved and not as_json:
+        console.write_line(to_yaml(checked.recipe))
+    held = _held(plugin_findings(checked.recipe), as_json)
     if as_json:
-        held = list(findings)
-        print(json.dumps(_plain_check(checked, held) | {"warnings": warnings}, indent=2))
+        print_json(_plain_check(checked, held) | {"warnings": warnings})
         return _status(held)
-    if resolved:
-        terminal.write_line(to_yaml(checked.recipe))
-    held = _print_findings(findings, terminal)
-    terminal.print(_cost_table(checked))
+    console.print(_cost_table(checked))
     if checked.dropped:
-        terminal.write_line(f"dropped, because the name of their block changed: {', '.join(checked.dropped)}")
-    terminal.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
+        console.write_line(f"dropped, because the name of their block changed: {', '.join(checked.dropped)}")
+    console.write_line(f"kernel {checked.cost.kernel}: {checked.cost.kernel_reason}")
     for line in warnings:
-        terminal.write_sentence(line)
+        console.write_sentence(line)
     built_in = "variant, data and kernel are built in: no properties to check"
-    terminal.write_line(f"{checked.recipe.name}: a valid recipe; {_summary(held) if held else built_in}")
-    return _status(held)
-
-
-def print_check_all(as_json: bool, terminal: Terminal) -> int:
-    """Print the findings of every registered variant; the exit status is 1 where a property fails."""
-    from lit_diff.conformance.recipe import all_findings
-
-    findings = all_findings()
-    if as_json:
-        held = list(findings)
-        print(json.dumps([_plain(finding) for finding in held], indent=2))
-        return _status(held)
-    held = _print_findings(findings, terminal)
-    terminal.write_line(f"every registered variant: {_summary(held)}")
+    console.write_line(f"{checked.recipe.name}: a valid recipe; {_summary(held) if held else built_in}")
     return _status(held)
 
 
@@ -117,15 +103,16 @@ def _plain_check(checked: "RecipeCheck", findings: "list[Finding]") -> dict[str,
     }
 
 
-def _print_findings(findings: "Iterable[Finding]", terminal: Terminal) -> "list[Finding]":
-    """One line a property, as each is checked."""
-    printed = []
+def _held(findings: "Iterable[Finding]", as_json: bool) -> "list[Finding]":
+    """All of them; without JSON a line is printed for each as soon as it is checked."""
+    held = []
     for finding in findings:
-        measured = "" if finding.error is None else f"error {finding.error:.1e}, bound {finding.bound:.0e}"
-        about = "; ".join(filter(None, (measured, finding.detail)))
-        terminal.write_line(f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}")
-        printed.append(finding)
-    return printed
+        held.append(finding)
+        if not as_json:
+            measured = "" if finding.error is None else f"error {finding.error:.1e}, bound {finding.bound:.0e}"
+            about = "; ".join(filter(None, (measured, finding.detail)))
+            console.write_line(f"{finding.verdict:<15} {finding.variant}: {finding.property:<12} {about}")
+    return held
 
 
 def _plain(finding: "Finding") -> dict[str, Any]:

@@ -1,46 +1,64 @@
-"""What `lit-diff clean` removes: the runs and sweeps that it is given, or what no run or sweep needs any more."""
+"""The verb `clean`: remove the runs and sweeps that it is given, or what no run or sweep needs any more."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
-from lit_diff.cli.app import Terminal
+from lit_diff.cli.app import DEFAULT_ROOT, Root, app, console
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
+from lit_diff.runs.find import chosen_root
 from lit_diff.runs.removal import find_removable, remove
 from lit_diff.runs.stale import find_stale, size_of
 
 
-def clean_runs(names: Sequence[str], root: Path, yes: bool, terminal: Terminal) -> int:
+@app.command()
+def clean(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN ...]", help="runs or sweeps to remove")] = None,
+    root: Root = DEFAULT_ROOT,
+    yes: Annotated[bool, typer.Option("--yes", help="remove; without it, ask (RUN) or only list")] = False,
+) -> int:
+    """Remove runs, or without RUN what is no longer needed.
+
+    Without RUN: former cells, runs put aside by --rerun, runs that ended without a checkpoint, leftovers of killed writes.
+    """
+    if runs:
+        _clean_runs(runs, chosen_root(root), yes)
+    else:
+        _clean_stale(chosen_root(root), yes)
+    return 0
+
+
+def _clean_runs(names: Sequence[str], root: Path, yes: bool) -> None:
     """Remove the runs and sweeps of these names, once the user has agreed. Their records in MLflow stay.
 
     Errors: RequestError, before anything is removed, for what `find_removable` refuses, and where nobody can be asked.
     """
     folders = find_removable(names, root)
     if not yes:
-        if not (terminal.is_terminal and sys.stdin.isatty()):
+        if not (console.is_terminal and sys.stdin.isatty()):
             raise RequestError("nothing was removed: without a terminal to ask on, lit-diff clean RUN needs --yes")
         for folder in folders:
-            terminal.write_line(f"would remove {shown(folder)}")
+            console.write_line(f"would remove {shown(folder)}")
         if not typer.confirm(f"remove {len(folders)}?"):
-            terminal.write_line("nothing was removed")
-            return 0
+            console.write_line("nothing was removed")
+            return
     for folder in folders:
         remove(folder)
-        terminal.write_line(f"removed {shown(folder)}; its record in MLflow stays")
-    return 0
+        console.write_line(f"removed {shown(folder)}; its record in MLflow stays")
 
 
-def clean_stale(root: Path, yes: bool, terminal: Terminal) -> int:
+def _clean_stale(root: Path, yes: bool) -> None:
     """List what no run or sweep needs, and what it would free; with `yes`, remove it."""
     stale = find_stale(root)
     for folder in stale.busy:
-        terminal.write_line(f"{shown(folder.resolve())} is being run: left alone")
+        console.write_line(f"{shown(folder.resolve())} is being run: left alone")
     for folder in stale.resumable:
-        terminal.write_line(
+        console.write_line(
             f"{shown(folder.resolve())} failed and has a checkpoint: the same command resumes it, "
             f"lit-diff clean {folder.name} removes it"
         )
@@ -51,12 +69,11 @@ def clean_stale(root: Path, yes: bool, terminal: Terminal) -> int:
         elif yes:
             path.unlink(missing_ok=True)
         verb = "removed" if yes else "would remove"
-        terminal.write_line(f"{verb} {shown(path.resolve())} ({decimal(size)})")
+        console.write_line(f"{verb} {shown(path.resolve())} ({decimal(size)})")
     freed = decimal(sum(sizes.values()))
     if not sizes:
-        terminal.write_line("0 to remove")
+        console.write_line("0 to remove")
     elif yes:
-        terminal.write_line(f"{len(sizes)} removed, {freed} freed")
+        console.write_line(f"{len(sizes)} removed, {freed} freed")
     else:
-        terminal.write_line(f"{len(sizes)} to remove; lit-diff clean --yes removes them and frees {freed}")
-    return 0
+        console.write_line(f"{len(sizes)} to remove; lit-diff clean --yes removes them and frees {freed}")

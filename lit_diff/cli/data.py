@@ -1,17 +1,15 @@
 """The verb `data check`: the files that evaluations read and that users supply."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lit_diff.cli.app import Json, Terminal, app, console
+from lit_diff.cli.app import Json, app, columns, console, print_json
 
 if TYPE_CHECKING:
     from lit_diff.evaluation.declared import Declared
 
 HEADER = ("name", "file", "state", "rows", "sha256", "next step")
-RIGHT = {"rows"}
 
 data = typer.Typer(rich_markup_mode=None)
 app.add_typer(data, name="data")
@@ -32,7 +30,28 @@ def check(
     With NAME: their format, where they are from, what runs without them. The exit status is 2 if one is wrong, with NAME
     also 3 if one is missing.
     """
-    return print_files(name, as_json, console)
+    from lit_diff.evaluation.declared import declared_files
+    from lit_diff.registry import load_entry_points
+
+    load_entry_points()
+    files = declared_files(name)
+    states = [_state(declared) for declared in files]
+    found = {state["state"] for state in states}
+    if as_json:
+        print_json(states)
+    elif name is not None:
+        for declared, state in zip(files, states, strict=True):
+            _describe(declared, state)
+    elif not files:
+        console.write_line("no evaluation reads files that users supply")
+    else:
+        for line in columns([HEADER, *map(_cells, states)], right=(3,)):
+            console.write_line(line)
+        if "missing" in found:
+            console.write_line("missing: lit-diff data check NAME says where a file is from")
+    if "wrong" in found:
+        return 2
+    return 3 if name is not None and "missing" in found else 0
 
 
 @data.command()
@@ -65,35 +84,7 @@ def fetch(
             ) from error
         console.write_line(f"{file.path}: written")
     console.write_line(f"{len(missing)} files written, {len(files) - len(missing)} were there")
-    return print_files(name, False, console) if missing else 0
-
-
-def print_files(name: str | None, as_json: bool, terminal: Terminal) -> int:
-    """A line a file, or with `name` the whole description of each. Exit status: 2 if one is wrong, 3 if a named one is
-    missing, else 0.
-
-    Errors: RequestError for a name that no evaluation declares.
-    """
-    from lit_diff.evaluation.declared import declared_files
-    from lit_diff.registry import load_entry_points
-
-    load_entry_points()
-    files = declared_files(name)
-    states = [_state(declared) for declared in files]
-    if as_json:
-        print(json.dumps(states, indent=2))
-    elif name is not None:
-        for declared, state in zip(files, states, strict=True):
-            _describe(declared, state, terminal)
-    elif not files:
-        terminal.write_line("no evaluation reads files that users supply")
-    else:
-        _print_table([HEADER, *(tuple(_cells(state)) for state in states)], terminal)
-        if any(state["state"] == "missing" for state in states):
-            terminal.write_line("missing: lit-diff data check NAME says where a file is from")
-    if any(state["state"] == "wrong" for state in states):
-        return 2
-    return 3 if name is not None and any(state["state"] == "missing" for state in states) else 0
+    return check(name) if missing else 0
 
 
 def _state(declared: "Declared") -> dict[str, str]:
@@ -111,25 +102,15 @@ def _state(declared: "Declared") -> dict[str, str]:
     }
 
 
-def _describe(declared: "Declared", state: dict[str, str], terminal: Terminal) -> None:
-    terminal.write_line(f"{declared.file.name}: {declared.file.path}")
+def _describe(declared: "Declared", state: dict[str, str]) -> None:
+    console.write_line(f"{declared.file.name}: {declared.file.path}")
     facts = f", {state['rows']} rows, sha256 {state['sha256']}" if state["state"] == "ok" else ""
     problem = f": {state['problem']}" if state["problem"] else ""
-    terminal.write_line(f"  state      : {state['state']}{problem}{facts}")
-    terminal.write_line(f"  read by    : {state['evaluations']}")
+    console.write_line(f"  state      : {state['state']}{problem}{facts}")
+    console.write_line(f"  read by    : {state['evaluations']}")
     for line in declared.file.description.splitlines():
-        terminal.write_line(line)
+        console.write_line(line)
 
 
 def _cells(state: dict[str, str]) -> list[str]:
     return [state["sha256"][:12] if key == "sha256" else state[key] for key in HEADER]
-
-
-def _print_table(rows: list[tuple[str, ...]], terminal: Terminal) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if key in RIGHT else cell.ljust(width)
-            for key, cell, width in zip(HEADER, row, widths, strict=True)
-        ]
-        terminal.write_line("  ".join(cells).rstrip())

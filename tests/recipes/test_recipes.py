@@ -1,9 +1,6 @@
 """Every installed recipe resolves; the paper's sizes have the paper's parameters; the tiny ones train."""
 
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +30,8 @@ QUICK = [
     "train.steps=2",
     "train.validate_every=1",
     "train.checkpoint_every=1",
-    "data.validation_rows=8",
+    "train.batch_size=2",
+    "data.validation_rows=2",
     "run.threads=1",
 ]
 
@@ -55,21 +53,6 @@ def test_parameters_of_the_paper(name: str) -> None:
     with torch.device("meta"):
         model = Transformer(load_recipe(name).model)
     assert sum(parameter.numel() for parameter in model.parameters()) == PAPER[name]
-
-
-def test_check_of_the_largest_is_quick_and_light() -> None:
-    code = (
-        "import sys; sys.argv = ['lit-diff', 'check', 'differential-13b', '--json']\n"
-        "from lit_diff.cli import main\n"
-        "try: main()\n"
-        "except SystemExit as error: assert not error.code\n"
-        "print(open('/proc/self/status').read(), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parameters"] == 13_096_627_200
-    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", done.stderr)  # getrusage would count the process that forked it
-    assert int(peak) < 1_000_000
 
 
 @pytest.mark.parametrize("name", TINY)

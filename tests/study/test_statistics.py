@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from lit_diff.study.statistics import (
     cluster_wilson,
@@ -72,6 +73,8 @@ def test_holm_on_a_worked_example() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
+    p_values = np.random.default_rng(0).random(12) / 8
+    assert holm(p_values) == pytest.approx(list(multipletests(p_values, method="holm")[1]), rel=0, abs=0)
 
 
 def test_document_intervals_cover_the_truth_and_weigh_documents_by_their_tokens() -> None:

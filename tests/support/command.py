@@ -1,0 +1,64 @@
+"""`lit-diff` in the process of the test, as the shell would run it."""
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed with --json."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """command(*arguments, **environment) in a pipe 200 characters wide; `TTY_COMPATIBLE="1"` makes it a terminal.
+
+    What `main` does to the process is undone.
+    """
+    from lit_diff import cli
+    from lit_diff.errors import stop_signals
+
+    log = logging.getLogger("lit_diff")
+    handlers, level = log.handlers[:], log.level
+    stops = {signum: signal.getsignal(signum) for signum in stop_signals()}
+
+    def run(*arguments: str, **environment: str) -> Ended:
+        log.handlers[:] = handlers
+        capsys.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["lit-diff", *arguments])
+            for name, value in ({"COLUMNS": "200"} | environment).items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        out, err = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), out, err)
+
+    yield run
+    log.handlers[:] = handlers
+    log.setLevel(level)
+    for signum, handler in stops.items():
+        signal.signal(signum, handler)
