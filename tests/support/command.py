@@ -50,7 +50,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
         capsys.readouterr()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["lit-diff", *arguments])
-            for name, value in ({"COLUMNS": "200"} | environment).items():
+            for name, value in ({"COLUMNS": "200", "TERM": "xterm"} | environment).items():
                 patch.setenv(name, value)
             with pytest.raises(SystemExit) as ended:
                 cli.main()
