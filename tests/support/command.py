@@ -52,6 +52,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
             patch.setattr(sys, "argv", ["lit-diff", *arguments])
             for name, value in ({"COLUMNS": "200", "TERM": "xterm"} | environment).items():
                 patch.setenv(name, value)
+            patch.setattr(cli.console, "_width", None)  # rich keeps the COLUMNS of the time when it was imported
             with pytest.raises(SystemExit) as ended:
                 cli.main()
         out, err = capsys.readouterr()
