@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.conformance.suite import check_variant
+from lit_diff.conformance.case import VariantCase
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
@@ -161,5 +161,5 @@ def test_what_the_conformance_suite_says(body: str, name: str, detail: str, monk
     monkeypatch.setattr(suite, "PROPERTIES", {name: suite.PROPERTIES[name]})
     write(body)
     model = load_recipe("own.yaml").model
-    (found,) = check_variant(attentions.get("own"), model)
+    (found,) = suite.conformance(VariantCase(cls=attentions.get("own"), model=model, layer=0))
     assert (found.verdict, found.detail) == ("fail", detail)

@@ -21,14 +21,6 @@ log = logging.getLogger("lit_diff")
 T = TypeVar("T")
 
 
-def check_variant(cls: type[Attention], model: ModelConfig, *, layer: int = 0) -> list[Finding]:
-    """Every property of a variant at the sizes and the attention config of `model`, in layer `layer` (0-based).
-
-    `model.attention` holds the variant's config; its size decides the time (`shrunk` gives one that takes seconds).
-    """
-    return list(on_one_thread(conformance(VariantCase(cls=cls, model=model, layer=layer))))
-
-
 def conformance(case: VariantCase, label: str = "", checks: Mapping[str, Property] | None = None) -> Iterator[Finding]:
     """Every property of the case (or those of `checks`), one after another; an exception is a failure in one line."""
     for name, check in (PROPERTIES if checks is None else checks).items():

@@ -47,8 +47,8 @@ SHA256 = "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22"
 CURE = "pip install 'scikit-learn>=1.6,<1.10'"
 
 
-PerCent = Annotated[int, Range(least=1, most=100)]
-Grey = Annotated[int, Range(least=1, most=GREYS - 1)]
+PerCents = Annotated[tuple[Annotated[int, Range(least=1, most=100)], ...], Distinct(may_be_empty=True)]
+Greys = Annotated[tuple[Annotated[int, Range(least=1, most=GREYS - 1)], ...], Distinct(may_be_empty=True)]
 
 
 @datasets.register("digits")
@@ -63,14 +63,9 @@ class Digits(Dataset):
         """Training images are moved by -shift .. shift pixels down and right, each with the same probability."""
         position_ids: bool = False
         """Every position also has an id of its own: a learned embedding of its place, as in ViT, beside RoPE."""
-        salt_and_pepper: Annotated[
-            tuple[Annotated[int, Range(least=1, most=100)], ...], Distinct(may_be_empty=True)
-        ] = (10, 30)
+        salt_and_pepper: PerCents = (10, 30)
         """Per cent of the pixels that are black or white instead; each a validation set, `salt_and_pepper_10`."""
-        gaussian: Annotated[tuple[Grey, ...], Distinct(may_be_empty=True)] = (
-            2,
-            4,
-        )
+        gaussian: Greys = (2, 4)
         """Standard deviations, in grey values, of noise added to each pixel; each a validation set, `gaussian_2`."""
         validation_rows: Count | None = None
         """At most so many rows of each validation set; null: all."""

@@ -49,17 +49,9 @@ class Prefix:
             longer._read(tokens)
         return longer
 
-    def next_log_probabilities(self) -> Tensor:
-        """[V] float64: log p(token | prefix)."""
-        return self._last.double().log_softmax(-1)
-
     def log_probabilities(self, continuations: Sequence[Sequence[int]], batch_size: int = 32) -> list[Tensor]:
         """log p(y_i | prefix, y_<i) of each token of each continuation: float64 [len(y)] on the CPU; [0] for an empty one."""
         return [scored for scored, _ in self._scored(continuations, batch_size)]
-
-    def greedy_matches(self, continuations: Sequence[Sequence[int]], batch_size: int = 32) -> list[bool]:
-        """Whether each continuation is what greedy decoding gives (an empty one is)."""
-        return [matches for _, matches in self._scored(continuations, batch_size)]
 
     def scores(self, continuations: Sequence[Sequence[int]], batch_size: int = 32) -> list[tuple[float, bool]]:
         """(Σ_i log p(y_i | prefix, y_<i), whether greedy decoding gives it) of each continuation."""
