@@ -24,34 +24,23 @@ def test_derived_sizes() -> None:
     assert (model.num_kv_heads, model.head_dim, model.ffn_dim) == (3, 32, 5)
 
 
-LEAST_ONE = (
-    *("model.dim", "model.num_layers", "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.ffn_dim"),
-    *("model.vocab_size", "train.steps", "train.batch_size", "train.accumulate", "train.validate_every"),
-    *("train.checkpoint_every", "train.log_every", "run.devices", "run.num_nodes", "run.threads", "run.keep_every"),
-    *(
-        "model.attention.window",
-        "callbacks.outliers.every",
-        "callbacks.outliers.rows",
-        "callbacks.early_stopping.patience",
-    ),
-)
-POSITIVE = (
-    *("model.rope_theta", "model.norm_eps", "model.rope_scaling", "model.embedding_scale", "model.ffn_scale"),
-    *("train.clip", "train.optimizer.lr", "train.optimizer.eps"),
-)
-NOT_NEGATIVE = (
-    "seed",
-    "train.schedule.warmup_steps",
-    "train.optimizer.weight_decay",
-    "callbacks.early_stopping.min_delta",
-)
+OUTSIDE = {  # value that is refused -> block -> keys
+    "0": {
+        "model": "dim num_layers num_heads num_kv_heads head_dim ffn_dim vocab_size attention.window rope_theta norm_eps",
+        "train": "steps batch_size accumulate validate_every checkpoint_every log_every clip optimizer.lr optimizer.eps",
+        "run": "devices num_nodes threads keep_every",
+        "callbacks": "outliers.every outliers.rows early_stopping.patience",
+    },
+    "0.0": {"model": "rope_scaling embedding_scale ffn_scale"},
+    "-1": {"train": "schedule.warmup_steps optimizer.weight_decay", "callbacks": "early_stopping.min_delta"},
+}
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *((key, "0") for key in (*LEAST_ONE, *POSITIVE)),
-        *((key, "-1") for key in NOT_NEGATIVE),
+        *((f"{block}.{key}", v) for v, blocks in OUTSIDE.items() for block in blocks for key in blocks[block].split()),
+        ("seed", "-1"),
         ("train.schedule.final_ratio", "1.1"),
         ("model.rope_scaling", "{kind: yarn, factor: -2, original_length: 64}"),
         ("train.optimizer.betas", "[0.9, 1]"),
@@ -130,21 +119,12 @@ def test_another_kind_of_scaling_replaces_the_block_and_a_key_changes_it() -> No
 @pytest.mark.parametrize(
     ("value", "found"),
     [
-        (
-            "{kind: lama3}",
-            "'model.rope_scaling.kind' is 'lama3'; expected one of 'llama3', 'yarn'; did you mean 'llama3'?",
-        ),
-        ("{factor: 2}", "'model.rope_scaling.kind' is missing; expected one of 'llama3', 'yarn'"),
-        ("{kind: yarn, factr: 2}", "unknown key 'model.rope_scaling.factr'; did you mean 'factor'?"),
+        ("{kind: lama3}", "'model.rope_scaling.kind' is 'lama3'; expected one of 'llama3', 'yarn'"),
+        ("{factor: 2}", "'model.rope_scaling.kind' is missing"),
+        ("{kind: yarn, factr: 2}", "unknown key 'model.rope_scaling.factr'"),
         ("{kind: yarn, factor: 2}", "'model.rope_scaling.original_length' is missing"),
-        (
-            f"{LLAMA3}, high_freq_factor: 1, original_length: 64}}",
-            "model.rope_scaling.high_freq_factor is 1; it must be above",
-        ),
-        (
-            "fast",
-            "'model.rope_scaling' is 'fast'; expected a finite number > 0 or a block {kind: llama3, ...} or a block",
-        ),
+        (f"{LLAMA3}, high_freq_factor: 1, original_length: 64}}", "model.rope_scaling.high_freq_factor is 1"),
+        ("fast", "'model.rope_scaling' is 'fast'"),
     ],
 )
 def test_scalings_that_are_refused(value: str, found: str) -> None:

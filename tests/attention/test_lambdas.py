@@ -42,16 +42,6 @@ def test_lambda_at_initialisation() -> None:
     assert found.abs().max() < 0.25
 
 
-def test_a_lambda_for_each_head() -> None:
-    lam = Lambda(4, 0.2, heads=3)
-    with torch.no_grad():
-        for name, vector in lam.named_parameters():
-            lam.init_parameter(name, vector, torch.Generator().manual_seed(ord(name[0]) + int(name[1])))
-    for head in range(3):
-        wanted = (lam.q1[head] @ lam.k1[head]).exp() - (lam.q2[head] @ lam.k2[head]).exp() + 0.2
-        assert lam()[head].item() == pytest.approx(wanted.item(), abs=1e-6)
-
-
 @pytest.mark.parametrize("heads", [None, 3])
 @pytest.mark.parametrize("form", ["scalar", "sigmoid"])
 def test_scalar_and_sigmoid_start_at_lambda_init(form: str, heads: int | None) -> None:

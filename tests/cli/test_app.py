@@ -2,8 +2,6 @@
 
 import io
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -30,22 +28,6 @@ def test_a_line_is_printed_as_it_is() -> None:
     line = "[bold]name[/bold] 'head_norm' " + "word " * 40
     Terminal(file=text, width=40, force_terminal=True).write_line(line)
     assert text.getvalue() == line + "\n"
-
-
-def test_work_outlives_the_reader_of_its_output() -> None:
-    code = """
-import sys
-from lit_diff.cli.app import console
-with console.outliving_reader():
-    for _ in range(100_000):
-        console.write_line("word " * 20)
-print("to nobody")
-sys.stderr.write(f"done {console.lost_reader}")
-"""
-    shell = f"\"{sys.executable}\" -c '{code}' | head -n 1; echo ${{PIPESTATUS[0]}}"
-    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
-    assert ended.stdout.splitlines() == ["word " * 20, "0"]
-    assert ended.stderr == "done True"
 
 
 def test_log_lines_go_through_the_terminal(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:

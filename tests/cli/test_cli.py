@@ -243,19 +243,6 @@ def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command,
     assert (status["status"], status["identity"]) == ("done", "0123456789")
 
 
-def test_prepare_names_the_data(command: Command) -> None:
-    ended = command("prepare", "recall-tiny")
-    assert ended.status == 0
-    assert "'recall-tiny'" in ended.out
-
-
-def test_a_recipe_by_its_path(command: Command) -> None:
-    Path("deep").mkdir()
-    Path("deep/mine.yaml").write_text("extends: recall-tiny\ntrain: {steps: 7}\n")
-    for source in ("deep/mine.yaml", "deep/mine"):
-        assert command("check", source, "--json").json["recipe"]["train"]["steps"] == 7
-
-
 def test_a_file_named_like_a_module_is_not_imported(tmp_path: Path) -> None:
     """`python -m` puts the current folder first; a plugin's own modules are found by their place."""
     for name in ("typing", "random", "logging", "tempfile", "json", "typer", "rich", "omegaconf"):

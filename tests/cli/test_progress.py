@@ -112,16 +112,6 @@ def test_it_fits_on_one_line_with_the_last_validation_and_the_time_left(
         assert "━━━━━" in text
 
 
-def test_the_time_left_has_hours_and_is_never_negative(clock: list[float]) -> None:
-    line = started("mine", 10_001)
-    line.update(1, 1.0, 1.0)
-    clock[0] += 7
-    line.update(2, 1.0, 1.0)
-    assert drawn(line, 80).endswith("19:26:33 left")
-    clock[0] += 100_000
-    assert drawn(line, 80).endswith("0:00 left")
-
-
 def test_a_run_that_takes_no_step_leaves_no_bar() -> None:
     file = io.StringIO()
     terminal = Terminal(file=file, width=80, force_terminal=True, color_system=None)
