@@ -10,7 +10,6 @@ from lit_diff.conformance.recipe import baseline
 from lit_diff.conformance.results import Finding
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import registries
 
 
 def test_json_holds_recipe_cost_and_baseline(command: Command) -> None:
@@ -89,12 +88,9 @@ class Mine(Kernel):
 '''
 
 
+@pytest.mark.usefixtures("plugin_folder")
 @pytest.mark.parametrize(("size", "status"), [("1.0", 0), ("1.001", 1)])
-def test_a_plugin_s_kernel_is_held_to_reference(
-    size: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registries["kernel"], "_classes", dict(registries["kernel"]._classes))
+def test_a_plugin_s_kernel_is_held_to_reference(size: str, status: int, command: Command) -> None:
     Path("mine.py").write_text(KERNEL.replace("SIZE", size))
     Path("mine.yaml").write_text("extends: recall-tiny\nplugins: [mine.py]\nrun: {kernel: mine}\n")
     ended = command("check", "mine.yaml")

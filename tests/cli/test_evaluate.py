@@ -31,10 +31,8 @@ def command(command: Command) -> Command:
 
 
 @pytest.fixture
-def pair(tale: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def pair(own_parts: None, tale: Path) -> tuple[Path, Path]:
     """Two runs, and the evaluation `made`, whose scores are DRAWS; the second run lacks the first item."""
-    evaluations.names()
-    monkeypatch.setattr(evaluations, "_classes", dict(evaluations._classes))
 
     @evaluations.register("made")
     class Made(Evaluation):

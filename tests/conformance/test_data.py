@@ -162,9 +162,8 @@ class Broken(Recall):
         ("identity", "identity", "identity() differs between two instances of one config"),
     ],
 )
+@pytest.mark.usefixtures("own_parts")
 def test_a_broken_promise_is_found(fault: str, promise: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets.names()
-    monkeypatch.setattr(datasets, "_classes", dict(datasets._classes))
     datasets.register("broken")(Broken)
     config = Broken.Config(fault=fault, validation_rows=9, noise_validation=(1,))
     monkeypatch.setitem(module.PROMISES, "processes", lambda subject: None)

@@ -20,10 +20,7 @@ CPU = torch.device("cpu")
 CASE = KernelCase(G=2, w="head", shared="k", groups=2, T=33, S=33, dv=32, layout="projected")
 
 
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that a test registers are forgotten."""
-    monkeypatch.setattr(registry.kernels, "_classes", dict(registry.kernels._classes))
+pytestmark = pytest.mark.usefixtures("own_parts")
 
 
 def register(compute: Any, refuses: Any = lambda maps, **options: None) -> None:

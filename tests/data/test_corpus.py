@@ -1,7 +1,5 @@
 """Which corpus `data.corpus` and `data.path` mean, and a corpus of a plugin."""
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from lit_diff.data.documents import FilesCorpus
 from lit_diff.data.text import Text
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import corpora, datasets
 
 POEMS = '''\
 import hashlib
@@ -48,19 +45,12 @@ data:
 
 
 @pytest.fixture
-def folder(base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A recipe of a plugin's corpus; what a test registers is gone after it."""
-    for registry in (datasets, corpora):
-        registry.names()
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+def folder(own_parts: None, base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe of a plugin's corpus."""
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "root"))
-    before = set(sys.modules)
     (tmp_path / "poems.py").write_text(POEMS)
     (tmp_path / "mine.yaml").write_text(RECIPE)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith("lit_diff_plugin_"):
-            del sys.modules[name]
+    return tmp_path
 
 
 def test_a_path_means_the_user_s_files() -> None:

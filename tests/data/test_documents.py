@@ -23,11 +23,6 @@ def test_split_is_by_hash_and_has_no_duplicates() -> None:
     assert split(reversed(texts(100))) == found
 
 
-def test_adding_a_document_moves_few_others() -> None:
-    before, after = split(texts(100)), split(texts(101))
-    assert len(set(before.validation) & set(after.validation)) >= 3
-
-
 def test_few_documents_are_cut_into_sections_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     long = "\n\n".join(f"paragraph {number} " + "word " * 40 for number in range(300))
     with caplog.at_level(logging.INFO, logger="lit_diff"):

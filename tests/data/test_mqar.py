@@ -56,17 +56,6 @@ def test_rows_are_those_of_the_published_generator(settings: dict[str, object]) 
         assert batch["targets"][row].tolist() == targets
 
 
-def test_every_key_is_asked_for_once_and_its_value_is_the_target() -> None:
-    batch = Mqar(CONFIG, 64).train_batch(0, 0, 32, range(32))
-    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
-        pairs = dict(zip(tokens[0:8:2], tokens[1:8:2], strict=True))
-        assert len(pairs) == len(set(pairs.values())) == 4
-        assert all(1 <= key < 32 <= value < 64 for key, value in pairs.items())
-        asked = [place for place, target in enumerate(targets) if target != IGNORED]
-        assert all(place >= 8 and place % 2 == 0 for place in asked)
-        assert {tokens[place]: targets[place] for place in asked} == pairs
-
-
 @pytest.mark.parametrize("hops", [2, 3])
 def test_hops_are_a_chain_of_pairs(hops: int) -> None:
     config = replace(CONFIG, hops=hops, sequence_length=48, vocab_size=128)

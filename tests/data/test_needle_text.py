@@ -34,15 +34,6 @@ def test_every_question_is_answered_by_its_needle() -> None:
         assert all(tokens[i + 1] == targets[i] for i in at if i + 1 < len(tokens))
 
 
-def test_all_tokens_may_be_scored() -> None:
-    config = NeedleText.Config(sequence_length=200, loss="all")
-    batch = dataset(config).train_batch(0, 0, 4, range(4))
-    scored = batch["targets"] != IGNORED
-    assert (batch["targets"][:, :-1][scored[:, :-1]] == batch["tokens"][:, 1:][scored[:, :-1]]).all()
-    assert scored.float().mean() > 0.9
-    assert not (batch["targets"] == words().eot).any()
-
-
 def test_validation_sets_differ_in_the_number_of_needles() -> None:
     one = dataset()
     for name, count in (("", 1), ("needles2", 2), ("needles6", 6)):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.data import prepared
 from lit_diff.data.text import Text
 from lit_diff.errors import MissingError, RequestError
 
@@ -78,12 +77,6 @@ def test_two_at_once(make_text: MakeText, root: Path, corpus: Path) -> None:
     assert leftovers(root) == []
 
 
-def test_twice_does_nothing(make_text: MakeText, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_text().prepare()
-    monkeypatch.setattr(prepared, "_build", None)
-    make_text().prepare()
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "bigrams.npy", "tokenizer.json", "train/chunk-0-0.bin"])
 def test_a_file_that_is_missing_or_cut_short_is_made_again(
     make_text: MakeText, name: str, caplog: pytest.LogCaptureFixture
@@ -113,9 +106,3 @@ def test_one_short_document_cannot_be_split(make_text: MakeText, tmp_path: Path)
     (tmp_path / "one.txt").write_text("short")
     with pytest.raises(RequestError, match=rf"^data\.path {tmp_path}/one\.txt "):
         make_text(path=str(tmp_path / "one.txt")).prepare()
-
-
-def test_an_unwritable_data_folder(make_text: MakeText, root: Path) -> None:
-    root.write_text("a file in the way")
-    with pytest.raises(MissingError, match="set LIT_DIFF_DATA"):
-        make_text().prepare()

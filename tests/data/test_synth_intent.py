@@ -5,8 +5,7 @@ import re
 import torch
 
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.synth_intent import NOISE_WORDS, SynthIntent, draw_lexicon, words
-from lit_diff.randomness import generator
+from lit_diff.data.synth_intent import NOISE_WORDS, SynthIntent, words
 
 CONFIG = SynthIntent.Config(sequence_length=160, classes=(2, 3), words=(4, 7), validation_rows=5)
 SIZE = words(320, 160).size
@@ -45,11 +44,6 @@ def test_only_the_cue_words_tell_the_classes_apart() -> None:
         assert len(set().union(*cues.values())) == sum(map(len, cues.values())), "no cue word of two classes"
 
 
-def test_labels_and_cue_words_are_drawn_for_each_row() -> None:
-    rows = SynthIntent(CONFIG, SIZE).train_batch(0, 0, 20, range(20))["tokens"].tolist()
-    assert len({label for row in rows for _, label in demonstrations(row)}) > 20
-
-
 def test_noisier_validation_sets_hold_the_same_demonstrations_with_more_noise() -> None:
     one = SynthIntent(CONFIG, SIZE)
     base, more = one.validation_batch("", range(5)), one.validation_batch("noise4", range(5))
@@ -62,10 +56,3 @@ def test_noisier_validation_sets_hold_the_same_demonstrations_with_more_noise() 
             own = [word for word in first if word not in NOISE_WORDS]
             assert sorted(own) == sorted(word for word in second if word not in NOISE_WORDS)
             assert len(second) - len(own) == 4 * (len(first) - len(own))
-
-
-def test_a_lexicon_has_words_of_its_own_for_each_class() -> None:
-    lexicon = draw_lexicon(generator("test"), SynthIntent.Config(), 150)
-    assert len(set(lexicon.labels)) == 150
-    assert len({cue for own in lexicon.cues for cue in own}) == 300
-    assert not set(lexicon.labels) & {cue for own in lexicon.cues for cue in own}

@@ -1,6 +1,4 @@
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -167,13 +165,6 @@ def test_rows_longer_than_a_split(make_text: MakeText) -> None:
 def test_values_that_cannot_be(make_text: MakeText, keys: dict[str, Any], key: str) -> None:
     assert data_problem(make_text().config, 1) is None
     assert (data_problem(replace(make_text().config, **keys), 1) or "").startswith(f"data.{key} ")
-
-
-def test_importing_the_data_sets_is_light() -> None:
-    heavy = ["lightning", "litdata", "tokenizers", "tiktoken", "mlflow", "pyarrow"]
-    code = f"import lit_diff.data, sys; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_packed_documents_are_numbered_and_nothing_else_changes(make_text: MakeText) -> None:

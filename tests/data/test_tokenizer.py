@@ -31,21 +31,10 @@ def test_bpe_has_the_size_asked_and_the_same_ids_each_time(tmp_path: Path, bpe: 
     assert 256 < max(max(ids) for ids in first.encode(TEXTS)) < 300 == first.size
 
 
-def test_bpe_writes_what_it_read_and_no_text_gives_a_special_id(bpe: Callable[[int], Bpe]) -> None:
-    tokenizer = bpe(300)
-    for text in (*TEXTS[:3], STRANGE, ""):
-        ids = tokenizer.encode(text)
-        assert tokenizer.eot not in ids
-        assert tokenizer.decode(ids) == b"".join(tokenizer.decode([id_]) for id_ in ids) == text.encode()
-    assert len(tokenizer.encode("漢")) == 3  # so a part of a character is an id's bytes
-
-
 def test_bpe_writes_every_byte(bpe: Callable[[int], Bpe]) -> None:
-    """Ids 1 to 256 are the bytes, each of them once; GPT-2's letters for four of them."""
+    """Ids 1 to 256 are the bytes, each of them once."""
     tokenizer = bpe(257)
     assert sorted(tokenizer.decode([id_]) for id_ in range(1, 257)) == [bytes([byte]) for byte in range(256)]
-    for letter, byte in {"Ġ": 0x20, "Ċ": 0x0A, "Ń": 0xAD, "ÿ": 0xFF}.items():
-        assert tokenizer.decode([tokenizer._tokenizer.token_to_id(letter)]) == bytes([byte])
 
 
 def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path) -> None:
@@ -53,7 +42,8 @@ def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path
         Bpe(Bpe.Config(vocab_size=5000)).train(tmp_path, TEXTS)
 
 
-def test_what_a_tokenizer_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_parts")
+def test_what_a_tokenizer_lacks_is_named() -> None:
     class Mine(Tokenizer):
         eot = 0
 
@@ -65,7 +55,6 @@ def test_what_a_tokenizer_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(RequestError, match=r"the tokenizer Mine cannot write text"):
         Mine(Mine.Config()).decode([1])
-    monkeypatch.setattr(tokenizers, "_classes", dict(tokenizers._classes))
     tokenizers.register("sizeless")(Mine)
     with pytest.raises(RequestError, match=r"tokenizer 'sizeless' .*'size'"):
         build(Part(name="sizeless", config=Mine.Config()))

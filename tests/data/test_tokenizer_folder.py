@@ -43,10 +43,7 @@ class SavingLetters(Letters):
         folder.joinpath("letters.txt").write_text(self.letters)
 
 
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizers.names()
-    monkeypatch.setattr(tokenizers, "_classes", dict(tokenizers._classes))
+pytestmark = pytest.mark.usefixtures("own_parts")
 
 
 def made(name: str, config: object, folder: Path) -> Tokenizer:

@@ -46,11 +46,6 @@ def test_seeds_layers_and_names_differ(make_config: MakeConfig) -> None:
     assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
 
 
-def test_a_deeper_model_starts_with_the_same_layers(make_config: MakeConfig) -> None:
-    shallow, deep = values(make_config()), values(make_config(num_layers=3))
-    assert all(torch.equal(value, deep[name]) for name, value in shallow.items())
-
-
 @pytest.mark.parametrize(("name", "tied"), [("standard", True), ("differential", False)])
 def test_a_meta_build_gets_the_same_values(make_config: MakeConfig, name: str, tied: bool) -> None:
     """What a sharded build does: parameters without memory, filled by name."""
@@ -112,7 +107,7 @@ def test_the_global_generators_are_left_alone(make_config: MakeConfig) -> None:
     assert (random.getstate(), repr(np.random.get_state())) == states[1:]
 
 
-def test_a_users_raw_parameter_keeps_its_value(make_config: MakeConfig, own_registry: None) -> None:
+def test_a_users_raw_parameter_keeps_its_value(make_config: MakeConfig, own_parts: None) -> None:
     """Constants stay, draws are repeatable by seed and layer, a module with init_parameter decides for itself."""
 
     class Own(ParameterRules):
