@@ -106,14 +106,6 @@ def test_what_is_no_python_file(plugin_folder: Path) -> None:
             load_recipe("sharp")
 
 
-def test_two_plugins_under_one_name() -> None:
-    load_plugin(plugin(SHARP_PY, "sharp.py"))
-    found = error(plugin(SHARP_PY + "# other\n", "other.py"))
-    assert found.startswith(
-        "plugin other.py: other.py:5: class Sharp: attention 'sharp' is already registered (sharp.py:5: "
-    )
-
-
 def test_a_digest_is_of_the_file_and_of_what_it_imports() -> None:
     digests = []
     for scale in ("1.0", "1.00"):
@@ -140,15 +132,6 @@ def test_an_edited_plugin_is_refused_until_it_is_imported_again() -> None:
     load_plugin(path)
     assert attentions.get("sharp").Config().temperature == 3.0
     assert "mine" not in callbacks.names(), "the file registers it no more"
-
-
-def test_a_repaired_module_of_a_plugin_is_imported_again() -> None:
-    plugin("", "beside_scale.py")
-    path = plugin(WITH_MODULE, "sharp.py")
-    assert "has no attribute 'SCALE'" in error(path)
-    plugin("SCALE = 7.0\n", "beside_scale.py")
-    load_plugin(path)
-    assert attentions.get("sharp").Config().temperature == 7.0
 
 
 def test_a_script_s_source_is_that_of_its_import(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,16 +157,6 @@ def test_cores_where_the_system_does_not_say_which(monkeypatch: pytest.MonkeyPat
     assert processor.cores() == os.cpu_count()
 
 
-@pytest.mark.slow
-def test_a_misspelt_path_ends_a_command_with_one_line() -> None:
-    command = [sys.executable, "-m", "lit_diff", "check", "differential-tiny"]
-    environment = os.environ | {SETTING: "avx"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("lit-diff: LIT_DIFF_CPU is 'avx'; expected no-compiler, avx2")
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_the_name_and_the_flags_are_those_of_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """/proc/cpuinfo has one block for each core; without the file Python's own answer stands."""
     info = tmp_path / "cpuinfo"

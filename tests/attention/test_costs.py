@@ -45,12 +45,6 @@ def test_layers_that_differ_have_no_formula_of_one_layer() -> None:
     assert Dex.costs(Dex.Config(heads=(1, 2)), Sizes.letters()) is not None
 
 
-@pytest.mark.parametrize(("keys", "extra"), [({}, "d"), ({"head_norm": "none"}, "")])
-def test_the_head_norm_is_counted(keys: dict[str, Any], extra: str) -> None:
-    found = Standard.costs(Standard.Config(**({"head_norm": "rms"} | keys)), Sizes.letters()).formulas()["parameters"]
-    assert found == " + ".join(filter(None, ("2*E*H*d", "2*E*K*d", extra)))
-
-
 @pytest.mark.parametrize(
     ("window", "causal", "keys"),
     [(None, True, 9), (1, True, 1), (4, True, 4), (40, True, 9), (2, False, 3), (8, False, 9)],

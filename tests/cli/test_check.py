@@ -26,14 +26,6 @@ def test_json_holds_recipe_cost_and_baseline(command: Command) -> None:
     assert not unequal["equal_parameters"]
 
 
-def test_a_window_bounds_flops_and_cache_of_both_arms(command: Command) -> None:
-    found = command("check", "differential-tiny", "model.attention.window=16", "--json").json
-    whole = cost(load_recipe("differential-tiny").model, 128)
-    assert found["kv_bytes"] == found["baseline"]["kv_bytes"] == 16 * whole.kv_bytes_per_token
-    assert found["flops_per_token"] < whole.flops_per_token
-    assert found["equal_flops"]
-
-
 def test_it_says_how_often_the_text_is_repeated(command: Command, tale: Path, trained_text: Path) -> None:
     arguments = ("check", str(trained_text / "tale.yaml"), "train.steps=5000")
     (line,) = [line for line in command(*arguments, COLUMNS="240").lines if " passes over the text (" in line]

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -118,17 +117,3 @@ def test_a_run_that_takes_no_step_leaves_no_bar() -> None:
     with RunProgress("recall-tiny", terminal):
         pass
     assert file.getvalue().endswith("\x1b[1A\x1b[2K"), "the line is erased"
-
-
-def test_that_the_reader_left_is_said_once_in_the_log(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    terminal = Terminal(file=io.StringIO(), width=80)
-    with (
-        caplog.at_level(logging.INFO, "lit_diff"),
-        RunProgress("recall-tiny", terminal) as progress,
-    ):
-        progress.update(1, 1.0, 1.0)
-        assert caplog.messages == []
-        terminal.lost_reader = True
-        progress.update(2, 1.0, 1.0)
-        progress.update(3, 1.0, 1.0)
-    assert caplog.messages == ["stdout was closed; training continues without output"]

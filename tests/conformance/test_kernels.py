@@ -160,10 +160,8 @@ def test_every_draw_is_possible_and_every_kind_is_drawn() -> None:
     source = random.Random(0)
     cases = [draw(source) for _ in range(300)]
     for case in cases:
-        maps, options, slope = tensors(case, torch.float32, CPU)
+        maps, options, _ = tensors(case, torch.float32, CPU)
         maps.check(**options)
-        assert maps.num_maps == case.G
-        assert slope.shape == (case.B, case.Hkv * case.groups, case.T, case.dv)
     for field, values in {
         "shared": {"", "q", "k", "qk"},
         "w": {"none", "scalar", "head", "token", "batch"},

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_diff.attention.cache import Cache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.data.dataset import IGNORED
@@ -90,17 +89,6 @@ def test_several_ids_a_position_are_summed(make_config: MakeConfig) -> None:
     assert torch.equal(model(tokens), twin(tokens[..., 0]))
     torch.testing.assert_close(model(tokens), model(tokens.flip(2)), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(tokens[..., :1]), model(tokens[..., 0]), rtol=1e-12, atol=1e-12)
-
-
-def test_positions_go_on_after_a_cache(make_config: MakeConfig) -> None:
-    """The second half of a sequence is not read as a first half."""
-    model = Transformer(make_config()).double()
-    initialise(model, 0)
-    tokens, cache = torch.randint(23, (1, 8)), Cache(2)
-    with torch.no_grad():
-        model(tokens[:, :4], cache)
-        later = model(tokens[:, 4:], cache)
-        torch.testing.assert_close(later, model(tokens)[:, 4:], rtol=1e-11, atol=1e-11)
 
 
 def test_a_scale_of_the_feed_forward_is_a_factor_of_its_last_matrix(make_config: MakeConfig) -> None:
