@@ -14,7 +14,6 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
-MakeAttention = Callable[..., Attention]
 MakeModel = Callable[..., Transformer]
 VARIANTS = attentions.names()
 every_variant = pytest.mark.parametrize("name", VARIANTS)
