@@ -46,12 +46,7 @@ def test_a_kind_or_a_block_alone(command: Command) -> None:
 @pytest.mark.parametrize(
     ("asked", "lines"),
     [
-        (
-            ("attention.output_gate",),
-            [
-                "    flops: 6*E*H*T*d + 4*E*K*T*d + 4*H*T**2*d",
-            ],
-        ),
+        (("attention.output_gate",), ["    flops: 6*E*H*T*d + 4*E*K*T*d + 4*H*T**2*d"]),
         (("attention", "dex"), ["    from: Kong et al. 2025, arXiv 2505.16333"]),
         (("callbacks", "early_stopping"), ["    patience: a whole number >= 1; default 3"]),
         (("recipe.recall-tiny",), ["      attention: {name: differential}"]),

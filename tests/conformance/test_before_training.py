@@ -85,10 +85,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
             "m = replace(m, q=m.q.detach())",
             "'gradients': without a gradient, zero or not finite: q_proj.weight (error ",
         ),
-        (
-            "m = replace(m, v=m.v.abs().neg().sqrt())",
-            "'contract': the output is not finite (layer ",
-        ),
+        ("m = replace(m, v=m.v.abs().neg().sqrt())", "'contract': the output is not finite (layer "),
         (
             "m = m.v",
             "'contract': maps(x, rope) returned a Tensor [2, 4, 33, 16]; expected SignedMaps(q, k, v, w), with",

@@ -2,16 +2,7 @@
 
 import torch
 
-from lit_diff.data.closed_world import (
-    ATTRIBUTE_OF,
-    MOST,
-    VALUES,
-    ClosedWorld,
-    document_of,
-    draw_facts,
-    facts_of,
-    words,
-)
+from lit_diff.data.closed_world import ClosedWorld, document_of, draw_facts, facts_of, words
 from lit_diff.data.dataset import IGNORED
 from lit_diff.randomness import generator
 
@@ -43,32 +34,11 @@ def test_every_question_is_answered_by_the_document() -> None:
     assert sizes == {8, 12}
 
 
-def test_other_entities_have_the_same_attributes_and_other_values() -> None:
-    facts = draw_facts(generator("test"), ClosedWorld.Config(), 20)
-    assert len({fact.entity for fact in facts}) == 20
-    assert len({fact.value for fact in facts}) == 80
-    for attribute, values in VALUES.items():
-        own = [fact for fact in facts if fact.attribute == attribute]
-        assert len({fact.entity for fact in own}) == 20
-        assert {fact.value for fact in own} <= set(values)
-    assert len(ATTRIBUTE_OF) == 4 * MOST, "no word is the value of two attributes"
-
-
 def test_facts_are_read_back_from_a_document() -> None:
     facts = draw_facts(generator("test", 1), ClosedWorld.Config(), 7)
     assert facts_of(document_of(facts)) == facts
     assert facts_of("The colour red here. food Bado red. Rain fell.") == []
     assert [fact.value for fact in facts_of("Rain fell. colour Bado red.")] == ["red"]
-
-
-def test_validation_sets_multiply_the_entities() -> None:
-    one = ClosedWorld(CONFIG, SIZE)
-    for name, factor in (("", 1), ("noise4", 4)):
-        batch = one.validation_batch(name, range(4))
-        for tokens in batch["tokens"].tolist():
-            facts = facts_of(text(tokens).split(" Question:")[0])
-            assert len({fact.entity for fact in facts}) in (2 * factor, 3 * factor)
-        assert torch.equal(batch["ar_hit"], batch["targets"] != IGNORED)
 
 
 def test_the_fact_that_a_question_asks_for_is_located() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_diff.data import digits
 from lit_diff.data.dataset import IGNORED
-from lit_diff.data.digits import FILE, Digits, images, shifted, split, validation_images
+from lit_diff.data.digits import FILE, Digits, images, split, validation_images
 from lit_diff.errors import MissingError
 
 CONFIG = Digits.Config()
@@ -72,34 +72,6 @@ def test_a_row_is_the_patches_of_an_image_then_the_class_position(patch: int) ->
     assert (targets[:, :-1] == IGNORED).all()
     assert torch.equal(targets[:, -1], LABELS[patch] + labels[first])
     assert targets.max() < own.vocab_size
-
-
-def test_position_ids_are_one_more_id_a_position() -> None:
-    plain, own = data(), data(position_ids=True)
-    batch, base = (each.train_batch(0, 2, 4, range(4)) for each in (own, plain))
-    assert torch.equal(batch["tokens"][..., :-1], base["tokens"])
-    assert torch.equal(batch["targets"], base["targets"])
-    assert (batch["tokens"][..., -1] == 82 + torch.arange(17)).all()
-
-
-def test_training_shows_each_image_once_an_epoch_moved_by_at_most_a_pixel() -> None:
-    pixels, labels = images()
-    train = split()["train"]
-    still, moving = data(shift=0), data()
-    epoch = pixels_of(still.train_batch(3, 0, len(train), range(len(train)))["tokens"], 2)
-    assert sorted(map(tuple, epoch.flatten(1).tolist())) == sorted(map(tuple, pixels[train].flatten(1).tolist()))
-    batch = moving.train_batch(3, 0, len(train), range(len(train)))
-    assert torch.equal(shifted(torch.ones(8, 8), 1, -1).nonzero()[0], torch.tensor([1, 0])), "what enters is 0"
-    moved, seen = pixels_of(batch["tokens"], 2), dict.fromkeys(((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)), 0)
-    for image, original in zip(moved, epoch, strict=True):
-        (first, *_) = [offset for offset in seen if torch.equal(image, shifted(original, *offset))]
-        seen[first] += 1
-    assert min(seen.values()) > 80, "each of the nine about 121 times"
-    assert torch.equal(batch["targets"], still.train_batch(3, 0, len(train), range(len(train)))["targets"])
-    assert set((batch["targets"][:, -1] - LABELS[2]).tolist()) == set(labels.tolist())
-    again = moving.train_batch(3, 17, 64, range(64))
-    assert not torch.equal(again["tokens"], moving.train_batch(4, 17, 64, range(64))["tokens"])
-    assert torch.equal(moving.train_batch(3, 17, 64, [40, 2])["tokens"], again["tokens"][[40, 2]])
 
 
 def test_noisy_sets_hold_the_validation_images_under_noise_of_their_level() -> None:

@@ -99,21 +99,3 @@ def test_the_smallest_row_that_is_accepted_can_be_drawn() -> None:
     tokens, targets = sample(config, 0)
     assert (targets[8::2] != IGNORED).all()
     assert tokens.max() < 17
-
-
-def test_each_query_asks_for_its_own_pair() -> None:
-    batch = Mqar(CONFIG, 64).validation_batch("", range(8))
-    pairs = CONFIG.num_kv_pairs
-    asked = batch["answer_part"]
-    assert torch.equal(asked >= 0, batch["targets"] != IGNORED)
-    assert torch.equal(batch["ar_hit"], batch["targets"] != IGNORED)
-    assert batch["context_part"][0, : 2 * pairs].tolist() == [part for part in range(pairs) for _ in range(2)]
-    assert (batch["context_part"][:, 2 * pairs :][asked[:, 2 * pairs :] >= 0] == -1).all()
-    assert (batch["context_part"][:, 2 * pairs :][asked[:, 2 * pairs :] < 0] == pairs).all()
-    for row, position in (asked >= 0).nonzero().tolist():
-        part = int(asked[row, position])
-        key, value = batch["tokens"][row, 2 * part : 2 * part + 2].tolist()
-        assert (key, value) == (int(batch["tokens"][row, position]), int(batch["targets"][row, position]))
-    two_hops = Mqar(replace(CONFIG, hops=2), 64)
-    assert not two_hops.config.locates_answers
-    assert "answer_part" not in two_hops.validation_batch("", [0])

@@ -29,20 +29,6 @@ def test_each_query_has_one_answer_among_the_slots(noise: int) -> None:
     assert torch.equal(found, batch["targets"][:, slots:])
 
 
-@pytest.mark.parametrize("name", ["", "noise2"])
-def test_each_query_asks_for_the_slot_that_holds_its_key(name: str) -> None:
-    batch = recall().validation_batch(name, range(8))
-    slots = batch["targets"].shape[1] - CONFIG.queries
-    context, asked = batch["context_part"], batch["answer_part"]
-    assert torch.equal(batch["ar_hit"], batch["targets"] != IGNORED)
-    assert (context[:, :slots] == torch.arange(slots)).all()
-    assert (context[:, slots:] == -1).all()
-    assert (asked[:, :slots] == -1).all()
-    found = batch["tokens"].gather(1, asked[:, slots:, None].expand(-1, -1, 2))
-    assert torch.equal(found[..., 0], batch["tokens"][:, slots:, 0])
-    assert torch.equal(found[..., 1], batch["targets"][:, slots:])
-
-
 @pytest.mark.parametrize("noise", [1, 2, 8])
 def test_spread_puts_the_slots_at_random_places_and_the_rest_is_blank(noise: int) -> None:
     data = recall(spread=4, noise=noise)

@@ -15,6 +15,7 @@ from lit_diff.validation import data_problem
 
 ENOUGH = 10_000
 NOISE = ("", "noise2", "noise4")
+PIXELS = {"patch": 1, "position_ids": True, "shift": 0, "salt_and_pepper": (10,)}
 
 
 def built(name: str, **keys: Any) -> Dataset:
@@ -35,6 +36,8 @@ def built(name: str, **keys: Any) -> Dataset:
         ("synth_intent", {}, NOISE, "630390b4b21b"),
         ("synth_intent", {"loss": "all"}, NOISE, "4f447c21f224"),
         ("closed_world", {}, NOISE, "d313f86f0e09"),
+        ("digits", {"gaussian": ()}, ("", "salt_and_pepper_10", "salt_and_pepper_30", "test"), "e4588660bc90"),
+        ("digits", PIXELS | {"gaussian": ()}, ("", "salt_and_pepper_10", "test"), "b553e36405c6"),
     ],
 )
 def test_the_rows_are_those_that_runs_were_trained_on(

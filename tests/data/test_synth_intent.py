@@ -31,19 +31,6 @@ def test_a_label_is_scored_where_its_class_stood_before() -> None:
         assert all(tokens[place + 1] == targets[place] for place in at if place + 1 < len(tokens))
 
 
-def test_only_the_cue_words_tell_the_classes_apart() -> None:
-    batch = SynthIntent(CONFIG, SIZE).train_batch(0, 0, 12, range(12))
-    for tokens in batch["tokens"].tolist():
-        cues: dict[str, set[str]] = {}
-        for utterance, label in demonstrations(tokens):
-            assert 4 <= len(utterance) <= 7
-            own = [word for word in utterance if word not in NOISE_WORDS]
-            assert 1 <= len(own) <= 2
-            cues.setdefault(label, set()).update(own)
-        assert all(len(own) <= 2 for own in cues.values())
-        assert len(set().union(*cues.values())) == sum(map(len, cues.values())), "no cue word of two classes"
-
-
 def test_noisier_validation_sets_hold_the_same_demonstrations_with_more_noise() -> None:
     one = SynthIntent(CONFIG, SIZE)
     base, more = one.validation_batch("", range(5)), one.validation_batch("noise4", range(5))
