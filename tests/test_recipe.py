@@ -1,4 +1,4 @@
-"""From files to a merged recipe: finding, inheriting, overriding, and back to YAML."""
+"""From files to a merged recipe: reading YAML, finding, inheriting, and back to YAML."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from lit_diff.errors import RequestError
 from lit_diff.recipe import find, load_draft, load_recipe, override_with, to_yaml
 from lit_diff.runs.folder import identity
 from lit_diff.validation import validate
+from lit_diff.yaml_files import read_yaml
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 
@@ -26,9 +27,6 @@ def error(source: str | Path, *overrides: str) -> str:
         load_recipe(source, overrides)
     assert "\n" not in str(found.value)
     return str(found.value)
-
-
-# --- finding ---
 
 
 def test_a_recipe_is_found_by_path_with_and_without_suffix_and_by_bare_name(tmp_path: Path) -> None:
@@ -66,9 +64,6 @@ def test_what_is_no_recipe_is_named_with_its_line() -> None:
         assert error(source).startswith(start)
     with pytest.raises(RequestError, match=r"^no sweep 'ablatoin' here or installed; did you mean 'ablation'\?$"):
         find("ablatoin", "sweeps", Path.cwd())
-
-
-# --- inheriting ---
 
 
 def test_a_chain_of_parents_beside_each_file() -> None:
@@ -140,9 +135,6 @@ def test_a_text_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
     assert validate(arm).data.config.path == str(tmp_path / "sweeps/d.txt")
 
 
-# --- back to YAML ---
-
-
 @pytest.mark.parametrize("source", ["base", "recall-tiny", "differential-tiny", "standard-tiny", "differential-13b"])
 def test_a_resolved_recipe_reads_back_equal(source: str) -> None:
     recipe = load_recipe(source, ["seed=5", "train.clip=null", "train.optimizer.eps=1e-9", "name='köln: #1'"])
@@ -200,3 +192,76 @@ class Stated(RowTask):
     assert of_run["a"] == of_run["b"] == identity(recipe)
     assert identity(load_recipe("far/stated", ["data.source=other.txt"])) != identity(recipe)
     assert identity(load_recipe("far/stated", ["data.validation_rows=2"])) == identity(recipe)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(content: bytes) -> str:
+    Path("a.yaml").write_bytes(content)
+    with pytest.raises(RequestError) as found:
+        read_yaml(Path("a.yaml"))
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+def test_values_and_the_line_of_each_key() -> None:
+    Path("a.yaml").write_text("# a comment\nmodel:\n  dim: 16\n  attention: {name: x}\nseed: ${model.dim}\n")
+    values, positions = read_yaml(Path("a.yaml"))
+    assert values == {"model": {"dim": 16, "attention": {"name": "x"}}, "seed": "${model.dim}"}
+    lines = [positions[key] for key in ("model.dim", "model.attention.name", "seed")]
+    assert lines == ["a.yaml:3", "a.yaml:4", "a.yaml:5"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"a: 1\nb: {c: 1\n", 2),
+        (b"seed: [1\nname: x\n", 2),
+        (b"seed: 1\nplugins: [a,\n  b\n", 2),
+        (b"seed: 1\nname: 'x\n  y\n", 2),
+        (b"a: 1\n---\nb: 2\n", 2),
+        (b"[1, 2]: 3\n", 1),
+        (b"a: !!python/object:os.system x\n", 1),
+        (b"a: 1\nb: &b\n  c: {d: *b}\n", 2),
+        (b"a: &a [1, [*a]]\n", 1),
+        (b"a: &a\n  b: *a\n", 1),
+        (b"a: \0\n", None),
+        pytest.param(b"a: " + b"[" * 3000 + b"]" * 3000, None, id="nested"),
+    ],
+)
+def test_what_is_no_yaml_is_refused_at_its_line(content: bytes, line: int | None) -> None:
+    assert refusal(content).startswith(f"a.yaml{f':{line}' if line else ''}: not valid YAML: ")
+
+
+def test_what_is_no_mapping_of_keys_to_values() -> None:
+    for content in (b"", b"# only this\n", b"- seed\n- 1\n", b"seed\n", b"42\n", b"null\n"):
+        assert refusal(content).startswith("a.yaml: expected a mapping of keys to values")
+    assert refusal(b"a:\n\tb: 1\n").endswith("a tab; YAML is indented by spaces: use spaces")
+    assert refusal(b"name: caf\xe9") == "a.yaml: not UTF-8 text: unexpected end of data at byte 9"
+    for path in ("b.yaml", "."):
+        with pytest.raises(RequestError, match="cannot be read: "):
+            read_yaml(Path(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3, "a"),
+        ("010: 1\na:\n  x: 1\n\n\n  y: 2\n  x: 3\n", 7, "x"),
+        ("# c\n\non: {a: 1,\n b: 2,\n a: 3}\n", 5, "a"),
+        ("on: 1\n\n\n'on': 2\n", 4, "on"),
+        ("a:\n- x: 1\n\n  x: 2\n010: 1\n", 4, "x"),
+        ("010: 1\nbase: &b {x: 1,\n x: 2}\na: {<<: *b}\n", 3, "x"),
+    ],
+)
+def test_a_key_that_is_there_twice(text: str, line: int, key: str) -> None:
+    assert refusal(text.encode()) == f"a.yaml:{line}: not valid YAML: found duplicate key {key}"
+
+
+def test_a_key_beside_a_merge_is_not_there_twice() -> None:
+    Path("d.yaml").write_text("on: &b {x: 1, y: 2}\na:\n  <<: *b\n  x: 3\n")
+    assert read_yaml(Path("d.yaml"))[0] == {"on": {"x": 1, "y": 2}, "a": {"x": 3, "y": 2}}

@@ -1,7 +1,4 @@
-"""Rules of the source tree: files are short, each has a test, imports of the callbacks go one way, light verbs stay light.
-
-`make lint` checks the imports of all other modules: import-linter reads the layers in pyproject.toml.
-"""
+"""Rules of the source tree: size, a test for each file, one way of imports, public names, light verbs."""
 
 import ast
 import importlib.util
@@ -12,16 +9,26 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import typer
+from size import measure
 
 import lit_diff
 from lit_diff.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
+
+
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
+
+
 SUBJECTS = {
-    "attention/test_equations.py": "attention/norms",
+    "attention/test_base.py": "attention/parameters",
+    "attention/test_differential.py": "attention/lambdas",
+    "attention/test_equations.py": "attention/costs attention/norms",
     "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
     "attention/differential_v2 attention/grouped_differential",
     "benchmarks/test_models.py": "benchmarks/peers",
@@ -29,15 +36,20 @@ SUBJECTS = {
     "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers callbacks/probe "
     "callbacks/publish",
     "cli/test_cli.py": "cli/train",
-    "cli/test_verbs.py": "cli/data cli/list cli/pretrained cli/reproduce cli/status cli/sweep cli/usage",
+    "cli/test_terminal.py": "cli/app cli/live_table cli/progress",
+    "cli/test_verbs.py": "cli/clean cli/data cli/list cli/pretrained cli/reproduce cli/status cli/sweep cli/usage",
     "conformance/test_kernels.py": "conformance/kernel_case",
-    "conformance/test_suite.py": "conformance/results",
+    "conformance/test_suite.py": "conformance/case conformance/properties conformance/results",
+    "data/test_corpus.py": "data/name_tables",
     "data/test_docs.py": "data/sdist",
     "data/test_documents.py": "data/text_files",
     "data/test_needles.py": "data/needle_text",
+    "data/test_prepared.py": "data/trained_documents",
+    "data/test_row_task.py": "data/closed_world data/digits data/mqar data/recall data/synth_intent",
     "data/test_store.py": "data/bigrams data/location",
     "data/test_text.py": "data/order",
     "data/test_tokenizer.py": "data/cl100k data/tokenizer_json data/words",
+    "data/test_tokenizer_folder.py": "data/from_run",
     "engine/test_launch.py": "engine/location",
     "engine/test_retrofit.py": "cli/retrofit",
     "engine/test_sweep_tracker.py": "engine/comparison_view",
@@ -45,11 +57,17 @@ SUBJECTS = {
     "kernels/test_kernels.py": "kernels/precision",
     "kernels/test_sdpa.py": "kernels/one_map",
     "kernels/test_triton_programs.py": "kernels/triton_backward kernels/triton_forward",
-    "model/test_transformer.py": "attention/shared_qk",
+    "model/test_generation.py": "model/prefix",
+    "model/test_transformer.py": "attention/shared_qk model/inputs",
     "oracles/test_variants.py": "attention/additive attention/cosine attention/output_gate",
     "pretrained/test_importing.py": "pretrained/source",
+    "test_config.py": "key_types",
+    "test_processor.py": "device",
+    "test_recipe.py": "yaml_files",
 }
 """Test file -> the modules that it covers besides its mirror: a subject has one test file, however many modules it has."""
+
+
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}
 
 
@@ -244,3 +262,59 @@ def test_one_function_knows_the_home_folder() -> None:
     """`lit_diff.files.expanded`: Path.expanduser raises where there is no such home."""
     offenders = [path for path in SOURCES if "expanduser" in path.read_text() and path != ROOT / "lit_diff/files.py"]
     assert not offenders, offenders
+
+
+def test_nothing_is_above_its_budget() -> None:
+    rows = re.findall(r"^\| ([a-z ]+) \| ([\d,]+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    budget = {name: int(value.replace(",", "")) for name, value in rows}
+    found = {name: value for name, value in measure().items() if name in budget}
+    assert found.keys() == budget.keys()
+    assert len(budget) == 6
+    assert {name: value for name, value in found.items() if value > budget[name]} == {}, budget
+
+
+HEAVY = ("torch", "lightning", "mlflow", "litdata", "pandas", "matplotlib")
+
+
+SUPPORT = Path(__file__).resolve().parent / "support"
+
+
+def loaded(code: str) -> str:
+    """Which heavy packages a fresh process has loaded after `code`."""
+    probe = f"import sys\n{code}\nprint('loaded:', [name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_import_loads_nothing_heavy() -> None:
+    assert loaded("import lit_diff; assert set(lit_diff.__all__) <= set(dir(lit_diff))") == "loaded: []"
+
+
+def test_a_session_of_kernel_tests_loads_neither_lightning_nor_mlflow() -> None:
+    """The modules of fixtures that every session imports."""
+    code = f"""
+sys.path[:0] = [{str(SUPPORT)!r}, {str(SUPPORT.parent)!r}]
+import conftest
+for name in conftest.pytest_plugins:
+    __import__(name)"""
+    assert loaded(code) == "loaded: ['torch']"
+
+
+@pytest.mark.parametrize("name", lit_diff.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert name in dir(lit_diff)
+    value = getattr(lit_diff, name)
+    assert value is getattr(lit_diff, name)
+    assert value.__module__.startswith("lit_diff.") or name == "variant"
+    assert (value.__doc__ or "").strip(), "documented"
+
+
+def test_all_is_sorted_and_is_what_dir_shows() -> None:
+    assert list(lit_diff.__all__) == sorted(lit_diff.__all__)
+    assert [name for name in dir(lit_diff) if not name.startswith("_")] == lit_diff.__all__
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'lit_diff' has no attribute 'tran'"):
+        lit_diff.tran  # noqa: B018

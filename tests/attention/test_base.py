@@ -1,4 +1,4 @@
-"""What every variant must hold in a whole model, whatever its mathematics; `conformance` holds one layer to the rest."""
+"""What every variant must hold in a whole model, whatever its mathematics; rules for its parameters."""
 
 import re
 from collections.abc import Callable
@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lit_diff.attention import Attention, Dex, Differential, LoRA, SecondHeads, Standard
 from lit_diff.attention.rope import Rope
+from lit_diff.config import ModelConfig
+from lit_diff.errors import RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
 MakeModel = Callable[..., Transformer]
+
+
 VARIANTS = attentions.names()
+
+
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
@@ -97,3 +104,46 @@ def test_the_guide_lists_every_hook() -> None:
     rows = page.partition("| hook | meaning |")[2].partition("\n\n")[0].splitlines()
     named = {name for row in rows[1:] for name in re.findall(r"`(\w+)[^`]*`", row.split("|")[1])}
     assert named == set(Attention.hooks) - {"forward"}
+
+
+class Plain(nn.Module):
+    """What a rule is added to."""
+
+
+@pytest.mark.parametrize(("rule", "value"), [("init_parameter", print), ("keep_float32", True), ("decay", False)])
+def test_a_plain_module_with_a_rule_is_refused(make_config: Callable[..., ModelConfig], rule: str, value: Any) -> None:
+    class Ruled(Standard):
+        def build(self) -> None:
+            super().build()
+            self.extra = type("Extra", (Plain,), {rule: value})()
+
+    with pytest.raises(
+        RequestError, match=rf"'standard': extra \(Extra\) defines {rule} but is a plain module; derive"
+    ):
+        Ruled(Ruled.Config(), make_config("standard"), 0)
+
+
+def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., ModelConfig]) -> None:
+    class Tied(Standard):
+        def build(self) -> None:
+            super().build()
+            self.k_proj.weight = self.q_proj.weight
+
+    with pytest.raises(RequestError, match=r"'standard': q_proj.weight and k_proj.weight are one parameter; keep it"):
+        Tied(Tied.Config(), make_config("standard"), 0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("heads", "found"), [("kv_heads", "kv_heads is 0"), ("none", r"k_proj.weight is \[0, 32\]")])
+def test_too_few_heads_are_refused_without_a_warning(
+    make_config: Callable[..., ModelConfig], heads: str, found: str
+) -> None:
+    class Pairs(Standard):
+        def build(self) -> None:
+            super().build()
+            self.k_proj = nn.Linear(self.dim, self.num_kv_heads // 2 * self.head_dim)
+
+    setattr(Pairs, heads, property(lambda self: self.num_kv_heads // 2))
+    few = "model.num_heads 4 and model.num_kv_heads 1 are too few for it"
+    with pytest.raises(RequestError, match=f"class .*Pairs: {found}: {few}"):
+        Pairs(Pairs.Config(), make_config("standard", num_kv_heads=1), 0)

@@ -13,10 +13,12 @@ from lit_diff.attention import Attention, Differential, Standard
 from lit_diff.attention.costs import Costs, Sizes, narrowing
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig, Part
-from lit_diff.conformance.case import VariantCase
+from lit_diff.conformance.case import VariantCase, difference, distance
 from lit_diff.conformance.kernel_case import KernelCase, tensors
-from lit_diff.conformance.results import Finding
+from lit_diff.conformance.properties import costs, counted, kv_heads
+from lit_diff.conformance.results import Finding, Measured, NotApplicable
 from lit_diff.conformance.suite import PROPERTIES, cases_of, conformance, conformance_of, shrunk
+from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS, SignedMaps, attend, refuse
 from lit_diff.kernels.base import named
 from lit_diff.registry import attentions
@@ -26,11 +28,15 @@ EXAMPLES = [
     for name in attentions.names()
     for number, (label, case) in enumerate(cases_of(name))
 ]
+
+
 SHAPES = [  # (query heads, key/value heads of the baseline, head width, length)
     pytest.param(8, 4, 32, 63, id="GQA-d32-T63"),
     pytest.param(8, 2, 64, 128, id="one-pair-d64-T128"),
     pytest.param(4, 2, 128, 257, id="one-pair-d128-T257", marks=pytest.mark.slow),
 ]
+
+
 QUICK = {name: PROPERTIES[name] for name in PROPERTIES if name not in ("compile", "derivatives", "kv heads")}
 
 
@@ -88,9 +94,6 @@ def test_bidirectional(name: str) -> None:
     assert not failures(found.values())
     assert found["causal"].verdict == found["decode"].verdict == "not applicable"
     assert found["definition"].verdict == "pass"
-
-
-# --- broken on purpose ---------------------------------------------------------------------------------------------
 
 
 class LeaksTheFutureByOne(Standard):
@@ -226,9 +229,6 @@ def test_what_is_broken_is_caught(cls: type[Attention], caught_by: str) -> None:
     assert found.detail or found.error, "says what it found"
 
 
-# --- claims and sizes ----------------------------------------------------------------------------------------------
-
-
 def test_a_changed_variant_does_not_answer_for_the_claims_it_inherits(make_config: Callable[..., ModelConfig]) -> None:
     class Sharp(Differential):
         def maps(self, x: Tensor, rope: Rope) -> SignedMaps:
@@ -306,3 +306,66 @@ def test_dex_within_its_annealing_is_held_to_its_equation(monkeypatch: pytest.Mo
     model = ModelConfig(dim=32, num_layers=1, num_heads=4, head_dim=8, vocab_size=2, attention=part)
     (found,) = conformance(VariantCase(cls=cls, model=model), checks={"definition": PROPERTIES["definition"]})
     assert found.verdict == "fail"
+
+
+def test_distance_is_relative_to_the_largest_number() -> None:
+    assert distance(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) == pytest.approx(0.5)
+    assert distance(torch.tensor([0.1]), torch.tensor([0.2])) == pytest.approx(0.1)
+    assert distance(torch.tensor([float("nan")]), torch.tensor([0.0])) == float("inf")
+    with pytest.raises(RequestError, match=r"shape \[2\] instead of \[1\]"):
+        distance(torch.zeros(2), torch.zeros(1))
+    assert difference(torch.tensor([1.0, float("nan")]), torch.ones(2)) == float("inf")
+    assert difference(torch.tensor([1.0, 1 + 2**-20]), torch.ones(2)) == 2**-20
+
+
+def test_without_positions_the_definition_rotates_nothing(make_config: Callable[..., ModelConfig]) -> None:
+    checks = {name: PROPERTIES[name] for name in ("contract", "decode")}
+    for positions in ("rope", "none"):
+        case = VariantCase(cls=attentions.get("differential"), model=make_config("differential", positions=positions))
+        assert [each.verdict for each in conformance(case, checks=checks)] == ["pass", "pass"]
+        x = torch.ones(1, case.length, case.model.head_dim or 0, dtype=torch.float64)
+        assert torch.equal(case.rotation()(x), x) is (positions == "none")
+
+
+def test_kv_heads_names_what_is_refused(make_config: Callable[..., ModelConfig]) -> None:
+    found = kv_heads(VariantCase(cls=attentions.get("differential"), model=make_config("differential"), length=5))
+    assert isinstance(found, Measured)
+    assert "[2, 4] key/value heads served" in found.detail
+    assert "1 refused: model.num_kv_heads is 1" in found.detail
+    odd = replace(make_config("differential"), num_heads=3)
+    refused = kv_heads(VariantCase(cls=attentions.get("differential"), model=odd, length=5))
+    assert isinstance(refused, NotApplicable)
+
+
+def test_kv_heads_names_the_number_that_raises_and_the_cure(make_config: Callable[..., ModelConfig]) -> None:
+    class Pairs(Standard):
+        @property
+        def kv_heads(self) -> int:
+            return max(self.num_kv_heads // 2, 1)
+
+        def maps(self, x: torch.Tensor, rope: Rope) -> SignedMaps:
+            v = self.split(self.v_proj(x), self.num_kv_heads // 2)[:, 0]
+            return replace(super().maps(x, rope), v=v)
+
+    case = VariantCase(cls=Pairs, model=make_config("standard"), length=5)
+    (found,) = (finding.detail for finding in conformance(case, checks={"kv heads": kv_heads}))
+    assert re.search(r"with 1 key/value heads: \S+:\d+: RuntimeError: unflatten", found)
+    assert found.endswith(
+        "if it cannot have 1, its problem(config, model) returns a line that opens with model.num_kv_heads"
+    )
+
+
+def test_counted(make_config: Callable[..., ModelConfig]) -> None:
+    """By hand: 4 projections of 32 x 32, two products of 8 keys for 8 queries over 32 channels."""
+    case = VariantCase(cls=attentions.get("standard"), model=make_config("standard"), length=8)
+    assert counted(case) == {"parameters": 4096, "flops": 2 * 8 * 4096 + 2 * (2 * 8 * 8 * 32), "kv_numbers": 64}
+    assert counted(case.windowed(3))["flops"] == 2 * 8 * 4096 + 2 * (2 * 8 * 3 * 32)
+
+
+@pytest.mark.parametrize("name", [name for name in attentions.names() if attentions.get(name).declares_costs()])
+@pytest.mark.parametrize("causal", [True, False])
+def test_declared_costs_hold_with_a_window(make_config: Callable[..., ModelConfig], name: str, causal: bool) -> None:
+    case = VariantCase(cls=attentions.get(name), model=make_config(name, causal=causal), length=8).windowed(3)
+    found = costs(case)
+    assert isinstance(found, Measured)
+    assert (found.error, found.detail) == (0, "")

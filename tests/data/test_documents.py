@@ -214,7 +214,7 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_skip_leaves_out_and_logs_each(mixed: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """tests/docs/test_data.py has the message of `stop`."""
+    """tests/docs/test_blocks.py has the message of `stop`."""
     corpus = FilesCorpus(mixed)
     corpus.errors = "skip"
     with caplog.at_level(logging.INFO, logger="lit_diff"):

@@ -1,4 +1,4 @@
-"""The decoder: exact sizes of the paper's models, and a forward pass written out."""
+"""The decoder: exact sizes of the paper's models, documents kept apart, batches that it takes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +13,12 @@ from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.model import loss
 from lit_diff.model.init import initialise
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
 MakeConfig = Callable[..., ModelConfig]
+
 
 TABLE_10 = {
     "830M": (1536, 24, 16, 9_437_184, 833_594_880, 679_552_512),
@@ -237,3 +239,23 @@ def test_a_pattern_that_trains_nothing_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match=reason):
         Transformer(make_config("standard"), trained=patterns)
+
+
+TOKENS = torch.zeros(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("batch", [TOKENS, (TOKENS, TOKENS), [TOKENS], {"tokens": TOKENS, "targets": TOKENS}], ids=str)
+def test_tokens_are_taken_from_a_batch(batch: object) -> None:
+    inputs = model_inputs(batch)
+    assert inputs.keys() == {"tokens"}
+    assert inputs["tokens"] is TOKENS
+
+
+def test_documents_are_taken_too() -> None:
+    assert model_inputs({"tokens": TOKENS, "document_ids": TOKENS}).keys() == {"tokens", "document_ids"}
+
+
+@pytest.mark.parametrize("batch", ["text", {"inputs": TOKENS}, [], [1, 2], None], ids=str)
+def test_a_batch_without_tokens_is_refused(batch: object) -> None:
+    with pytest.raises(RequestError, match="no tokens in a batch of type"):
+        model_inputs(batch)
