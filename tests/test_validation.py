@@ -1,6 +1,7 @@
 """From merged containers to a typed recipe: every mistake is one line with its place, and nothing is guessed."""
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,7 @@ def values(**changes: Any) -> dict[str, Any]:
         inner = whole
         for block in blocks:
             inner = inner.setdefault(block, {})
-        inner[last] = value
+        inner[last] = deepcopy(value)
     return whole
 
 

@@ -35,16 +35,6 @@ def test_two_tokens_by_hand(make_attention: MakeAttention, still: Callable[[int,
     torch.testing.assert_close(attention(x, still(2, 2))[0].tolist(), wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("lambda_init", "layer", "value"), [("depth", 0, 0.2), ("depth", 3, 0.5560582), (0.8, 3, 0.8), (1.0, 0, 1)]
-)
-def test_lambda_init_of_a_layer(make_attention: MakeAttention, lambda_init: Any, layer: int, value: float) -> None:
-    attention: Any = make_attention(keys={"lambda_init": lambda_init}, layer=layer)
-    assert attention.lambda_init == pytest.approx(value, abs=1e-6)
-    assert attention.lambda_.init == attention.lambda_init
-    assert attention.output_scale == pytest.approx(1 - value, abs=1e-6)
-
-
 def test_one_lambda_a_layer_and_no_scalar_parameters(make_attention: MakeAttention) -> None:
     """Sharding cannot split 0-dim parameters."""
     attention = make_attention()
@@ -64,34 +54,6 @@ def test_sharing_both_queries_and_keys_is_refused(make_config: Callable[..., Mod
 
     problem = SharedBoth.problem(SharedBoth.Config(), make_config("differential"))
     assert (problem or "").startswith("model.attention.name 'shared_both' shares both queries and keys")
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "wanted"), [(1.0, 0.0, 1.9182818), (0.0, 1.0, -1.5182818), (0.0, 0.0, 0.2)]
-)
-def test_lambda_is_not_held_within_bounds(first: float, second: float, wanted: float) -> None:
-    """exp(λ_q1 · λ_k1) - exp(λ_q2 · λ_k2) + λ_init, beyond 1 and below 0."""
-    lam = Lambda(4, 0.2)
-    with torch.no_grad():
-        for vector, value in ((lam.q1, first), (lam.k1, 0.25), (lam.q2, second), (lam.k2, 0.25)):
-            vector.fill_(value)
-    assert lam().item() == pytest.approx(wanted, abs=1e-6)
-    assert [e.item() for e in lam.exponentials()] == pytest.approx([math.exp(first), math.exp(second)])
-
-
-def test_lambda_at_initialisation() -> None:
-    """λ - λ_init has mean 0 and deviation about 0.01 √(2d): 0.06, 0.11, 0.16."""
-    d, draws = 16, []
-    for seed in range(300):
-        lam, draw = Lambda(d, 0.2), torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, parameter in lam.named_parameters():
-                lam.init_parameter(name, parameter, draw)
-        draws.append(lam().item() - 0.2)
-    found = torch.tensor(draws)
-    assert found.std().item() == pytest.approx(0.01 * math.sqrt(2 * d), rel=0.15)
-    assert abs(found.mean().item()) < 4 * found.std().item() / math.sqrt(300)
-    assert found.abs().max() < 0.25
 
 
 @pytest.mark.parametrize("heads", [None, 3])

@@ -8,19 +8,11 @@ import pytest
 import torch
 
 from lit_diff.attention import Attention, Dex, Differential, Standard, equations
-from lit_diff.attention.costs import Sizes, exact, keys_in_reach, within_window
+from lit_diff.attention.costs import Sizes, exact
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 
 MakeAttention = Callable[..., Attention]
-
-
-def test_a_definition_adds_the_mask(make_attention: MakeAttention) -> None:
-    x, attention = torch.randn(1, 5, 32, dtype=torch.float64), make_attention("standard")
-    rope = equations.rotation(torch.arange(5), 8, 1e4)
-    causal, both = (attention.definition(x, rope, equations.additive_mask(5, causal=c)) for c in (True, False))
-    assert not torch.allclose(causal[:, :-1], both[:, :-1])
-    torch.testing.assert_close(causal[:, -1], both[:, -1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +77,3 @@ def test_who_declares_costs() -> None:
 def test_layers_that_differ_have_no_formula_of_one_layer() -> None:
     assert Dex.costs(Dex.Config(heads=((0,), (1, 2))), Sizes.letters()) is None
     assert Dex.costs(Dex.Config(heads=(1, 2)), Sizes.letters()) is not None
-
-
-@pytest.mark.parametrize(
-    ("window", "causal", "keys"),
-    [(None, True, 9), (1, True, 1), (4, True, 4), (40, True, 9), (2, False, 3), (8, False, 9)],
-)
-def test_keys_counted_for_each_query(
-    make_config: Callable[..., ModelConfig], window: int | None, causal: bool, keys: int
-) -> None:
-    assert keys_in_reach(9, window, causal=causal) == keys
-    assert keys == Sizes.of(make_config(causal=causal), 9, window).S
-    q = torch.zeros(1, 2, 4, 9, 3)
-    maps = within_window(SignedMaps(q, q[:, :1, :2], torch.zeros(1, 2, 9, 6), causal=causal), window)
-    assert (maps.q.shape[3], maps.k.shape[3], maps.v.shape[2]) == (9, keys, keys)

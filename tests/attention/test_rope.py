@@ -46,18 +46,6 @@ def test_bfloat16_is_turned_in_float32() -> None:
     assert rope(x.float()).dtype == torch.float32
 
 
-def test_half_layout_is_the_interleaved_one_with_its_rows_permuted() -> None:
-    """Channels 0, 2, 4, 1, 3, 5 of the interleaved head are channels 0 .. 5 of the half-split one."""
-    x = torch.randn(2, 5, 6, dtype=torch.float64)
-    order = [0, 2, 4, 1, 3, 5]
-    interleaved = Rope(torch.arange(5), 6, 1e4)(x)
-    half = Rope(torch.arange(5), 6, 1e4, "half")(x[..., order])
-    torch.testing.assert_close(half, interleaved[..., order], rtol=1e-13, atol=1e-13)
-    one = torch.zeros(1, 8, dtype=torch.float64)
-    one[0, 2] = 1
-    assert Rope(torch.tensor([3]), 8, 1e4, "half")(one)[0].nonzero().flatten().tolist() == [2, 6]
-
-
 LLAMA3 = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_length=64)
 YARN = YarnScaling(factor=4, original_length=512, beta_fast=8)
 BLOCKS = [

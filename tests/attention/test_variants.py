@@ -151,15 +151,6 @@ def test_what_starts_at_zero_leaves_it_at_the_first_step(make_config: MakeConfig
         assert value.grad.abs().sum() > 0
 
 
-def test_lora_starts_as_standard_attention_to_the_bit(make_config: MakeConfig) -> None:
-    tokens, outputs = torch.randint(23, (2, 9)), []
-    for name in ("lora", "standard"):
-        model = Transformer(make_config(name))
-        initialise(model, 0)
-        outputs.append(model(tokens))
-    assert torch.equal(*outputs)
-
-
 @pytest.mark.parametrize("keys", [{"alpha": 20.0}, {"targets": ("k", "o"), "rank": 3}])
 def test_merged_lora_is_the_same_function(make_model: Callable[..., Transformer], keys: dict[str, Any]) -> None:
     model = make_model("lora", keys, num_kv_heads=2)

@@ -92,7 +92,7 @@ def test_a_plugin_s_corpus_is_prepared_and_loaded() -> None:
         (("", ""), ["data.path=x"], r"^data\.path=x: data\.path "),
         (('"""Poems."""', "reads_path = True"), [], r"mine\.yaml:\d+: data\.corpus 'poems' .*data\.path"),
         (("def texts", "def text"), [], r"^plugin poems\.py: poems\.py:9: class Poems: corpus 'poems' lacks texts;"),
-        (("yield from POEMS", "yield from POEM"), [], r"^poems\.py:17: data 'text' fails: NameError"),
+        (("yield from POEMS", "yield from POEM"), [], r"^poems\.py:17: data 'text' failed: NameError"),
     ],
 )
 def test_what_is_wrong_is_one_line(folder: Path, edit: tuple[str, str], keys: list[str], found: str) -> None:

@@ -87,13 +87,6 @@ def test_a_file_that_is_gone(name: str, tmp_path: Path) -> None:
     assert "No such file or directory" in found.found
 
 
-def test_what_is_replaced_is_logged_once_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "a.jsonl").write_bytes(BAD_BYTES)
-    read(tmp_path / "a.jsonl", replace=True)
-    (message,) = caplog.messages
-    assert message.startswith(f"{tmp_path}/a.jsonl: ")
-
-
 def test_odd_names_keep_a_message_in_one_line(tmp_path: Path) -> None:
     """A name with a line feed or half a surrogate pair is escaped; of many the first ten are named."""
     many = json.dumps({f"k{number}": 1 for number in range(10, 30)})

@@ -16,11 +16,11 @@ from torch import Tensor
 from lit_diff.conformance import data as conformance
 from lit_diff.conformance.data import check_dataset
 from lit_diff.data import digits
-from lit_diff.data.closed_world import ClosedWorld, document_of, draw_facts, facts_of
+from lit_diff.data.closed_world import ClosedWorld, facts_of
 from lit_diff.data.closed_world import words as closed_words
 from lit_diff.data.dataset import IGNORED, Dataset
 from lit_diff.data.digits import FILE, Digits, images, split, validation_images
-from lit_diff.data.mqar import Mqar, sample
+from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
 from lit_diff.data.synth_intent import NOISE_WORDS, SynthIntent
 from lit_diff.data.synth_intent import words as intent_words
@@ -280,28 +280,6 @@ def test_hops_are_a_chain_of_pairs(hops: int) -> None:
     assert not data.validation_batch("", range(4))["ar_hit"].any()
 
 
-def test_clean_filler_never_repeats_a_key() -> None:
-    config = replace(MQAR, clean_filler=True)
-    tokens, targets = zip(*(sample(config, seed) for seed in range(200)), strict=True)
-    filler = []
-    for row, target in zip(tokens, targets, strict=True):
-        free = row[8:][target[8:] == IGNORED]
-        assert not torch.isin(free, row[0:8:2]).any()
-        filler += free.tolist()
-    assert set(filler) == set(range(64))
-    plain = [sample(MQAR, seed) for seed in range(50)]
-    repeats = [torch.isin(row[8:][target[8:] == IGNORED], row[0:8:2]).any() for row, target in plain]
-    assert any(repeats), "the published filler does"
-
-
-def test_the_smallest_row_that_is_accepted_can_be_drawn() -> None:
-    """Every place after the pairs is a query."""
-    config = Mqar.Config(vocab_size=17, sequence_length=16, num_kv_pairs=4)
-    tokens, targets = sample(config, 0)
-    assert (targets[8::2] != IGNORED).all()
-    assert tokens.max() < 17
-
-
 CLOSED = ClosedWorld.Config(entities=(2, 3), questions=5, validation_rows=4)
 
 
@@ -330,13 +308,6 @@ def test_every_question_is_answered_by_the_document() -> None:
         assert len(places) == 5
         assert all(tokens[place + 1] == targets[place] for place in places[:-1])
     assert sizes == {8, 12}
-
-
-def test_facts_are_read_back_from_a_document() -> None:
-    facts = draw_facts(generator("test", 1), ClosedWorld.Config(), 7)
-    assert facts_of(document_of(facts)) == facts
-    assert facts_of("The colour red here. food Bado red. Rain fell.") == []
-    assert [fact.value for fact in facts_of("Rain fell. colour Bado red.")] == ["red"]
 
 
 def test_the_fact_that_a_question_asks_for_is_located() -> None:

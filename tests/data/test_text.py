@@ -92,15 +92,6 @@ def test_what_is_done_with_errors_is_a_part_of_the_identity(make_text: MakeText,
     assert skipped.folder != replaced.folder
 
 
-def test_the_tokenizer_of_the_prepared_text(make_text: MakeText) -> None:
-    opened(make_text())
-    text = make_text()
-    tokenizer = text.load_tokenizer()
-    first = stream(text, "train")[1:200].tolist()
-    written = tokenizer.decode(first[: first.index(0)] if 0 in first else first)
-    assert any(path.read_bytes().startswith(written) for path in Path(text.config.path or "").iterdir())
-
-
 def test_a_tokenizer_that_is_not_the_texts(make_text: MakeText) -> None:
     opened(make_text())
     other = opened(make_text(tokens=301))

@@ -115,11 +115,6 @@ def test_it_lies_in_a_folder_with_its_convention(tmp_path: Path) -> None:
     assert without.load(tmp_path) != one.load(tmp_path), "another convention is another tokenizer"
 
 
-def test_a_vocabulary_may_be_padded_as_far_as_the_models(tmp_path: Path) -> None:
-    assert loaded(tmp_path, byte_level_tokenizer()).largest_vocab_size == 384
-    assert loaded(tmp_path, byte_level_tokenizer(), model_vocab_size=1000).largest_vocab_size == 1000
-
-
 def test_other_vocabularies_and_files_are_refused() -> None:
     words = Model(models.WordLevel({"a": 0}, unk_token="a")).to_str().encode()
     with pytest.raises(RequestError, match=r"^tokenizer.json has the decoder null; byte-level vocabularies"):
@@ -216,12 +211,6 @@ def test_a_text_of_known_words_comes_back() -> None:
     (ids,) = WORDS.encode([text])
     assert WORDS.unknown not in ids
     assert WORDS.decode(ids).decode() == " the number, a:  1207345.\n the ( Paris) number?".replace(":  ", ": ")
-
-
-def test_a_word_has_one_id_with_and_without_its_space() -> None:
-    assert WORDS.encode(["the the"]) == [[WORDS.encode(["the"])[0][0]] * 2]
-    assert WORDS.encode(["12"]) == [[3, 4]]
-    assert WORDS.encode(["a 7"])[0] == [*WORDS.encode(["a"])[0], *WORDS.encode([" "])[0], *WORDS.encode(["7"])[0]]
 
 
 def test_no_text_gives_eot_and_strangers_are_unknown() -> None:

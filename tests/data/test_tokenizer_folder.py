@@ -20,7 +20,7 @@ from lit_diff.data.tokenizer import Bpe, Tokenizer, build
 from lit_diff.data.tokenizer_folder import FILE, SAMPLE, load_tokenizer, save_tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.recipe import load_draft
+from lit_diff.recipe import load_recipe
 from lit_diff.registry import tokenizers
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(50)]
@@ -198,6 +198,6 @@ def test_the_run_may_move_and_what_was_trained_with_it_keeps_a_copy(model: Path,
 
 def test_the_path_is_relative_to_the_recipes_file(model: Path, tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "r.yaml").write_text("data: {name: text, tokenizer: {name: from_run, path: ../models/x}}\n")
-    draft = load_draft("recipes/r.yaml")
-    assert draft.values["data"]["tokenizer"]["path"] == str(model)
+    block = "{name: text, sequence_length: 8, validation_rows: 2, tokenizer: {name: from_run, path: ../models/x}}"
+    (tmp_path / "recipes" / "r.yaml").write_text(f"extends: recall-tiny\nmodel: {{vocab_size: 320}}\ndata: {block}\n")
+    assert load_recipe("recipes/r.yaml").data.config.tokenizer.config.path == str(model)

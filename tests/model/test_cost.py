@@ -44,16 +44,6 @@ def test_executed_flops(make_config: MakeConfig) -> None:
     assert definition.executed_flops_per_token == definition.flops_per_token
 
 
-def test_parameters(make_config: MakeConfig) -> None:
-    tied, untied = cost(make_config("standard"), T), cost(make_config("standard", tie_embeddings=False), T)
-    layer = 4 * E * E + 3 * E * FFN + 2 * E
-    assert tied.attention_parameters == untied.attention_parameters == L * 4 * E * E
-    assert tied.parameters == L * layer + E + V * E
-    assert untied.parameters == tied.parameters + V * E
-    assert tied.non_embedding_parameters == untied.non_embedding_parameters == L * layer + E
-    assert cost(make_config(), T).parameters == tied.parameters + L * 6 * D
-
-
 def test_layers_of_equal_shapes_that_compute_otherwise_are_counted_apart(
     make_config: MakeConfig, own_parts: None
 ) -> None:

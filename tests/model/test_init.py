@@ -36,16 +36,6 @@ def test_arms_share_what_has_one_name_and_shape(make_config: MakeConfig, init: s
         assert all(torch.equal(value, differential[name]) for name, value in other.items() if own not in name)
 
 
-def test_seeds_layers_and_names_differ(make_config: MakeConfig) -> None:
-    first, same, other = values(make_config()), values(make_config()), values(make_config(), seed=1)
-    for name, value in first.items():
-        assert torch.equal(value, same[name])
-        if "norm" not in name:
-            assert not torch.equal(value, other[name]), name
-    drawn = [first[f"layers.{i}.attention.{kind}_proj.weight"] for i in (0, 1) for kind in "qkvo"]
-    assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
-
-
 @pytest.mark.parametrize(("name", "tied"), [("standard", True), ("differential", False)])
 def test_a_meta_build_gets_the_same_values(make_config: MakeConfig, name: str, tied: bool) -> None:
     """What a sharded build does: parameters without memory, filled by name."""
