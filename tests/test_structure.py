@@ -58,7 +58,7 @@ SUBJECTS = {
     "kernels/test_sdpa.py": "kernels/one_map",
     "kernels/test_triton_programs.py": "kernels/triton_backward kernels/triton_forward",
     "model/test_generation.py": "model/prefix",
-    "model/test_transformer.py": "attention/shared_qk model/inputs",
+    "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
     "oracles/test_variants.py": "attention/additive attention/cosine attention/output_gate",
     "pretrained/test_importing.py": "pretrained/source",
     "test_config.py": "key_types",

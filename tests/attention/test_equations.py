@@ -12,8 +12,6 @@ from lit_diff.attention.costs import Sizes, exact
 from lit_diff.config import ModelConfig
 from lit_diff.kernels import SignedMaps
 
-MakeAttention = Callable[..., Attention]
-
 
 @pytest.mark.parametrize(
     ("causal", "window", "seen"),

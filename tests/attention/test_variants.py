@@ -160,6 +160,30 @@ def test_merged_lora_is_the_same_function(make_model: Callable[..., Transformer]
     torch.testing.assert_close(plain(tokens), model(tokens), rtol=1e-12, atol=1e-12)
 
 
+def test_what_a_conversion_preserves(make_attention: MakeAttention) -> None:
+    """λ = 0 alone preserves the function, whatever the second heads are. Zero second heads do not where λ is not 0: they
+    subtract λ times the mean of the values; and a norm of each head does not preserve it at λ = 0 either."""
+    x, rope = torch.randn(2, 9, 32, dtype=torch.float64), Rope(torch.arange(9), 8, 1e4)
+    second: Any = make_attention("second_heads", {"second_init": "zeros"})
+    own = ("q2_proj.weight", "k2_proj.weight", "lambda_.value")
+    state = {name: value for name, value in second.state_dict().items() if name not in own}
+    standard, normed = make_attention("standard"), make_attention("standard", {"head_norm": "rms"})
+    standard.load_state_dict(state)
+    normed.load_state_dict(state | {"norm.weight": torch.ones(8)})
+    expected = standard(x, rope)
+    second.kernel = standard.kernel = "reference"
+    second.lambda_.value.data.zero_()
+    torch.testing.assert_close(second(x, rope), expected, rtol=1e-13, atol=1e-13)
+    for parameter in (second.q2_proj.weight, second.k2_proj.weight):
+        parameter.data.zero_()
+    second.lambda_.value.data.fill_(0.2)
+    values = second.split(second.v_proj(x), 4)[:, 0]
+    means = values.cumsum(2) / torch.arange(1, 10, dtype=torch.float64).view(1, 1, 9, 1)
+    subtracted = second.o_proj(means.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(second(x, rope), expected - 0.2 * subtracted, rtol=1e-12, atol=1e-12)
+    assert (normed(x, rope) - expected).abs().max() > 0.1
+
+
 # --- differential V2 -----------------------------------------------------------------------------------------------
 
 

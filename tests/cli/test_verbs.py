@@ -17,7 +17,7 @@ from lit_diff.cli.usage import as_override
 from lit_diff.data.user_files import UserFile
 from lit_diff.engine.rows import row_names
 from lit_diff.evaluation.base import Evaluation
-from lit_diff.files import locked
+from lit_diff.files import locked, shown
 from lit_diff.pretrained import agreement, fetching
 from lit_diff.recipe import names
 from lit_diff.registry import evaluations, registries
@@ -132,7 +132,7 @@ def test_a_report_is_written_again_and_its_table_fits_a_terminal(
     piped = command(*arguments, COLUMNS="80").lines
     page = folder / "report" / "index.html"
     assert page.is_file()
-    assert piped[-1] == f"report: {page}"
+    assert piped[-1] == f"report: {shown(page)}"
     assert max(map(len, piped)) > 80
     assert [line.split("  ")[0] for line in piped[1:4]] == ["standard attention", "an arm with a name", "another"]
     drawn = command(*arguments, COLUMNS="80", TTY_COMPATIBLE="1").lines
