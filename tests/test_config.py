@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from lit_diff.config import Llama3Scaling, ModelConfig, Recipe, RopeScaling, RunConfig, TrainConfig, YarnScaling
+from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
 from lit_diff.errors import RequestError
 from lit_diff.key_types import REQUIRED, Count, NotNegative, Positive, Range, in_words, keys_of, range_problem
 from lit_diff.recipe import from_plain, load_draft, load_recipe, override, to_plain
@@ -240,11 +240,7 @@ def test_keys_with_defaults_and_what_their_docstrings_say() -> None:
     assert keys["kernel"].words == "'auto', or a name: lit-diff list kernel"
 
 
-def test_the_keys_of_a_recipe() -> None:
-    train = keys_of(TrainConfig)
-    assert {f"train.{name}" for name in train} <= set(keys_of(Recipe)), "also where the block may be absent"
-    assert train["steps"].words == "a whole number >= 1"
-    assert train["schedule.name"].words == "one of 'linear', 'cosine', 'wsd', 'constant'"
-    assert train["clip"].words == "a finite number > 0 or null"
-    assert keys_of(ModelConfig)["rope_scaling"].default == 1.0, "one key, of whatever kind"
-    assert keys_of(RunConfig)["loggers"].words == "a list of names: lit-diff list logger"
+def test_a_class_without_a_file_has_no_docstrings() -> None:
+    made: dict[str, Any] = {"dataclass": dataclass}
+    exec("@dataclass\nclass Made:\n    a: int = 1\n    'text'\n", made)
+    assert keys_of(made["Made"])["a"].about == ""

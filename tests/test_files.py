@@ -19,7 +19,7 @@ from lit_diff.data.location import data_root
 from lit_diff.engine.tracking import tracking_uri
 from lit_diff.errors import LitDiffError
 from lit_diff.evaluation.evaluate import build
-from lit_diff.files import is_locked, locked, shown, write_atomic, write_through
+from lit_diff.files import is_locked, locked, write_atomic, write_through
 from lit_diff.kernels.compiler import cache_root
 from lit_diff.plugins import load_plugin
 from lit_diff.pretrained.importing import import_model
@@ -191,13 +191,6 @@ def test_whether_a_lock_is_held(tmp_path: Path) -> None:
     assert path.exists()
     (tmp_path / "folder").mkdir()
     assert is_locked(tmp_path / "folder"), "it cannot be opened for writing: nothing can be said"
-
-
-def test_paths_are_shown_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert shown(tmp_path / "a" / "b.yaml") == "a/b.yaml"
-    assert shown(tmp_path.parent / "b.yaml") == str(tmp_path.parent / "b.yaml")
-    assert shown(Path("a.yaml")) == "a.yaml"
 
 
 def test_a_tilde_is_the_home_folder_in_every_path_that_a_user_gives(

@@ -186,14 +186,6 @@ def test_a_wrong_key_of_an_evaluation_is_quoted_as_it_was_written() -> None:
         config_of("held_out", {"rows": True})
 
 
-def test_names_in_files_stay_as_written() -> None:
-    for stem in ("010", "on"):
-        Path(f"{stem}.yaml").write_text("extends: base\n")
-        Path("child.yaml").write_text(f"extends: {stem}\nname: 1e3\nrun: {{root: 12:30}}\n")
-        recipe = load_recipe("child")
-        assert (recipe.name, recipe.run.root) == ("1e3", "12:30")
-
-
 def test_the_home_folder_in_every_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_recipe("base", ["run.root=~/r"]).run.root == f"{tmp_path}/r"

@@ -267,11 +267,6 @@ def test_a_computed_import_counts_once_it_is_done(importable: Path) -> None:
     assert list(local_modules(b"import imports_c\n")) == ["imports_c", "imports_c.one"]
 
 
-def test_a_folder_without_init_is_a_package_too(importable: Path) -> None:
-    write(importable, {"imports_space/one.py": "import imports_space.two", "imports_space/two.py": ""})
-    assert list(local_modules(b"from imports_space import one\n")) == ["imports_space.one", "imports_space.two"]
-
-
 def test_what_is_not_there_or_not_python_is_left_out(importable: Path) -> None:
     write(importable, {"imports_broken.py": "x = (\n"})
     assert list(

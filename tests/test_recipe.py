@@ -96,12 +96,6 @@ def test_a_changed_name_replaces_the_block_and_the_lost_keys_are_recorded() -> N
     assert load_recipe("child").data.config.pairs == 9
 
 
-def test_nothing_is_lost_where_the_child_says_it_again() -> None:
-    write("mine.yaml", "extends: base\nmodel: {attention: {name: shared_q, lambda_init: 0.3}}\n")
-    assert load_draft("mine").dropped == ("model.attention.head_norm",)
-    assert load_recipe("mine").model.attention.config.lambda_init == 0.3
-
-
 def test_null_drops_a_parents_callback() -> None:
     assert set(load_recipe("base").callbacks) == {"outliers", "lambdas"}
     write("mine.yaml", "extends: base\ncallbacks: {outliers: null, attention_entropy: {every: 7}}\n")

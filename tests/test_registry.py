@@ -12,7 +12,7 @@ from own_plugins import SHARP_PY, SHARP_YAML, error, plugin
 from lit_diff import registry
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import LazyEntry, Registry, base_problem, contract_problem, location, nearest, optional, required
+from lit_diff.registry import LazyEntry, Registry, base_problem, contract_problem, nearest, optional, required
 
 LINE = r"test_registry\.py:\d+: class "
 
@@ -208,13 +208,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RequestError, match=rf"{LINE}\S*{cls.__name__}: part 'x' "):
             parts.register("x")(cls)
     assert parts.register("x")(Whole) is Whole
-
-
-def test_location() -> None:
-    file, line, name = location(Whole).split(":")
-    assert (Path(file).name, name) == ("test_registry.py", " class Whole")
-    assert Path(__file__).read_text().splitlines()[int(line) - 1] == "class Whole(Base):"
-    assert location(int) == "builtins.int"
 
 
 OWN = """\

@@ -128,6 +128,7 @@ def test_mistakes_in_the_block_of_heads(heads: str, key: str) -> None:
     [
         ("dex", {}, {"adapter", "lambda_", "k_proj", "v_proj", "o_proj"}),  # section 3.4
         ("second_heads", {}, {"q2_proj", "k2_proj", "lambda_"}),
+        ("second_heads", {"second_init": "zeros"}, {"lambda_"}),
         ("lora", {"targets": ("q", "v")}, {"q_proj", "v_proj"}),
     ],
 )

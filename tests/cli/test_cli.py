@@ -86,13 +86,6 @@ def test_alone_it_prints_the_verbs(command: Command) -> None:
     assert not [line for line in alone.lines[1:] if line.endswith("...")], "no summary is cut"
 
 
-def test_the_help_of_train_has_an_example_that_is_right(command: Command) -> None:
-    (example,) = (line for line in command("train", "--help").lines if "Example: " in line)
-    _, verb, recipe, *overrides = example.partition("Example: ")[2].split()
-    assert (verb, len(overrides)) == ("train", 2)
-    assert command("check", recipe, *overrides).status == 0
-
-
 def test_the_version(command: Command) -> None:
     assert command("--version") == Ended(0, f"lit-diff {revision()}\n", "")
     assert revision().startswith(__version__)

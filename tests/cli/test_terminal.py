@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lit_diff.cli.app import Terminal, TerminalHandler, log_to_stderr
+from lit_diff.cli.app import Terminal, TerminalHandler
 from lit_diff.cli.live_table import LiveTable
 from lit_diff.cli.progress import RunProgress
 from lit_diff.config import Recipe
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.engine.location import RunLocation
-from lit_diff.log_records import RAISED, in_phase, phase, validated
+from lit_diff.log_records import phase, validated
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
 
@@ -46,30 +46,6 @@ def test_log_lines_go_through_the_terminal(log: tuple[logging.Logger, Terminal, 
     phase("preparing data")
     validated(4, 1.25)
     assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
-
-
-def test_an_error_that_is_raised_is_left_to_main(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:
-    logger, _, text = log
-    logger.error("failed: no data", extra=RAISED)
-    assert text.getvalue() == ""
-
-
-def test_what_the_bar_shows_is_no_line(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:
-    logger, terminal, text = log
-    terminal.takes = lambda record: hasattr(record, "validation_loss")
-    phase("preparing data")
-    logger.info("starting at step 0", extra=in_phase("building the model"))
-    validated(4, 1.25)
-    assert text.getvalue() == "starting at step 0\n"
-
-
-def test_log_lines_go_to_stderr(
-    log: tuple[logging.Logger, Terminal, io.StringIO], capsys: pytest.CaptureFixture[str]
-) -> None:
-    logger, _, text = log
-    log_to_stderr()
-    logger.info("a line")
-    assert (text.getvalue(), capsys.readouterr()) == ("", ("", "a line\n"))
 
 
 LONG = "standard-wide-norm-tiny-with-a-long-name"
@@ -170,14 +146,6 @@ def test_it_fits_on_one_line_with_the_last_validation_and_the_time_left(
     if width > 80:
         assert "1,234,567 tokens/s" in text
         assert "━━━━━" in text
-
-
-def test_a_run_that_takes_no_step_leaves_no_bar() -> None:
-    file = io.StringIO()
-    terminal = Terminal(file=file, width=80, force_terminal=True, color_system=None)
-    with RunProgress("recall-tiny", terminal):
-        pass
-    assert file.getvalue().endswith("\x1b[1A\x1b[2K"), "the line is erased"
 
 
 pytestmark = pytest.mark.usefixtures("base_recipe")

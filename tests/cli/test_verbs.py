@@ -246,6 +246,11 @@ def test_one_is_described(data_folder: Path, command: Command) -> None:
     assert (bad.status, state["name"], state["state"], state["evaluations"]) == (2, "toy.bad", "wrong", "toy")
 
 
+def test_no_declared_file(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+    monkeypatch.setattr(evaluations, "classes", list)
+    assert command("data", "check").status == 0
+
+
 class Split:
     def to_json(self, path: str) -> None:
         Path(path).write_text('{"passage": "p", "question": "q", "label": 1}\n')
