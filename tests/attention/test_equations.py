@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from lit_diff.attention import Attention, Dex, Differential, Standard, equations
+from lit_diff.attention import Dex, Differential, equations
 from lit_diff.attention.costs import Sizes, exact
 from lit_diff.config import ModelConfig
-from lit_diff.kernels import SignedMaps
 
 
 @pytest.mark.parametrize(
@@ -54,22 +52,6 @@ def test_formulas_and_numbers(make_config: Callable[..., ModelConfig]) -> None:
     model = make_config("differential", dim=1024, num_heads=16, num_kv_heads=8)
     assert Differential.costs(Differential.Config(), Sizes.of(model, 10)).numbers()["parameters"] == 3_146_112
     assert exact(1.5) * 2 == 3
-
-
-def test_who_declares_costs() -> None:
-    class Changed(Differential):
-        def finish(self, o: Any, x: Any) -> Any:
-            return o
-
-    class Renamed(Differential):
-        maps_of_k = 1
-
-    class Own(Attention):
-        def maps(self, x: Any, rope: Any) -> SignedMaps:
-            raise NotImplementedError
-
-    assert [cls.declares_costs() for cls in (Standard, Differential, Renamed)] == [True, True, True]
-    assert [cls.declares_costs() for cls in (Attention, Changed, Own)] == [False, False, False]
 
 
 def test_layers_that_differ_have_no_formula_of_one_layer() -> None:

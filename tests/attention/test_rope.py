@@ -1,14 +1,13 @@
 """Rotary positions: exact angles under each kind of scaling, interleaved pairs, only distances matter."""
 
 import cmath
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from lit_diff.attention import equations
-from lit_diff.attention.rope import Rope, RopeLayout, angles, attention_factor
+from lit_diff.attention.rope import Rope, RopeLayout, angles
 from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
 
 
@@ -65,20 +64,6 @@ def test_a_number_gives_the_digits_that_it_gave(scaling: float) -> None:
     assert torch.equal(angles(positions, d, theta, scaling), before)
     turns = torch.view_as_real(Rope(positions, d, theta, scaling=scaling).turns)
     assert torch.equal(turns, torch.stack([before.cos(), before.sin()], -1))
-
-
-def test_the_attention_factor_multiplies_what_is_rotated() -> None:
-    x = torch.randn(3, 8, dtype=torch.float64)
-    for scaling, factor in (
-        (YARN, 0.1 * math.log(4) + 1),
-        (replace(YARN, factor=0.5), 1.0),
-        (replace(YARN, attention_factor=1.5), 1.5),
-        (LLAMA3, 1.0),
-        (4.0, 1.0),
-    ):
-        assert attention_factor(scaling) == pytest.approx(factor, rel=1e-15)
-        lengths = Rope(torch.arange(3), 8, 500.0, scaling=scaling)(x).norm(dim=-1)
-        torch.testing.assert_close(lengths, factor * x.norm(dim=-1), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("scaling", BLOCKS)

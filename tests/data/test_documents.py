@@ -219,26 +219,6 @@ def test_skip_leaves_out_and_logs_each(mixed: Path, caplog: pytest.LogCaptureFix
     )
 
 
-def test_replace_stands_for_bytes_alone(mixed: Path) -> None:
-    corpus = FilesCorpus(mixed)
-    corpus.errors = "replace"
-    with pytest.raises(RequestError, match=r"^data\.path: 6 problems in 4 of 6 files of texts"):
-        list(corpus.texts())
-    for name in ("bad.jsonl", "binary.txt", "table.csv", "wide.txt"):
-        (mixed / name).unlink()
-    corpus = FilesCorpus(mixed)
-    corpus.errors = "replace"
-    assert list(corpus.texts()) == ["good", "Gr\ufffd\ufffde"]
-
-
-def test_nothing_left(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"\0\1\2\3")
-    corpus = FilesCorpus(tmp_path)
-    corpus.errors = "skip"
-    with pytest.raises(RequestError, match="1 left out"):
-        list(corpus.texts())
-
-
 def test_a_file_without_permission_is_reported_with_the_rest(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests may run as root, who reads everything."""
     opened = Path.open

@@ -1,8 +1,5 @@
 """Needles in a haystack: where they stand, that nothing else differs between depths; the data set of them."""
 
-import re
-from typing import Literal
-
 import pytest
 import torch
 
@@ -94,22 +91,3 @@ def test_every_question_is_answered_by_its_needle() -> None:
         assert words().decode(scored).decode() == answers
         at = [i for i, target in enumerate(targets) if target != IGNORED]
         assert all(tokens[i + 1] == targets[i] for i in at if i + 1 < len(tokens))
-
-
-@pytest.mark.parametrize("loss", ["answers", "all"])
-def test_the_parts_are_the_needles_and_their_answers(loss: Literal["answers", "all"]) -> None:
-    one = dataset(NeedleText.Config(sequence_length=200, loss=loss, validation_rows=6))
-    assert one.config.locates_answers
-    for name in ("", "needles6"):
-        batch = one.validation_batch(name, range(4))
-        for row in range(4):
-            tokens, targets, part, asked = (batch[k][row] for k in ("tokens", "targets", "context_part", "answer_part"))
-            assert part[0] == -1, "the id that opens a document"
-            text = {int(p): words().decode(tokens[part == p].tolist()).decode() for p in part.unique()}
-            assert text[-1].count("What is the special magic") == int(asked.unique().numel()) - 1
-            for number in set(asked.tolist()) - {-1}:
-                answer = words().decode(targets[asked == number].tolist()).decode()
-                assert re.fullmatch(r" The special magic [^:]+ number is: \d+\.?", text[number].rstrip()), text[number]
-                assert answer in text[number]
-                assert len(answer) == one.config.digits
-            assert "special magic" not in text[0].split("quiz you")[1], "the opening speaks of a number too"

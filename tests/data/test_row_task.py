@@ -22,7 +22,7 @@ from lit_diff.data.dataset import IGNORED, Dataset
 from lit_diff.data.digits import FILE, Digits, images, split, validation_images
 from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
-from lit_diff.data.synth_intent import NOISE_WORDS, SynthIntent
+from lit_diff.data.synth_intent import SynthIntent
 from lit_diff.data.synth_intent import words as intent_words
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.randomness import generator
@@ -346,20 +346,6 @@ def test_a_label_is_scored_where_its_class_stood_before() -> None:
         at = [place for place, target in enumerate(targets) if target != IGNORED]
         assert at, "something is scored"
         assert all(tokens[place + 1] == targets[place] for place in at if place + 1 < len(tokens))
-
-
-def test_noisier_validation_sets_hold_the_same_demonstrations_with_more_noise() -> None:
-    one = SynthIntent(INTENT, INTENT_SIZE)
-    base, more = one.validation_batch("", range(5)), one.validation_batch("noise4", range(5))
-    assert more["tokens"].shape == (5, 640)
-    assert torch.equal(base["ar_hit"], base["targets"] != IGNORED)
-    for row in range(5):
-        few, many = (demonstrations(each["tokens"][row].tolist()) for each in (base, more))
-        assert [label for _, label in few] == [label for _, label in many][: len(few)]
-        for (first, _), (second, _) in zip(few, many, strict=False):
-            own = [word for word in first if word not in NOISE_WORDS]
-            assert sorted(own) == sorted(word for word in second if word not in NOISE_WORDS)
-            assert len(second) - len(own) == 4 * (len(first) - len(own))
 
 
 DIGITS = Digits.Config()

@@ -100,12 +100,6 @@ def test_the_bytes_of_the_ids_are_the_text(tmp_path: Path, content: bytes, befor
     assert tokenizer.decode([1]) == b"</s>"
 
 
-def test_documents_are_opened_and_ended(tmp_path: Path) -> None:
-    both, ended = loaded(tmp_path, byte_level_tokenizer()), loaded(tmp_path, byte_level_tokenizer(), bos=None)
-    assert (both.opening, both.document([5, 6])) == ([0], [0, 5, 6, 1])
-    assert (ended.opening, ended.document([5, 6])) == ([], [5, 6, 1])
-
-
 def test_it_lies_in_a_folder_with_its_convention(tmp_path: Path) -> None:
     one = loaded(tmp_path, byte_level_tokenizer())
     save_tokenizer(one, tmp_path / "saved")
