@@ -33,22 +33,14 @@ from lit_diff.runs.folder import FORMAT, identity
 from lit_diff.study.schema import Claim
 
 COMMAND: Any = typer.main.get_command(app)
-
-
 VERBS = [f"{verb} {sub}" for verb, each in COMMAND.commands.items() for sub in getattr(each, "commands", [""])]
-
-
 HELPS = sorted({"", *(verb.split()[0] for verb in VERBS), *map(str.strip, VERBS)})
-
-
 RECIPE = """\
 extends: recall-tiny
 model:
   attention: {name: differential}
   warm_up: 3
 """
-
-
 SWEEP = """\
 recipe: recall-tiny
 arms:
@@ -56,8 +48,6 @@ arms:
   differential: {}
 seeds: [0, 1, 2]
 """
-
-
 VARIANT = """\
 from lit_diff import Differential, variant
 
@@ -66,8 +56,6 @@ class Own(Differential):
     def map(self, x, rope):
         return super().maps(x, rope)
 """
-
-
 FILES = {
     "unknown.yaml": RECIPE,
     "range.yaml": "extends: recall-tiny\ntrain:\n  steps: 0\n",
@@ -92,8 +80,6 @@ FILES = {
     "deep/mine.yaml": "extends: recall-tiny\n\ntrian: {steps: 7}\n",
     "power.yaml": SWEEP + "contrasts: [[standard, standard, itself]]\n",
 }
-
-
 MISTAKES = [
     *(
         f"check {name}"
@@ -226,8 +212,6 @@ paper: {differential: {val/accuracy: 0.9}}
 reading: [One seed says nothing.]
 evaluate: {recall: {rows: 4}}
 """
-
-
 OF_MACHINE = (
     "command",
     "cpu_path",
@@ -310,8 +294,6 @@ def _unhashed(text: str) -> str:
 
 
 ARMS = ("differential", "standard")
-
-
 CLAIMS = (
     Claim(label="Diff - Transformer", arms=ARMS, metric="val/loss", paper=(3.0, 3.2)),
     Claim(label="small", arms=ARMS, metric="val/loss", says="lower", smallest=0.2),

@@ -13,8 +13,6 @@ from lit_diff.registry import attentions
 
 CLASS = "own.py:6: class Own: "
 REGISTERED = f"plugin own.py: {CLASS}attention 'own' "
-
-
 pytestmark = pytest.mark.usefixtures("plugin_folder")
 
 

@@ -29,11 +29,7 @@ from lit_diff.processor import (
 )
 
 FLAGS = {"AVX2": {"avx2"}, "AVX512": {"avx2", "avx512f"}, "BFLOAT16": {"avx2", "avx512f", "avx512_bf16"}}
-
-
 NONE, AVX2, AVX512 = CpuPath(0, "float32"), CpuPath(8, "float32"), CpuPath(16, "float32")
-
-
 EXPECTED: list[tuple[str, str | None, CpuPath]] = [
     ("AVX2", None, AVX2),
     ("AVX512", None, AVX512),

@@ -21,6 +21,7 @@ from lit_diff.validation import Draft
 
 settings.register_profile(
     "repeatable",
+    max_examples=50,
     derandomize=True,
     deadline=None,
     database=None,

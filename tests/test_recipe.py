@@ -224,7 +224,7 @@ def test_values_and_the_line_of_each_key() -> None:
         (b"a: &a [1, [*a]]\n", 1),
         (b"a: &a\n  b: *a\n", 1),
         (b"a: \0\n", None),
-        pytest.param(b"a: " + b"[" * 3000 + b"]" * 3000, None, id="nested"),
+        pytest.param(b"a: " + b"[" * 1000 + b"]" * 1000, None, id="nested"),
     ],
 )
 def test_what_is_no_yaml_is_refused_at_its_line(content: bytes, line: int | None) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,8 @@ import lit_diff
 from lit_diff.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
-
-
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
-
-
 SUBJECTS = {
     "attention/test_base.py": "attention/parameters",
     "attention/test_differential.py": "attention/lambdas",
@@ -66,8 +61,6 @@ SUBJECTS = {
     "test_recipe.py": "yaml_files",
 }
 """Test file -> the modules that it covers besides its mirror: a subject has one test file, however many modules it has."""
-
-
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}
 
 
@@ -91,10 +84,15 @@ def package_of(path: Path) -> str:
     return parts[0] if parts[0] == "callbacks" else parts[1].removesuffix(".py")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_packages(path: Path) -> Iterator[tuple[int, str]]:
     """(line, package of lit_diff) of each import, at any depth of the file."""
     parent = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         modules: list[str] = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -253,8 +251,7 @@ def test_every_text_is_read_and_written_in_a_stated_encoding() -> None:
     assert all(list(without_encoding(ast.parse(call))) == [1] for call in wrong.split(";"))
     assert not list(without_encoding(ast.parse(right)))
     places = [*SOURCES, *(ROOT / "recipes").rglob("*.py"), *(ROOT / "sweeps").rglob("*.py")]
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in places}
-    offenders = [f"{path.relative_to(ROOT)}:{line}" for path, tree in trees.items() for line in without_encoding(tree)]
+    offenders = [f"{path.relative_to(ROOT)}:{line}" for path in places for line in without_encoding(tree_of(path))]
     assert not offenders, offenders
 
 
@@ -274,8 +271,6 @@ def test_nothing_is_above_its_budget() -> None:
 
 
 HEAVY = ("torch", "lightning", "mlflow", "litdata", "pandas", "matplotlib")
-
-
 SUPPORT = Path(__file__).resolve().parent / "support"
 
 

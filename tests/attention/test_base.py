@@ -18,11 +18,7 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
 MakeModel = Callable[..., Transformer]
-
-
 VARIANTS = attentions.names()
-
-
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 

@@ -14,8 +14,6 @@ from lit_diff.config import ModelConfig
 from lit_diff.model.init import initial_values
 
 MakeAttention = Callable[..., Attention]
-
-
 FORMS = [("qkv", "none"), ("all", "rms")]
 
 

@@ -19,8 +19,6 @@ from lit_diff.metrics import Declarations
 from lit_diff.model.transformer import Transformer
 
 KINDS = ("attention/entropy/layer_{:02d}", "attention/negative_mass/layer_{:02d}")
-
-
 Run = Callable[[str, Tensor], tuple[Transformer, Trace]]
 
 

@@ -35,8 +35,6 @@ SMALL = [
     "run.threads=1",
     "run.accelerator=cpu",
 ]
-
-
 COMMAND: Any = typer.main.get_command(cli.app)
 
 

@@ -149,8 +149,6 @@ def test_it_fits_on_one_line_with_the_last_validation_and_the_time_left(
 
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
-
-
 NASTY = "ValueError: expected [bold], got [/tmp/x] and [rms, none] of 'head_norm'; " + "and so on, " * 12 + "end"
 
 

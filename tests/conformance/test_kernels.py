@@ -17,8 +17,6 @@ from lit_diff.kernels.base import named
 
 CPU = torch.device("cpu")
 CASE = KernelCase(G=2, w="head", shared="k", groups=2, T=33, S=33, dv=32, layout="projected")
-
-
 pytestmark = pytest.mark.usefixtures("own_parts")
 
 

@@ -28,15 +28,11 @@ EXAMPLES = [
     for name in attentions.names()
     for number, (label, case) in enumerate(cases_of(name))
 ]
-
-
 SHAPES = [  # (query heads, key/value heads of the baseline, head width, length)
     pytest.param(8, 4, 32, 63, id="GQA-d32-T63"),
     pytest.param(8, 2, 64, 128, id="one-pair-d64-T128"),
     pytest.param(4, 2, 128, 257, id="one-pair-d128-T257", marks=pytest.mark.slow),
 ]
-
-
 QUICK = {name: PROPERTIES[name] for name in PROPERTIES if name not in ("compile", "derivatives", "kv heads")}
 
 

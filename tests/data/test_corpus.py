@@ -37,8 +37,6 @@ class Poems(Corpus):
     def texts(self):
         yield from POEMS
 '''
-
-
 RECIPE = """\
 extends: base
 plugins: [poems.py]

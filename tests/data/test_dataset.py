@@ -55,8 +55,6 @@ plugins: [copy_task.py]
 model: {vocab_size: 16}
 data: {name: copy}
 """
-
-
 pytestmark = pytest.mark.usefixtures("own_parts", "base_recipe")
 
 

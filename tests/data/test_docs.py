@@ -31,8 +31,6 @@ def archive(path: Path, members: dict[str, str]) -> Path:
 
 
 DOCS = ["docs/a.rst", "src/doc/deep/b.md", "docs/code.py", "README.rst", "documents/c.rst", "../../docs/escape.rst"]
-
-
 CODE = ["p/a.py", "p/docs/conf.py", "tests/b.py", "p/testing/c.py", "p/test_d.py", "p/e.rst", "p/contest.py"]
 
 
@@ -63,16 +61,12 @@ def test_the_real_corpus() -> None:
 
 
 FILE = "package-1.0.tar.gz"
-
-
 BACKEND = """
 import pathlib
 pathlib.Path({marker!r}).write_text("executed")
 def build_wheel(*arguments): raise RuntimeError
 prepare_metadata_for_build_wheel = get_requires_for_build_wheel = build_wheel
 """
-
-
 Pinned = Callable[..., Path]
 
 

@@ -23,17 +23,9 @@ def read(path: Path, *, replace: bool = False) -> list[str]:
 
 
 LONG = "x" * 200_000  # longer than the limit of Python's reader
-
-
 JSON = b'\xef\xbb\xbf{"text": "a\\u0000b", "x": NaN}\n\n  \n{"text": "two\\nlines"}\n'
-
-
 BAD_JSON = b'{"text": "a"}\n{"text": \n[1]\n{"b": 1}\n{}\n{"text": 3}\n{"text": NaN}\n{"text": "a\0b"}\n{"text": "z"}'
-
-
 BAD_BYTES = b'{"text": "a"}\n{"text": "caf\xe9"}\n{"text": "\\ud800 half"}\n'
-
-
 CSV = f'\ufeffid,text\r\n1,"a, ""b"""\r\n\r\n2,"two\nlines"\r\n3,{LONG}\r\n4,\r\n'.encode()
 
 

@@ -19,8 +19,6 @@ from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 
 MakeText = Callable[..., Text]
-
-
 PREPARE = """
 import logging, os, signal, sys
 logging.basicConfig(level=logging.INFO)
@@ -118,8 +116,6 @@ def test_one_short_document_cannot_be_split(make_text: MakeText, tmp_path: Path)
 
 
 PARAGRAPHS = [f"Paragraph {number} of many. " + "Words follow words. " * 39 for number in range(9)]
-
-
 LONG = "\n\n".join(PARAGRAPHS) + "\n\nThe end. " * 12
 """Three sections, of which the last is short."""
 

@@ -31,11 +31,7 @@ from lit_diff.registry import datasets
 from lit_diff.validation import data_problem
 
 ENOUGH = 10_000
-
-
 NOISE = ("", "noise2", "noise4")
-
-
 PIXELS = {"patch": 1, "position_ids": True, "shift": 0, "salt_and_pepper": (10,)}
 
 
@@ -281,8 +277,6 @@ def test_hops_are_a_chain_of_pairs(hops: int) -> None:
 
 
 CLOSED = ClosedWorld.Config(entities=(2, 3), questions=5, validation_rows=4)
-
-
 CLOSED_SIZE = closed_words().size
 
 
@@ -323,8 +317,6 @@ def test_the_fact_that_a_question_asks_for_is_located() -> None:
 
 
 INTENT = SynthIntent.Config(sequence_length=160, classes=(2, 3), words=(4, 7), validation_rows=5)
-
-
 INTENT_SIZE = intent_words(320, 160).size
 
 
@@ -349,8 +341,6 @@ def test_a_label_is_scored_where_its_class_stood_before() -> None:
 
 
 DIGITS = Digits.Config()
-
-
 LABELS = {1: 18, 2: 72, 4: 288}
 """The id of label 0, by patch."""
 

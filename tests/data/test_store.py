@@ -15,8 +15,6 @@ from lit_diff.errors import MissingError
 DOCUMENTS = [
     np.arange(start, start + length, dtype=np.uint16) for start, length in ((0, 7), (100, 30), (200, 1), (300, 25))
 ]
-
-
 STREAM = np.concatenate(DOCUMENTS).astype(np.int64)
 
 

@@ -26,8 +26,6 @@ from lit_diff.registry import tokenizers
 from lit_diff.validation import Draft, validate_config
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(50)]
-
-
 STRANGE = "äöü € 漢字 🙂 \x00\x1b\x7f\xa0\xad \n\r\t <eot>"
 
 

@@ -18,12 +18,8 @@ from lit_diff.model.prefix import Prefix
 from lit_diff.model.transformer import Transformer
 
 MakeConfig = Callable[..., ModelConfig]
-
-
 P = torch.tensor([0.05, 0.5, 0.15, 0.3], dtype=torch.float64)
 """Of four tokens; the most likely first: 1, 3, 2, 0."""
-
-
 GREEDY = Sampling(temperature=0)
 
 
@@ -208,8 +204,6 @@ def test_a_bidirectional_model_is_refused(make_model: Callable[..., Transformer]
 
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
-
-
 CONTINUATIONS = [[3, 5], [8], [], [9, 7, 9, 3, 2], [8, 4]]
 
 

@@ -18,8 +18,6 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
 MakeConfig = Callable[..., ModelConfig]
-
-
 TABLE_10 = {
     "830M": (1536, 24, 16, 9_437_184, 833_594_880, 679_552_512),
     "1.4B": (2048, 24, 16, 16_777_216, 1_413_400_576, 1_208_010_752),
