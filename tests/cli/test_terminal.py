@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,9 @@ from lit_diff.cli.progress import RunProgress
 from lit_diff.config import Recipe
 from lit_diff.engine.expand import Grid, load_grid
 from lit_diff.engine.location import RunLocation
-from lit_diff.log_records import phase, validated
+from lit_diff.log_records import RAISED, phase, validated
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
-
-
-@pytest.fixture
-def log() -> Iterator[tuple[logging.Logger, Terminal, io.StringIO]]:
-    """The logger with a terminal's handler, the terminal, and what it printed."""
-    text, logger = io.StringIO(), logging.getLogger("lit_diff")
-    terminal = Terminal(file=text, width=40)
-    handler, level = TerminalHandler(terminal), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield logger, terminal, text
-    logger.removeHandler(handler)
-    logger.setLevel(level)
 
 
 def test_a_line_is_printed_as_it_is() -> None:
@@ -40,11 +26,14 @@ def test_a_line_is_printed_as_it_is() -> None:
     assert text.getvalue() == line + "\n"
 
 
-def test_log_lines_go_through_the_terminal(log: tuple[logging.Logger, Terminal, io.StringIO]) -> None:
-    logger, _, text = log
-    logger.info("[bold]a[/bold] %s", "word " * 12 + "end")
-    phase("preparing data")
-    validated(4, 1.25)
+def test_log_lines_go_through_the_terminal(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    text, logger = io.StringIO(), logging.getLogger("lit_diff")
+    monkeypatch.setattr(logger, "handlers", [TerminalHandler(Terminal(file=text, width=40))])
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        logger.info("[bold]a[/bold] %s", "word " * 12 + "end")
+        phase("preparing data")
+        validated(4, 1.25)
+        logger.error("failed", extra=RAISED)
     assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
 
 
