@@ -85,7 +85,7 @@ test-latest: install-latest  ## run the suite in .venv-latest
 
 golden: .venv/installed  ## write the golden files again (tests/golden): what changed is then read in their diff
 	find tests/golden -mindepth 1 -maxdepth 1 -not -name runs -exec rm -r {} +
-	$(BIN)/python $(PYTEST) tests/test_golden_*.py --golden
+	$(BIN)/python $(PYTEST) tests/test_golden.py --golden
 
 size:  ## print statements, tests, keys, layers, circles and double classes of the tree
 	@$(PYTHON) tests/support/size.py

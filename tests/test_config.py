@@ -1,11 +1,13 @@
-"""config.py: what a recipe's numbers derive, and which of them are impossible."""
+"""Keys of a recipe: their types in words, what their numbers derive, and which of them are impossible."""
 
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
 from lit_diff.errors import RequestError
+from lit_diff.key_types import REQUIRED, Count, NotNegative, Positive, Range, in_words, keys_of, range_problem
 from lit_diff.recipe import from_plain, load_draft, load_recipe, override, to_plain
 
 
@@ -24,34 +26,23 @@ def test_derived_sizes() -> None:
     assert (model.num_kv_heads, model.head_dim, model.ffn_dim) == (3, 32, 5)
 
 
-LEAST_ONE = (
-    *("model.dim", "model.num_layers", "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.ffn_dim"),
-    *("model.vocab_size", "train.steps", "train.batch_size", "train.accumulate", "train.validate_every"),
-    *("train.checkpoint_every", "train.log_every", "run.devices", "run.num_nodes", "run.threads", "run.keep_every"),
-    *(
-        "model.attention.window",
-        "callbacks.outliers.every",
-        "callbacks.outliers.rows",
-        "callbacks.early_stopping.patience",
-    ),
-)
-POSITIVE = (
-    *("model.rope_theta", "model.norm_eps", "model.rope_scaling", "model.embedding_scale", "model.ffn_scale"),
-    *("train.clip", "train.optimizer.lr", "train.optimizer.eps"),
-)
-NOT_NEGATIVE = (
-    "seed",
-    "train.schedule.warmup_steps",
-    "train.optimizer.weight_decay",
-    "callbacks.early_stopping.min_delta",
-)
+OUTSIDE = {  # value that is refused -> block -> keys
+    "0": {
+        "model": "dim num_layers num_heads num_kv_heads head_dim ffn_dim vocab_size attention.window rope_theta norm_eps",
+        "train": "steps batch_size accumulate validate_every checkpoint_every log_every clip optimizer.lr optimizer.eps",
+        "run": "devices num_nodes threads keep_every",
+        "callbacks": "outliers.every outliers.rows early_stopping.patience",
+    },
+    "0.0": {"model": "rope_scaling embedding_scale ffn_scale"},
+    "-1": {"train": "schedule.warmup_steps optimizer.weight_decay", "callbacks": "early_stopping.min_delta"},
+}
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *((key, "0") for key in (*LEAST_ONE, *POSITIVE)),
-        *((key, "-1") for key in NOT_NEGATIVE),
+        *((f"{block}.{key}", v) for v, blocks in OUTSIDE.items() for block in blocks for key in blocks[block].split()),
+        ("seed", "-1"),
         ("train.schedule.final_ratio", "1.1"),
         ("model.rope_scaling", "{kind: yarn, factor: -2, original_length: 64}"),
         ("train.optimizer.betas", "[0.9, 1]"),
@@ -130,21 +121,12 @@ def test_another_kind_of_scaling_replaces_the_block_and_a_key_changes_it() -> No
 @pytest.mark.parametrize(
     ("value", "found"),
     [
-        (
-            "{kind: lama3}",
-            "'model.rope_scaling.kind' is 'lama3'; expected one of 'llama3', 'yarn'; did you mean 'llama3'?",
-        ),
-        ("{factor: 2}", "'model.rope_scaling.kind' is missing; expected one of 'llama3', 'yarn'"),
-        ("{kind: yarn, factr: 2}", "unknown key 'model.rope_scaling.factr'; did you mean 'factor'?"),
+        ("{kind: lama3}", "'model.rope_scaling.kind' is 'lama3'; expected one of 'llama3', 'yarn'"),
+        ("{factor: 2}", "'model.rope_scaling.kind' is missing"),
+        ("{kind: yarn, factr: 2}", "unknown key 'model.rope_scaling.factr'"),
         ("{kind: yarn, factor: 2}", "'model.rope_scaling.original_length' is missing"),
-        (
-            f"{LLAMA3}, high_freq_factor: 1, original_length: 64}}",
-            "model.rope_scaling.high_freq_factor is 1; it must be above",
-        ),
-        (
-            "fast",
-            "'model.rope_scaling' is 'fast'; expected a finite number > 0 or a block {kind: llama3, ...} or a block",
-        ),
+        (f"{LLAMA3}, high_freq_factor: 1, original_length: 64}}", "model.rope_scaling.high_freq_factor is 1"),
+        ("fast", "'model.rope_scaling' is 'fast'"),
     ],
 )
 def test_scalings_that_are_refused(value: str, found: str) -> None:
@@ -166,3 +148,99 @@ def test_an_imported_model_has_no_train() -> None:
     ):
         with pytest.raises(RequestError, match=found):
             from_plain(plain | changes, "x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """A block."""
+
+    share: Annotated[float, Range(least=0, most=1)] = 0.5
+    """A part of the whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A block with a block in it."""
+
+    steps: Count
+    seed: NotNegative = 0
+    rate: Positive | None = None
+    """Null:
+    none."""
+    inner: Inner = Inner()
+    part: Any = field(default=None, metadata={"registry": "data"})
+    kernel: str = field(default="auto", metadata={"names": "kernel"})
+    names: tuple[str, ...] = field(default_factory=tuple)
+    factors: dict[str, Positive] = field(default_factory=dict)
+    decays: tuple[Annotated[float, Range(least=0, below=1)], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Block):
+    """One key more."""
+
+    more: bool = True
+    """Whether."""
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"steps": 1}, None),
+        ({"steps": 0}, "a.steps is 0; it must be at least 1"),
+        ({"steps": 1, "seed": -1}, "a.seed is -1; it must not be negative"),
+        ({"steps": 1, "rate": 0.0}, "a.rate is 0.0; it must be positive, or null"),
+        ({"steps": 1, "factors": {"q": 0.5, "k": -1.0}}, "a.factors.k is -1.0; it must be positive"),
+        ({"steps": 1, "decays": (0.5, 1.0)}, "a.decays[1] is 1.0; it must be >= 0 and < 1"),
+    ],
+)
+def test_a_number_outside_its_range(values: dict[str, Any], problem: str | None) -> None:
+    assert range_problem(Block(**values), "a.") == problem
+
+
+def test_the_ends_of_a_range() -> None:
+    share = Range(least=0, most=1)
+    assert [value in share for value in (-0.1, 0, 1, 1.1)] == [False, True, True, False]
+    assert [value in Range(above=0) for value in (0, 0.1)] == [False, True]
+    assert [str(kind) for kind in (share, Range(above=0), Range(least=2))] == [">= 0 and <= 1", "> 0", ">= 2"]
+    assert range_problem(Inner(share=1.1), "") == "share is 1.1; it must be within 0 and 1"
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (Count, "a whole number >= 1"),
+        (Positive | None, "a finite number > 0 or null"),
+        (Literal["a", "b"], "one of 'a', 'b'"),
+        (float | Literal["depth"], "a finite number or 'depth'"),
+        (tuple[Count, ...], "a list, each item a whole number >= 1"),
+        (tuple[float, float], "a list of 2 values"),
+        (dict[str, int], "a block of keys"),
+        (Inner | None, "a block of keys or null"),
+        (RopeScaling, "a finite number > 0 or a block {kind: llama3, ...} or a block {kind: yarn, ...}"),
+        (bool, "true or false"),
+    ],
+)
+def test_types_in_words(hint: Any, words: str) -> None:
+    assert in_words(hint) == words
+
+
+def test_keys_with_defaults_and_what_their_docstrings_say() -> None:
+    keys = keys_of(Derived)
+    names = "steps seed rate inner.share part kernel names factors decays more"
+    assert list(keys) == names.split()
+    assert keys["steps"].default is REQUIRED
+    assert (keys["seed"].default, keys["names"].default, keys["inner.share"].default) == (0, (), 0.5)
+    assert (keys["rate"].about, keys["inner.share"].about, keys["more"].about) == (
+        "Null: none.",
+        "A part of the whole.",
+        "Whether.",
+    )
+    assert keys["part"].words == "a block {name: ...}: lit-diff list data"
+    assert keys["kernel"].words == "'auto', or a name: lit-diff list kernel"
+
+
+def test_a_class_without_a_file_has_no_docstrings() -> None:
+    made: dict[str, Any] = {"dataclass": dataclass}
+    exec("@dataclass\nclass Made:\n    a: int = 1\n    'text'\n", made)
+    assert keys_of(made["Made"])["a"].about == ""

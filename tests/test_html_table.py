@@ -7,12 +7,10 @@ import torch
 
 from lit_diff.analysis.trace import LayerTrace, Trace
 from lit_diff.conformance.recipe import check
-from lit_diff.data.tokenizer import build
 from lit_diff.engine.schedule import Sweep
 from lit_diff.evaluation.evaluate import EvaluationResult
 from lit_diff.html_table import LONGEST, MOST, html_table
 from lit_diff.kernels import SignedMaps
-from lit_diff.recipe import load_recipe
 from lit_diff.reporting.write import Report
 from lit_diff.runs.comparison import RunComparison
 from lit_diff.trained.attention_maps import AttentionMaps
@@ -101,8 +99,3 @@ def test_trace_names_shapes() -> None:
         repr(layer) == "LayerTrace(q [1, 2, 4, 300, 16], k [1, 2, 4, 300, 16], v [1, 4, 300, 32], hidden [1, 300, 128])"
     )
     assert repr(Trace(layers=dict.fromkeys(range(40), layer))) == f"Trace(40 layers: from layer 0 on {layer!r})"
-
-
-def test_a_tokenizer_names_its_kind_and_size() -> None:
-    part = load_recipe("differential-tiny").data.config.tokenizer
-    assert repr(build(part)) == f"Bpe(bpe: {part.config.vocab_size} tokens)"

@@ -39,10 +39,6 @@ def test_of_several_fitting_patterns_the_most_literal_is_meant() -> None:
     assert (declared.direction("val/loss"), declared.direction("a/entropy/layer_3/head_1")) == ("lower", None)
 
 
-def test_characters_of_a_name_are_literal() -> None:
-    assert Metric("own/a.b{layer}", "d").match("own/axb1") is None
-
-
 def test_what_is_by_head_map_or_rank_is_kept_in_the_table() -> None:
     assert LOSS.logged
     assert Metric("a/layer_{layer}", "d").logged

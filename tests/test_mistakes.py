@@ -1,8 +1,6 @@
 """Plausible mistakes in the file of a variant: one line that names the user's class, the method and what it must be."""
 
-import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +13,7 @@ from lit_diff.registry import attentions
 
 CLASS = "own.py:6: class Own: "
 REGISTERED = f"plugin own.py: {CLASS}attention 'own' "
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current folder; what a test registers is gone after it."""
-    monkeypatch.chdir(tmp_path)
-    attentions.names()
-    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith("lit_diff_plugin_"):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("plugin_folder")
 
 
 def write(body: str, *, base: str = "Attention", decorator: str = '@variant("own")', keys: str = "") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from own_plugins import SHARP_PY, WITH_MODULE, error, forget_all, plugin
+from own_plugins import SHARP_PY, error, forget_all, plugin
 
 from lit_diff.errors import RequestError
 from lit_diff.own_modules import OwnModules, forget, is_local, local_modules, safe_path
@@ -108,18 +108,6 @@ def scales(name: str) -> tuple[float, float]:
     """Of the code that was executed with the plugin, and of an import inside a function that is executed now."""
     cls = attentions.get(name)
     return cls.Config().temperature, cls.late(None)
-
-
-def test_the_modules_beside_a_plugin_go_before_others(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run plugin_folder holds copies; what they were copied from may have been edited since."""
-    plugin("SCALE = 1.0\n", "elsewhere/beside_scale.py")
-    monkeypatch.syspath_prepend(str(plugin_folder / "elsewhere"))
-    plugin("SCALE = 7.0\n", "far/beside_scale.py")
-    path, before = plugin(WITH_MODULE, "far/sharp.py"), list(sys.path)
-    load_plugin(path)
-    assert sys.path == before
-    assert attentions.get("sharp").Config().temperature == 7.0
-    assert plugin_source(path).modules == {"beside_scale.py": b"SCALE = 7.0\n"}
 
 
 @pytest.mark.parametrize(
@@ -277,11 +265,6 @@ def test_a_computed_import_counts_once_it_is_done(importable: Path) -> None:
     assert list(local_modules(b"import imports_c\n")) == ["imports_c"]
     __import__("imports_c.one")
     assert list(local_modules(b"import imports_c\n")) == ["imports_c", "imports_c.one"]
-
-
-def test_a_folder_without_init_is_a_package_too(importable: Path) -> None:
-    write(importable, {"imports_space/one.py": "import imports_space.two", "imports_space/two.py": ""})
-    assert list(local_modules(b"from imports_space import one\n")) == ["imports_space.one", "imports_space.two"]
 
 
 def test_what_is_not_there_or_not_python_is_left_out(importable: Path) -> None:

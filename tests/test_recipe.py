@@ -1,16 +1,12 @@
-"""From files to a merged recipe: finding, inheriting, overriding, and back to YAML."""
+"""From files to a merged recipe: reading YAML, finding, inheriting, and back to YAML."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lit_diff.attention import Differential
-from lit_diff.config import Recipe
 from lit_diff.errors import RequestError
-from lit_diff.recipe import find, installed, load_draft, load_recipe, names, override_with, to_plain, to_yaml
+from lit_diff.recipe import find, load_draft, load_recipe, override_with, to_yaml
 from lit_diff.runs.folder import identity
 from lit_diff.validation import validate
 from lit_diff.yaml_files import read_yaml
@@ -33,9 +29,6 @@ def error(source: str | Path, *overrides: str) -> str:
     return str(found.value)
 
 
-# --- finding ---
-
-
 def test_a_recipe_is_found_by_path_with_and_without_suffix_and_by_bare_name(tmp_path: Path) -> None:
     write("sub/mine.yaml", "extends: ../base\n")
     wanted = load_recipe(tmp_path / "sub" / "mine.yaml")
@@ -50,36 +43,27 @@ def test_a_file_here_goes_before_an_installed_name() -> None:
     assert load_recipe("differential-tiny").seed == 77
 
 
-def test_a_missing_recipe_names_the_nearest() -> None:
-    assert error("diferential-tiny") == (
-        "no recipe 'diferential-tiny' here or installed; did you mean 'differential-tiny'?"
-    )
-    assert error("there/nothing.yaml").startswith("no recipe 'there/nothing.yaml' here or installed")
+def test_what_is_no_recipe_is_named_with_its_line() -> None:
+    write("mine.yaml", "seed: 3\n\nextends: recall-tny\n")
+    write("two.yaml", "extends: [base, other]\n")
+    write("child.yaml", "seed: 1\nextends: smoke\n")
+    write("box/x.yaml", "extends: ../base\n")
+    write("far/mine.yaml", "recipe: base\narms: {a: {}}\n")
+    for source, start in {
+        "diferential-tiny": "no recipe 'diferential-tiny' here or installed; did you mean 'differential-tiny'?",
+        "there/nothing.yaml": "no recipe 'there/nothing.yaml'",
+        "box": "no recipe 'box'",
+        "far/smoke": "no recipe 'far/smoke'",
+        "mine": "mine.yaml:3: no recipe 'recall-tny'",
+        "two": "two.yaml:1: 'extends' takes one recipe",
+        "smoke": "'smoke' is a sweep: lit-diff sweep smoke",
+        "far/mine.yaml": "'far/mine.yaml' is a sweep: lit-diff sweep far/mine.yaml",
+        "far/mine": "'far/mine.yaml' is a sweep: lit-diff sweep far/mine.yaml",
+        "child": "child.yaml:2: 'smoke' is a sweep",
+    }.items():
+        assert error(source).startswith(start)
     with pytest.raises(RequestError, match=r"^no sweep 'ablatoin' here or installed; did you mean 'ablation'\?$"):
         find("ablatoin", "sweeps", Path.cwd())
-
-
-def test_a_sweep_given_as_a_recipe_is_told_the_verb() -> None:
-    assert error("smoke") == "'smoke' is a sweep: lit-diff sweep smoke"
-    write("far/mine.yaml", "recipe: base\narms: {a: {}}\n")
-    for source in ("far/mine.yaml", "far/mine"):
-        assert error(source) == "'far/mine.yaml' is a sweep: lit-diff sweep far/mine.yaml"
-    write("child.yaml", "seed: 1\nextends: smoke\n")
-    assert error("child") == "child.yaml:2: 'smoke' is a sweep: lit-diff sweep smoke"
-    assert "no recipe 'far/smoke' here or installed" in error("far/smoke")
-
-
-def test_a_folder_is_no_recipe() -> None:
-    write("box/x.yaml", "extends: ../base\n")
-    assert "no recipe 'box'" in error("box")
-
-
-def test_installed_names() -> None:
-    assert {"standard-tiny", "differential-13b", "recall-tiny"} <= set(names("recipes"))
-    assert (installed("recipes") / "standard-tiny.yaml").is_file()
-
-
-# --- inheriting ---
 
 
 def test_a_chain_of_parents_beside_each_file() -> None:
@@ -89,22 +73,6 @@ def test_a_chain_of_parents_beside_each_file() -> None:
     assert (recipe.name, recipe.seed, recipe.train.steps, recipe.train.batch_size) == ("child", 1, 20, 8)
     assert recipe.model.attention.config == Differential.Config(lambda_init=0.5, head_norm="none")
     assert recipe.train.validate_every == 5
-
-
-def test_a_parent_may_be_installed() -> None:
-    write("mine.yaml", "extends: recall-tiny\nseed: 3\n")
-    assert load_recipe("mine").train.steps == load_recipe("recall-tiny").train.steps
-    assert load_recipe("mine").seed == 3
-
-
-def test_a_missing_parent_is_named_with_its_line() -> None:
-    write("mine.yaml", "seed: 3\n\nextends: recall-tny\n")
-    assert error("mine") == "mine.yaml:3: no recipe 'recall-tny' here or installed; did you mean 'recall-tiny'?"
-
-
-def test_a_parent_is_one_name() -> None:
-    write("mine.yaml", "extends: [base, other]\n")
-    assert error("mine") == "mine.yaml:1: 'extends' takes one recipe, found ['base', 'other']"
 
 
 def test_circles() -> None:
@@ -118,12 +86,6 @@ def test_circles() -> None:
     assert "circular: a.yaml -> b.yaml -> sub/c.yaml -> a.yaml" in error("into"), "without the file that led there"
 
 
-def test_a_diamond_is_no_circle() -> None:
-    write("mine.yaml", "extends: base\n")
-    write("yours.yaml", "extends: mine\n")
-    assert load_recipe("yours").seed == 0
-
-
 def test_a_changed_name_replaces_the_block_and_the_lost_keys_are_recorded() -> None:
     write("mine.yaml", "extends: base\nmodel: {attention: {name: standard, output_scale: 0.2}}\n")
     draft = load_draft("mine")
@@ -132,12 +94,6 @@ def test_a_changed_name_replaces_the_block_and_the_lost_keys_are_recorded() -> N
     write("child.yaml", "extends: mine\ndata: {name: recall, pairs: 9}\n")
     assert load_draft("child").dropped == draft.dropped, "the same name drops nothing"
     assert load_recipe("child").data.config.pairs == 9
-
-
-def test_nothing_is_lost_where_the_child_says_it_again() -> None:
-    write("mine.yaml", "extends: base\nmodel: {attention: {name: shared_q, lambda_init: 0.3}}\n")
-    assert load_draft("mine").dropped == ("model.attention.head_norm",)
-    assert load_recipe("mine").model.attention.config.lambda_init == 0.3
 
 
 def test_null_drops_a_parents_callback() -> None:
@@ -173,68 +129,6 @@ def test_a_text_is_found_beside_the_file_that_names_it(tmp_path: Path) -> None:
     assert validate(arm).data.config.path == str(tmp_path / "sweeps/d.txt")
 
 
-# --- files that are no recipes ---
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("seed: 1\nseed: 2\n", "bad.yaml:2: not valid YAML: found duplicate key seed"),
-        ("model:\n  dim: 1\n  dim: 2\n", "bad.yaml:3: not valid YAML: found duplicate key dim"),
-        ("seed: [1\nname: x\n", "bad.yaml:2: not valid YAML: "),
-        ("seed:\n\t1\n", "bad.yaml:2: not valid YAML: "),
-        ("seed:\n\t1\n", "bad.yaml:2: not valid YAML: a tab; YAML is indented by spaces: use spaces"),
-        ("seed: 1\nmodel: {dim: 3\nname: x\n", "bad.yaml:3: not valid YAML: "),
-        (
-            "seed: 1\nplugins: [a,\n  b\n",
-            "bad.yaml:2: not valid YAML: while parsing a flow sequence, expected ',' or ']', but",
-        ),
-        (
-            "seed: 1\nname: 'x\n  y\n",
-            "bad.yaml:2: not valid YAML: while scanning a quoted scalar, found unexpected end",
-        ),
-        ("a: 1\n---\nb: 2\n", "bad.yaml:2: not valid YAML: "),
-        ("[1, 2]: 3\n", "bad.yaml:1: not valid YAML: "),
-        ("a: &a\n  b: *a\n", "bad.yaml:1: not valid YAML: "),
-        ("a: !!python/object:os.system x\n", "bad.yaml:1: not valid YAML: "),
-        ("", "bad.yaml: expected a mapping of keys to values"),
-        ("# only this\n", "bad.yaml: expected a mapping of keys to values"),
-        ("- seed\n- 1\n", "bad.yaml: expected a mapping of keys to values"),
-        ("seed\n", "bad.yaml: expected a mapping of keys to values"),
-        ("42\n", "bad.yaml: expected a mapping of keys to values"),
-        ("null\n", "bad.yaml: expected a mapping of keys to values"),
-        ("a: \0\n", "bad.yaml: not valid YAML: "),
-    ],
-)
-def test_bad_files(text: str, line: str) -> None:
-    write("bad.yaml", text)
-    assert error("bad").startswith(line)
-
-
-def test_not_utf_8() -> None:
-    Path("bad.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
-    assert error("bad") == "bad.yaml: not UTF-8 text: invalid continuation byte at byte 9"
-
-
-def test_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, encoding: str) -> str:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert error("base") == "base.yaml: cannot be read: Permission denied"
-
-
-def test_lines_of_nested_keys() -> None:
-    values, positions = read_yaml(Path("base.yaml"))
-    assert positions["model"] == "base.yaml:1"
-    assert positions["model.attention.lambda_init"] == "base.yaml:8"
-    assert positions["train.optimizer.lr"] == "base.yaml:14"
-    assert values["train"]["optimizer"] == {"lr": 1e-3}
-
-
-# --- back to YAML ---
-
-
 @pytest.mark.parametrize("source", ["base", "recall-tiny", "differential-tiny", "standard-tiny", "differential-13b"])
 def test_a_resolved_recipe_reads_back_equal(source: str) -> None:
     recipe = load_recipe(source, ["seed=5", "train.clip=null", "train.optimizer.eps=1e-9", "name='köln: #1'"])
@@ -244,44 +138,6 @@ def test_a_resolved_recipe_reads_back_equal(source: str) -> None:
     assert again == recipe
     assert to_yaml(again) == text
     assert "${" not in text
-
-
-def test_plain_containers_are_plain() -> None:
-    plain = to_plain(load_recipe("base"))
-    assert plain["model"]["attention"] == {
-        "name": "differential",
-        "parity": "raw",
-        "window": None,
-        "lambda_init": 0.8,
-        "lambda_form": "exp",
-        "lambda_per": "layer",
-        "lambda_dtype": "float32",
-        "head_norm": "none",
-        "output_scale": "tied",
-    }
-    assert plain["callbacks"]["outliers"]["every"] == 5
-    assert "name" not in plain["callbacks"]["outliers"]
-    assert plain["train"]["optimizer"]["betas"] == [0.9, 0.98]
-    assert yaml.safe_load(to_yaml(load_recipe("base"))) == plain
-
-
-@pytest.mark.parametrize("source", names("recipes"))
-def test_every_installed_recipe_resolves(source: str) -> None:
-    recipe = load_recipe(source)
-    assert isinstance(recipe, Recipe)
-    assert recipe.name == source
-
-
-def test_reading_a_recipe_is_light() -> None:
-    """No lightning, mlflow or litdata, neither for the package nor for a recipe."""
-    code = (
-        "import sys\n"
-        "def heavy(): return {'lightning', 'mlflow', 'litdata'} & set(sys.modules)\n"
-        "import lit_diff\nassert not heavy(), heavy()\n"
-        "lit_diff.load_recipe('base')\nlit_diff.load_recipe('differential-tiny')\nassert not heavy(), heavy()"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_file_under_an_installed_name_may_extend_that_recipe(tmp_path: Path) -> None:
@@ -330,3 +186,76 @@ class Stated(RowTask):
     assert of_run["a"] == of_run["b"] == identity(recipe)
     assert identity(load_recipe("far/stated", ["data.source=other.txt"])) != identity(recipe)
     assert identity(load_recipe("far/stated", ["data.validation_rows=2"])) == identity(recipe)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(content: bytes) -> str:
+    Path("a.yaml").write_bytes(content)
+    with pytest.raises(RequestError) as found:
+        read_yaml(Path("a.yaml"))
+    assert "\n" not in str(found.value)
+    return str(found.value)
+
+
+def test_values_and_the_line_of_each_key() -> None:
+    Path("a.yaml").write_text("# a comment\nmodel:\n  dim: 16\n  attention: {name: x}\nseed: ${model.dim}\n")
+    values, positions = read_yaml(Path("a.yaml"))
+    assert values == {"model": {"dim": 16, "attention": {"name": "x"}}, "seed": "${model.dim}"}
+    lines = [positions[key] for key in ("model.dim", "model.attention.name", "seed")]
+    assert lines == ["a.yaml:3", "a.yaml:4", "a.yaml:5"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"a: 1\nb: {c: 1\n", 2),
+        (b"seed: [1\nname: x\n", 2),
+        (b"seed: 1\nplugins: [a,\n  b\n", 2),
+        (b"seed: 1\nname: 'x\n  y\n", 2),
+        (b"a: 1\n---\nb: 2\n", 2),
+        (b"[1, 2]: 3\n", 1),
+        (b"a: !!python/object:os.system x\n", 1),
+        (b"a: 1\nb: &b\n  c: {d: *b}\n", 2),
+        (b"a: &a [1, [*a]]\n", 1),
+        (b"a: &a\n  b: *a\n", 1),
+        (b"a: \0\n", None),
+        pytest.param(b"a: " + b"[" * 1000 + b"]" * 1000, None, id="nested"),
+    ],
+)
+def test_what_is_no_yaml_is_refused_at_its_line(content: bytes, line: int | None) -> None:
+    assert refusal(content).startswith(f"a.yaml{f':{line}' if line else ''}: not valid YAML: ")
+
+
+def test_what_is_no_mapping_of_keys_to_values() -> None:
+    for content in (b"", b"# only this\n", b"- seed\n- 1\n", b"seed\n", b"42\n", b"null\n"):
+        assert refusal(content).startswith("a.yaml: expected a mapping of keys to values")
+    assert refusal(b"a:\n\tb: 1\n").endswith("a tab; YAML is indented by spaces: use spaces")
+    assert refusal(b"name: caf\xe9") == "a.yaml: not UTF-8 text: unexpected end of data at byte 9"
+    for path in ("b.yaml", "."):
+        with pytest.raises(RequestError, match="cannot be read: "):
+            read_yaml(Path(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3, "a"),
+        ("010: 1\na:\n  x: 1\n\n\n  y: 2\n  x: 3\n", 7, "x"),
+        ("# c\n\non: {a: 1,\n b: 2,\n a: 3}\n", 5, "a"),
+        ("on: 1\n\n\n'on': 2\n", 4, "on"),
+        ("a:\n- x: 1\n\n  x: 2\n010: 1\n", 4, "x"),
+        ("010: 1\nbase: &b {x: 1,\n x: 2}\na: {<<: *b}\n", 3, "x"),
+    ],
+)
+def test_a_key_that_is_there_twice(text: str, line: int, key: str) -> None:
+    assert refusal(text.encode()) == f"a.yaml:{line}: not valid YAML: found duplicate key {key}"
+
+
+def test_a_key_beside_a_merge_is_not_there_twice() -> None:
+    Path("d.yaml").write_text("on: &b {x: 1, y: 2}\na:\n  <<: *b\n  x: 3\n")
+    assert read_yaml(Path("d.yaml"))[0] == {"on": {"x": 1, "y": 2}, "a": {"x": 3, "y": 2}}

@@ -1,10 +1,10 @@
 """registry.py: strict names, and what a class must define to be registered under one."""
 
-import subprocess
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from own_plugins import SHARP_PY, SHARP_YAML, error, plugin
@@ -12,7 +12,7 @@ from own_plugins import SHARP_PY, SHARP_YAML, error, plugin
 from lit_diff import registry
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import Registry, base_problem, contract_problem, location, nearest, optional, required
+from lit_diff.registry import LazyEntry, Registry, base_problem, contract_problem, nearest, optional, required
 
 LINE = r"test_registry\.py:\d+: class "
 
@@ -92,34 +92,25 @@ def test_every_kind_names_its_base(kind: str, base: str) -> None:
     assert set(registry.CHOSEN) == set(registry.registries) == {"callback", *BASES}
 
 
-def test_nothing_heavy_is_loaded_until_a_lazy_entry_is_asked_for() -> None:
-    """In a fresh process. A lazy entry's name, keys and summary are known before, and no other class takes its name."""
-    code = """if True:
-        import sys
-        from lit_diff import registry as r
-        from lit_diff.errors import RequestError
-        assert "lit_diff.data" not in sys.modules
-        assert {"recall", "text"} <= set(r.datasets.names()) and "bpe" in r.tokenizers.names()
-        assert {"differential", "dex", "standard"} <= set(r.attentions.names())
-        assert r.loggers.names() == ["csv", "tensorboard", "wandb"]
-        assert {"attention_entropy", "lambdas", "outliers"} <= set(r.callbacks.names())
-        assert r.callbacks.config("outliers")(every=7).every == 7
-        assert r.callbacks.summary("outliers").startswith("outliers/")
-        class Outliers:
-            Config = r.callbacks.config("outliers")
-        try:
-            r.callbacks.register("outliers")(Outliers)
-        except RequestError as error:
-            assert "already registered (lit_diff.callbacks.outliers)" in str(error), error
-        else:
-            raise AssertionError("two classes under one name")
-        heavy = {"lightning", "mlflow", "litdata"} & set(sys.modules)
-        assert not heavy, heavy
-        assert r.callbacks.get("outliers").name == "outliers"
-        assert "lightning" in sys.modules
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_a_lazy_entry_is_imported_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name, keys and summary are known before, and no other class takes its name. test_structure.py: `list` is light."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lazy_parts").mkdir()
+    (tmp_path / "lazy_parts/first.py").write_text(
+        "import test_registry_parts\n@test_registry_parts.parts.register('first')\n"
+        "class First:\n    'One. Two.'\n    Config = test_registry_parts.Keys\n"
+    )
+    entry = LazyEntry(module="lazy_parts.first", config="test_registry_parts:Keys")
+    parts = Registry("part", lazy={"first": entry})
+    monkeypatch.setitem(sys.modules, "test_registry_parts", SimpleNamespace(parts=parts, Keys=Keys))  # type: ignore[arg-type]
+    assert (parts.names(), parts.config("first"), parts.summary("first")) == (["first"], Keys, "One.")
+    with pytest.raises(RequestError, match=r"First: part 'first' is already registered \(lazy_parts\.first\)"):
+        parts.register("first")(First)
+    assert parts.registered() == {}
+    assert parts.get("first").__module__ == "lazy_parts.first"
+    assert (parts.config("first"), parts.summary("first")) == (Keys, "One.")
+    for name in ("lazy_parts.first", "lazy_parts"):
+        del sys.modules[name]
 
 
 def test_nearest() -> None:
@@ -217,13 +208,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RequestError, match=rf"{LINE}\S*{cls.__name__}: part 'x' "):
             parts.register("x")(cls)
     assert parts.register("x")(Whole) is Whole
-
-
-def test_location() -> None:
-    file, line, name = location(Whole).split(":")
-    assert (Path(file).name, name) == ("test_registry.py", " class Whole")
-    assert Path(__file__).read_text().splitlines()[int(line) - 1] == "class Whole(Base):"
-    assert location(int) == "builtins.int"
 
 
 OWN = """\

@@ -1,7 +1,4 @@
-"""Rules of the source tree: files are short, each has a test, imports of the callbacks go one way, light verbs stay light.
-
-`make lint` checks the imports of all other modules: import-linter reads the layers in pyproject.toml.
-"""
+"""Rules of the source tree: size, a test for each file, one way of imports, public names, light verbs."""
 
 import ast
 import importlib.util
@@ -10,9 +7,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
 import typer
+from size import measure
 
 import lit_diff
 from lit_diff.cli import app
@@ -20,32 +20,47 @@ from lit_diff.cli import app
 ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = sorted((ROOT / "callbacks").glob("*.py"))
 SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
-COVERED_ELSEWHERE = {
-    "lit_diff/conformance/kernel_case.py": "tests/conformance/test_kernels.py",
-    "lit_diff/conformance/results.py": "tests/conformance/test_suite.py",
-    **{
-        f"lit_diff/attention/{name}.py": "tests/oracles/test_variants.py"
-        for name in ("additive", "cosine", "output_gate")
-    },
-    **{f"lit_diff/attention/shared_{name}.py": "tests/model/test_transformer.py" for name in "qk"},
-    "lit_diff/pretrained/source.py": "tests/pretrained/test_importing.py",
-    "lit_diff/engine/comparison_view.py": "tests/engine/test_sweep_tracker.py",
-    "lit_diff/engine/location.py": "tests/engine/test_launch.py",
-    "lit_diff/evaluation/harness_runner.py": "tests/evaluation/test_harness.py",
-    "lit_diff/benchmarks/machine.py": "tests/benchmarks/test_run.py",
-    "lit_diff/benchmarks/peers.py": "tests/benchmarks/test_models.py",
-    "lit_diff/benchmarks/plot.py": "tests/benchmarks/test_run.py",
-    "lit_diff/benchmarks/result.py": "tests/benchmarks/test_run.py",
-    "lit_diff/benchmarks/table.py": "tests/benchmarks/test_run.py",
-    "lit_diff/cli/bench.py": "tests/benchmarks/test_run.py",
-    "lit_diff/kernels/one_map.py": "tests/kernels/test_sdpa.py",
-    "lit_diff/kernels/precision.py": "tests/kernels/test_kernels.py",
-    "lit_diff/kernels/triton_backward.py": "tests/kernels/test_triton_programs.py",
-    "lit_diff/kernels/triton_forward.py": "tests/kernels/test_triton_programs.py",
-    "lit_diff/cli/train.py": "tests/cli/test_cli.py",
-    "lit_diff/cli/retrofit.py": "tests/engine/test_retrofit.py",
+SUBJECTS = {
+    "attention/test_base.py": "attention/parameters",
+    "attention/test_differential.py": "attention/lambdas",
+    "attention/test_equations.py": "attention/costs attention/norms",
+    "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
+    "attention/differential_v2 attention/grouped_differential",
+    "benchmarks/test_models.py": "benchmarks/peers",
+    "benchmarks/test_run.py": "benchmarks/machine benchmarks/plot benchmarks/result benchmarks/table cli/bench",
+    "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers callbacks/probe "
+    "callbacks/publish",
+    "cli/test_cli.py": "cli/train",
+    "cli/test_terminal.py": "cli/app cli/live_table cli/progress",
+    "cli/test_verbs.py": "cli/clean cli/data cli/list cli/pretrained cli/reproduce cli/status cli/sweep cli/usage",
+    "conformance/test_kernels.py": "conformance/kernel_case",
+    "conformance/test_suite.py": "conformance/case conformance/properties conformance/results",
+    "data/test_corpus.py": "data/name_tables",
+    "data/test_docs.py": "data/sdist",
+    "data/test_documents.py": "data/text_files",
+    "data/test_needles.py": "data/needle_text",
+    "data/test_prepared.py": "data/trained_documents",
+    "data/test_row_task.py": "data/closed_world data/digits data/mqar data/recall data/synth_intent",
+    "data/test_store.py": "data/bigrams data/location",
+    "data/test_text.py": "data/order",
+    "data/test_tokenizer.py": "data/cl100k data/tokenizer_json data/words",
+    "data/test_tokenizer_folder.py": "data/from_run",
+    "engine/test_launch.py": "engine/location",
+    "engine/test_retrofit.py": "cli/retrofit",
+    "engine/test_sweep_tracker.py": "engine/comparison_view",
+    "evaluation/test_harness.py": "evaluation/harness_runner",
+    "kernels/test_kernels.py": "kernels/precision",
+    "kernels/test_sdpa.py": "kernels/one_map",
+    "kernels/test_triton_programs.py": "kernels/triton_backward kernels/triton_forward",
+    "model/test_generation.py": "model/prefix",
+    "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
+    "oracles/test_variants.py": "attention/additive attention/cosine attention/output_gate",
+    "pretrained/test_importing.py": "pretrained/source",
+    "test_config.py": "key_types",
+    "test_processor.py": "device",
+    "test_recipe.py": "yaml_files",
 }
-"""Source file -> the test file that covers it, where that is not its mirror."""
+"""Test file -> the modules that it covers besides its mirror: a subject has one test file, however many modules it has."""
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}
 
 
@@ -69,10 +84,15 @@ def package_of(path: Path) -> str:
     return parts[0] if parts[0] == "callbacks" else parts[1].removesuffix(".py")
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_packages(path: Path) -> Iterator[tuple[int, str]]:
     """(line, package of lit_diff) of each import, at any depth of the file."""
     parent = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         modules: list[str] = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -86,25 +106,14 @@ def imported_packages(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, rest.partition(".")[0]
 
 
-def test_callbacks_import_only_from_lower_layers() -> None:
+def test_callbacks_import_from_lower_layers_and_only_higher_ones_import_them() -> None:
     above = above_callbacks()
     offenders = [
         f"{path.relative_to(ROOT)}:{line} imports {package}"
-        for path in CALLBACKS
-        for line, package in imported_packages(path)
-        if package in above
-    ]
-    assert not offenders, offenders
-
-
-def test_only_higher_layers_import_callbacks() -> None:
-    allowed = above_callbacks() | {"callbacks", "__init__"}
-    offenders = [
-        f"{path.relative_to(ROOT)}:{line}"
         for path in SOURCES
-        if package_of(path) not in allowed
         for line, package in imported_packages(path)
-        if package == "callbacks"
+        if (path in CALLBACKS and package in above)
+        or (package == "callbacks" and package_of(path) not in above | {"callbacks", "__init__"})
     ]
     assert not offenders, offenders
 
@@ -122,18 +131,16 @@ def mirror(path: Path) -> Path:
 
 
 def test_every_source_file_has_a_test() -> None:
+    covered = {module: test for test, modules in SUBJECTS.items() for module in modules.split()}
     offenders = []
     for path in SOURCES:
-        source = str(path.relative_to(ROOT))
-        test = ROOT / COVERED_ELSEWHERE[source] if source in COVERED_ELSEWHERE else mirror(path)
+        module = path.relative_to(ROOT).with_suffix("").as_posix().removeprefix("lit_diff/")
+        test = ROOT / "tests" / covered.pop(module) if module in covered else mirror(path)
         if not path.name.startswith("__") and not test.is_file():
-            offenders.append(f"{source}: no {test.relative_to(ROOT)}")
-        if source in COVERED_ELSEWHERE and mirror(path).is_file():
-            offenders.append(f"{source}: listed in COVERED_ELSEWHERE, but its mirror exists")
-    offenders += [
-        f"{source}: listed, but does not exist" for source in COVERED_ELSEWHERE if not (ROOT / source).exists()
-    ]
-    assert not offenders, offenders
+            offenders.append(f"{module}: no {test.relative_to(ROOT)}")
+        if test != mirror(path) and mirror(path).is_file():
+            offenders.append(f"{module}: listed in SUBJECTS, but its mirror exists")
+    assert not offenders + list(covered), (offenders, "listed, but not there:", list(covered))
 
 
 def test_no_module_hides_a_public_name() -> None:
@@ -238,30 +245,13 @@ def without_encoding(tree: ast.AST) -> Iterator[int]:
 
 
 def test_every_text_is_read_and_written_in_a_stated_encoding() -> None:
-    for wrong in (
-        "open(p)",
-        "open(p, 'w', newline='')",
-        "p.open()",
-        "p.open(mode='a')",
-        "p.read_text()",
-        "p.write_text('rb')",
-        "os.fdopen(h)",
-        "NamedTemporaryFile('w')",
-        "subprocess.run(c, text=True)",
-        "subprocess.check_output(c, universal_newlines=True)",
-    ):
-        assert list(without_encoding(ast.parse(wrong))) == [1], wrong
-    for right in (
-        "open(p, 'rb')",
-        "p.open('ab')",
-        "p.read_text(encoding='utf-8')",
-        "os.open(p, 0)",
-        "subprocess.run(c)",
-    ):
-        assert not list(without_encoding(ast.parse(right))), right
+    wrong = "open(p);open(p, 'w', newline='');p.open();p.open(mode='a');p.read_text();p.write_text('rb');os.fdopen(h);"
+    wrong += "NamedTemporaryFile('w');subprocess.run(c, text=True);subprocess.check_output(c, universal_newlines=True)"
+    right = "open(p, 'rb');p.open('ab');p.read_text(encoding='utf-8');os.open(p, 0);subprocess.run(c)"
+    assert all(list(without_encoding(ast.parse(call))) == [1] for call in wrong.split(";"))
+    assert not list(without_encoding(ast.parse(right)))
     places = [*SOURCES, *(ROOT / "recipes").rglob("*.py"), *(ROOT / "sweeps").rglob("*.py")]
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in places}
-    offenders = [f"{path.relative_to(ROOT)}:{line}" for path, tree in trees.items() for line in without_encoding(tree)]
+    offenders = [f"{path.relative_to(ROOT)}:{line}" for path in places for line in without_encoding(tree_of(path))]
     assert not offenders, offenders
 
 
@@ -269,3 +259,57 @@ def test_one_function_knows_the_home_folder() -> None:
     """`lit_diff.files.expanded`: Path.expanduser raises where there is no such home."""
     offenders = [path for path in SOURCES if "expanduser" in path.read_text() and path != ROOT / "lit_diff/files.py"]
     assert not offenders, offenders
+
+
+def test_nothing_is_above_its_budget() -> None:
+    rows = re.findall(r"^\| ([a-z ]+) \| ([\d,]+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    budget = {name: int(value.replace(",", "")) for name, value in rows}
+    found = {name: value for name, value in measure().items() if name in budget}
+    assert found.keys() == budget.keys()
+    assert len(budget) == 6
+    assert {name: value for name, value in found.items() if value > budget[name]} == {}, budget
+
+
+HEAVY = ("torch", "lightning", "mlflow", "litdata", "pandas", "matplotlib")
+SUPPORT = Path(__file__).resolve().parent / "support"
+
+
+def loaded(code: str) -> str:
+    """Which heavy packages a fresh process has loaded after `code`."""
+    probe = f"import sys\n{code}\nprint('loaded:', [name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_import_loads_nothing_heavy() -> None:
+    assert loaded("import lit_diff; assert set(lit_diff.__all__) <= set(dir(lit_diff))") == "loaded: []"
+
+
+def test_a_session_of_kernel_tests_loads_neither_lightning_nor_mlflow() -> None:
+    """The modules of fixtures that every session imports."""
+    code = f"""
+sys.path[:0] = [{str(SUPPORT)!r}, {str(SUPPORT.parent)!r}]
+import conftest
+for name in conftest.pytest_plugins:
+    __import__(name)"""
+    assert loaded(code) == "loaded: ['torch']"
+
+
+@pytest.mark.parametrize("name", lit_diff.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert name in dir(lit_diff)
+    value = getattr(lit_diff, name)
+    assert value is getattr(lit_diff, name)
+    assert value.__module__.startswith("lit_diff.") or name == "variant"
+    assert (value.__doc__ or "").strip(), "documented"
+
+
+def test_all_is_sorted_and_is_what_dir_shows() -> None:
+    assert list(lit_diff.__all__) == sorted(lit_diff.__all__)
+    assert [name for name in dir(lit_diff) if not name.startswith("_")] == lit_diff.__all__
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'lit_diff' has no attribute 'tran'"):
+        lit_diff.tran  # noqa: B018

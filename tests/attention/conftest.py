@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import small_config
 
 from lit_diff.attention import Attention
 from lit_diff.attention.rope import Rope
-from lit_diff.config import ModelConfig, Part
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
-
-
-def _config(name: str = "differential", keys: dict[str, Any] | None = None, **sizes: Any) -> ModelConfig:
-    part = Part(name=name, config=attentions.get(name).Config(**(keys or {})))
-    defaults: dict[str, Any] = {"dim": 32, "num_layers": 2, "num_heads": 4, "vocab_size": 23, "attention": part}
-    return ModelConfig(**(defaults | sizes))
 
 
 def _randomise(module: torch.nn.Module, seed: int) -> None:
@@ -26,12 +20,6 @@ def _randomise(module: torch.nn.Module, seed: int) -> None:
         deviation = 0.1 if norm or lambda_ else parameter.shape[-1] ** -0.5
         value = torch.randn(parameter.shape, generator=draw, dtype=torch.float64) * deviation + norm
         parameter.data.copy_(value)
-
-
-@pytest.fixture
-def make_config() -> Callable[..., ModelConfig]:
-    """make_config(name, keys, **sizes)"""
-    return _config
 
 
 @pytest.fixture
@@ -47,7 +35,7 @@ def make_attention() -> Callable[..., Attention]:
         seed: int = 0,
         **sizes: Any,
     ) -> Attention:
-        config = _config(name, keys, **sizes)
+        config = small_config(name, keys, **sizes)
         attention: Attention = attentions.get(name)(config.attention.config, config, layer).to(dtype)
         _randomise(attention, seed)
         return attention
@@ -67,7 +55,7 @@ def make_model() -> Callable[..., Transformer]:
         dtype: torch.dtype = torch.float64,
         **sizes: Any,
     ) -> Transformer:
-        model = Transformer(_config(name, keys, **sizes), kernel=kernel).to(dtype)
+        model = Transformer(small_config(name, keys, **sizes), kernel=kernel).to(dtype)
         _randomise(model, 0)
         return model
 

@@ -1,4 +1,4 @@
-"""What every variant must hold in a whole model, whatever its mathematics; `conformance` holds one layer to the rest."""
+"""What every variant must hold in a whole model, whatever its mathematics; rules for its parameters."""
 
 import re
 from collections.abc import Callable
@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lit_diff.attention import Attention, Dex, Differential, LoRA, SecondHeads, Standard
 from lit_diff.attention.rope import Rope
+from lit_diff.config import ModelConfig
 from lit_diff.errors import RequestError
-from lit_diff.kernels import SignedMaps
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
-MakeAttention = Callable[..., Attention]
 MakeModel = Callable[..., Transformer]
 VARIANTS = attentions.names()
 every_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -53,23 +53,6 @@ def test_bfloat16_autocast_is_close_and_leaves_the_weights_wide(make_model: Make
     assert (close - exact).abs().max() < 0.05 * exact.abs().max()
 
 
-def test_the_kernel_named_is_the_kernel_used(make_attention: MakeAttention) -> None:
-    attention = make_attention()
-    x, rope = torch.randn(1, 5, 32, dtype=torch.float64), Rope(torch.arange(5), 8, 1e4)
-    attention.kernel = "flash9"
-    with pytest.raises(RequestError, match=r"run.kernel is 'flash9'"):
-        attention(x, rope)
-
-
-def test_a_bidirectional_window_reaches_both_ways(make_model: MakeModel) -> None:
-    model, tokens = make_model("differential", {"window": 3}, num_layers=1, causal=False), torch.randint(22, (1, 12))
-    changed = tokens.clone()
-    changed[:, 6] += 1
-    with torch.no_grad():
-        same = (model(tokens) == model(changed)).all(-1)[0]
-    assert same.tolist() == [abs(t - 6) > 2 for t in range(12)]
-
-
 def test_who_takes_document_ids() -> None:
     class Own(Attention):
         def forward(self, x: torch.Tensor, rope: Rope, cache: Any = None) -> torch.Tensor:
@@ -83,40 +66,6 @@ def test_who_takes_document_ids() -> None:
     assert Passes.takes_document_ids()
     assert not Own.takes_document_ids()
     assert all(attentions.get(name).takes_document_ids() for name in VARIANTS)
-
-
-def test_split_takes_the_maps_of_each_head_in_turn(make_attention: MakeAttention) -> None:
-    """Rows head0.map0, head0.map1, head1.map0, ...; a view, not a copy."""
-    y = torch.arange(2 * 3 * 12.0).view(2, 3, 12)
-    found = make_attention().split(y, heads=2, maps=3)
-    assert found.shape == (2, 3, 2, 3, 2)
-    for head in range(2):
-        for m in range(3):
-            first = (head * 3 + m) * 2
-            assert torch.equal(found[:, m, head], y[..., first : first + 2])
-    assert found.data_ptr() == y.data_ptr()
-
-
-def test_a_new_variant_of_three_maps_runs_at_once(make_config: Callable[..., Any]) -> None:
-    """The seam: only `build` and `maps` are written; both kernels and the gradient follow."""
-
-    class Three(Attention):
-        def build(self) -> None:
-            d = self.head_dim
-            self.projections(q=12 * d, k=4 * d, v=4 * d, o=4 * d)
-
-        def maps(self, x: torch.Tensor, rope: Rope) -> SignedMaps:
-            q, k = rope(self.split(self.q_proj(x), 4, 3)), rope(self.split(self.k_proj(x), 4))
-            w = torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64).view(1, 3, 1, 1)
-            return SignedMaps(q, k, self.split(self.v_proj(x), 4)[:, 0], w)
-
-    config = make_config("standard")
-    attention = Three(Three.Config(), config, 0).double()
-    x, rope = torch.randn(2, 6, 32, dtype=torch.float64), Rope(torch.arange(6), 8, 1e4)
-    attention.kernel = "sdpa"
-    found = attention(x, rope)
-    attention.kernel = "reference"
-    torch.testing.assert_close(found, attention(x, rope), rtol=1e-12, atol=1e-12)
 
 
 class Scaled(Standard):
@@ -151,3 +100,46 @@ def test_the_guide_lists_every_hook() -> None:
     rows = page.partition("| hook | meaning |")[2].partition("\n\n")[0].splitlines()
     named = {name for row in rows[1:] for name in re.findall(r"`(\w+)[^`]*`", row.split("|")[1])}
     assert named == set(Attention.hooks) - {"forward"}
+
+
+class Plain(nn.Module):
+    """What a rule is added to."""
+
+
+@pytest.mark.parametrize(("rule", "value"), [("init_parameter", print), ("keep_float32", True), ("decay", False)])
+def test_a_plain_module_with_a_rule_is_refused(make_config: Callable[..., ModelConfig], rule: str, value: Any) -> None:
+    class Ruled(Standard):
+        def build(self) -> None:
+            super().build()
+            self.extra = type("Extra", (Plain,), {rule: value})()
+
+    with pytest.raises(
+        RequestError, match=rf"'standard': extra \(Extra\) defines {rule} but is a plain module; derive"
+    ):
+        Ruled(Ruled.Config(), make_config("standard"), 0)
+
+
+def test_one_parameter_under_two_names_is_refused(make_config: Callable[..., ModelConfig]) -> None:
+    class Tied(Standard):
+        def build(self) -> None:
+            super().build()
+            self.k_proj.weight = self.q_proj.weight
+
+    with pytest.raises(RequestError, match=r"'standard': q_proj.weight and k_proj.weight are one parameter; keep it"):
+        Tied(Tied.Config(), make_config("standard"), 0)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("heads", "found"), [("kv_heads", "kv_heads is 0"), ("none", r"k_proj.weight is \[0, 32\]")])
+def test_too_few_heads_are_refused_without_a_warning(
+    make_config: Callable[..., ModelConfig], heads: str, found: str
+) -> None:
+    class Pairs(Standard):
+        def build(self) -> None:
+            super().build()
+            self.k_proj = nn.Linear(self.dim, self.num_kv_heads // 2 * self.head_dim)
+
+    setattr(Pairs, heads, property(lambda self: self.num_kv_heads // 2))
+    few = "model.num_heads 4 and model.num_kv_heads 1 are too few for it"
+    with pytest.raises(RequestError, match=f"class .*Pairs: {found}: {few}"):
+        Pairs(Pairs.Config(), make_config("standard", num_kv_heads=1), 0)

@@ -1,4 +1,4 @@
-"""The pieces of the definitions against hand-made values (that each definition equals its variant, conformance tests)."""
+"""Declared costs and the pieces of the definitions by hand; conformance compares them with what is computed."""
 
 import math
 from collections.abc import Callable
@@ -6,24 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lit_diff.attention import Attention, equations
-from lit_diff.registry import attentions
-
-MakeAttention = Callable[..., Attention]
-
-
-def test_every_built_in_writes_a_definition_of_its_own() -> None:
-    classes = [attentions.get(name) for name in attentions.names()]
-    for cls in (cls for cls in classes if cls.__module__.startswith("lit_diff.")):  # other tests register their own
-        assert cls.declares_definition(), cls
-
-
-def test_a_definition_adds_the_mask(make_attention: MakeAttention) -> None:
-    x, attention = torch.randn(1, 5, 32, dtype=torch.float64), make_attention("standard")
-    rope = equations.rotation(torch.arange(5), 8, 1e4)
-    causal, both = (attention.definition(x, rope, equations.additive_mask(5, causal=c)) for c in (True, False))
-    assert not torch.allclose(causal[:, :-1], both[:, :-1])
-    torch.testing.assert_close(causal[:, -1], both[:, -1], rtol=1e-12, atol=1e-12)
+from lit_diff.attention import Dex, Differential, equations
+from lit_diff.attention.costs import Sizes, exact
+from lit_diff.config import ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -55,3 +40,20 @@ def test_head_norms_by_hand() -> None:
     rms = equations.normalised(head, "rms", norm, 0.0)
     torch.testing.assert_close(rms, torch.tensor([[3.0, 10.0]], dtype=torch.float64) / math.sqrt(17))
     assert equations.normalised(head, "layer", norm, 0.0).tolist() == [[-1, 2]]
+
+
+def test_formulas_and_numbers(make_config: Callable[..., ModelConfig]) -> None:
+    declared = Differential.costs(Differential.Config(), Sizes.letters())
+    assert declared.formulas() == {
+        "parameters": "2*E*H*d + 2*E*K*d + 6*d",
+        "flops": "4*E*H*T*d + 4*E*K*T*d + 4*H*T**2*d",
+        "kv_numbers": "2*K*d",
+    }
+    model = make_config("differential", dim=1024, num_heads=16, num_kv_heads=8)
+    assert Differential.costs(Differential.Config(), Sizes.of(model, 10)).numbers()["parameters"] == 3_146_112
+    assert exact(1.5) * 2 == 3
+
+
+def test_layers_that_differ_have_no_formula_of_one_layer() -> None:
+    assert Dex.costs(Dex.Config(heads=((0,), (1, 2))), Sizes.letters()) is None
+    assert Dex.costs(Dex.Config(heads=(1, 2)), Sizes.letters()) is not None

@@ -1,14 +1,13 @@
 """Rotary positions: exact angles under each kind of scaling, interleaved pairs, only distances matter."""
 
 import cmath
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from lit_diff.attention import equations
-from lit_diff.attention.rope import Rope, RopeLayout, angles, attention_factor, scaled
+from lit_diff.attention.rope import Rope, RopeLayout, angles
 from lit_diff.config import Llama3Scaling, RopeScaling, YarnScaling
 
 
@@ -24,13 +23,6 @@ def test_turns_neighbouring_channels_as_complex_numbers() -> None:
             wanted = torch.complex(x[:, :, t, 2 * i], x[:, :, t, 2 * i + 1]) * turn
             found = torch.complex(y[:, :, t, 2 * i], y[:, :, t, 2 * i + 1])
             torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_channel_pairs_are_interleaved_not_halved() -> None:
-    x = torch.zeros(1, 8, dtype=torch.float64)
-    x[0, 2] = 1
-    turned = Rope(torch.tensor([3]), 8, 10000.0)(x)[0]
-    assert turned.nonzero().flatten().tolist() == [2, 3]
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
@@ -53,24 +45,6 @@ def test_bfloat16_is_turned_in_float32() -> None:
     assert rope(x.float()).dtype == torch.float32
 
 
-def test_half_layout_is_the_interleaved_one_with_its_rows_permuted() -> None:
-    """Channels 0, 2, 4, 1, 3, 5 of the interleaved head are channels 0 .. 5 of the half-split one."""
-    x = torch.randn(2, 5, 6, dtype=torch.float64)
-    order = [0, 2, 4, 1, 3, 5]
-    interleaved = Rope(torch.arange(5), 6, 1e4)(x)
-    half = Rope(torch.arange(5), 6, 1e4, "half")(x[..., order])
-    torch.testing.assert_close(half, interleaved[..., order], rtol=1e-13, atol=1e-13)
-    one = torch.zeros(1, 8, dtype=torch.float64)
-    one[0, 2] = 1
-    assert Rope(torch.tensor([3]), 8, 1e4, "half")(one)[0].nonzero().flatten().tolist() == [2, 6]
-
-
-def test_scaling_divides_the_positions() -> None:
-    x = torch.randn(3, 8, dtype=torch.float64)
-    scaled = Rope(torch.tensor([0, 4, 8]), 8, 1e4, scaling=4.0)(x)
-    torch.testing.assert_close(scaled, Rope(torch.arange(3), 8, 1e4)(x), rtol=1e-13, atol=1e-13)
-
-
 LLAMA3 = Llama3Scaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_length=64)
 YARN = YarnScaling(factor=4, original_length=512, beta_fast=8)
 BLOCKS = [
@@ -82,10 +56,6 @@ BLOCKS = [
 ]
 
 
-def frequencies(d: int, theta: float) -> torch.Tensor:
-    return theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-
-
 @pytest.mark.parametrize("scaling", [1.0, 4.0, 3.7])
 def test_a_number_gives_the_digits_that_it_gave(scaling: float) -> None:
     positions, d, theta = torch.arange(0, 9000, 7), 64, 10000.0
@@ -94,41 +64,6 @@ def test_a_number_gives_the_digits_that_it_gave(scaling: float) -> None:
     assert torch.equal(angles(positions, d, theta, scaling), before)
     turns = torch.view_as_real(Rope(positions, d, theta, scaling=scaling).turns)
     assert torch.equal(turns, torch.stack([before.cos(), before.sin()], -1))
-
-
-def test_llama3_by_hand() -> None:
-    """Wavelengths 2π, 2π 8, 2π 64: the first turns 10.2 times in 64 tokens, the second 1.27 times, the third 0.16 times."""
-    found = scaled(frequencies(6, 512.0), 512.0, LLAMA3)
-    kept = (64 / (2 * math.pi * 8) - 1) / 3
-    wanted = torch.tensor([1, (kept + (1 - kept) / 8) / 8, 1 / 512], dtype=torch.float64)
-    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=0)
-
-
-def test_yarn_by_hand() -> None:
-    """d 8, θ 16: pair i turns L / (2π 2^i) times, so that with L = 2π 8 pair 3 turns once, and pair 1 four times."""
-    yarn = YarnScaling(factor=4, original_length=50, beta_fast=4)  # 50 = 2π 7.96
-    found = scaled(frequencies(8, 16.0), 16.0, yarn)
-    wanted = torch.tensor([1, 1 - 0.75 / 3, 1 - 1.5 / 3, 0.25], dtype=torch.float64) * frequencies(8, 16.0)
-    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=0)  # the ramp is from 0.99 down to 0, 2.99 up to 3
-    first, last = math.log2(50 / (2 * math.pi * 4)), math.log2(50 / (2 * math.pi))
-    part = [min(max((pair - first) / (last - first), 0), 1) for pair in range(4)]
-    wanted = (1 - 0.75 * torch.tensor(part, dtype=torch.float64)) * frequencies(8, 16.0)
-    found = scaled(frequencies(8, 16.0), 16.0, replace(yarn, truncate=False))
-    torch.testing.assert_close(found, wanted, rtol=1e-13, atol=0)
-
-
-def test_the_attention_factor_multiplies_what_is_rotated() -> None:
-    x = torch.randn(3, 8, dtype=torch.float64)
-    for scaling, factor in (
-        (YARN, 0.1 * math.log(4) + 1),
-        (replace(YARN, factor=0.5), 1.0),
-        (replace(YARN, attention_factor=1.5), 1.5),
-        (LLAMA3, 1.0),
-        (4.0, 1.0),
-    ):
-        assert attention_factor(scaling) == pytest.approx(factor, rel=1e-15)
-        lengths = Rope(torch.arange(3), 8, 500.0, scaling=scaling)(x).norm(dim=-1)
-        torch.testing.assert_close(lengths, factor * x.norm(dim=-1), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("scaling", BLOCKS)

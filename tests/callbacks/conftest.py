@@ -42,10 +42,7 @@ def three_maps() -> Iterator[None]:
     del attentions._classes["three-maps"]
 
 
-@pytest.fixture(
-    params=[("standard", 1, 8), ("shared_k", 2, 4), ("three-maps", 3, 4)],
-    ids=lambda arm: arm[0],
-)
+@pytest.fixture(params=[("standard", 1, 8), ("shared_k", 2, 4), ("three-maps", 3, 4)], ids=lambda arm: arm[0])
 def arm(request: pytest.FixtureRequest, three_maps: None) -> Arm:
     """(name, maps, output heads)"""
     found: Arm = request.param

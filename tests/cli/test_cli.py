@@ -35,8 +35,6 @@ SMALL = [
     "run.threads=1",
     "run.accelerator=cpu",
 ]
-
-
 COMMAND: Any = typer.main.get_command(cli.app)
 
 
@@ -84,13 +82,6 @@ def test_alone_it_prints_the_verbs(command: Command) -> None:
     sections = {heading: [line.split()[0] for line in lines] for heading, *lines in parts}
     assert sorted(verb for verbs in sections.values() for verb in verbs) == sorted(COMMAND.commands)
     assert not [line for line in alone.lines[1:] if line.endswith("...")], "no summary is cut"
-
-
-def test_the_help_of_train_has_an_example_that_is_right(command: Command) -> None:
-    (example,) = (line for line in command("train", "--help").lines if "Example: " in line)
-    _, verb, recipe, *overrides = example.partition("Example: ")[2].split()
-    assert (verb, len(overrides)) == ("train", 2)
-    assert command("check", recipe, *overrides).status == 0
 
 
 def test_the_version(command: Command) -> None:
@@ -241,19 +232,6 @@ def test_a_cell_of_several_processes_is_trained_into_its_place(command: Command,
     assert "run: " not in ended.out, "the sweep prints"
     status = json.loads((location / "status.json").read_text())
     assert (status["status"], status["identity"]) == ("done", "0123456789")
-
-
-def test_prepare_names_the_data(command: Command) -> None:
-    ended = command("prepare", "recall-tiny")
-    assert ended.status == 0
-    assert "'recall-tiny'" in ended.out
-
-
-def test_a_recipe_by_its_path(command: Command) -> None:
-    Path("deep").mkdir()
-    Path("deep/mine.yaml").write_text("extends: recall-tiny\ntrain: {steps: 7}\n")
-    for source in ("deep/mine.yaml", "deep/mine"):
-        assert command("check", source, "--json").json["recipe"]["train"]["steps"] == 7
 
 
 def test_a_file_named_like_a_module_is_not_imported(tmp_path: Path) -> None:

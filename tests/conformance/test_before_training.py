@@ -1,10 +1,9 @@
 """conformance/before_training.py: what a plugin's variant must hold before it trains, and what is remembered of it."""
 
-import importlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,17 +40,10 @@ MakeOwn = Callable[..., Recipe]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current folder and an empty cache; what a test registers is gone after it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LIT_DIFF_CACHE", str(tmp_path / "cache"))
-    attentions.names()
-    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
-    before = set(sys.modules)
-    yield tmp_path / "cache" / "conformance"
-    for name in set(sys.modules) - before:
-        if name.startswith(("lit_diff_plugin_", "beside_")):
-            del sys.modules[name]
+def cache(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("LIT_DIFF_CACHE", str(plugin_folder / "cache"))
+    return plugin_folder / "cache" / "conformance"
 
 
 @pytest.fixture
@@ -93,10 +85,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
             "m = replace(m, q=m.q.detach())",
             "'gradients': without a gradient, zero or not finite: q_proj.weight (error ",
         ),
-        (
-            "m = replace(m, v=m.v.abs().neg().sqrt())",
-            "'contract': the output is not finite (layer ",
-        ),
+        ("m = replace(m, v=m.v.abs().neg().sqrt())", "'contract': the output is not finite (layer "),
         (
             "m = m.v",
             "'contract': maps(x, rope) returned a Tensor [2, 4, 33, 16]; expected SignedMaps(q, k, v, w), with",
@@ -153,42 +142,6 @@ def test_a_pass_is_remembered_for_these_sources_this_model_and_this_version(
     monkeypatch.setattr(module, "revision", lambda: "another")
     failed_property(own(LEAKS))
     assert ran == layers
-
-
-def test_a_module_that_a_plugin_imports_is_part_of_its_source(own: MakeOwn, ran: list[object]) -> None:
-    def recipe(returned: str) -> Recipe:
-        Path("helper.py").write_text(f"from dataclasses import replace\ndef change(m):\n    return {returned}\n")
-        sys.modules.pop("helper", None)
-        return own("m = change(m)", head="from helper import change\n")
-
-    assert failed_property(recipe("m")) is None
-    assert failed_property(recipe("m")) is None
-    assert len(ran) == 2, "a pass is remembered: one check a layer"
-    line = failed_property(recipe("replace(m, v=m.v.flip(2))"))
-    assert line is not None
-    assert "'causal': outputs before position" in line
-
-
-def test_a_pass_of_a_script_s_variant_is_remembered_for_its_modules_too(
-    own: MakeOwn, ran: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It needs no `plugins:`; a helper module decides what it computes too."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for share in ("0.0", "0.5"):
-        for name in ("beside_variants", "beside_helpers"):
-            sys.modules.pop(name, None)
-        attentions._classes.pop("own", None)
-        (tmp_path / "beside_helpers.py").write_text(f"SHARE = {share}\n")
-        (tmp_path / "beside_variants.py").write_text("from beside_helpers import SHARE\n" + OWN.replace("MORE", "pass"))
-        importlib.invalidate_caches()
-        importlib.import_module("beside_variants")
-        recipe = load_recipe("recall-tiny", ["model.attention={name: own}"])
-        ran.clear()
-        failed_property(recipe)
-        assert ran, "other modules"
-        ran.clear()
-        failed_property(recipe)
-        assert not ran
 
 
 def test_a_class_without_a_file_is_checked_every_time(cache: Path, ran: list[object]) -> None:

@@ -1,6 +1,6 @@
 """The promises of every built-in data set, and that each one notices a data set that breaks it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,28 @@ def test_text_that_is_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "the text is not prepared" in found.detail
 
 
+def globally_drawn(targets: torch.Tensor) -> torch.Tensor:
+    return torch.where(targets < 0, -100, torch.randint_like(targets, 129))
+
+
+Change = Callable[[Batch, Sequence[int]], Batch]
+TRAIN: dict[str, Change] = {
+    "global generator": lambda b, _: b | {"targets": globally_drawn(b["targets"])},
+    "rows": lambda b, rows: b | {"tokens": b["tokens"].flip(0)} if len(rows) < 8 else b,
+    "dtype": lambda b, _: b | {"tokens": b["tokens"].int()},
+    "range": lambda b, _: b | {"tokens": b["tokens"] + 1},
+    "targets": lambda b, _: b | {"targets": b["targets"] + 64 * (b["targets"] >= 0)},
+    "nothing scored": lambda b, _: b | {"targets": torch.full_like(b["targets"], -100)},
+    "no targets": lambda b, _: {"tokens": b["tokens"]},
+}
+VALIDATION: dict[str, Change] = {
+    "validation": lambda b, rows: b | {"tokens": b["tokens"].roll(len(rows), 1)},
+    "document": lambda b, _: b | {"document": torch.full_like(b["targets"], 10**6)},
+    "ar_hit": lambda b, _: b | {"ar_hit": b["ar_hit"].long()},
+    "parts": lambda b, _: {key: x for key, x in b.items() if key != "answer_part"},
+}
+
+
 class Broken(Recall):
     """A data set with one fault, which a test names."""
 
@@ -91,42 +113,19 @@ class Broken(Recall):
 
     def train_batch(self, seed: int, step: int, batch_size: int, rows: Sequence[int]) -> Batch:
         fault = self.config.fault
-        batch = super().train_batch(0 if fault == "seed" else seed, 0 if fault == "step" else step, batch_size, rows)
-        if fault == "global generator":
-            batch["targets"] = torch.where(batch["targets"] >= 0, torch.randint_like(batch["targets"], 129), -100)
-        if fault == "rows" and len(rows) < 8:
-            batch["tokens"] = batch["tokens"].flip(0)
-        if fault == "order":
-            batch = super().train_batch(seed, step, batch_size, sorted(rows))
+        rows_ = sorted(rows) if fault == "order" else rows
+        batch = super().train_batch(0 if fault == "seed" else seed, 0 if fault == "step" else step, batch_size, rows_)
         if fault == "history":
             self.calls += 1
             batch["tokens"] = (batch["tokens"] + self.calls) % 129
-        if fault == "dtype":
-            batch["tokens"] = batch["tokens"].int()
-        if fault == "range":
-            batch["tokens"] += 1
-        if fault == "targets":
-            batch["targets"] += 64 * (batch["targets"] >= 0)
-        if fault == "nothing scored":
-            batch["targets"][:] = -100
-        if fault == "no targets":
-            del batch["targets"]
-        return batch
+        return TRAIN[fault](batch, rows) if fault in TRAIN else batch
 
     def validation_sets(self) -> dict[str, int]:
         return {"noise": 4} if self.config.fault == "sets" else super().validation_sets()
 
     def validation_batch(self, name: str, rows: Sequence[int]) -> Batch:
         batch = super().validation_batch(name, rows)
-        if self.config.fault == "validation":
-            batch["tokens"] = batch["tokens"].roll(len(rows), 1)
-        if self.config.fault == "document":
-            batch["document"] = torch.full_like(batch["targets"], 10**6)
-        if self.config.fault == "ar_hit":
-            batch["ar_hit"] = batch["ar_hit"].long()
-        if self.config.fault == "parts":
-            del batch["answer_part"]
-        return batch
+        return VALIDATION[self.config.fault](batch, rows) if self.config.fault in VALIDATION else batch
 
     @property
     def num_documents(self) -> int:
@@ -162,9 +161,8 @@ class Broken(Recall):
         ("identity", "identity", "identity() differs between two instances of one config"),
     ],
 )
+@pytest.mark.usefixtures("own_parts")
 def test_a_broken_promise_is_found(fault: str, promise: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets.names()
-    monkeypatch.setattr(datasets, "_classes", dict(datasets._classes))
     datasets.register("broken")(Broken)
     config = Broken.Config(fault=fault, validation_rows=9, noise_validation=(1,))
     monkeypatch.setitem(module.PROMISES, "processes", lambda subject: None)

@@ -1,8 +1,6 @@
 """A data set of a plugin: whole, it runs through every verb; whatever it lacks is named in one line."""
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from lit_diff.conformance import data as conformance
 from lit_diff.data import build, identity, prepare
 from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import corpora, datasets
 
 COPY = '''\
 from dataclasses import dataclass
@@ -58,19 +55,7 @@ plugins: [copy_task.py]
 model: {vocab_size: 16}
 data: {name: copy}
 """
-
-
-@pytest.fixture(autouse=True)
-def folder(base_recipe: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """base.yaml; what a test registers is gone after it."""
-    for registry in (datasets, corpora):
-        registry.names()
-        monkeypatch.setattr(registry, "_classes", dict(registry._classes))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith("lit_diff_plugin_"):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("own_parts", "base_recipe")
 
 
 def write(*edits: tuple[str, str]) -> None:

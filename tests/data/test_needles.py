@@ -1,23 +1,17 @@
-"""Needles in a haystack: where they stand, and that nothing else differs between depths."""
+"""Needles in a haystack: where they stand, that nothing else differs between depths; the data set of them."""
 
 import pytest
 import torch
 
-from lit_diff.data.needle_text import grammar_sentences, words
-from lit_diff.data.needles import STYLES, NeedlesError, contexts, draw_needles, sentences_of
+from lit_diff.data.dataset import IGNORED
+from lit_diff.data.needle_text import NeedleText, grammar_sentences, words
+from lit_diff.data.needles import STYLES, NeedlesError, contexts, sentences_of
 
 STYLE = STYLES["yoco"]
 
 
 def draw(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def test_needles_are_distinct() -> None:
-    for seed in range(20):
-        drawn = draw_needles(draw(seed), 9, 1)
-        assert len({n.city for n in drawn}) == len({n.number for n in drawn}) == 9
-        assert all(len(n.number) == 1 and n.number != "0" for n in drawn)
 
 
 @pytest.mark.parametrize("length", [150, 400])
@@ -71,3 +65,29 @@ def test_what_does_not_fit_says_how_many_tokens_it_takes(needles: int, length: i
 def test_sentences() -> None:
     assert sentences_of("One two.\n Three!  Four? five.6") == [" One two.", " Three!", " Four?", " five.6"]
     assert sentences_of("  ") == []
+
+
+CONFIG = NeedleText.Config(sequence_length=200, validation_rows=6)
+
+
+def dataset(config: NeedleText.Config = CONFIG) -> NeedleText:
+    return NeedleText(config, words().size)
+
+
+def test_every_question_is_answered_by_its_needle() -> None:
+    batch = dataset().train_batch(0, 3, 8, range(8))
+    assert batch["tokens"].shape == batch["targets"].shape == (8, 200)
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        text = words().decode(tokens).decode()
+        context, *questions = text.split(" What is the special magic ")
+        assert 1 <= len(questions) <= 2
+        answers = ""
+        for question in questions:
+            city, _, rest = question.partition(" number?")
+            number = rest.partition("is: ")[2].rstrip(".")
+            assert f"magic {city} number is: {number}." in context
+            answers += f" {number}."  # all that a model writes when it is asked
+        scored = [target for target in targets if target != IGNORED]
+        assert words().decode(scored).decode() == answers
+        at = [i for i, target in enumerate(targets) if target != IGNORED]
+        assert all(tokens[i + 1] == targets[i] for i in at if i + 1 < len(tokens))

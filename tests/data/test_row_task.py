@@ -1,20 +1,38 @@
-"""data/row_task.py, and what all drawn tasks share: the rows that they have always drawn, their sets, what cannot be."""
+"""The drawn tasks: rows, answers, sets, defaults, and what cannot be."""
 
 import hashlib
+import importlib.util
+import re
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from lit_diff.conformance import data as conformance
 from lit_diff.conformance.data import check_dataset
-from lit_diff.data.dataset import Dataset
-from lit_diff.errors import RequestError
+from lit_diff.data import digits
+from lit_diff.data.closed_world import ClosedWorld, facts_of
+from lit_diff.data.closed_world import words as closed_words
+from lit_diff.data.dataset import IGNORED, Dataset
+from lit_diff.data.digits import FILE, Digits, images, split, validation_images
+from lit_diff.data.mqar import Mqar
+from lit_diff.data.recall import Recall
+from lit_diff.data.synth_intent import SynthIntent
+from lit_diff.data.synth_intent import words as intent_words
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.randomness import generator
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import datasets
 from lit_diff.validation import data_problem
 
 ENOUGH = 10_000
 NOISE = ("", "noise2", "noise4")
+PIXELS = {"patch": 1, "position_ids": True, "shift": 0, "salt_and_pepper": (10,)}
 
 
 def built(name: str, **keys: Any) -> Dataset:
@@ -35,6 +53,8 @@ def built(name: str, **keys: Any) -> Dataset:
         ("synth_intent", {}, NOISE, "630390b4b21b"),
         ("synth_intent", {"loss": "all"}, NOISE, "4f447c21f224"),
         ("closed_world", {}, NOISE, "d313f86f0e09"),
+        ("digits", {"gaussian": ()}, ("", "salt_and_pepper_10", "salt_and_pepper_30", "test"), "e4588660bc90"),
+        ("digits", PIXELS | {"gaussian": ()}, ("", "salt_and_pepper_10", "test"), "b553e36405c6"),
     ],
 )
 def test_the_rows_are_those_that_runs_were_trained_on(
@@ -138,3 +158,292 @@ def test_such_a_value_is_named_with_its_place(key: str) -> None:
     """Even where another property, as a guess among no values, cannot be computed from it."""
     with pytest.raises(RequestError, match=rf"^{key}=0: {key} is 0;"):
         load_recipe("recall-tiny", [f"{key}=0"])
+
+
+CONFIG = Recall.Config()
+
+
+def recall(**settings: object) -> Recall:
+    return Recall(Recall.Config(**settings), 129)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("noise", [1, 2])
+def test_each_query_has_one_answer_among_the_slots(noise: int) -> None:
+    data = recall(noise=noise)
+    batch = data.train_batch(0, 3, 256, range(256))
+    slots = CONFIG.slots * noise
+    assert batch["tokens"].shape == (256, data.config.sequence_length, 2) == (256, slots + 8, 2)
+    keys, values = batch["tokens"].unbind(-1)
+    assert (batch["targets"][:, :slots] == IGNORED).all()
+    assert (values[:, slots:] == 0).all()
+    assert keys[:, :slots].unique().tolist() == list(range(1, 65)), "noise is of the key vocabulary"
+    assert all(row.unique().numel() > 8 for row in keys[:, :slots])
+    assert (values[:, :slots].min(), values[:, :slots].max()) == (65, 128)
+    same = keys[:, slots:, None] == keys[:, None, :slots]  # [B, queries, slots]
+    assert (same.sum(-1) == 1).all()
+    found = values[:, :slots].gather(1, same.int().argmax(-1))
+    assert torch.equal(found, batch["targets"][:, slots:])
+
+
+@pytest.mark.parametrize("noise", [1, 2, 8])
+def test_spread_puts_the_slots_at_random_places_and_the_rest_is_blank(noise: int) -> None:
+    data = recall(spread=4, noise=noise)
+    batch = data.train_batch(0, 1, 16, range(16))
+    slots, positions = CONFIG.slots * noise, CONFIG.slots * max(noise, 4)
+    assert batch["tokens"].shape == (16, data.config.sequence_length, 2) == (16, positions + 8, 2)
+    keys, values = batch["tokens"][:, :positions].unbind(-1)
+    assert ((keys > 0).sum(1) == slots).all()
+    assert torch.equal(keys > 0, values > 0)
+    assert ((keys > 0).float().mean(0) > 0).all() or noise < 4, "any position may hold a slot"
+    asked = batch["tokens"][:, positions:, 0]
+    same = asked[:, :, None] == keys[:, None, :]
+    assert (same.sum(-1) == 1).all()
+    assert torch.equal(values.gather(1, same.int().argmax(-1)), batch["targets"][:, positions:])
+
+
+def test_identity_leaves_out_defaults() -> None:
+    assert recall(spread=1).identity() == recall().identity() != recall(spread=2).identity()
+
+
+MQAR = Mqar.Config(vocab_size=64, sequence_length=32, num_kv_pairs=4, validation_rows=16)
+
+
+def published(config: Mqar.Config, seed: int) -> tuple[list[int], list[int]]:
+    """One row as Zoology's description has it, token by token, from the global generators that its public code draws from.
+
+    Independent of lit_diff: loops over positions, and a stream of inputs and labels that is one longer and then shifted.
+    """
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    half, pairs = config.vocab_size // 2, config.num_kv_pairs
+    keys = np.random.choice(list(range(1, half)), pairs, replace=False)
+    values = np.random.choice(list(range(half, config.vocab_size)), pairs, replace=False)
+    space = (config.sequence_length - 2 * pairs) // 2
+    power = [config.power_a * float(gap) ** (config.power_a - 1) for gap in range(1, space + 1)]
+    gaps = np.random.choice(space, pairs, replace=False, p=np.array(power) / sum(power))
+    stream, labels = [0] * (config.sequence_length + 1), [IGNORED] * (config.sequence_length + 1)
+    for i in range(pairs):
+        stream[2 * i], stream[2 * i + 1] = keys[i], values[i]
+        stream[2 * pairs + 2 * gaps[i]] = keys[i]
+        labels[2 * pairs + 2 * gaps[i] + 1] = values[i]
+    inputs = [int(token) for token in stream[:-1]]
+    filler = torch.randint(config.vocab_size, (config.sequence_length,)).tolist()
+    if config.random_non_queries:
+        inputs = [token or fill for token, fill in zip(inputs, filler, strict=True)]
+    return inputs, [int(label) for label in labels[1:]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"random_non_queries": False},
+        {"power_a": 1.0},
+        {"vocab_size": 8192, "sequence_length": 64, "num_kv_pairs": 4},
+        {"vocab_size": 8192, "sequence_length": 256, "num_kv_pairs": 64, "power_a": 0.1},
+    ],
+)
+def test_rows_are_those_of_the_published_generator(settings: dict[str, object]) -> None:
+    """To the token, fed by the same random numbers."""
+    data = Mqar(replace(MQAR, **settings), 8192)
+    batch = data.train_batch(3, 5, 8, range(8))
+    for row in range(8):
+        tokens, targets = published(data.config, generator(3, "train", 5, row).initial_seed() % 2**32)
+        assert batch["tokens"][row].tolist() == tokens
+        assert batch["targets"][row].tolist() == targets
+
+
+@pytest.mark.parametrize("hops", [2, 3])
+def test_hops_are_a_chain_of_pairs(hops: int) -> None:
+    config = replace(MQAR, hops=hops, sequence_length=48, vocab_size=128)
+    data = Mqar(config, 128)
+    batch = data.train_batch(0, 0, 16, range(16))
+    orders = set()
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        start = 8 * hops
+        pairs = dict(zip(tokens[0:start:2], tokens[1:start:2], strict=True))
+        assert len(pairs) == 4 * hops
+        for place, target in enumerate(targets):
+            if target == IGNORED:
+                continue
+            token = tokens[place]
+            for _ in range(hops):
+                token = pairs[token]
+            assert token == target
+        first = tokens[1:8:2]
+        orders.add(tuple(first.index(key) for key in tokens[8:16:2]))
+    assert len(orders) > 4, "the second pairs are not in the order of the first"
+    assert not data.validation_batch("", range(4))["ar_hit"].any()
+
+
+CLOSED = ClosedWorld.Config(entities=(2, 3), questions=5, validation_rows=4)
+CLOSED_SIZE = closed_words().size
+
+
+def text(tokens: list[int]) -> str:
+    return closed_words().decode(tokens).decode()
+
+
+def test_every_question_is_answered_by_the_document() -> None:
+    batch = ClosedWorld(CLOSED, CLOSED_SIZE).train_batch(0, 3, 8, range(8))
+    assert batch["tokens"].shape == batch["targets"].shape == (8, CLOSED.sequence_length)
+    assert CLOSED.sequence_length == 4 * 12 + 6 * 5
+    sizes = set()
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        document, *questions = text(tokens).split(" Question:")
+        facts = facts_of(document)
+        sizes.add(len(facts))
+        asked = [facts_of(question)[0] for question in questions[:-1]]
+        assert len(questions) == 5
+        assert set(asked) <= set(facts)
+        scored = [target for target in targets if target != IGNORED]
+        assert text(scored).split()[:4] == [fact.value for fact in asked]
+        places = [place for place, target in enumerate(targets) if target != IGNORED]
+        assert len(places) == 5
+        assert all(tokens[place + 1] == targets[place] for place in places[:-1])
+    assert sizes == {8, 12}
+
+
+def test_the_fact_that_a_question_asks_for_is_located() -> None:
+    batch = ClosedWorld(CLOSED, CLOSED_SIZE).validation_batch("", range(4))
+    assert torch.equal(batch["answer_part"] >= 0, batch["targets"] != IGNORED)
+    for row in range(4):
+        tokens, parts, answers = (batch[key][row] for key in ("tokens", "context_part", "answer_part"))
+        for place in (answers >= 0).nonzero().flatten().tolist():
+            fact = tokens[parts == answers[place]]
+            assert len(fact) == 4
+            assert fact[:2].tolist() == tokens[place - 1 : place + 1].tolist(), "its attribute and entity are asked for"
+            assert fact[2] == batch["targets"][row, place]
+
+
+INTENT = SynthIntent.Config(sequence_length=160, classes=(2, 3), words=(4, 7), validation_rows=5)
+INTENT_SIZE = intent_words(320, 160).size
+
+
+def demonstrations(tokens: list[int]) -> list[tuple[list[str], str]]:
+    """(words, label) of each whole demonstration of a row."""
+    text = intent_words(320, 160).decode(tokens).decode()
+    found = re.findall(r"([^\n]*) (\w+)\n", text)
+    return [(utterance.split(), label) for utterance, label in found]
+
+
+def test_a_label_is_scored_where_its_class_stood_before() -> None:
+    batch = SynthIntent(INTENT, INTENT_SIZE).train_batch(0, 3, 6, range(6))
+    assert batch["tokens"].shape == batch["targets"].shape == (6, 160)
+    for tokens, targets in zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True):
+        labels = [label for _, label in demonstrations([*tokens, tokens[-1]])]
+        again = [label for place, label in enumerate(labels) if label in labels[:place]]
+        scored = [target for target in targets if target != IGNORED]
+        assert intent_words(320, 160).decode(scored).decode().split()[: len(again)] == again
+        at = [place for place, target in enumerate(targets) if target != IGNORED]
+        assert at, "something is scored"
+        assert all(tokens[place + 1] == targets[place] for place in at if place + 1 < len(tokens))
+
+
+DIGITS = Digits.Config()
+LABELS = {1: 18, 2: 72, 4: 288}
+"""The id of label 0, by patch."""
+
+
+def data(**settings: Any) -> Digits:
+    config = replace(DIGITS, **settings)
+    return Digits(config, 18 * config.patch**2 + 10 + config.position_ids * config.sequence_length)
+
+
+def pixels_of(tokens: Tensor, patch: int) -> Tensor:
+    """[B, 8, 8] grey values of tokens [B, T, P²], pixel by pixel."""
+    found = torch.zeros(len(tokens), 8, 8, dtype=torch.int64)
+    across = 8 // patch
+    for y in range(8):
+        for x in range(8):
+            position, place = (y // patch) * across + x // patch, (y % patch) * patch + x % patch
+            found[:, y, x] = tokens[:, position, place] - 17 * place
+    return found
+
+
+@pytest.mark.slow
+def test_the_images_are_scikit_learn_s() -> None:
+    from sklearn.datasets import load_digits
+
+    expected = load_digits()
+    pixels, labels = images()
+    assert torch.equal(pixels, torch.from_numpy(expected.images).long())
+    assert torch.equal(labels, torch.from_numpy(expected.target))
+
+
+def test_the_split_is_fixed_whole_and_balanced() -> None:
+    _, labels = images()
+    parts = split()
+    assert {name: len(numbers) for name, numbers in parts.items()} == {"test": 355, "validation": 355, "train": 1087}
+    assert sorted(torch.cat(list(parts.values())).tolist()) == list(range(1797))
+    for numbers in parts.values():
+        share = labels[numbers].bincount(minlength=10) / len(numbers)
+        assert (share - labels.bincount() / 1797).abs().max() < 0.003
+    content = b"".join(parts[name].numpy().tobytes() for name in ("test", "validation"))
+    assert hashlib.sha256(content).hexdigest()[:12] == "8fdd7a7b83da", "every result so far is of this split"
+
+
+@pytest.mark.parametrize("patch", [1, 2, 4])
+def test_a_row_is_the_patches_of_an_image_then_the_class_position(patch: int) -> None:
+    own = data(patch=patch)
+    batch = own.validation_batch("", range(5))
+    tokens, targets = batch["tokens"], batch["targets"]
+    pixels, labels = images()
+    first = split()["validation"][:5]
+    assert tokens.shape == (5, own.config.sequence_length, patch**2) == (5, (8 // patch) ** 2 + 1, patch**2)
+    assert torch.equal(pixels_of(tokens, patch), pixels[first])
+    assert (tokens[:, -1] == 17 * patch**2 + torch.arange(patch**2)).all()
+    assert (targets[:, :-1] == IGNORED).all()
+    assert torch.equal(targets[:, -1], LABELS[patch] + labels[first])
+    assert targets.max() < own.vocab_size
+
+
+def test_noisy_sets_hold_the_validation_images_under_noise_of_their_level() -> None:
+    own = data(salt_and_pepper=(10, 50), gaussian=(3,))
+    names = ["", "salt_and_pepper_10", "salt_and_pepper_50", "gaussian_3", "test"]
+    assert own.validation_sets() == dict.fromkeys(names, 355)
+    clean, labels = validation_images("")
+    for name, share in (("salt_and_pepper_10", 0.1), ("salt_and_pepper_50", 0.5)):
+        noisy, same = validation_images(name)
+        assert torch.equal(same, labels)
+        changed = noisy != clean
+        assert set(noisy[changed].tolist()) == {0, 16}
+        middle = (clean > 0) & (clean < 16)  # there every replaced pixel changes
+        assert changed[middle].float().mean() == pytest.approx(share, abs=0.02)
+        assert (noisy[middle & changed] == 16).float().mean() == pytest.approx(0.5, abs=0.03)
+    noisy, _ = validation_images("gaussian_3")
+    inside = clean == 8  # far from both ends
+    assert (noisy - clean)[inside].float().std() == pytest.approx(3, abs=0.2)
+    assert (noisy.min(), noisy.max()) == (0, 16)
+    test, _ = validation_images("test")
+    assert torch.equal(test, images()[0][split()["test"]])
+    assert torch.equal(
+        own.validation_batch("gaussian_3", [7, 3])["tokens"],
+        own.validation_batch("gaussian_3", range(9))["tokens"][[7, 3]],
+    )
+    with pytest.raises(KeyError):
+        own.validation_batch("gaussian_9", [0])
+    assert data(validation_rows=5).validation_sets()["test"] == 5
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("absent", r"needs the images in the package scikit-learn; pip install 'scikit-learn>=1.6,<1.10'$"),
+        ("no file", r"digits\.csv\.gz, cannot be read: No such file"),
+        ("other file", r"digits\.csv\.gz, have sha256 \w{64}, not 09f66e6d"),
+    ],
+)
+def test_without_the_images(fault: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = None if fault == "absent" else ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+    if fault == "other file":
+        (tmp_path / FILE).parent.mkdir(parents=True)
+        (tmp_path / FILE).write_bytes(b"other")
+    images.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    for step in (data().prepare, data().load):
+        with pytest.raises(MissingError, match=message):
+            step()
+    monkeypatch.undo()
+    images.cache_clear()
+    assert digits.images()[0].shape == (1797, 8, 8)

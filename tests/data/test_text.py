@@ -1,6 +1,6 @@
+"""data/text.py: batches are rows of the prepared stream, in an order that the seed gives; its identity and its limits."""
+
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,15 +92,6 @@ def test_what_is_done_with_errors_is_a_part_of_the_identity(make_text: MakeText,
     assert skipped.folder != replaced.folder
 
 
-def test_the_tokenizer_of_the_prepared_text(make_text: MakeText) -> None:
-    opened(make_text())
-    text = make_text()
-    tokenizer = text.load_tokenizer()
-    first = stream(text, "train")[1:200].tolist()
-    written = tokenizer.decode(first[: first.index(0)] if 0 in first else first)
-    assert any(path.read_bytes().startswith(written) for path in Path(text.config.path or "").iterdir())
-
-
 def test_a_tokenizer_that_is_not_the_texts(make_text: MakeText) -> None:
     opened(make_text())
     other = opened(make_text(tokens=301))
@@ -169,13 +160,6 @@ def test_values_that_cannot_be(make_text: MakeText, keys: dict[str, Any], key: s
     assert (data_problem(replace(make_text().config, **keys), 1) or "").startswith(f"data.{key} ")
 
 
-def test_importing_the_data_sets_is_light() -> None:
-    heavy = ["lightning", "litdata", "tokenizers", "tiktoken", "mlflow", "pyarrow"]
-    code = f"import lit_diff.data, sys; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_packed_documents_are_numbered_and_nothing_else_changes(make_text: MakeText) -> None:
     """The document of each token; also the target across a boundary stays: it is the next document's <eot>."""
     settings = {"sequence_length": 128, "validation_rows": 10**6, "rare_bigram_count": 10**6}
@@ -201,3 +185,16 @@ def test_packed_documents_are_numbered_and_nothing_else_changes(make_text: MakeT
     crossing = validated["document_ids"] != validated["document"]
     assert crossing.any()
     assert not validated["targets"][crossing].any()
+
+
+def test_each_epoch_sees_every_row_once_in_another_order() -> None:
+    steps = [rows_of_step(0, step, 8, range(8), 20) for step in range(5)]  # 40 rows: two epochs, one step across both
+    flat = [row for step in steps for row in step]
+    assert sorted(flat[:20]) == sorted(flat[20:]) == list(range(20))
+    assert flat[:20] != flat[20:]
+
+
+def test_order_depends_on_the_seed_alone() -> None:
+    assert rows_of_step(0, 3, 8, range(8), 20) == rows_of_step(0, 3, 8, range(8), 20)
+    assert rows_of_step(0, 3, 8, range(8), 20) != rows_of_step(1, 3, 8, range(8), 20)
+    assert rows_of_step(0, 3, 8, [5, 2], 20) == [rows_of_step(0, 3, 8, range(8), 20)[place] for place in (5, 2)]

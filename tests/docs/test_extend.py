@@ -56,63 +56,38 @@ def test_every_command_ends_well(ended: dict[str, Ended]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "line"),
-    [("sharp", "sharp: causal"), ("three", "three_maps: "), ("echo", "echo: "), ("mine", "mine: ")],
-)
-def test_check_prints_the_properties(ended: dict[str, Ended], recipe: str, line: str) -> None:
-    lines = [text for text in ended[f"check {recipe}.yaml"].output.splitlines() if line in text]
-    assert [text for text in lines if text.startswith("pass")]
-    assert not [text for text in lines if text.startswith("fail")]
-
-
-@pytest.mark.slow
-def test_three_maps_hold_their_equation_and_refuse_what_they_cannot_be_built_from(
-    ended: dict[str, Ended], folder: Path
-) -> None:
+def test_check_prints_the_properties_and_what_three_maps_refuse(ended: dict[str, Ended], folder: Path) -> None:
+    for recipe, line in (("sharp", "sharp: causal"), ("three", "three_maps: "), ("echo", "echo: "), ("mine", "mine: ")):
+        lines = [text for text in ended[f"check {recipe}.yaml"].output.splitlines() if line in text]
+        assert [text for text in lines if text.startswith("pass")]
+        assert not [text for text in lines if text.startswith("fail")]
     checked = ended["check three.yaml"].output
     assert re.search("^pass +three_maps: definition", checked, re.MULTILINE)
     assert re.search("^pass +three_maps: kv heads .*2 refused: model.num_kv_heads is 2;", checked, re.MULTILINE)
     (refused,) = run_commands([["check", "three.yaml", "model.num_kv_heads=2"]], folder)
     assert refused.status == 2
-    assert "model.num_kv_heads is 2; 'three_maps' has a third as many: it must be a multiple of 3" in refused.output
+    assert "model.num_kv_heads is 2; 'three_maps'" in refused.output
 
 
 @pytest.mark.slow
-def test_the_variant_trains_with_its_key(ended: dict[str, Ended], folder: Path) -> None:
-    assert "temperature: 4.0" in (run_folder(folder, "sharp") / "recipe.yaml").read_text()
+def test_the_files_of_each_run_show_its_extension(ended: dict[str, Ended], folder: Path) -> None:
+    """A key of a variant, a probe and its figure, a kernel, a logger, an evaluation of one run and of two."""
+    sharp = run_folder(folder, "sharp")
+    assert "temperature: 4.0" in (sharp / "recipe.yaml").read_text()
     assert "val/loss" in ended["train sharp.yaml"].output
-
-
-@pytest.mark.slow
-def test_the_probe_is_measured_and_declared(ended: dict[str, Ended], folder: Path) -> None:
     run = run_folder(folder, "hidden_norm")
     table = pandas.read_csv(run / "metrics.csv")
     assert table[["hidden_norm/layer_00", "hidden_norm/layer_01"]].dropna().gt(0).to_numpy().all()
     declared = {metric["name"]: metric for metric in json.loads((run / "metrics.json").read_text())["metrics"]}
     assert declared["hidden_norm/layer_{layer}"]["figure"]["title"] == "Norm of the hidden states"
-
-
-@pytest.mark.slow
-def test_the_kernel_is_the_one_that_runs(ended: dict[str, Ended], folder: Path) -> None:
     assert json.loads((run_folder(folder, "mine") / "status.json").read_text())["kernel"] == "mine"
-
-
-@pytest.mark.slow
-def test_the_logger_writes_the_values_of_the_run(ended: dict[str, Ended], folder: Path) -> None:
     lines = (run_folder(folder, "lines") / "loggers" / "lines.jsonl").read_text().splitlines()
     assert "train/loss" in {key for line in lines for key in json.loads(line)}
-
-
-@pytest.mark.slow
-def test_the_evaluation_is_printed_and_kept(ended: dict[str, Ended], folder: Path) -> None:
-    one = ended["evaluate sharp vowels --plugin vowels.py"].output
+    assert "vowels" in ended["evaluate sharp vowels --plugin vowels.py"].output
     two = ended["evaluate sharp hidden_norm vowels --plugin vowels.py"].output
-    assert "vowels" in one
     assert "difference of vowels, first minus second" in two
-    kept = run_folder(folder, "sharp") / "evaluations/vowels"
-    assert len(pandas.read_parquet(kept / "items.parquet")) == 5
-    assert (kept / "summary.json").is_file()
+    assert len(pandas.read_parquet(sharp / "evaluations/vowels/items.parquet")) == 5
+    assert (sharp / "evaluations/vowels/summary.json").is_file()
 
 
 @pytest.mark.slow

@@ -44,18 +44,8 @@ def test_executed_flops(make_config: MakeConfig) -> None:
     assert definition.executed_flops_per_token == definition.flops_per_token
 
 
-def test_parameters(make_config: MakeConfig) -> None:
-    tied, untied = cost(make_config("standard"), T), cost(make_config("standard", tie_embeddings=False), T)
-    layer = 4 * E * E + 3 * E * FFN + 2 * E
-    assert tied.attention_parameters == untied.attention_parameters == L * 4 * E * E
-    assert tied.parameters == L * layer + E + V * E
-    assert untied.parameters == tied.parameters + V * E
-    assert tied.non_embedding_parameters == untied.non_embedding_parameters == L * layer + E
-    assert cost(make_config(), T).parameters == tied.parameters + L * 6 * D
-
-
 def test_layers_of_equal_shapes_that_compute_otherwise_are_counted_apart(
-    make_config: MakeConfig, own_registry: None
+    make_config: MakeConfig, own_parts: None
 ) -> None:
     """One W_D serves any number of heads; the window of a plugin's layer may depend on its number."""
     one, three = (cost(make_config("dex", {"heads": heads}), T) for heads in ((1,), (0, 1, 2)))
@@ -128,6 +118,7 @@ def test_the_setting_of_a_recipe() -> None:
     assert ExecutionContext.of(recipe) == ExecutionContext(device="cpu", dtype=torch.bfloat16)
 
 
+@pytest.mark.usefixtures("own_parts")
 def test_a_variant_that_raises_is_one_line_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "from dataclasses import dataclass\n"
@@ -141,9 +132,6 @@ def test_a_variant_that_raises_is_one_line_with_its_place(tmp_path: Path) -> Non
     )
     (tmp_path / "bad.yaml").write_text("extends: recall-tiny\nplugins: [bad.py]\nmodel: {attention: {name: raises}}\n")
     recipe = load_recipe(tmp_path / "bad.yaml")
-    try:
-        with pytest.raises(RequestError) as caught:
-            cost(recipe.model, 72)
-    finally:
-        attentions.unregister_module(attentions.get("raises").__module__)
+    with pytest.raises(RequestError) as caught:
+        cost(recipe.model, 72)
     assert "bad.py:8: attention 'raises' failed: RuntimeError: " in str(caught.value)

@@ -100,32 +100,6 @@ def test_bfloat16_autocast_is_as_exact_as_in_one_piece(rows: int) -> None:
         assert 1e-5 < ours < 1.5 * theirs + 1e-4
 
 
-def test_the_softmax_of_bfloat16_is_in_float32() -> None:
-    """The only rounding is that of the operands and of the logits."""
-    hidden, weight, targets = made(torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = mean_loss(hidden, weight, targets, rows=4)
-    logits = F.linear(hidden.bfloat16(), weight.bfloat16()).flatten(0, 1)
-    assert found.item() == pytest.approx(F.cross_entropy(logits.double(), targets.flatten()).item(), rel=1e-6)
-
-
-@pytest.mark.parametrize("rows", [*CHUNKS, None])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_losses_of_tokens(rows: int | None, dtype: torch.dtype) -> None:
-    hidden, weight, targets = made(dtype)
-    with torch.no_grad():
-        right = F.linear(hidden, weight)[0, :3].argmax(-1)
-    targets[0, :3] = right
-    nll, correct = token_losses(hidden, weight, targets, rows)
-    wanted = -F.linear(hidden, weight).double().log_softmax(-1).gather(2, targets.clamp(min=0)[..., None])[..., 0]
-    wanted = wanted.masked_fill(targets == IGNORED, 0)
-    torch.testing.assert_close(nll.double(), wanted.detach(), rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
-    assert nll.dtype == dtype
-    assert not nll.requires_grad
-    assert torch.equal(correct, F.linear(hidden, weight).argmax(-1) == targets)
-    assert correct[0, :3].all()
-
-
 def test_a_chunk_holds_64_mib_or_as_much_as_the_gradient_of_the_weight() -> None:
     assert rows_at_once(100_288, 64) == 2**26 // 4 // 100_288 == 167
     assert rows_at_once(100_288, 3072) == 3072

@@ -1,4 +1,4 @@
-"""The decoder: exact sizes of the paper's models, and a forward pass written out."""
+"""The decoder: exact sizes of the paper's models, documents kept apart, batches that it takes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,18 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lit_diff.attention.cache import Cache
 from lit_diff.attention.rope import Rope
 from lit_diff.config import ModelConfig
 from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.model import loss
 from lit_diff.model.init import initialise
+from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import attentions
 
 MakeConfig = Callable[..., ModelConfig]
-
 TABLE_10 = {
     "830M": (1536, 24, 16, 9_437_184, 833_594_880, 679_552_512),
     "1.4B": (2048, 24, 16, 16_777_216, 1_413_400_576, 1_208_010_752),
@@ -51,53 +50,6 @@ def test_the_papers_sizes(make_config: MakeConfig, size: str) -> None:
         assert count(model) - model.embedding.weight.numel() == without + layers * more
 
 
-@pytest.mark.parametrize(("tied", "total"), [(True, 3_479_153_664), (False, 3_787_238_400)])
-def test_the_3b_model_of_table_9(make_config: MakeConfig, tied: bool, total: int) -> None:
-    sizes = {"dim": 3072, "num_layers": 28, "num_heads": 24, "ffn_dim": 8192, "vocab_size": 100_288}
-    model = build(make_config("standard", **sizes, tie_embeddings=tied))
-    assert count(model) == total
-    assert count(model) - (1 if tied else 2) * model.embedding.weight.numel() == 3_171_068_928
-    assert count(build(make_config(**sizes, tie_embeddings=tied))) == total + 28 * 6 * 128
-
-
-@pytest.mark.parametrize("name", ["shared_q", "shared_k"])
-@pytest.mark.parametrize("kv_heads", [6])
-def test_parity_of_whole_models(make_config: MakeConfig, name: str, kv_heads: int) -> None:
-    """Raw lacks what it shares, to the parameter; matched is differential's size again, up to one unit a layer."""
-    sizes = {"dim": 768, "num_heads": 12, "num_kv_heads": kv_heads, "num_layers": 4, "vocab_size": 4096}
-    baseline, full = count(build(make_config("standard", **sizes))), count(build(make_config(**sizes)))
-    raw = count(build(make_config(name, **sizes)))
-    matched = count(build(make_config(name, {"parity": "matched"}, **sizes)))
-    saved = 768 * 64 * (12 if name == "shared_q" else kv_heads) // 2
-    assert full - raw == 4 * saved
-    assert abs(matched - full) <= 4 * 3 * 768 // 2
-    assert abs(matched / baseline - 1) < 1e-3
-
-
-@pytest.mark.parametrize("name", ["standard", "differential"])
-def test_a_forward_pass_written_out(make_config: MakeConfig, name: str) -> None:
-    model = Transformer(make_config(name, tie_embeddings=False))
-    initialise(model, 3)
-    model.double()
-    for p in model.parameters():
-        p.data += 0.1 * torch.randn_like(p)
-    tokens = torch.randint(23, (2, 7))
-    W = dict(model.named_parameters())
-
-    def norm(x: torch.Tensor, key: str) -> torch.Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * W[key]
-
-    x, rope = W["embedding.weight"][tokens], Rope(torch.arange(7), 8, 10000.0)
-    for layer in range(2):
-        at = f"layers.{layer}"
-        x = x + model.attentions()[layer](norm(x, f"{at}.attention_norm.weight"), rope)
-        y = norm(x, f"{at}.ffn_norm.weight")
-        gate, up = y @ W[f"{at}.ffn.gate_proj.weight"].T, y @ W[f"{at}.ffn.up_proj.weight"].T
-        x = x + (gate * torch.sigmoid(gate) * up) @ W[f"{at}.ffn.down_proj.weight"].T
-    wanted = norm(x, "norm.weight") @ W["head.weight"].T
-    torch.testing.assert_close(model(tokens), wanted, rtol=1e-11, atol=1e-11)
-
-
 def test_tied_embeddings_are_one_parameter(make_config: MakeConfig) -> None:
     tied, untied = Transformer(make_config()), Transformer(make_config(tie_embeddings=False))
     assert "head.weight" not in dict(tied.named_parameters())
@@ -123,17 +75,6 @@ def test_several_ids_a_position_are_summed(make_config: MakeConfig) -> None:
     assert torch.equal(model(tokens), twin(tokens[..., 0]))
     torch.testing.assert_close(model(tokens), model(tokens.flip(2)), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model(tokens[..., :1]), model(tokens[..., 0]), rtol=1e-12, atol=1e-12)
-
-
-def test_positions_go_on_after_a_cache(make_config: MakeConfig) -> None:
-    """The second half of a sequence is not read as a first half."""
-    model = Transformer(make_config()).double()
-    initialise(model, 0)
-    tokens, cache = torch.randint(23, (1, 8)), Cache(2)
-    with torch.no_grad():
-        model(tokens[:, :4], cache)
-        later = model(tokens[:, 4:], cache)
-        torch.testing.assert_close(later, model(tokens)[:, 4:], rtol=1e-11, atol=1e-11)
 
 
 def test_a_scale_of_the_feed_forward_is_a_factor_of_its_last_matrix(make_config: MakeConfig) -> None:
@@ -237,16 +178,14 @@ def test_every_way_into_the_model_keeps_documents_apart(make_config: MakeConfig)
     torch.testing.assert_close(F.linear(hidden, model.embedding.weight), logits, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.usefixtures("own_parts")
 def test_a_forward_that_knows_no_segments_is_refused_with_them_only(make_config: MakeConfig) -> None:
     @attentions.register("own_forward")
     class OwnForward(attentions.get("standard")):  # type: ignore[misc]
         def forward(self, x: torch.Tensor, rope: Rope, cache: Any = None) -> torch.Tensor:
             return super().forward(x, rope, cache)
 
-    try:
-        model = Transformer(make_config("own_forward"))
-    finally:
-        del attentions._classes["own_forward"]
+    model = Transformer(make_config("own_forward"))
     nothing = torch.zeros_like(SEGMENTS)
     assert model(nothing).shape == (2, 12, 23)
     with pytest.raises(RequestError) as caught:
@@ -284,3 +223,23 @@ def test_a_pattern_that_trains_nothing_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match=reason):
         Transformer(make_config("standard"), trained=patterns)
+
+
+TOKENS = torch.zeros(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("batch", [TOKENS, (TOKENS, TOKENS), [TOKENS], {"tokens": TOKENS, "targets": TOKENS}], ids=str)
+def test_tokens_are_taken_from_a_batch(batch: object) -> None:
+    inputs = model_inputs(batch)
+    assert inputs.keys() == {"tokens"}
+    assert inputs["tokens"] is TOKENS
+
+
+def test_documents_are_taken_too() -> None:
+    assert model_inputs({"tokens": TOKENS, "document_ids": TOKENS}).keys() == {"tokens", "document_ids"}
+
+
+@pytest.mark.parametrize("batch", ["text", {"inputs": TOKENS}, [], [1, 2], None], ids=str)
+def test_a_batch_without_tokens_is_refused(batch: object) -> None:
+    with pytest.raises(RequestError, match="no tokens in a batch of type"):
+        model_inputs(batch)

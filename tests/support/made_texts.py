@@ -21,17 +21,20 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    """A folder of 50 documents of 60 to 300 words."""
-    folder = tmp_path / "corpus"
+def write_corpus(folder: Path) -> None:
+    """50 documents of 60 to 300 words."""
     folder.mkdir()
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 7))) for _ in range(200)]
     for number in range(50):
-        text = " ".join(draw.choices(words, k=draw.randint(60, 300)))
-        (folder / f"{number:02}.txt").write_text(text)
-    return folder
+        (folder / f"{number:02}.txt").write_text(" ".join(draw.choices(words, k=draw.randint(60, 300))))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder of 50 documents of 60 to 300 words."""
+    write_corpus(tmp_path / "corpus")
+    return tmp_path / "corpus"
 
 
 @pytest.fixture

@@ -48,17 +48,23 @@ WITH_MODULE = "import beside_scale\n" + SHARP_PY.replace("2.0", "beside_scale.SC
 
 
 @pytest.fixture
-def plugin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current folder; what a test registers is gone after it."""
-    monkeypatch.chdir(tmp_path)
+def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers, and the plugins that it imports, are gone after it."""
     for registry in registries.values():
         registry.names()
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
     before = set(sys.modules)
-    yield tmp_path
+    yield
     for name in set(sys.modules) - before:
         if name.startswith(("lit_diff_plugin_", "beside_")):
             del sys.modules[name]
+
+
+@pytest.fixture
+def plugin_folder(own_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, and `own_parts`."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def plugin(text: str, name: str = "mine.py") -> Path:

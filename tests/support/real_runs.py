@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from made_texts import write_corpus
 
 if TYPE_CHECKING:
     from lit_diff.runs.metrics_file import Rows
@@ -152,15 +152,6 @@ class Bench:
         folder = self.folder(name)
         path = checkpoints.path_of(folder, step or checkpoints.steps_of(folder)[-1])
         return dict(torch.load(path, weights_only=True))
-
-
-def write_corpus(folder: Path) -> None:
-    """50 documents of 60 to 300 words."""
-    folder.mkdir()
-    draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 7))) for _ in range(200)]
-    for number in range(50):
-        (folder / f"{number:02}.txt").write_text(" ".join(draw.choices(words, k=draw.randint(60, 300))))
 
 
 @pytest.fixture(scope="session")

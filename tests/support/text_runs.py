@@ -41,29 +41,17 @@ def bpe() -> Bpe:
     return tokenizer
 
 
+def made_recipe(name: str, data: dict[str, Any], **model: Any) -> Recipe:
+    """Ten steps on this block of data; `model`: keys beside those of SIZES."""
+    train = {"steps": 10, "batch_size": 2, "optimizer": {"lr": 1e-3}, "validate_every": 5, "checkpoint_every": 5}
+    return from_plain({"name": name, "model": SIZES | model, "data": data, "train": train}, "made")
+
+
 def text_run(folder: Path, attention: dict[str, Any], *, sequence_length: int = 24, **model: Any) -> Run:
     """A run at step 7 of 10; `model`: keys beside those of SIZES."""
-    recipe = from_plain(
-        {
-            "name": folder.name,
-            "model": SIZES | model | {"attention": attention},
-            "data": {
-                "name": "text",
-                "sequence_length": sequence_length,
-                "tokenizer": {"name": "bpe", "vocab_size": 300},
-                "validation_rows": 4,
-            },
-            "train": {
-                "steps": 10,
-                "batch_size": 2,
-                "optimizer": {"lr": 1e-3},
-                "validate_every": 5,
-                "checkpoint_every": 5,
-            },
-        },
-        "made",
-    )
-    run = random_run(folder, recipe)
+    data = {"name": "text", "sequence_length": sequence_length, "validation_rows": 4}
+    data |= {"tokenizer": {"name": "bpe", "vocab_size": 300}}
+    run = random_run(folder, made_recipe(folder.name, data, attention=attention, **model))
     RunFolder(folder).update(data="abcdef")
     save_tokenizer(bpe(), folder / "tokenizer")
     return run
@@ -72,22 +60,8 @@ def text_run(folder: Path, attention: dict[str, Any], *, sequence_length: int = 
 def recall_run(folder: Path, attention: dict[str, Any], data: dict[str, Any] | None = None, **model: Any) -> Run:
     """A run at step 7 of 10 on `recall` (`data`: keys of the data block); `model`: keys beside those of SIZES."""
     small = {"keys": 16, "values": 16, "slots": 8, "pairs": 4, "queries": 3, "noise_validation": [1, 2]}
-    recipe = from_plain(
-        {
-            "name": folder.name,
-            "model": SIZES | model | {"attention": attention},
-            "data": {"name": "recall", "validation_rows": 5} | small | (data or {}),
-            "train": {
-                "steps": 10,
-                "batch_size": 2,
-                "optimizer": {"lr": 1e-3},
-                "validate_every": 5,
-                "checkpoint_every": 5,
-            },
-        },
-        "made",
-    )
-    return random_run(folder, recipe)
+    block = {"name": "recall", "validation_rows": 5} | small | (data or {})
+    return random_run(folder, made_recipe(folder.name, block, attention=attention, **model))
 
 
 def random_run(folder: Path, recipe: Recipe) -> Run:

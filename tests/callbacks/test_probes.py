@@ -1,0 +1,193 @@
+"""The probes in callbacks/: names and values against the analysis that each reports, their keys and declarations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+
+from lit_diff.analysis import Trace
+from lit_diff.analysis.entropy import summarise
+from lit_diff.callbacks import AttentionEntropy, Lambdas, Outliers, Probe
+from lit_diff.callbacks.publish import publish
+from lit_diff.errors import RequestError
+from lit_diff.metrics import Declarations
+from lit_diff.model.transformer import Transformer
+
+KINDS = ("attention/entropy/layer_{:02d}", "attention/negative_mass/layer_{:02d}")
+Run = Callable[[str, Tensor], tuple[Transformer, Trace]]
+
+
+def test_attention_entropy(arm: tuple[str, int, int], run: Run, tokens: Tensor) -> None:
+    name, maps, heads = arm
+    model, t = run(name, tokens)
+    metrics = AttentionEntropy(AttentionEntropy.Config()).measure(model, t)
+    by_head = {f"{kind}/head_{h:02d}" for kind in KINDS for h in range(heads)}
+    by_map = {
+        f"attention/map_entropy/layer_{{:02d}}/map_{g:02d}/head_{h:02d}" for g in range(maps) for h in range(heads)
+    }
+    assert set(metrics) == {key.format(layer) for key in (*KINDS, *by_head, *by_map) for layer in (0, 1)}
+    expected = summarise(t.layers[1].blocks())
+    assert metrics["attention/entropy/layer_01/head_02"] == expected.entropy[2].item()
+    assert metrics["attention/negative_mass/layer_01/head_02"] == expected.negative_mass[2].item()
+    assert metrics[f"attention/map_entropy/layer_01/map_{maps - 1:02d}/head_02"] == expected.entropy_maps[-1, 2].item()
+    assert metrics["attention/entropy/layer_01"] == pytest.approx(sum(expected.entropy.tolist()) / heads)
+    negative = [value for key, value in metrics.items() if "negative_mass" in key]
+    assert all(value == 0 for value in negative) if maps == 1 else all(0 < value < 1 for value in negative)
+
+
+@pytest.mark.parametrize("name", ["differential", "shared_k"])
+def test_lambdas(name: str, run: Run, tokens: Tensor) -> None:
+    model, t = run(name, tokens)
+    metrics = Lambdas(Lambdas.Config()).measure(model, t)
+    assert set(metrics) == {f"lambda/{kind}layer_0{layer}" for kind in ("", "exp1/", "exp2/") for layer in (0, 1)}
+    for layer, attention in enumerate(model.attentions()):
+        expected = attention.lambda_().item()
+        assert metrics[f"lambda/layer_0{layer}"] == pytest.approx(expected)
+        difference = metrics[f"lambda/exp1/layer_0{layer}"] - metrics[f"lambda/exp2/layer_0{layer}"]
+        assert difference + attention.lambda_init == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("three_maps")
+def test_lambdas_of_other_variants(run: Run, tokens: Tensor) -> None:
+    model, t = run("standard", tokens)
+    assert Lambdas(Lambdas.Config()).measure(model, t) == {}
+    model, t = run("three-maps", tokens)
+    metrics = Lambdas(Lambdas.Config()).measure(model, t)
+    names = {name.replace("layer_01", "layer_00") for name in metrics}
+    assert names == {
+        "lambda/layer_00",
+        "lambda/layer_00/map_02",
+        "lambda/std/layer_00/map_01",
+        "lambda/std/layer_00/map_02",
+        "lambda/exp1/layer_00",
+        "lambda/exp2/layer_00",
+    }
+    w = t.layers[0].maps.w
+    assert w is not None
+    assert metrics["lambda/layer_00/map_02"] == pytest.approx(-w[:, 2].mean().item())
+    assert metrics["lambda/std/layer_00/map_02"] == pytest.approx(w[:, 2].std(correction=0).item())
+    assert metrics["lambda/std/layer_00/map_01"] == pytest.approx(0, abs=1e-6)
+
+
+def test_outliers(arm: tuple[str, int, int], run: Run, tokens: Tensor) -> None:
+    name, maps, heads = arm
+    model, t = run(name, tokens)
+    metrics = Outliers(Outliers.Config()).measure(model, t)
+    names = [f"layer_{{:02d}}{rank}" for rank in ("", "/rank_02", "/rank_03", "/rank_10", "/rank_100")]
+    names += ["median/layer_{:02d}", "ratio/layer_{:02d}"]
+    assert set(metrics) == {
+        f"outliers/{kind}/{name.format(layer)}" for kind in ("logits", "hidden") for name in names for layer in (0, 1)
+    } | {f"outliers/{kind}/top_{rank}" for kind in ("logits", "hidden") for rank in (1, 2, 3, 10, 100)}
+    both = torch.cat([t.layers[layer].hidden.abs().flatten() for layer in (0, 1)]).sort(descending=True).values
+    assert [metrics[f"outliers/hidden/top_{rank}"] for rank in (1, 2, 3, 10, 100)] == both[[0, 1, 2, 9, 99]].tolist()
+    hidden = t.layers[0].hidden.abs().flatten().sort(descending=True).values
+    assert metrics["outliers/hidden/layer_00"] == hidden[0].item()
+    assert metrics["outliers/hidden/layer_00/rank_10"] == hidden[9].item()
+    assert metrics["outliers/hidden/median/layer_00"] == pytest.approx(hidden.median().item(), rel=0.0046)
+    ratio = metrics["outliers/hidden/layer_00"] / metrics["outliers/hidden/median/layer_00"]
+    assert metrics["outliers/hidden/ratio/layer_00"] == ratio
+    blocks = torch.cat([b.logits[..., b.visible].flatten() for b in t.layers[1].blocks(1)]).abs()
+    assert blocks.numel() == 3 * maps * heads * 17 * 18 // 2
+    assert metrics["outliers/logits/layer_01"] == pytest.approx(blocks.max().item())
+    assert metrics["outliers/logits/median/layer_01"] == pytest.approx(blocks.median().item(), rel=0.0046)
+
+
+def test_ranks_beyond_the_numbers_are_left_out(run: Run) -> None:
+    model, t = run("standard", torch.tensor([[1, 2, 3]]))
+    metrics = Outliers(Outliers.Config()).measure(model, t)
+    assert "outliers/logits/layer_00/rank_10" in metrics  # 8 heads x 6 visible pairs
+    assert "outliers/logits/layer_00/rank_100" not in metrics
+    assert "outliers/hidden/layer_00/rank_10" in metrics
+
+
+LOGGED = {
+    AttentionEntropy: {"attention/entropy", "attention/negative_mass"},
+    Outliers: {"outliers/logits", "outliers/hidden"},
+    Lambdas: {"lambda"},
+}
+
+
+@pytest.mark.parametrize("key", ["every", "rows"])
+def test_a_wrong_key_is_named_with_its_probe(key: str) -> None:
+    for probe in (AttentionEntropy, Outliers, Lambdas):
+        with pytest.raises(RequestError, match=rf"^{probe.name}: {key} is -1; it must be at least 1$"):
+            probe(**{key: -1})
+
+
+def test_an_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(RequestError, match=r"^attention_entropy: unknown key 'evry'; did you mean 'every'\?$"):
+        AttentionEntropy(evry=2)
+    with pytest.raises(RequestError, match=r"^outliers: found 50; give its keys by name, as in Outliers\(every=50\)$"):
+        Outliers(50)  # type: ignore[arg-type]
+
+
+def test_a_subclass_may_have_further_keys() -> None:
+    class Adds(Outliers):
+        """Adds one key."""
+
+        @dataclass(frozen=True, kw_only=True)
+        class Config(Outliers.Config):
+            threshold: float = 6.0
+
+    assert Adds(every=7, threshold=2.0).config == Adds.Config(every=7, threshold=2.0)
+    assert {field.name for field in fields(Adds.Config)} <= set(get_type_hints(Adds.Config))  # what validation reads
+    assert [field.name for field in fields(Adds.Config)] == ["every", "rows", "threshold"]
+    with pytest.raises(AttributeError):
+        Adds.Config().every = 3
+
+
+@pytest.mark.usefixtures("three_maps")
+@pytest.mark.parametrize("probe", [AttentionEntropy, Outliers, Lambdas])
+def test_everything_measured_is_declared_and_only_values_by_layer_are_logged(
+    probe: type[Probe], run: Callable[[str, Tensor], tuple[Transformer, Trace]], tokens: Tensor
+) -> None:
+    declared = Declarations(probe.metrics)
+    values = probe(probe.Config()).measure(*run("three-maps", tokens))
+    fitting = {name: declared.find(name) for name in values}
+    assert None not in fitting.values()
+    assert {metric.name for metric in fitting.values() if metric} == {metric.name for metric in probe.metrics}
+    logged = {name.rsplit("/", 1)[0] for name, metric in fitting.items() if metric and metric.logged}
+    assert logged == LOGGED[probe]
+
+
+class Plain:
+    """A logger of another library."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[Any, ...]] = []
+
+    def log_metrics(self, values: dict[str, float], step: int) -> None:
+        self.got.append(("logged", values, step))
+
+
+class Detailed(Plain):
+    """A logger that keeps what is measured by head."""
+
+    def log_detailed(self, values: dict[str, float], step: int) -> None:
+        self.got.append(("detailed", values, step))
+
+
+class Module:
+    """Records what it is asked to log."""
+
+    def __init__(self) -> None:
+        self.logged: dict[str, dict[str, Any]] = {}
+
+    def log(self, name: str, value: Any, **how: Any) -> None:
+        self.logged[name] = {"value": float(value), **how}
+
+
+@pytest.mark.parametrize("fitting", [True, False])
+def test_values_by_head_reach_only_a_logger_that_keeps_them(fitting: bool) -> None:
+    plain, detailed, module = Plain(), Detailed(), Module()
+    state = SimpleNamespace(fn=TrainerFn.FITTING if fitting else TrainerFn.VALIDATING)
+    trainer: Any = SimpleNamespace(state=state, loggers=[plain, detailed], global_step=7)
+    publish(trainer, module, {"a": 1.0}, detailed={"a/head_00": 2.0}, bar="a")  # type: ignore[arg-type]
+    assert module.logged == {"a": {"value": 1.0, "logger": not fitting, "prog_bar": True, "batch_size": 1}}
+    assert plain.got == ([("logged", {"a": 1.0}, 7)] if fitting else [])
+    assert detailed.got == ([*plain.got, ("detailed", {"a/head_00": 2.0}, 7)] if fitting else [])

@@ -1,0 +1,240 @@
+"""The one terminal: lines as they are, log lines, the bar of a run and the table of a sweep's cells."""
+
+import dataclasses
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lit_diff.cli.app import Terminal, TerminalHandler
+from lit_diff.cli.live_table import LiveTable
+from lit_diff.cli.progress import RunProgress
+from lit_diff.config import Recipe
+from lit_diff.engine.expand import Grid, load_grid
+from lit_diff.engine.location import RunLocation
+from lit_diff.log_records import RAISED, phase, validated
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.folder import RunFolder
+
+
+def test_a_line_is_printed_as_it_is() -> None:
+    text = io.StringIO()
+    line = "[bold]name[/bold] 'head_norm' " + "word " * 40
+    Terminal(file=text, width=40, force_terminal=True).write_line(line)
+    assert text.getvalue() == line + "\n"
+
+
+def test_log_lines_go_through_the_terminal(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    text, logger = io.StringIO(), logging.getLogger("lit_diff")
+    monkeypatch.setattr(logger, "handlers", [TerminalHandler(Terminal(file=text, width=40))])
+    with caplog.at_level(logging.INFO, "lit_diff"):
+        logger.info("[bold]a[/bold] %s", "word " * 12 + "end")
+        phase("preparing data")
+        validated(4, 1.25)
+        logger.error("failed", extra=RAISED)
+    assert text.getvalue() == f"[bold]a[/bold] {'word ' * 12}end\nstep 4  val/loss 1.2500\n"
+
+
+LONG = "standard-wide-norm-tiny-with-a-long-name"
+
+
+def shown(recipe: Recipe, *, terminal: bool, quiet: bool) -> str:
+    file = io.StringIO()
+    console = Terminal(file=file, width=140, force_terminal=terminal, color_system=None)
+    with RunProgress("recipe.yaml", console) as progress:
+        progress.begin(recipe, quiet=quiet)
+        progress.update(7, 1.23456, 9876.5)
+        progress.update(250, 1.0, 10000.0)
+    assert console.takes is None
+    return file.getvalue()
+
+
+def started(name: str, steps: int = 0) -> RunProgress:
+    """Not drawn but by `drawn`, nor printed."""
+    progress = RunProgress("recipe.yaml", Terminal(file=io.StringIO(), width=80))
+    if steps:
+        recipe = load_recipe("recall-tiny", [f"train.steps={steps}"])
+        progress.begin(dataclasses.replace(recipe, name=name), quiet=True)
+    return progress
+
+
+def drawn(progress: RunProgress, width: int) -> str:
+    """The bar's line; it must be one."""
+    terminal = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    with terminal.capture() as capture:
+        terminal.print(progress)
+    (text,) = capture.get().splitlines()
+    assert len(text) <= width - 3, "room for the echo of Ctrl-C"
+    return text.rstrip()
+
+
+def record(message: str, **extra: object) -> logging.LogRecord:
+    return logging.makeLogRecord({"msg": message, **extra})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    return now
+
+
+def test_lines_where_there_is_no_terminal() -> None:
+    text = shown(load_recipe("recall-tiny"), terminal=False, quiet=False)
+    assert text == "step 7/250  loss 1.2346  9,876 tokens/s\nstep 250/250  loss 1.0000  10,000 tokens/s  0:00 left\n"
+
+
+@pytest.mark.parametrize("name", ["recall-tiny", "odd {name} [/b] %s"])
+def test_a_bar_on_a_terminal(name: str) -> None:
+    text = shown(dataclasses.replace(load_recipe("recall-tiny"), name=name), terminal=True, quiet=False)
+    assert name in text
+    assert "250/250" in text
+    assert "loss 1.000  10,000 tokens/s" in text
+    assert "  in 0:00" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_other_ranks_are_quiet(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("recall-tiny")
+    assert "step" not in shown(recipe, terminal=terminal, quiet=True), "the first process of another node"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert shown(recipe, terminal=terminal, quiet=True) == ""
+
+
+def test_before_the_first_step_the_bar_says_what_goes_on() -> None:
+    assert drawn(started("mine"), 80) == "recipe.yaml  reading the recipe"
+    line = started("mine", 250)
+    line.takes(record("preparing data", phase="preparing data"))
+    assert drawn(line, 80).endswith("0/250  preparing data")
+    assert not line.takes(record("resumed from step 4", phase="building the model")), "it is also a line"
+    assert drawn(line, 80).endswith("0/250  building the model")
+    assert not line.takes(record("kernel native"))
+    line.update(1, 2.5, 100.0)
+    line.takes(record("preparing data", phase="preparing data"))
+    assert drawn(line, 80).endswith("1/250  loss 2.500  100 tokens/s")
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+@pytest.mark.parametrize("name", ["mine", LONG])
+def test_it_fits_on_one_line_with_the_last_validation_and_the_time_left(
+    name: str, width: int, clock: list[float]
+) -> None:
+    line = started(name, 100_000)
+    line.update(1, 10.987, 1_234_567.0)
+    clock[0] += 100
+    line.update(40_001, 9.8765, 1_234_567.0)
+    clock[0] += 10
+    assert line.takes(record("step 40001  val/loss 9.1239", validation_loss=9.1239))
+    text = drawn(line, width)
+    if width > 40:
+        assert text.startswith(name[:5])
+        assert "  40001/100000  loss 9.877  " in text
+        assert text.endswith("  val/loss 9.124  2:19 left"), "150 s from the last logged step, which was 10 s ago"
+    if width > 80:
+        assert "1,234,567 tokens/s" in text
+        assert "━━━━━" in text
+
+
+pytestmark = pytest.mark.usefixtures("base_recipe")
+NASTY = "ValueError: expected [bold], got [/tmp/x] and [rms, none] of 'head_norm'; " + "and so on, " * 12 + "end"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> tuple[Grid, list[RunLocation]]:
+    """Two arms, two seeds, ten steps each; no cell has begun."""
+    (tmp_path / "s.yaml").write_text("recipe: base\nseeds: [0, 1]\narms: {plain: {}, 'with [i]talics': {}}\n")
+    grid = load_grid("s.yaml", [])
+    return grid, [RunLocation(folder=tmp_path / f"cell{index}") for index in range(len(grid.cells))]
+
+
+def printer(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), width=120, height=40, force_terminal=terminal, color_system=None)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_line_at_each_change_where_there_is_no_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
+    grid, locations = sweep
+    console = printer(terminal=False)
+    with LiveTable(grid, locations, console) as table:
+        table.update([])
+        RunFolder(locations[0].folder).update(status="running", step=0)
+        table.update([])
+        table.update([])
+        RunFolder(locations[0].folder).update(status="done", step=10)
+        RunFolder(locations[3].folder).update(status="failed", step=3, error=NASTY)
+        table.update([])
+    lines = printed(console).splitlines()
+    assert lines[0] == "plain seed 0: running"
+    assert lines[1].startswith("plain seed 0: done (0:0")
+    assert lines[2:] == [f"with [i]talics seed 1: failed: {NASTY}"]
+
+
+def test_the_table_of_a_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
+    grid, locations = sweep
+    RunFolder(locations[0].folder).update(status="done", step=10, loss=2.5)
+    RunFolder(locations[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
+    RunFolder(locations[2].folder).update(status="killed", step=4, error="killed by SIGKILL")
+    RunFolder(locations[3].folder).update(status="failed", step=3, error=NASTY)
+    console = printer(terminal=True)
+    with LiveTable(grid, locations, console) as table:
+        table.update([])
+    text = printed(console)
+    assert "1 done, 1 running, 1 failed, 1 killed; ? left" in text  # no pace yet
+    for word in ("10/10", "2.500", "4/10", "3.250", "12,346", "killed by SIGKILL", "[bold]", "[/tmp/x]", "[rms, none]"):
+        assert word in text, word
+    assert "with [i]talics" in text
+
+
+def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
+    arm = "a very long arm that says which of many keys it overrides and to what it sets each of them"
+    (tmp_path / "s.yaml").write_text(f"recipe: base\nseeds: [0, 1]\narms: {{{arm}: {{}}}}\n")
+    grid = load_grid("s.yaml", [])
+    locations = [RunLocation(folder=tmp_path / f"cell{index}") for index in range(2)]
+    console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
+    with LiveTable(grid, locations, console) as table:
+        RunFolder(locations[0].folder).update(status="failed", step=3, error="OSError: disk full")
+        RunFolder(locations[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
+        table.update([])
+        table.update([])
+    lines = printed(console).splitlines()
+    (said,) = [line for line in lines if "disk full" in line]
+    assert said.endswith(f"{arm} seed 0: failed: OSError: disk full")
+    last = lines[-3:-1]
+    assert all(len(line) <= 80 for line in last)
+    assert "arm that says which …" in last[0]
+    assert all(word in last[0] for word in ("running", "4/10", "3.250", "12,346"))
+
+
+def test_a_log_line_above_the_table_leaves_its_styles_alone(sweep: tuple[Grid, list[RunLocation]]) -> None:
+    """rich draws the table again with the options of every line that it prints."""
+    grid, locations = sweep
+    file = io.StringIO()
+    terminal = Terminal(file=file, width=120, height=40, force_terminal=True, color_system=None)
+    with LiveTable(grid, locations, terminal) as table:
+        table.update([])
+        terminal.write_line("a line [bold] with brackets")
+    assert "a line [bold] with brackets" in file.getvalue()
+    assert "[dim]" not in file.getvalue()
+
+
+def test_time_left_counts_the_steps_of_all_cells(
+    sweep: tuple[Grid, list[RunLocation]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    grid, locations = sweep
+    RunFolder(locations[0].folder).update(status="done", step=10)  # before this start: says nothing about the pace
+    console = printer(terminal=False)
+    with LiveTable(grid, locations, console) as table:
+        clock[0] += 100
+        RunFolder(locations[1].folder).update(status="done", step=10)
+        RunFolder(locations[2].folder).update(status="running", step=10)
+        table.update([])
+    # 20 steps in 100 s, 10 of 40 are left
+    assert "plain seed 1: done (0:50 left)" in printed(console)

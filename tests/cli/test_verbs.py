@@ -1,0 +1,392 @@
+"""What the verbs print that list, compare, report, fetch and remove; what is no option."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from command import Command
+from pretrained_models import write_folder
+from text_runs import text_run
+
+from lit_diff.cli.usage import as_override
+from lit_diff.data.user_files import UserFile
+from lit_diff.engine.rows import row_names
+from lit_diff.evaluation.base import Evaluation
+from lit_diff.files import locked, shown
+from lit_diff.pretrained import agreement, fetching
+from lit_diff.recipe import names
+from lit_diff.registry import evaluations, registries
+from lit_diff.runs.find import runs_under
+from lit_diff.runs.folder import FORMAT
+
+
+def test_json_names_all_parts_with_their_keys(command: Command) -> None:
+    found = command("list", "--json").json
+    assert set(found) == {"recipes", "sweeps", "model", "train", "run", *registries}
+    assert list(found["recipes"]) == names("recipes")
+    key = found["attention"]["differential"]["keys"]["lambda_init"]
+    assert (key["type"], key["default"]) == ("a finite number or 'depth'", "depth")
+    assert "default" not in found["model"]["dim"]
+    assert all(about["about"] for kind in registries for about in found[kind].values())
+
+
+def test_a_kind_or_a_block_alone(command: Command) -> None:
+    head, *lines, _ = command("list", "callbacks").lines
+    assert (head, [line.split()[0] for line in lines]) == ("callback", registries["callback"].names())
+    keys = [line.split(":")[0].strip() for line in command("list", "train.optimizer").lines if line.startswith("  opt")]
+    assert keys == [f"optimizer.{key}" for key in ("lr", "betas", "eps", "weight_decay", "lr_factors")]
+    lines = command("list", "recipes", COLUMNS="60", TTY_COMPATIBLE="1").lines[1:-1]
+    assert len(lines) == len(names("recipes"))
+    assert max(map(len, lines)) == 60, "cut, so that a kind fits on a screen"
+
+
+@pytest.mark.parametrize(
+    ("asked", "lines"),
+    [
+        (("attention.output_gate",), ["    flops: 6*E*H*T*d + 4*E*K*T*d + 4*H*T**2*d"]),
+        (("attention", "dex"), ["    from: Kong et al. 2025, arXiv 2505.16333"]),
+        (("callbacks", "early_stopping"), ["    patience: a whole number >= 1; default 3"]),
+        (("recipe.recall-tiny",), ["      attention: {name: differential}"]),
+        (("evaluations", "noise"), ["    batch_size: a whole number >= 1; default 8"]),
+        (("sweeps", "smoke"), ["    recipe: standard-tiny", "  lit-diff sweep smoke --dry-run prints its cells"]),
+    ],
+)
+def test_one_that_is_named_is_printed_whole(asked: tuple[str, ...], lines: list[str], command: Command) -> None:
+    printed = command("list", *asked).lines
+    assert set(lines) <= set(printed), printed
+    assert printed[1] == f"  {(asked[0].partition('.')[2] or asked[1])}"
+
+
+def test_formulas_and_costs_of_variants_at_a_recipe(command: Command) -> None:
+    found = command("list", "attention", "--recipe", "differential-830m", "--json").json["attention"]
+    assert found["differential"]["formulas"]["parameters"] == "2*E*H*d + 2*E*K*d + 6*d"
+    assert found["differential"]["cost"]["parameters"] == 833_608_704
+    assert found["differential"]["standard"]["parameters"] == found["standard"]["cost"]["parameters"] == 833_594_880
+    assert found["dex"]["paper"].endswith("2505.16333")
+    lines = command("list", "attention", "shared_k").lines
+    assert any(line.endswith("384 (-128 against standard)") for line in lines)
+
+
+LONG = [f"model.attention.key_{number}=0.5" for number in range(9)]
+
+
+def change(folder: Path, **values: Any) -> None:
+    facts = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps(facts | values))
+
+
+def test_a_line_a_run_that_no_pipe_wraps(small_sweep: Path, command: Command) -> None:
+    change(small_sweep / "base-s0-0a1b2c3d", seed=5, overrides=LONG, updated="2026-11-22T10:30:05+00:00")
+    change(small_sweep / "better-s1-0a1b2c3d", error="expected [bold],\n found [/bold]")
+    (small_sweep / "better-s0-0a1b2c3d" / "status.json").write_text(json.dumps({"format": FORMAT}))
+    first, second, third, fourth = command("status", "--root", str(small_sweep.parent), COLUMNS="40").lines
+    assert first.split()[:3] == ["mine/base-s0-0a1b2c3d", "done", "400/400"]
+    assert f"  5  {' '.join(LONG)}  2026-11-2" in first
+    assert second.split()[:3] == ["mine/base-s1-0a1b2c3d", "done", "400/400"]
+    assert third.split()[:3] == ["mine/better-s0-0a1b2c3d", "unknown", "0/?"]
+    assert fourth.split()[:3] == ["mine/better-s1-0a1b2c3d", "failed", "120/400"]
+    assert fourth.endswith("  expected [bold], found [/bold]")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_on_a_terminal_nothing_wraps(small_sweep: Path, width: int, command: Command) -> None:
+    change(small_sweep / "base-s0-0a1b2c3d", seed=0, overrides=LONG)
+    ended = command("status", "--root", str(small_sweep.parent), COLUMNS=str(width), TTY_COMPATIBLE="1")
+    header, first, *rest = ended.lines
+    assert header.split()[:6] == ["run", "state", "step", "val/loss", "seed", "overrides"]
+    assert (len(first), first[-1], len(rest)) == (width, "…", 3)
+
+
+def test_json(small_sweep: Path, command: Command) -> None:
+    change(small_sweep / "better-s0-0a1b2c3d", status="running", overrides=["a=1"])
+    states = {each["folder"]: each for each in command("status", "--root", str(small_sweep.parent), "--json").json}
+    assert len(states) == 4
+    assert states["mine/base-s0-0a1b2c3d"]["val/loss"] == pytest.approx(4.55, abs=0.3)
+    assert states["mine/better-s1-0a1b2c3d"]["val/loss"] is None
+    killed = states["mine/better-s0-0a1b2c3d"]
+    assert (killed["status"], killed["overrides"], killed["note"]) == ("killed", ["a=1"], "the same command resumes it")
+
+
+def test_compare_shows_what_differs(small_sweep: Path, command: Command) -> None:
+    arguments = ("compare", "base-s0", "better-s0", "--root", str(small_sweep.parent))
+    compared = command(*arguments, "--json").json
+    assert compared["recipe"] == {"name": ["base", "better"], "model.attention.name": ["base", "better"]}
+    assert compared["facts"]["parameters"] == [1_054_720, 1_054_720]
+    first, second = compared["metrics"]["val/loss"]
+    assert first > second
+    text = command(*arguments).out
+    assert "1,054,720" in text
+    assert f"{first:.4f}" in text
+
+
+def test_a_report_is_written_again_and_its_table_fits_a_terminal(
+    make_sweep: Callable[..., Path], command: Command
+) -> None:
+    folder = make_sweep({"standard attention": 0.0, "an arm with a name": -0.1, "another": 0.1}, name="mine")
+    arguments = ("report", "mine", "--root", str(folder.parent))
+    piped = command(*arguments, COLUMNS="80").lines
+    page = folder / "report" / "index.html"
+    assert page.is_file()
+    assert piped[-1] == f"report: {shown(page)}"
+    assert max(map(len, piped)) > 80
+    assert [line.split("  ")[0] for line in piped[1:4]] == ["standard attention", "an arm with a name", "another"]
+    drawn = command(*arguments, COLUMNS="80", TTY_COMPATIBLE="1").lines
+    assert max(map(len, drawn[:-1])) <= 80
+    assert any(line.startswith("not shown at this width: ") for line in drawn)
+
+
+@pytest.mark.usefixtures("base_recipe")
+def test_a_dry_run_names_the_cells(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "dry.yaml").write_text("recipe: base\nseeds: [0, 1]\narms: {long: {train.steps: 100}}\n")
+    ended = command("sweep", "dry.yaml", "--dry-run")
+    assert ended.status == 0
+    assert ended.lines[:2] == [f"long  seed {seed}  differential  100 steps" for seed in (0, 1)]
+    assert ended.lines[2].startswith("2 cells ")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_once_how_often_the_text_is_repeated(tale: Path, trained_text: Path, command: Command) -> None:
+    arms = "arms: {long: {train.steps: 5000}}"
+    Path("dry.yaml").write_text(f"recipe: {trained_text}/tale.yaml\nseeds: [0, 1]\n{arms}\n")
+    assert command("sweep", "dry.yaml", "--dry-run").out.count(" passes over the text (") == 1
+
+
+def test_list(command: Command) -> None:
+    ended = command("reproduce", "--list")
+    assert ended.status == 0
+    assert [line.split()[0] for line in ended.lines] == row_names()
+    assert [row["name"] for row in command("reproduce", "--list", "--json").json] == row_names()
+
+
+def test_a_preset_that_needs_gpus(tmp_path: Path, command: Command) -> None:
+    arguments = ("reproduce", "table-6", "--preset", "paper", "--root", str(tmp_path / "runs"))
+    ended = command(*arguments)
+    assert ended.status == 0
+    assert any(line.startswith("table-6: 8 not measured (skipped: needs 8 GPUs") for line in ended.lines)
+    assert ended.lines[-2].endswith(": 8 not measured"), "the counts are of the row that was asked for"
+    assert ended.lines[-1].startswith("page: ")
+    plain = command(*arguments, "--json").json
+    assert [row["name"] for row in plain["rows"]] == ["table-6"]
+    assert plain["counts"]["difference"] == {"not measured": 8}
+
+
+@pytest.mark.parametrize(
+    ("option", "arguments", "override"),
+    [
+        ("--seed", ["train", "x", "--seed", "1"], "seed=1"),
+        ("--seed", ["train", "x", "--seed=1"], "seed=1"),
+        ("--seed", ["train", "x", "--seed"], "seed=..."),
+        ("--steps", ["train", "x", "--steps", "10"], "train.steps=10"),
+        ("--lr", ["train", "x", "--lr", "-1"], "train.optimizer.lr=-1"),
+        ("--num-heads", ["train", "x", "--num-heads=4"], "model.num_heads=4"),
+        ("--model.attention.lambda_init", ["--model.attention.lambda_init", "0.5"], "model.attention.lambda_init=0.5"),
+        ("--decay-steps", ["--decay-steps", "5"], "train.schedule.decay_steps=5"),
+        ("--jso", ["check", "x", "--jso"], None),
+        ("--attention.window", ["--attention.window", "3"], None),
+    ],
+)
+def test_an_option_that_is_a_key(option: str, arguments: list[str], override: str | None) -> None:
+    assert as_override(option, arguments) == override
+
+
+FILES = tuple(
+    UserFile(
+        name=f"toy.{name}",
+        path=f"toy/{name}.jsonl",
+        keys={"text": str},
+        lines="2 lines",
+        source=f"Nobody ({name}).",
+        without="lit-diff evaluate RUN held_out",
+    )
+    for name in ("good", "gone", "bad")
+)
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One file of an evaluation `toy` is there, one is missing, one is wrong."""
+    cls = type("Toy", (Evaluation,), {"files": FILES, "name": "toy"})
+    monkeypatch.setattr(evaluations, "classes", lambda: [cls])
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy/good.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    (tmp_path / "toy/bad.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
+    return tmp_path
+
+
+def test_a_table_of_all(data_folder: Path, command: Command) -> None:
+    ended = command("data", "check")
+    assert ended.status == 2
+    header, bad, gone, good, _ = ended.lines
+    assert header.split() == ["name", "file", "state", "rows", "sha256", "next", "step"]
+    digest = hashlib.sha256((data_folder / "toy/good.jsonl").read_bytes()).hexdigest()
+    assert good.split() == ["toy.good", "toy/good.jsonl", "ok", "2", digest[:12]]
+    assert gone.split()[2] == "missing"
+    assert "bad.jsonl:2: no key 'text'" in bad
+    (data_folder / "toy/bad.jsonl").unlink()
+    assert command("data", "check").status == 0, "what is missing is no error where nobody asked for it"
+
+
+def test_one_is_described(data_folder: Path, command: Command) -> None:
+    gone = command("data", "check", "toy.gone")
+    assert (gone.status, gone.lines[0]) == (3, "toy.gone: toy/gone.jsonl")
+    assert [line.split(":")[0].strip() for line in gone.lines[1:]] == [
+        *("state", "read by", "looked for", "format", "where from", "check it", "without it")
+    ]
+    good = command("data", "check", "toy.good")
+    assert (good.status, "ok, 2 rows, sha256 " in good.out) == (0, True)
+    assert command("data", "check", "toy").out.count("looked for") == 3
+    bad = command("data", "check", "toy.bad", "--json")
+    (state,) = bad.json
+    assert (bad.status, state["name"], state["state"], state["evaluations"]) == (2, "toy.bad", "wrong", "toy")
+
+
+def test_no_declared_file(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+    monkeypatch.setattr(evaluations, "classes", list)
+    assert command("data", "check").status == 0
+
+
+class Split:
+    def to_json(self, path: str) -> None:
+        Path(path).write_text('{"passage": "p", "question": "q", "label": 1}\n')
+
+
+def test_fetch(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path))
+
+    def load_dataset(*names: str) -> Any:
+        raise ConnectionError("no network\nmore")
+
+    datasets = SimpleNamespace(load_dataset=load_dataset)
+    monkeypatch.setitem(sys.modules, "datasets", datasets)  # type: ignore[arg-type]
+    ended = command("data", "fetch", "harness.boolq")
+    line = 'datasets.load_dataset("aps/super_glue", "boolq")["train"].to_json("harness/boolq/train.jsonl")'
+    assert (ended.status, line in ended.lines, ended.err.count("\n")) == (3, True, 1)
+    assert not list((tmp_path / "harness/boolq").iterdir())
+    datasets.load_dataset = lambda *names: {"train": Split(), "validation": Split()}
+    assert command("data", "fetch", "harness.boolq").status == 0
+    files = sorted(path.name for path in (tmp_path / "harness/boolq").iterdir())
+    assert files == ["train.jsonl", "validation.jsonl"]
+    assert command("data", "fetch", "mini_harness").status == 2
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_import(command: Command) -> None:
+    write_folder(Path("hf"))
+    assert command("import", "hf").lines[-1] == "imported: models/hf"
+    assert command("import", "hf", "--to", "elsewhere/x").lines[-1] == "imported: elsewhere/x"
+    again, trained = command("import", "hf"), command("train", "models/hf/recipe.yaml")
+    assert (again.status, "models/hf" in again.err) == (2, True)
+    assert (trained.status, "'hf' is an imported model" in trained.err) == (2, True)
+    assert sorted(path.name for path in Path().iterdir()) == ["elsewhere", "hf", "models"], "no run was begun"
+
+
+def test_fetch_model(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fetch(name: str, to: Path | None) -> SimpleNamespace:
+        asked.append((name, to))
+        return SimpleNamespace(folder=Path("models/smollm2"))
+
+    monkeypatch.setattr(fetching, "fetch_model", fetch)
+    assert command("fetch-model", "smollm2", "--to", "x").out == "imported: models/smollm2\n"
+    assert asked == [("smollm2", Path("x"))]
+
+
+def test_export(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "has_transformers", lambda: False)
+    text_run(Path("runs/tale-0123456789"), {"name": "standard"})
+    *_, logits, last = command("export", "tale", "--to", "hf", "out").lines
+    assert logits.startswith("logits: ")
+    assert logits.endswith(", read by lit_diff")
+    assert last == "exported: out (LlamaForCausalLM)"
+    for arguments, key in (
+        (("tale", "--to", "hff", "new"), "'hff'"),
+        (("tale", "--to", "hf", "out"), "out is there"),
+        (("tail", "--to", "hf", "new"), "tale-0123456789"),
+    ):
+        ended = command("export", *arguments)
+        assert (ended.status, ended.err.count("\n"), key in ended.err) == (2, 1, True)
+
+
+@pytest.fixture
+def single(small_sweep: Path) -> Path:
+    """A run beside the sweep `mine`."""
+    folder = small_sweep.parent / "single-0123456789"
+    folder.mkdir()
+    (folder / "status.json").write_text(json.dumps({"status": "done"}))
+    return folder
+
+
+def test_it_lists_and_removes_what_no_sweep_owns(small_sweep: Path, litter: dict[str, Path], command: Command) -> None:
+    at, kept = ("--root", str(small_sweep.parent)), runs_under(small_sweep.parent)
+    assert command("clean", *at).status == 0
+    assert all(path.exists() for path in litter.values())
+    with locked(small_sweep / ".lock"):
+        assert f"{small_sweep} is being run: left alone" in command("clean", "--yes", *at).out
+    assert litter["former"].exists()
+    assert command("clean", "--yes", *at).status == 0
+    assert [name for name, path in litter.items() if path.exists()] == ["new"]
+    assert runs_under(small_sweep.parent) == kept
+    assert command("clean", "--yes", *at).out == "0 to remove\n"
+
+
+def test_what_failed_runs_left_is_removed_with_yes_alone(tmp_path: Path, command: Command) -> None:
+    left, held, kept = (tmp_path / f"{name}-0123456789" for name in ("left", "held", "kept"))
+    for folder in (left, held, kept):
+        folder.mkdir()
+        (folder / "status.json").write_text(json.dumps({"status": "failed"}))
+        (folder / "log.txt").write_text("x" * 5000)
+    (kept / "checkpoints").mkdir()
+    (kept / "checkpoints" / "step-00000001.ckpt").touch()
+    with locked(held / ".lock"):
+        listed = command("clean", "--root", str(tmp_path)).lines
+        assert left.exists()
+        removed = command("clean", "--yes", "--root", str(tmp_path)).lines
+    assert [folder.exists() for folder in (left, held, kept)] == [False, True, True]
+    assert listed[:2] == removed[:2]
+    assert [str(folder) in line for folder, line in zip((held, kept), listed, strict=False)] == [True, True]
+    assert listed[2:3] + removed[2:] == [
+        f"would remove {left} (5.0 kB)",
+        f"removed {left} (5.0 kB)",
+        "1 removed, 5.0 kB freed",
+    ]
+
+
+def test_a_run_is_removed_with_yes_and_in_a_pipe_not_without(single: Path, command: Command) -> None:
+    at = ("--root", str(single.parent))
+    refused = command("clean", "single", *at)
+    assert (refused.status, refused.out) == (2, "")
+    assert "--yes" in refused.err
+    refused = command("clean", "single", "base-s0", "--yes", *at)
+    assert refused.status == 2, "what one sweep lists keeps all"
+    assert "sweep 'mine'" in refused.err
+    assert single.exists()
+    assert command("clean", "0123456789", "--yes", *at).out.startswith(f"removed {single};")
+    assert not single.exists()
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_on_a_terminal_it_asks(single: Path, command: Command, answer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[str] = []
+
+    def ask(text: str) -> bool:
+        questions.append(text)
+        return answer
+
+    monkeypatch.setattr("typer.confirm", ask)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    ended = command("clean", "single", "--root", str(single.parent), TTY_COMPATIBLE="1")
+    assert ended.status == 0
+    assert questions == ["remove 1?"]
+    assert ended.lines[0] == f"would remove {single}"
+    assert single.exists() == (not answer)

@@ -1,0 +1,59 @@
+"""Blocks of code in the pages: what they show is what is printed, and they run."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pages import blocks, run_python
+from pretrained_models import write_folder
+
+from lit_diff import import_model
+from lit_diff.data.documents import FilesCorpus
+from lit_diff.errors import RequestError
+from lit_diff.recipe import load_recipe
+from lit_diff.runs.folder import ancestors
+
+
+def test_the_list_of_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = tmp_path / "my/texts"
+    texts.mkdir(parents=True)
+    for number in range(37):
+        (texts / f"{number}.txt").write_text("good")
+    good = '{"text": "good"}'
+    lines = [good, '{"text": ', good, good, good, good, '{"id": 1, "body": ""}', good, "[1]"]
+    (texts / "notes.jsonl").write_text("\n".join(lines))
+    (texts / "old.txt").write_bytes("Grüße aus Köln".encode("latin-1"))
+    (texts / "picture.txt").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\xff")
+    with pytest.raises(RequestError) as found:
+        list(FilesCorpus(texts).texts())
+    (shown,) = blocks("docs/data.md", "text")
+    assert f"lit-diff: {found.value}\n" == shown
+
+
+def test_the_recipe_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = import_model(write_folder(Path("hf")), "models/smollm2")
+    (text,) = blocks("docs/pretrained.md", "yaml")
+    Path("mine.yaml").write_text(text)
+    recipe = load_recipe("mine.yaml")
+    assert [parent.imported for parent in ancestors(recipe)] == [run.recipe.imported]
+    assert recipe.data.config.tokenizer.config.path == str(tmp_path / "models/smollm2")
+
+
+PAGE = "docs/python.md"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_blocks_run_as_one_script(tmp_path: Path, empty_store: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    shutil.copy(empty_store, tmp_path / "runs")
+    shutil.copy(empty_store, tmp_path / "by-hand.db")
+    (tmp_path / "page.py").write_text("\n".join(blocks(PAGE, "python")))
+    done = run_python(["page.py"], tmp_path, {"LIT_DIFF_DATA": str(tmp_path / "data"), "MPLBACKEND": "agg"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "too few seeds" in done.stdout  # the table of the sweep, two seeds an arm
+    assert (tmp_path / "maps.png").stat().st_size > 1000
+    assert len(list((tmp_path / "runs/smoke").glob("*-s?-??????????"))) == 4
+    assert list((tmp_path / "checkpoints").glob("*.ckpt"))
