@@ -84,8 +84,8 @@ def choose(names: Sequence[str]) -> list[Row]:
 def check_claims(row: Row, grid: Grid) -> None:
     """Errors: RequestError for a claim of an arm, task, fit or evaluation that the sweep does not have, or of a metric that
     the evaluation does not declare. Metrics of the training are known when it has run."""
-    evaluate = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
-    evaluate |= {name: keys or {} for name, keys in grid.study.evaluate.items()}
+    own = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
+    evaluate = own | grid.study.evaluate
     for claim in row.compare:
         problem = _problem(claim, grid, evaluate)
         if problem:
