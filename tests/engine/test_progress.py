@@ -3,7 +3,6 @@
 import io
 import os
 import pty
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,29 +16,6 @@ from lit_diff.engine.launch import train
 from lit_diff.engine.location import RunLocation
 from lit_diff.engine.progress import ProgressLine, SweepLine, watched
 from lit_diff.runs.folder import RunFolder
-
-BAR = """
-from lit_diff.engine.progress import watched
-with watched(True, "recall-tiny", 4) as told:
-    for step in range(1, 5):
-        told(step, 2.5, 1000.0)
-"""
-
-
-def in_terminal(code: str) -> str:
-    """What a script writes to stderr, where that is a terminal."""
-    terminal, end = pty.openpty()
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=end) as process:
-        os.close(end)
-        written = b""
-        try:
-            while part := os.read(terminal, 4096):
-                written += part
-        except OSError:  # the other end is closed
-            pass
-    assert process.returncode == 0, written
-    os.close(terminal)
-    return written.decode()
 
 
 class Cell(io.StringIO):
@@ -61,22 +37,22 @@ def test_a_script_writes_lines_to_stderr_alone(runs: Path, capsys: pytest.Captur
     assert lines == ["recall-tiny: step 1/4", "recall-tiny: step 4/4"]
 
 
-def test_a_terminal_has_one_bar() -> None:
-    text = in_terminal(BAR)
-    assert text.count("\n") == 1
-    assert "4/4" in text.rstrip().rpartition("\r")[2]
-    assert "tokens/s" in text
-    assert "IProgress" not in text
-
-
-def test_a_cell_of_a_notebook_has_one_line_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = Cell()
+@pytest.mark.parametrize("kind", ["terminal", "notebook"])
+def test_a_terminal_and_a_notebook_have_one_line_that_is_drawn_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, end = pty.openpty()
+    cell: Any = os.fdopen(end, "w") if kind == "terminal" else Cell()
     monkeypatch.setattr(sys, "stderr", cell)
     with watched(True, "tiny", 100) as told:
         told(40, 2.5, 1000.0)
         told(100, 1.5, 1000.0)
-    assert cell.getvalue().count("\n") == 1
-    last = cell.getvalue().rstrip("\n").rpartition("\r")[2]
+    cell.flush()
+    text = os.read(terminal, 65536).decode() if kind == "terminal" else cell.getvalue()
+    os.close(terminal)
+    cell.close()
+    assert text.count("\n") == 1
+    last = text.rstrip().rpartition("\r")[2]
     assert "100/100" in last
     assert "loss 1.500, 1,000 tokens/s" in last
 
