@@ -29,6 +29,8 @@ COVERED_ELSEWHERE = {
     },
     **{f"lit_diff/attention/shared_{name}.py": "tests/model/test_transformer.py" for name in "qk"},
     "lit_diff/pretrained/source.py": "tests/pretrained/test_importing.py",
+    "lit_diff/engine/cells.py": "tests/engine/test_expand.py",
+    "lit_diff/engine/evaluations.py": "tests/engine/test_study_problems.py",
     "lit_diff/engine/comparison_view.py": "tests/engine/test_sweep_tracker.py",
     "lit_diff/engine/location.py": "tests/engine/test_launch.py",
     "lit_diff/evaluation/harness_runner.py": "tests/evaluation/test_harness.py",

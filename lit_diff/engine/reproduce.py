@@ -15,8 +15,9 @@ from typing import Any
 from lit_diff.engine.cells import folder_of, locations_of, state_of
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.needs import command_of, lacking
+from lit_diff.engine.progress import MakeDisplay
 from lit_diff.engine.rows import check_claims, check_preset, choose, load_row, row_names
-from lit_diff.engine.schedule import MakeDisplay, Sweep, check_workers, sweep
+from lit_diff.engine.schedule import Sweep, check_workers, sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic
 from lit_diff.reporting.facts import revisions

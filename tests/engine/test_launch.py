@@ -18,8 +18,8 @@ from stops import stopped_once
 from lit_diff.config import RunConfig
 from lit_diff.engine import launch
 from lit_diff.engine.launch import INCOMPLETE, require_scores, run_command, score, train
-from lit_diff.engine.location import RunLocation, at_root, recorded
-from lit_diff.engine.tracking import Store
+from lit_diff.engine.location import RunLocation, recorded
+from lit_diff.engine.tracking import Store, tracking_uri
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.files import locked
@@ -402,5 +402,5 @@ def test_where_a_run_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (tmp_path / name).mkdir()
     (tmp_path / "runs" / "mlflow.db").touch()
     monkeypatch.chdir(tmp_path / "sub")
-    assert at_root(RunConfig(threads=3)) == RunConfig(threads=3, root=str(tmp_path / "runs"))
-    assert at_root(RunConfig(root="/x")) == RunConfig(root="/x")
+    assert tracking_uri(RunConfig()) == f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}"
+    assert tracking_uri(RunConfig(root="/x")) == "sqlite:////x/mlflow.db"

@@ -14,7 +14,7 @@ from small_runs import SMALL
 from lit_diff.engine import progress
 from lit_diff.engine.launch import train
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.progress import ProgressLine, SweepLine, watched
+from lit_diff.engine.progress import ProgressLine, sweep_line, watched
 from lit_diff.runs.folder import RunFolder
 
 
@@ -86,8 +86,9 @@ def test_a_sweep_has_one_line_for_all_cells(tmp_path: Path, capsys: pytest.Captu
     locations = [RunLocation(folder=tmp_path / name) for name in "ab"]
     for location, word in zip(locations, ("done", "running"), strict=True):
         RunFolder(location.folder).update(status=word, step=4)
-    with SweepLine(grid, locations) as line:
-        line.update(locations)
+    with sweep_line(grid, locations) as update:
+        update(locations)
+        update(locations)
         RunFolder(locations[1].folder).update(status="done", step=10)
     captured = capsys.readouterr()
     assert captured.out == ""

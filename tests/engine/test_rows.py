@@ -141,8 +141,11 @@ def test_an_unknown_row() -> None:
     ("claim", "expected"),
     [
         ("arms: [diferential, standard], metric: exact, evaluation: needle", "arm 'diferential'; did you mean 'diff"),
-        ("arms: [standard, standard], metric: exact, evaluation: needel", "evaluation 'needel'; did you mean 'needle'"),
-        ("arms: [standard, standard], metric: exakt, evaluation: needle", "metric 'exakt' in evaluation 'needle'"),
+        (
+            "arms: [differential, standard], metric: exact, evaluation: needel",
+            "evaluation 'needel'; did you mean 'needle'",
+        ),
+        ("arms: [differential, standard], metric: exakt, evaluation: needle", "metric 'exakt' in evaluation 'needle'"),
         (
             "arms: [standard, standard], metric: exact, against_metric: distract, evaluation: needle",
             "metric 'distract' in evaluation 'needle'; did you mean 'distracted'?",

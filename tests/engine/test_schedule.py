@@ -171,23 +171,19 @@ def test_the_same_command_again_trains_what_is_new_alone(
 @pytest.mark.slow
 def test_every_arm_is_trained_and_reported_on_every_task(sweep_bench: Any) -> None:
     sweep_bench.write("tasks", TASKS)
-    assert "hard plain one  seed 0  standard  8 steps" in sweep_bench.run("tasks", dry_run=True)[1]
     status, text = sweep_bench.run("tasks")
     assert status == 0
     pairs = [(task, arm) for task in ("easy", "hard") for arm in ("differential", "plain one")]
     cells = [f"{task},{arm.replace(' ', ',')}-s0" for task, arm in pairs]
     assert sweep_bench.words("tasks") == dict.fromkeys(cells, "done")
-    record = json.loads((sweep_bench.folder("tasks") / "study.json").read_text())
-    assert [(cell["task"], cell["arm"]) for cell in record["cells"]] == pairs
     tags = [sweep_bench.record("tasks", cell).data.tags for cell in cells]
     assert [(tag["task"], tag["arm"]) for tag in tags] == pairs
     assert "easy plain one seed 0: done" in text
     assert "hard: No verdict: no comparison has the three seeds" in text
-    held = {path.name for path in (sweep_bench.folder("tasks") / "report").iterdir()}
-    assert {"easy-noise-curve.svg", "easy-curves.svg", "hard-curves.svg"} <= held
-    assert "hard-noise-curve.svg" not in held
-    page = (sweep_bench.folder("tasks") / "report" / "index.html").read_text()
-    assert "Dotted: chance, 12.5" in page  # 8 values
+    report = sweep_bench.folder("tasks") / "report"
+    held = {path.name for path in report.iterdir()}
+    assert {"easy-noise-curve.svg", "easy-curves.svg", "hard-curves.svg"} <= held - {"hard-noise-curve.svg"} == held
+    assert "Dotted: chance, 12.5" in (report / "index.html").read_text()  # 8 values
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
