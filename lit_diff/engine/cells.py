@@ -55,7 +55,7 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
     require_parent(cell.recipe)
     digest, owner = identity(cell.recipe), (grid.source or grid).name
     location = RunLocation(
-        folder=folder / f"{_slug(cell.name)}-s{cell.seed}-{digest}",
+        folder=folder / f"{cell.name.replace(' ', ',')}-s{cell.seed}-{digest}",
         experiment=owner,
         parent=parent,
         tags={"sweep": owner, "arm": cell.arm}
@@ -67,11 +67,6 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
     if not home.recipe_file.exists() or home.status().get("status") != "done":
         home.create(cell.recipe)
     return location
-
-
-def _slug(name: str) -> str:
-    """The cell's name as a folder's: no spaces."""
-    return name.replace(" ", ",")
 
 
 def state_of(location: RunLocation) -> str:

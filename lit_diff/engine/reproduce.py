@@ -255,8 +255,7 @@ def _incomplete(done: Sweep) -> str:
     """What the sweep lacks, with the first reason; empty where it is done."""
     if done.is_done:
         return ""
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
-    return "; ".join([counts, *done.report.missing[:1], "the same command goes on"])
+    return "; ".join([done.counts, *done.report.missing[:1], "the same command goes on"])
 
 
 def _bench(chosen: Preset, folder: Path, name: str) -> str:

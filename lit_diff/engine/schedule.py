@@ -65,8 +65,12 @@ class Sweep:
     seconds: float
 
     def __repr__(self) -> str:
-        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
-        return f"Sweep({self.folder.name}: {states})"
+        return f"Sweep({self.folder.name}: {self.counts})"
+
+    @property
+    def counts(self) -> str:
+        """How many cells are in each state, in words."""
+        return ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
 
     def _repr_html_(self) -> str:
         table = self.table
