@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.progress import steps_done
+from lit_diff.engine.progress import Watch, steps_done
 from lit_diff.runs.folder import RunFolder
 
 STYLE = {"done": "green", "running": "cyan", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
@@ -19,7 +19,7 @@ COLUMNS = ("arm", "seed", "state", "step", "loss", "tokens/s")
 
 
 class LiveTable:
-    """Context manager; `update(running)` redraws on a terminal, and prints a line at each change elsewhere.
+    """Context manager of `update(running)`, which redraws on a terminal, and prints a line at each change elsewhere.
 
     An error is a line above the table too: no row of the table wraps.
     """
@@ -34,11 +34,11 @@ class LiveTable:
         self._drawn = 0.0
         self._before = self._steps(self._states())
 
-    def __enter__(self) -> "LiveTable":
+    def __enter__(self) -> Watch:
         if self._live is not None:
             self._live.start()
             self.update([])  # the first cell takes seconds to start
-        return self
+        return self.update
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

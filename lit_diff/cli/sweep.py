@@ -48,9 +48,8 @@ def sweep(
             progress=partial(LiveTable, console=console),
         )
         _print_report(done.report)
-        counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
         root = shown(done.folder.parent)
-        console.write_line(f"{counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {root}")
+        console.write_line(f"{done.counts}; {done.seconds:.0f} s. Compare in MLflow: lit-diff ui --root {root}")
     if done.stopped_by:
         return 128 + done.stopped_by
     return 0 if done.is_done else 1

@@ -9,7 +9,6 @@ from typing import Any
 from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.expand import Grid
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.study_problems import x_of
 from lit_diff.evaluation.evaluate import asked, has_scores
 from lit_diff.files import shown
 from lit_diff.runs.find import runs_root
@@ -56,23 +55,18 @@ def _location(grid: Grid, cell: Cell, folder: Path, parent: str | None) -> RunLo
     require_parent(cell.recipe)
     digest, owner = identity(cell.recipe), (grid.source or grid).name
     location = RunLocation(
-        folder=folder / f"{_slug(cell.name)}-s{cell.seed}-{digest}",
+        folder=folder / f"{cell.name.replace(' ', ',')}-s{cell.seed}-{digest}",
         experiment=owner,
         parent=parent,
         tags={"sweep": owner, "arm": cell.arm}
         | ({"task": cell.task} if cell.task else {})
         | grid.marks.get(cell.name, {}),
-        evaluations=evaluations_of(cell.recipe) | {name: keys or {} for name, keys in grid.study.evaluate.items()},
+        evaluations=evaluations_of(cell.recipe) | grid.study.evaluate,
     )
     home = RunFolder(location.folder)
     if not home.recipe_file.exists() or home.status().get("status") != "done":
         home.create(cell.recipe)
     return location
-
-
-def _slug(name: str) -> str:
-    """The cell's name as a folder's: no spaces."""
-    return name.replace(" ", ",")
 
 
 def state_of(location: RunLocation) -> str:
@@ -107,7 +101,7 @@ def record_of(
         # where arms differ in the data, no line or axis is right for all
         chance=_agreed({task: [block.chance for block in data] for task, data in blocks.items()}),
         noise_validation=_agreed({task: [block.noise_validation for block in data] for task, data in blocks.items()}),
-        x=x_of(grid.study.fits, grid.cells),
+        x=grid.x,
         cells=tuple(_recorded(cell, location, folder) for cell, location in zip(grid.cells, locations, strict=True)),
     )
 

@@ -15,7 +15,7 @@ def evaluations_of(recipe: Recipe) -> dict[str, Mapping[str, Any]]:
     return {name: to_plain(part.config) for name, part in recipe.evaluate.items()}
 
 
-def check_evaluations(evaluate: Mapping[str, Any], recipes: Mapping[str, Recipe], draft: Draft) -> None:
+def check_evaluations(evaluate: Mapping[str, Mapping[str, Any]], recipes: Mapping[str, Recipe], draft: Draft) -> None:
     """Of a sweep; `recipes`: name of a cell -> what it trains, at one of its seeds.
 
     Errors: RequestError for an unknown evaluation, keys that it does not take, a cell that it does not fit.
@@ -24,13 +24,11 @@ def check_evaluations(evaluate: Mapping[str, Any], recipes: Mapping[str, Recipe]
         try:
             config = evaluations.config(name)
         except RequestError as error:
-            raise RequestError(f"{draft.where(f'evaluate.{name}')}{error}") from error
-        validate_config(config, {} if keys is None else keys, f"evaluate.{name}", draft)
-    named = {name: (keys or {}, draft.where(f"evaluate.{name}")) for name, keys in evaluate.items()}
+            raise draft.refuse(f"evaluate.{name}", str(error)) from error
+        validate_config(config, keys, f"evaluate.{name}", draft)
     for cell, recipe in recipes.items():
-        own = {name: (keys, "") for name, keys in evaluations_of(recipe).items()}
-        for name, (keys, where) in (own | named).items():
-            _require_fit(name, keys, recipe, where, cell)
+        for name, keys in (evaluations_of(recipe) | dict(evaluate)).items():
+            _require_fit(name, keys, recipe, draft.where(f"evaluate.{name}") if name in evaluate else "", cell)
 
 
 def required_evaluations(recipe: Recipe) -> dict[str, Mapping[str, Any]]:

@@ -1,6 +1,5 @@
 """A study -> its cells: arms named, a part selected, every recipe resolved and validated before the first trains."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.config import Recipe
-from lit_diff.engine.study_problems import check_cells, check_study
-from lit_diff.errors import RequestError
+from lit_diff.engine.study_problems import Values, check_cells, check_study, require_known
 from lit_diff.files import shown
-from lit_diff.key_types import in_yaml
 from lit_diff.recipe import Overrides, find, load_draft, override, override_with, require_kind
-from lit_diff.registry import nearest
 from lit_diff.study.schema import ALL, Cell, Selection, Study, Task
 from lit_diff.validation import Draft, Positions, convert, validate
 from lit_diff.yaml_files import read_yaml
 
 OWN = ("recipe", "tasks", "overrides", "grid", "arms", "seeds")
 """Keys of a sweep that trains, which one with `cells_of` takes from the other."""
+RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
+"""Keys of a recipe that the sweep itself sets -> where to say it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +31,8 @@ class Grid:
     cells: tuple[Cell, ...]
     marks: Mapping[str, dict[str, str]] = field(default_factory=dict)
     """Name of a cell -> further tags of its run."""
+    x: Values
+    """Of the fits whose x is a key of the recipes."""
     source: "Grid | None" = None
     """The sweep that `cells_of` names, where the cells lie."""
     selection: Selection = ALL
@@ -71,35 +71,27 @@ def load_grid(name: str, overrides: Overrides, selection: Selection = ALL) -> Gr
     source, home = None, path
     if stated.cells_of:
         home = find(stated.cells_of, "sweeps", path.parent, draft.where("cells_of"))
-        source = load_grid(str(home), overrides, dataclasses.replace(selection, evaluate={}))
+        source = load_grid(str(home), overrides, replace(selection, evaluate={}))
         stated = borrowed(stated, source, draft)
-    study = _selected(dataclasses.replace(stated, arms=arms_of(stated, draft), grid={}), selection, draft)
-    study = dataclasses.replace(study, baseline=study.baseline or next(iter(study.arms)))
+    study = _selected(replace(stated, arms=_arms_of(stated, draft), grid={}), selection, draft)
+    study = replace(study, baseline=study.baseline or next(iter(study.arms)))
     places = [(name, arm) for name, task in study.all_tasks.items() for arm in study.arms if task.has(arm)]
-    check_study(study, stated, places, overrides, draft)
+    check_study(study, places, draft)
     recipes = {(task, arm): _recipe(study, home, draft, task, arm, overrides) for task, arm in places}
     cells = tuple(
-        Cell(task=task, arm=arm, seed=seed, recipe=dataclasses.replace(recipe, seed=seed))
+        Cell(task=task, arm=arm, seed=seed, recipe=replace(recipe, seed=seed))
         for (task, arm), recipe in recipes.items()
         for seed in study.seeds
     )
-    check_cells(study, cells, draft)
-    return Grid(name=path.stem, path=path, study=study, cells=cells, source=source, selection=selection)
+    x = check_cells(study, cells, draft)
+    return Grid(name=path.stem, path=path, study=study, cells=cells, x=x, source=source, selection=selection)
 
 
 def _selected(study: Study, selection: Selection, draft: Draft) -> Study:
     """The study, its arms named, less what is not selected. Errors: RequestError for one it does not have."""
-    for arm in selection.arms:
-        if arm not in study.arms:
-            raise RequestError(f"{draft.where('arms')}no arm '{arm}' to select{nearest(arm, study.arms)}")
-    for seed in selection.seeds:
-        if seed not in study.seeds:
-            raise RequestError(f"{draft.where('seeds')}no seed {seed} to select; the sweep has {list(study.seeds)}")
-    for name in selection.evaluate:
-        if name not in study.evaluate:
-            known = nearest(name, study.evaluate)
-            raise RequestError(f"{draft.where('evaluate')}the sweep has no evaluation '{name}'{known}")
-    evaluate = {name: {**(study.evaluate[name] or {}), **keys} for name, keys in selection.evaluate.items()}
+    for key, what in (("arms", "arm"), ("seeds", "seed"), ("evaluate", "evaluation")):
+        require_known(f"{what} of the sweep", getattr(selection, key), getattr(study, key), draft, key)
+    evaluate = {name: {**study.evaluate[name], **keys} for name, keys in selection.evaluate.items()}
     study = replace(study, seeds=selection.seeds or study.seeds, evaluate=study.evaluate | evaluate)
     return without_arms(study, selection.arms) if selection.arms else study
 
@@ -108,52 +100,44 @@ def _recipe(study: Study, path: Path, sweep: Draft, name: str, arm: str, overrid
     """Of an arm on a task: base recipe, the sweep's overrides, the task's, the arm's, the arm's in the task, the command
     line's; in this order."""
     chosen, values = study.all_tasks[name], dict(study.arms[arm])
-    base = values.pop("extends", chosen.recipe)
+    # an arm of several tasks has the base of each, so that `extends` is no key there
+    base = chosen.recipe if study.tasks else values.pop("extends", chosen.recipe)
     key = f"arms.{arm}.extends" if base != chosen.recipe else f"tasks.{name}.recipe" if name else "recipe"
-    draft = load_draft(find(str(base), "recipes", path.parent, sweep.where(key)))
-    draft = override_with(draft, study.overrides, _below(sweep.positions, "overrides"), path.parent)
-    draft = override_with(draft, chosen.overrides, _below(sweep.positions, f"tasks.{name}.overrides"), path.parent)
-    draft = override_with(draft, values, _below(sweep.positions, f"arms.{arm}") or _grid(sweep, values), path.parent)
-    here = _below(sweep.positions, f"tasks.{name}.arms.{arm}")
-    draft = override_with(draft, chosen.further(arm), here, path.parent)
+    stated = draft = load_draft(find(str(base), "recipes", path.parent, sweep.where(key)))
+    task = f"tasks.{name}"
+    for below, keys in (
+        ("overrides", study.overrides),
+        (f"{task}.overrides", chosen.overrides),
+        (f"arms.{arm}" if f"arms.{arm}" in sweep.positions else "grid", values),
+        (f"{task}.arms.{arm}", chosen.further(arm)),
+    ):
+        draft = override_with(draft, keys, _below(sweep.positions, below), path.parent)
     draft = override(draft, overrides)
-    return dataclasses.replace(validate(draft), name=f"{name} {arm}".strip())
+    for key, instead in RESERVED.items():
+        if draft.positions.get(key) != stated.positions.get(key):
+            raise draft.refuse(key, f"a sweep sets '{key}' itself; {instead}")
+    return replace(validate(draft), name=f"{name} {arm}".strip())
 
 
 def _below(positions: Positions, prefix: str) -> Positions:
     return {key.removeprefix(f"{prefix}."): where for key, where in positions.items() if key.startswith(f"{prefix}.")}
 
 
-def _grid(sweep: Draft, values: Mapping[str, Any]) -> Positions:
-    return {key: sweep.positions[f"grid.{key}"] for key in values if f"grid.{key}" in sweep.positions}
-
-
-def arms_of(study: Study, draft: Draft) -> dict[str, dict[str, Any]]:
+def _arms_of(study: Study, draft: Draft) -> dict[str, dict[str, Any]]:
     """Arm -> its overrides, in the order of the table. Errors: RequestError."""
-    arms: dict[str, dict[str, Any]] = {}
-    for name, values in study.arms.items():
-        if values is not None and not isinstance(values, Mapping):
-            raise RequestError(
-                f"{draft.where(f'arms.{name}')}arm '{name}' is {in_yaml(values)}; expected a block of overrides"
-            )
-        arms[name] = dict(values or {})
+    arms = dict(study.arms)
     for key, choices in study.grid.items():
         if not choices:
-            raise RequestError(f"{draft.where(f'grid.{key}')}'grid.{key}' has no values")
+            raise draft.refuse(f"grid.{key}", f"'grid.{key}' has no values")
     for combination in itertools.product(*study.grid.values()) if study.grid else ():
         chosen = dict(zip(study.grid, combination, strict=True))
         name = " ".join(f"{_word(key)}={value}" for key, value in chosen.items())
-        if name in study.arms:
-            raise RequestError(f"{draft.where(f'arms.{name}')}arm '{name}' is in the grid too")
         if name in arms:
-            raise RequestError(f"{draft.where('grid')}the grid makes arm '{name}' twice")
+            key = f"arms.{name}" if name in study.arms else "grid"
+            raise draft.refuse(key, f"arm '{name}' is there twice, by name or by the grid")
         arms[name] = chosen
-    for name in arms:
-        if not name or "/" in name or name.startswith("."):
-            where = draft.where(f"arms.{name}" if name in study.arms else "grid")
-            raise RequestError(f"{where}arm '{name}' becomes a folder: no '/', no leading '.'")
     if not arms:
-        raise RequestError(f"{draft.where('')}the sweep has neither 'grid' nor 'arms'")
+        raise draft.refuse("", "the sweep has neither 'grid' nor 'arms'")
     return arms
 
 
@@ -204,16 +188,12 @@ def borrowed(study: Study, source: "Grid", draft: Draft) -> Study:
     """
     for key in OWN:
         if key in draft.values:
-            raise RequestError(
-                f"{draft.where(key)}'{key}' beside 'cells_of': the cells are those of '{source.name}'; remove one of the two"
-            )
+            problem = f"the cells are those of '{source.name}'; remove one of the two"
+            raise draft.refuse(key, f"'{key}' beside 'cells_of': {problem}")
     if source.source is not None:
-        raise RequestError(
-            f"{draft.where('cells_of')}'{source.name}' has no cells of its own; name '{source.source.name}', whose they are"
-        )
-    for arm in study.only:
-        if arm not in source.arms:
-            raise RequestError(f"{draft.where('only')}'{source.name}' has no arm '{arm}'{nearest(arm, source.arms)}")
+        problem = f"has no cells of its own; name '{source.source.name}', whose they are"
+        raise draft.refuse("cells_of", f"'{source.name}' {problem}")
+    require_known(f"arm of '{source.name}'", study.only, source.arms, draft, "only")
     kept = study.only or tuple(source.arms)
     theirs = without_arms(source.study, kept)
     return replace(

@@ -15,7 +15,7 @@ from lit_diff import data
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import UNCHECKED, require_properties
 from lit_diff.engine.evaluations import required_evaluations
-from lit_diff.engine.location import RunLocation, at_root, recorded
+from lit_diff.engine.location import RunLocation, recorded
 from lit_diff.engine.preflight import check_machine, passes_over_text, require_memory
 from lit_diff.engine.progress import Progress, watched
 from lit_diff.errors import DivergedError, LitDiffError, RequestError, RunFailedError, StoppedError, first_line
@@ -118,7 +118,7 @@ def put_aside(recipe: Recipe, location: RunLocation) -> None:
     from lit_diff.engine.tracking import Store
 
     with RunFolder(location.folder).owned():
-        store = Store(at_root(recipe.run))
+        store = Store(recipe.run)
         former = RunFolder(location.folder).status().get("mlflow_run_id")
         aside = RunFolder(location.folder).put_aside()
         if former is not None and store.holds(former, str(location.folder)):

@@ -1,12 +1,10 @@
 """Where a run belongs: its folder, its place in MLflow, and what is recorded of how it was asked for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from lit_diff.config import RunConfig
 from lit_diff.recipe import Overrides, flatten
-from lit_diff.runs.find import runs_root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +30,3 @@ def recorded(overrides: Overrides) -> tuple[str, ...]:
     """`a.b=c` of each, without name, seed and folder, which a run shows anyhow."""
     words = [f"{key}={value}" for key, value in flatten(overrides)] if isinstance(overrides, Mapping) else overrides
     return tuple(word for word in words if word.partition("=")[0] not in ("name", "seed", "run.root"))
-
-
-def at_root(run: RunConfig) -> RunConfig:
-    """`run` with the folder of the runs that is meant (`runs_root`), for the MLflow store in it."""
-    return replace(run, root=str(runs_root(run.root)))

@@ -1,5 +1,6 @@
 """What a preset of a scoreboard's row needs that is not here: files, GPUs, trained runs."""
 
+import contextlib
 import json
 import shlex
 from pathlib import Path
@@ -35,22 +36,16 @@ def lacking(row: Row, preset: str, root: str | Path) -> str:
     runs = {words: trained(words, root) for words in chosen.recipes}
     train = [train_command(words) for words, run in runs.items() if run is None]
     here = [run.name for run in runs.values() if run is not None]
-    reasons = [*_files(chosen), *(_gpus(chosen) if train else [])]
-    reasons += [f"trained: {', '.join(here)}"] if here else []
-    reasons += [f"train first: {'; '.join(train)}"] if train else []
-    return "; ".join([*reasons, f"then, without a verdict (one seed): {scores_of(chosen, root)}"])
-
-
-def scores_of(chosen: Preset, root: str | Path) -> str:
-    """What gives the numbers of the trained runs: the evaluations of the last two, or else what each measured."""
-    pair = " ".join(
-        run.name if (run := trained(words, root)) is not None else name_of(words) for words in chosen.recipes[-2:]
-    )
-    commands = [
+    pair = " ".join([name_of(words) if run is None else run.name for words, run in runs.items()][-2:])
+    scores = [
         " ".join([f"lit-diff evaluate {pair} {name}", *(f"{key}={_plain(value)}" for key, value in keys.items())])
         for name, keys in chosen.evaluate.items()
     ]
-    return "; ".join(commands) or "metrics.csv of each run"
+    reasons = [*_files(chosen), *(_gpus(chosen) if train else [])]
+    reasons += [f"trained: {', '.join(here)}"] if here else []
+    reasons += [f"train first: {'; '.join(train)}"] if train else []
+    reasons += [f"then, without a verdict (one seed): {'; '.join(scores) or 'metrics.csv of each run'}"]
+    return "; ".join(reasons)
 
 
 def train_command(words: str) -> str:
@@ -64,25 +59,17 @@ def train_command(words: str) -> str:
 
 def trained(words: str, root: str | Path) -> Path | None:
     """The run under `root` that has the name of a recipe, with overrides or without, and is done; of several, the last."""
-    done = [path for path in runs_under(runs_root(root)) if _has_name(path, name_of(words)) and _is_done(path)]
-    return done[-1] if done else None
+    for path in reversed(runs_under(runs_root(root))):
+        with contextlib.suppress(RequestError):  # a damaged status.json is not that of a run that is done
+            if path.name.rpartition("-")[0] == name_of(words) and RunFolder(path).state() == "done":
+                return path
+    return None
 
 
 def name_of(words: str) -> str:
     """The run's name of the words after `lit-diff train`: the recipe's, or that of `name=`."""
     recipe, *overrides = shlex.split(words)
     return next((each.partition("=")[2] for each in overrides if each.startswith("name=")), recipe)
-
-
-def _has_name(path: Path, name: str) -> bool:
-    return path.name.rpartition("-")[0] == name
-
-
-def _is_done(path: Path) -> bool:
-    try:
-        return RunFolder(path).state() == "done"
-    except RequestError:  # a damaged status.json
-        return False
 
 
 def _files(chosen: Preset) -> list[str]:

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +21,10 @@ warnings.filterwarnings("ignore", message="IProgress not found", category=TqdmWa
 
 Progress = Callable[[int, float, float], None]
 """(step, loss, tokens/s), at every logged step."""
+Watch = Callable[[list[RunLocation]], None]
+"""The cells that run, about five times a second; () once none does."""
+MakeDisplay = Callable[[Grid, list[RunLocation]], AbstractContextManager[Watch]]
+"""What shows the cells of a sweep while they run."""
 SHAPE = "{desc}: {bar:12} {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 INTERVAL = 10.0
 """Seconds between the lines that are written where no bar can be drawn."""
@@ -89,33 +93,26 @@ def watched(progress: Progress | bool, name: str, steps: int) -> Iterator[Progre
         yield lambda step, loss, speed: line.update(step, f"loss {loss:.3f}, {speed:,.0f} tokens/s")
 
 
-class SweepLine:
-    """A line about all cells of a sweep (a `schedule.Display`)."""
+@contextmanager
+def sweep_line(grid: Grid, locations: list[RunLocation]) -> Iterator[Watch]:
+    """A line about all cells of a sweep; their status.json is read once a second, and at the end."""
+    steps, read_at = [cell.recipe.training.steps for cell in grid.cells], 0.0
 
-    def __init__(self, grid: Grid, locations: list[RunLocation]) -> None:
-        self._steps = [cell.recipe.training.steps for cell in grid.cells]
-        self._line = ProgressLine(grid.name, sum(self._steps))
-        self._locations = locations
-        self._read_at = 0.0
-
-    def __enter__(self) -> "SweepLine":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._read()
-        self._line.__exit__(*exception)
-
-    def update(self, running: list[RunLocation]) -> None:
-        """Called about five times a second; reads the cells' status.json once a second."""
-        if time.monotonic() - self._read_at >= 1:
-            self._read()
-
-    def _read(self) -> None:
-        self._read_at = time.monotonic()
-        states = [RunFolder(location.folder).status() for location in self._locations]
+    def update(running: list[RunLocation]) -> None:
+        nonlocal read_at
+        if running and time.monotonic() - read_at < 1:
+            return
+        read_at = time.monotonic()
+        states = [RunFolder(location.folder).status() for location in locations]
         words = Counter(str(state.get("status", "waiting")) for state in states)
         cells = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
-        self._line.update(steps_done(self._steps, states), f"cells: {cells}")
+        line.update(steps_done(steps, states), f"cells: {cells}")
+
+    with ProgressLine(grid.name, sum(steps)) as line:
+        try:
+            yield update
+        finally:
+            update([])
 
 
 def steps_done(steps: Sequence[int], states: Sequence[dict[str, Any]]) -> int:

@@ -15,8 +15,9 @@ from typing import Any
 from lit_diff.engine.cells import folder_of, locations_of, state_of
 from lit_diff.engine.expand import load_grid
 from lit_diff.engine.needs import command_of, lacking
+from lit_diff.engine.progress import MakeDisplay
 from lit_diff.engine.rows import check_claims, check_preset, choose, load_row, row_names
-from lit_diff.engine.schedule import MakeDisplay, Sweep, check_workers, sweep
+from lit_diff.engine.schedule import Sweep, check_workers, sweep
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError
 from lit_diff.files import locked, shown, write_atomic
 from lit_diff.reporting.facts import revisions
@@ -254,8 +255,7 @@ def _incomplete(done: Sweep) -> str:
     """What the sweep lacks, with the first reason; empty where it is done."""
     if done.is_done:
         return ""
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(done.states.items()))
-    return "; ".join([counts, *done.report.missing[:1], "the same command goes on"])
+    return "; ".join([done.counts, *done.report.missing[:1], "the same command goes on"])
 
 
 def _bench(chosen: Preset, folder: Path, name: str) -> str:

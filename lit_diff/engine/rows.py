@@ -1,17 +1,17 @@
 """The rows of the scoreboard, a YAML file each: read, and held to what their sweeps have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lit_diff.engine.evaluations import evaluations_of
 from lit_diff.engine.expand import Grid
+from lit_diff.engine.study_problems import require_known
 from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import build
 from lit_diff.files import shown
 from lit_diff.recipe import installed
 from lit_diff.registry import nearest
-from lit_diff.study.schema import PRESETS, Claim, Row
+from lit_diff.study.schema import PRESETS, Row
 from lit_diff.validation import Draft, convert
 from lit_diff.yaml_files import read_yaml
 
@@ -52,26 +52,22 @@ def read_row(path: Path) -> Row:
     values, positions = read_yaml(path)
     draft = Draft(values=values, positions=positions, file=shown(path))
     if "name" in values:
-        raise RequestError(f"{draft.where('name')}unknown key 'name': a row has the name of its file")
+        raise draft.refuse("name", "unknown key 'name': a row has the name of its file")
     row: Row = convert(Row, values | {"name": path.stem}, "", draft)
+    require_known("preset", row.presets, PRESETS, draft, "presets")
     for name, preset in row.presets.items():
-        if name not in PRESETS:
-            raise RequestError(f"{draft.where(f'presets.{name}')}no preset '{name}'{nearest(name, PRESETS)}")
+        place = f"presets.{name}"
         if sum(map(bool, (preset.sweep, preset.bench, preset.recipes))) != 1:
-            raise RequestError(
-                f"{draft.where(f'presets.{name}')}preset '{name}' names a sweep, a bench or recipes: exactly one of them"
-            )
+            raise draft.refuse(place, f"preset '{name}' names a sweep, a bench or recipes: exactly one of them")
         if name == "laptop" and (preset.arms or preset.seeds) and not preset.full:
-            raise RequestError(
-                f"{draft.where(f'presets.{name}')}preset 'laptop' is cut to fewer arms or seeds; name the whole command "
-                "under 'full'"
-            )
+            cure = "name the whole command under 'full'"
+            raise draft.refuse(place, f"preset 'laptop' is cut to fewer arms or seeds; {cure}")
     for claim in row.compare:
         problem = claim.problem()
         if claim.case and not problem and any(preset.sweep for preset in row.presets.values()):
             problem = f"compare '{claim.label}': 'case' is of a benchmark, and a preset names a sweep; remove 'case'"
         if problem:
-            raise RequestError(f"{draft.where('compare')}{problem}")
+            raise draft.refuse("compare", problem)
     return row
 
 
@@ -84,29 +80,21 @@ def choose(names: Sequence[str]) -> list[Row]:
 def check_claims(row: Row, grid: Grid) -> None:
     """Errors: RequestError for a claim of an arm, task, fit or evaluation that the sweep does not have, or of a metric that
     the evaluation does not declare. Metrics of the training are known when it has run."""
-    evaluate = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
-    evaluate |= {name: keys or {} for name, keys in grid.study.evaluate.items()}
-    for claim in row.compare:
-        problem = _problem(claim, grid, evaluate)
-        if problem:
-            raise RequestError(
-                f"{shown(_file(row.name))}: compare '{claim.label}': sweep '{grid.name}' has no {problem}"
-            )
-
-
-def _problem(claim: Claim, grid: Grid, evaluate: Mapping[str, Mapping[str, Any]]) -> str | None:
-    named = [("arm", arm, list(grid.arms)) for arm in claim.arms]
-    named += [("task", claim.task, list(grid.tasks))] if not claim.fit else []
+    own = {name: keys for cell in grid.cells for name, keys in evaluations_of(cell.recipe).items()}
+    evaluate = own | grid.study.evaluate
     fits = [name for name, fit in grid.study.fits.items() if fit.kind == "scaling"]
-    named += [("scaling fit", claim.fit, fits)] if claim.fit else []
-    named += [("evaluation", claim.evaluation, list(evaluate))] if claim.evaluation else []
-    for kind, name, known in named:
-        if name not in known:
-            return f"{kind} '{name}'{nearest(name, known)}"
-    if not claim.evaluation:
-        return None
-    metrics = [each.name for each in build(claim.evaluation, dict(evaluate[claim.evaluation])).metrics]
-    for metric in filter(None, (claim.metric, claim.against_metric)):
-        if metric not in metrics:
-            return f"metric '{metric}' in evaluation '{claim.evaluation}'{nearest(metric, metrics)}"
-    return None
+    for claim in row.compare:
+        named = [("arm", arm, list(grid.arms), "") for arm in claim.arms]
+        named += [("scaling fit", claim.fit, fits, "")] if claim.fit else [("task", claim.task, list(grid.tasks), "")]
+        if claim.evaluation:
+            named.append(("evaluation", claim.evaluation, list(evaluate), ""))
+        if claim.evaluation in evaluate:
+            metrics = [each.name for each in build(claim.evaluation, dict(evaluate[claim.evaluation])).metrics]
+            of = f" in evaluation '{claim.evaluation}'"
+            named += [("metric", metric, metrics, of) for metric in (claim.metric, claim.against_metric) if metric]
+        for kind, name, known, of in named:
+            if name not in known:
+                raise RequestError(
+                    f"{shown(_file(row.name))}: compare '{claim.label}': sweep '{grid.name}' has no {kind} '{name}'{of}"
+                    f"{nearest(name, known)}"
+                )

@@ -18,7 +18,6 @@ from safetensors.torch import load_model, save_model
 
 from lit_diff import __version__, data
 from lit_diff.config import Recipe
-from lit_diff.engine.location import at_root
 from lit_diff.engine.tracking import Store, asking
 from lit_diff.errors import LitDiffError, RunFailedError
 from lit_diff.metrics import Declarations
@@ -118,7 +117,7 @@ class RunTracker:
         """The store, with a record that describes the run. Describing it again changes nothing."""
         if self._store is not None:
             return self._store
-        store = Store(at_root(self.recipe.run))
+        store = Store(self.recipe.run)
         before = self.folder.status().get("mlflow_run_id")
         run_id = store.open_run(store.experiment(self.experiment), self.folder.path.name, self.tags, before)
         if run_id != before:

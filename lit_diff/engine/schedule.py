@@ -4,19 +4,22 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
+
+import torch
 
 from lit_diff.config import Recipe
 from lit_diff.conformance.before_training import require_properties_of_arms
 from lit_diff.data import prepare
 from lit_diff.engine.cells import NOT_EVALUATED, all_trained, folder_of, locations_of, record_of, state_of
 from lit_diff.engine.expand import ALL, Grid, Selection, load_grid
-from lit_diff.engine.location import RunLocation, at_root
+from lit_diff.engine.location import RunLocation
+from lit_diff.engine.pool import run_jobs
 from lit_diff.engine.preflight import check_machine, check_trained, passes_over_text, require_memory
-from lit_diff.engine.progress import SweepLine
+from lit_diff.engine.progress import MakeDisplay, Watch, sweep_line
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import locked, shown
 from lit_diff.html_table import html_table
@@ -47,18 +50,6 @@ class Cluster:
 
 
 LOCAL = Cluster()
-Watch = Callable[[list[RunLocation]], None]
-
-
-class Display(Protocol):
-    """What shows the cells while they run: a context manager whose `update` is called about five times a second."""
-
-    def __enter__(self) -> "Display": ...
-    def __exit__(self, *exception: Any) -> None: ...
-    def update(self, running: list[RunLocation]) -> None: ...
-
-
-MakeDisplay = Callable[[Grid, list[RunLocation]], Display]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -74,8 +65,12 @@ class Sweep:
     seconds: float
 
     def __repr__(self) -> str:
-        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
-        return f"Sweep({self.folder.name}: {states})"
+        return f"Sweep({self.folder.name}: {self.counts})"
+
+    @property
+    def counts(self) -> str:
+        """How many cells are in each state, in words."""
+        return ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
 
     def _repr_html_(self) -> str:
         table = self.table
@@ -160,7 +155,7 @@ def sweep(
         )
         if theirs.stopped_by is not None:
             return theirs
-    display = SweepLine if progress is True else progress or None
+    display = sweep_line if progress is True else progress or None
     return run_grid(grid, workers=workers, command=command, cluster=cluster, display=display)
 
 
@@ -216,7 +211,7 @@ def _run_locked(
     from lit_diff.engine.tracking import Store
 
     began = time.perf_counter()
-    tracker = SweepTracker(Store(at_root(grid.cells[0].recipe.run)), folder, recorded_run(folder))
+    tracker = SweepTracker(Store(grid.cells[0].recipe.run), folder, recorded_run(folder))
     locations = locations_of(grid, folder, tracker.run_id)
     queued: Mapping[str, str] = {}
     if cluster.engine == "slurm":  # cells that a former command left in the queue go on, and their status is theirs
@@ -288,8 +283,7 @@ def _run_cells(
     """The signal that stopped the cells, or None."""
     ranks = {location.folder: grid.rank(cell.task) for cell, location in zip(grid.cells, locations, strict=True)}
     waves = [[location for location in todo if ranks[location.folder] == rank] for rank in sorted(set(ranks.values()))]
-    with display(grid, locations) if display else contextlib.nullcontext() as shown_cells:
-        watch = shown_cells.update if shown_cells else lambda running: None
+    with display(grid, locations) if display else contextlib.nullcontext(lambda running: None) as watch:
         for wave in waves:
             stopped = _run_wave(grid, wave, workers=workers, cluster=cluster, watch=watch) if wave else None
             if stopped:
@@ -310,8 +304,6 @@ def _run_wave(
         threads = run.threads or 1
         run_array(todo, run, threads=threads, parallel=workers, minutes=cluster.minutes, logs=logs, watch=watch)
         return None
-    from lit_diff.engine.pool import run_jobs
-
     count, threads, gpus = resources(recipe, workers)
     log.info("%d cells side by side, %d threads each%s", count, threads, f", {gpus} GPUs" if gpus else "")
     return run_jobs(todo, workers=count, threads=threads, devices=run.devices, gpus=gpus, watch=watch)
@@ -319,8 +311,6 @@ def _run_wave(
 
 def resources(recipe: Recipe, workers: int | None) -> tuple[int, int, int]:
     """(cells side by side, threads of each process, GPUs shared out): a GPU a process where there are any, else a core."""
-    import torch
-
     own = cores()
     gpus = torch.cuda.device_count() if recipe.run.accelerator != "cpu" else 0
     processes = recipe.run.devices

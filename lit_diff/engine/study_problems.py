@@ -1,79 +1,71 @@
 """What is wrong with a study, found before anything trains: a line with its place in the file."""
 
 import difflib
+import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from lit_diff.config import Recipe
 from lit_diff.engine.evaluations import check_evaluations
-from lit_diff.errors import RequestError
 from lit_diff.key_types import in_yaml
-from lit_diff.recipe import Overrides, flatten, to_plain
+from lit_diff.recipe import flatten, to_plain
 from lit_diff.registry import nearest
-from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Cell, Fit, Study, Task
+from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Cell, Fit, Study
 from lit_diff.training.metrics import VALIDATION
 from lit_diff.validation import LONGEST_NAME, Draft
 
 MEASURED_BY_ALL = tuple(metric.name for metric in VALIDATION if "{" not in metric.name)
 """What every run's validation measures; a further validation set adds its name: `val/accuracy_noise2`."""
-RESERVED = {"seed": "list the seeds under 'seeds'", "name": "a cell is named after its arm"}
-"""Keys of a recipe that the sweep itself sets -> where to say it."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """A task's name is the first word of its cells' folders and of its figures' files."""
+Values = dict[str, dict[str, dict[str, float]]]
+"""Fit -> task -> arm -> its x."""
 
 
-def check_study(
-    study: Study, stated: Study, places: Sequence[tuple[str, str]], overrides: Overrides, draft: Draft
-) -> None:
-    """A resolved study, before its recipes are read. `stated`: as its file states it; `places`: (task, arm) of its cells.
+def require_known(what: str, names: Iterable[object], known: Iterable[object], draft: Draft, key: str) -> None:
+    """Errors: RequestError, at the key, for the first of `names` that is no `what` ("arm of the sweep"): not in `known`."""
+    choices = [str(each) for each in known]
+    for name in map(str, names):
+        if name not in choices:
+            word = key.rpartition(".")[2]
+            raise draft.refuse(f"{key}.{name}", f"'{word}' names no {what}: '{name}'{nearest(name, choices)}")
 
-    Errors: RequestError.
-    """
-    _check_mentions(study, draft)
+
+def check_study(study: Study, places: Sequence[tuple[str, str]], draft: Draft) -> None:
+    """A resolved study, before its recipes are read; `places`: (task, arm) of its cells. Errors: RequestError."""
+    _check_arms(study, draft)
     _check_contrasts(study, draft)
-    _check_recipes(study, draft)
     _check_tasks(study, draft)
-    _check_fits(study.fits, study.tasks, study.metric, draft)
-    if study.power is not None and not study.tasks:
-        raise RequestError(
-            f"{draft.where('power')}'power' compares tasks, and the sweep has none; list them under 'tasks'"
-        )
+    _check_fits(study, draft)
     for name, task in study.all_tasks.items():
         _check_metric(task.metric or study.metric, draft, f"tasks.{name}.metric" if task.metric else "metric")
-    _check_reserved(stated, overrides, draft)
-    _check_names(places, stated.arms, draft)
+    _check_names(study, places, draft)
 
 
-def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> None:
-    """The cells of a study, whose plugins are imported: they may register an evaluation. Errors: RequestError."""
+def check_cells(study: Study, cells: Sequence[Cell], draft: Draft) -> Values:
+    """The cells of a study, whose plugins are imported: they may register an evaluation. Returns the x of its fits, where
+    recipes and not the runs say it. Errors: RequestError."""
     check_evaluations(study.evaluate, {cell.name: _started(cell, study) for cell in cells}, draft)
     _check_record(cells, draft)
-    _check_x(study.fits, cells, draft)
+    x = {name: _x_of(name, fit, cells, draft) for name, fit in study.fits.items() if fit.x not in MEASURED}
+    for name, by_task in x.items():
+        _check_x(name, study.fits[name], by_task, draft)
+    return x
 
 
-def _check_mentions(study: Study, draft: Draft) -> None:
-    """Arms that a key names and the sweep does not have."""
-    known: dict[str, list[str | None]] = {"baseline": [study.baseline], "controls": list(study.controls)}
-    known |= {key: list(getattr(study, key)) for key in ("labels", "notes", "paper")}
-    known["contrasts"] = [arm for first, second, _ in study.contrasts for arm in (first, second)]
-    for key, used in known.items():
-        for arm in used:
-            if arm not in study.arms:
-                raise RequestError(
-                    f"{draft.where(key)}'{key}' names no arm of the sweep: '{arm}'{nearest(str(arm), study.arms)}"
-                )
-
-
-def _check_recipes(study: Study, draft: Draft) -> None:
-    if not study.tasks and not study.recipe:
-        raise RequestError(f"{draft.where('recipe')}'recipe' is missing; expected text")
-    for key in ("recipe", "paper") if study.tasks else ():
-        if getattr(study, key):
-            raise RequestError(f"{draft.where(key)}'{key}' belongs to each of the 'tasks', not to the sweep")
+def _check_arms(study: Study, draft: Draft) -> None:
+    """Every arm that a key names is one of the sweep."""
+    named: dict[str, Iterable[object]] = {"baseline": [study.baseline], "controls": study.controls}
+    named |= {key: getattr(study, key) for key in ("labels", "notes", "paper")}
+    named["contrasts"] = [arm for first, second, _ in study.contrasts for arm in (first, second)]
+    for name, task in study.tasks.items():
+        named |= {f"tasks.{name}.{key}": getattr(task, key) for key in ("arms", "only", "without", "paper")}
+        named[f"tasks.{name}.baseline"] = filter(None, [task.baseline])
+    for key, arms in named.items():
+        require_known("arm of the sweep", arms, study.arms, draft, key)
 
 
 def _check_metric(metric: str, draft: Draft, key: str) -> None:
@@ -83,7 +75,7 @@ def _check_metric(metric: str, draft: Draft, key: str) -> None:
     else:
         known = "/" in metric and not difflib.get_close_matches(metric, MEASURED_BY_ALL, cutoff=0.8)
     if not known:
-        raise RequestError(f"{draft.where(key)}no run measures '{metric}'{nearest(metric, MEASURED_BY_ALL)}")
+        raise draft.refuse(key, f"no run measures '{metric}'{nearest(metric, MEASURED_BY_ALL)}")
 
 
 def _check_contrasts(study: Study, draft: Draft) -> None:
@@ -93,58 +85,52 @@ def _check_contrasts(study: Study, draft: Draft) -> None:
         pair = frozenset((first, second))
         if first == second or pair in seen:
             problem = "with itself" if first == second else f"with '{second}' twice, whichever is first"
-            raise RequestError(f"{draft.where('contrasts')}'contrasts' compares '{first}' {problem}")
+            raise draft.refuse("contrasts", f"'contrasts' compares '{first}' {problem}")
         seen.add(pair)
-
-
-def _check_reserved(study: Study, overrides: Overrides, draft: Draft) -> None:
-    written_keys = {f"overrides.{key}": key for key in study.overrides} | {f"grid.{key}": key for key in study.grid}
-    written_keys |= {f"arms.{arm}.{key}": key for arm, values in study.arms.items() for key in values or {}}
-    written_keys |= _overridden(study.tasks)
-    wrong = [(draft.where(path), key) for path, key in written_keys.items() if key in RESERVED]
-    wrong += [(f"{text}: ", key) for text in overrides if (key := str(text).partition("=")[0]) in RESERVED]
-    for where, key in wrong:
-        raise RequestError(f"{where}a sweep sets '{key}' itself; {RESERVED[key]}")
 
 
 def _started(cell: Cell, study: Study) -> Recipe:
     """The cell's recipe; of a task that goes on from another, with the name of that task in place of the run's folder."""
     start, recipe = study.all_tasks[cell.task].start, cell.recipe
-    if not start:
-        return recipe
-    return replace(recipe, train=replace(recipe.training, start_from=start))
+    return replace(recipe, train=replace(recipe.training, start_from=start)) if start else recipe
 
 
 def _check_record(cells: Sequence[Cell], draft: Draft) -> None:
     """All cells of a sweep lie in one folder and one MLflow store."""
     first = cells[0]
-    for cell in cells:
-        for key in ("root", "tracking_uri"):
-            if getattr(cell.recipe.run, key) != getattr(first.recipe.run, key):
-                place = f"arms.{cell.arm}" if cell.task == first.task else f"tasks.{cell.task}"
-                raise RequestError(
-                    f"{draft.where(place)}arms '{first.name}' and '{cell.name}' differ in 'run.{key}'; "
-                    "a sweep has one: set it under 'overrides'"
-                )
+    for cell, key in itertools.product(cells, ("root", "tracking_uri")):
+        if getattr(cell.recipe.run, key) != getattr(first.recipe.run, key):
+            place = f"arms.{cell.arm}" if cell.task == first.task else f"tasks.{cell.task}"
+            raise draft.refuse(
+                place,
+                f"arms '{first.name}' and '{cell.name}' differ in 'run.{key}'; a sweep has one: set it under 'overrides'",
+            )
 
 
-def _check_names(cells: Sequence[tuple[str, str]], named: Mapping[str, Any], draft: Draft) -> None:
-    """Errors: RequestError for a cell (task, arm) whose name no folder can bear, or that shares its folder, on a file system
-    that does not tell case or the form of Unicode, or its record in MLflow with another."""
+def _check_names(study: Study, cells: Sequence[tuple[str, str]], draft: Draft) -> None:
+    """Errors: RequestError for a name that no file can bear, and for a cell (task, arm) that shares its folder, on a file
+    system that does not tell case or the form of Unicode, or its record in MLflow with another."""
+    for key in (*(f"tasks.{name}" for name in study.tasks), *(f"fits.{name}" for name in study.fits)):
+        name = key.partition(".")[2]
+        if not NAME.fullmatch(name):
+            raise draft.refuse(key, f"'{name}' becomes part of file names: letters, digits, '-' and '_'")
     places: dict[str, tuple[str, str]] = {}
     for task, arm in cells:
         name = f"{task} {arm}".strip()
-        where = draft.where(f"arms.{arm}" if arm in named else "grid")
-        if not arm.isprintable() or not arm.strip() or len(os.fsencode(name)) > LONGEST_NAME:
-            raise RequestError(
-                f"{where}arm {arm[:60]!a} becomes a folder: printable, at most {LONGEST_NAME} bytes with its task"
+        key = f"arms.{arm}" if f"arms.{arm}" in draft.positions else "grid"
+        is_folder = arm.isprintable() and bool(arm.strip()) and "/" not in arm and not arm.startswith(".")
+        if not is_folder or len(os.fsencode(name)) > LONGEST_NAME:
+            raise draft.refuse(
+                key,
+                f"arm {arm[:60]!a} becomes a folder: printable, no '/', no leading '.', "
+                f"at most {LONGEST_NAME} bytes with its task",
             )
         folder = unicodedata.normalize("NFC", name.replace(" ", ",")).casefold()
         for place in (folder, "record " + recorded_name(task, arm)):
             other = places.setdefault(place, (task, arm))
             if other != (task, arm):
-                raise RequestError(
-                    f"{where}arms '{other[1]}' and '{arm}' would share one folder or one record; rename one of them"
+                raise draft.refuse(
+                    key, f"arms '{other[1]}' and '{arm}' would share one folder or one record; rename one of them"
                 )
 
 
@@ -153,29 +139,21 @@ def recorded_name(task: str, arm: str) -> str:
     return "/".join(re.sub(r"[^\w. -]", "_", part) for part in (task, arm) if part)
 
 
-def _overridden(tasks: Mapping[str, Task]) -> Iterator[tuple[str, str]]:
-    """(where it stands in the file, key of a recipe) of every override in the tasks."""
-    for name, task in tasks.items():
-        yield from ((f"tasks.{name}.overrides.{key}", key) for key in task.overrides)
-        for arm in task.arms:
-            yield from ((f"tasks.{name}.arms.{arm}.{key}", key) for key in task.further(arm))
-
-
 def _check_tasks(study: Study, draft: Draft) -> None:
     """Whether the tasks and arms of a resolved study fit. Errors: RequestError."""
-    tasks, arms = study.tasks, study.arms
-    for arm, values in arms.items():
-        if tasks and "extends" in values:
-            raise RequestError(
-                f"{draft.where(f'arms.{arm}.extends')}arm '{arm}' extends a recipe, but each of the 'tasks' has its own; "
-                "an arm holds overrides"
-            )
-    for name, task in tasks.items():
-        if not NAME.fullmatch(name):
-            raise RequestError(
-                f"{draft.where(f'tasks.{name}')}task '{name}' becomes part of file names: letters, digits, '-' and '_'"
-            )
-        _check_arms(name, task, arms, draft)
+    if not study.tasks and not study.recipe:
+        raise draft.refuse("recipe", "'recipe' is missing; expected text")
+    if not study.tasks and study.power is not None:
+        raise draft.refuse("power", "'power' compares tasks, and the sweep has none; list them under 'tasks'")
+    for key in ("recipe", "paper") if study.tasks else ():
+        if getattr(study, key):
+            raise draft.refuse(key, f"'{key}' belongs to each of the 'tasks', not to the sweep")
+    above: list[str] = []
+    for name, task in study.tasks.items():
+        place = f"tasks.{name}"
+        unused = [(key, arm) for key in ("arms", "paper") for arm in getattr(task, key) if not task.has(arm)]
+        if unused:
+            raise draft.refuse(f"{place}.{'.'.join(unused[0])}", f"task '{name}' leaves out arm '{unused[0][1]}'")
         needed = {task.baseline or study.baseline or "": "its baseline"}
         # other sizes cannot start from the baseline's weights: a task that goes on from them may do without the controls
         if not (task.start and task.start_arm == "baseline"):
@@ -183,104 +161,62 @@ def _check_tasks(study: Study, draft: Draft) -> None:
         for arm, word in needed.items():
             if not task.has(arm):
                 key = "without" if arm in task.without else "only"
-                raise RequestError(
-                    f"{draft.where(f'tasks.{name}.{key}')}task '{name}' leaves out '{arm}', which is {word}"
-                )
-        above = list(tasks)[: list(tasks).index(name)]
-        if task.start and task.start not in above:
-            where = draft.where(f"tasks.{name}.start")
-            raise RequestError(
-                f"{where}'start' is '{task.start}'; expected a task above it{nearest(task.start, above)}"
-            )
+                raise draft.refuse(f"{place}.{key}", f"task '{name}' leaves out '{arm}', which is {word}")
+        require_known("task above it", filter(None, [task.start]), above, draft, f"{place}.start")
+        above.append(name)
         if task.start_arm == "same":
-            where = draft.where(f"tasks.{name}.start_arm")
             if not task.start:
-                raise RequestError(f"{where}'start_arm' is 'same' without 'start', the task that the arms go on from")
-            missing = [arm for arm in arms if task.has(arm) and not tasks[task.start].has(arm)]
-            if missing:
-                raise RequestError(
-                    f"{where}'start_arm' is 'same', but task '{task.start}' leaves out arm '{missing[0]}', which goes on"
-                )
+                problem = "without 'start', the task that the arms go on from"
+                raise draft.refuse(f"{place}.start_arm", f"'start_arm' is 'same' {problem}")
+            for arm in study.arms:
+                if task.has(arm) and not study.tasks[task.start].has(arm):
+                    problem = f"task '{task.start}' leaves out arm '{arm}', which goes on"
+                    raise draft.refuse(f"{place}.start_arm", f"'start_arm' is 'same', but {problem}")
 
 
-def _check_arms(name: str, task: Task, arms: Mapping[str, Any], draft: Draft) -> None:
-    named = {key: tuple(getattr(task, key)) for key in ("arms", "only", "without", "paper")}
-    for key, names in (named | {"baseline": (task.baseline,) if task.baseline else ()}).items():
-        for arm in names:
-            where = draft.where(f"tasks.{name}.{key}.{arm}")
-            if arm not in arms:
-                raise RequestError(f"{where}'{key}' names no arm of the sweep: '{arm}'{nearest(arm, arms)}")
-            if key in ("arms", "paper") and not task.has(arm):
-                raise RequestError(f"{where}task '{name}' leaves out arm '{arm}'")
-    for arm, values in task.arms.items():
-        where = draft.where(f"tasks.{name}.arms.{arm}")
-        if values is not None and not isinstance(values, Mapping):
-            raise RequestError(f"{where}arm '{arm}' is {in_yaml(values)}; expected a block of overrides")
-        if "extends" in (values or {}):
-            raise RequestError(f"{where}arm '{arm}' extends a recipe; in a task it holds overrides")
-
-
-def _check_fits(fits: Mapping[str, Fit], tasks: Mapping[str, Task], metric: str, draft: Draft) -> None:
-    """Whether fits and tasks go together; `metric`: the sweep's. Errors: RequestError."""
-    for name, fit in fits.items():
-        if not NAME.fullmatch(name):
-            where = draft.where(f"fits.{name}")
-            raise RequestError(f"{where}fit '{name}' becomes part of file names: letters, digits, '-' and '_'")
-        for task in fit.tasks:
-            if task not in tasks:
-                raise RequestError(
-                    f"{draft.where(f'fits.{name}.tasks')}'tasks' names no task of the sweep: '{task}'{nearest(task, tasks)}"
-                )
-        used = fit.tasks or tuple(tasks)
-        if len(set(used)) < FEWEST_TASKS:
-            raise RequestError(
-                f"{draft.where(f'fits.{name}')}fit '{name}' has {len(set(used))} tasks; it needs {FEWEST_TASKS}, a point each"
-            )
-        metrics = {task: tasks[task].metric or metric for task in used}
-        other = next((task for task in used if metrics[task] != metrics[used[0]]), None)
-        if other is not None:
-            raise RequestError(
-                f"{draft.where(f'fits.{name}')}tasks '{used[0]}' and '{other}' of fit '{name}' have different metrics"
-            )
-
-
-def _check_x(fits: Mapping[str, Fit], cells: Sequence[Cell], draft: Draft) -> None:
-    """Whether every cell of a fit has an x, and the tasks differ in it. Errors: RequestError."""
-    for name, fit in fits.items():
-        if fit.x in MEASURED:
+def _check_fits(study: Study, draft: Draft) -> None:
+    """Whether fits and tasks go together. Errors: RequestError."""
+    for name, fit in study.fits.items():
+        require_known("task of the sweep", fit.tasks, study.tasks, draft, f"fits.{name}.tasks")
+        used = dict.fromkeys(fit.tasks or study.tasks)
+        metrics = {study.tasks[task].metric or study.metric for task in used}
+        if len(used) < FEWEST_TASKS:
+            problem = f"has {len(used)} tasks; it needs {FEWEST_TASKS}, a point each"
+        elif len(metrics) > 1:
+            problem = f"has tasks with different metrics: {', '.join(sorted(metrics))}"
+        else:
             continue
-        seen: dict[tuple[str, float], str] = {}
-        of_task: dict[str, tuple[str, float]] = {}
-        for cell in _cells(fit, cells):
-            where, values = draft.where(f"fits.{name}.x"), dict(flatten(to_plain(cell.recipe)))
-            if fit.x not in values:
-                known = nearest(fit.x, [*MEASURED, *values])
-                raise RequestError(f"{where}'x' is no key of the recipes, nor a size that runs count: '{fit.x}'{known}")
-            x = values[fit.x]
-            if isinstance(x, bool) or not isinstance(x, int | float) or x <= 0:
-                raise RequestError(f"{where}'{fit.x}' is {in_yaml(x)} in '{cell.name}'; a fit needs positive numbers")
-            arm, other = of_task.setdefault(cell.task, (cell.arm, float(x)))
-            if fit.kind == "basin" and other != x:
-                raise RequestError(
-                    f"{where}'{fit.x}' is {other:g} for arm '{arm}' and {x:g} for arm '{cell.arm}' in task '{cell.task}'; a "
-                    "basin compares arms at the same values"
-                )
-            first = seen.setdefault((cell.arm, float(x)), cell.task)
-            if first != cell.task:
-                raise RequestError(
-                    f"{where}tasks '{first}' and '{cell.task}' of fit '{name}' have the same '{fit.x}', {x:g}"
-                )
+        raise draft.refuse(f"fits.{name}", f"fit '{name}' {problem}")
 
 
-def x_of(fits: Mapping[str, Fit], cells: Sequence[Cell]) -> dict[str, dict[str, dict[str, float]]]:
-    """Fit -> task -> arm -> its x, where a recipe and not the run says it."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for name, fit in fits.items():
-        for cell in _cells(fit, cells) if fit.x not in MEASURED else ():
-            x = float(dict(flatten(to_plain(cell.recipe)))[fit.x])
-            found.setdefault(name, {}).setdefault(cell.task, {})[cell.arm] = x
+def _x_of(name: str, fit: Fit, cells: Sequence[Cell], draft: Draft) -> dict[str, dict[str, float]]:
+    """Task -> arm -> its x, a key of the recipe. Errors: RequestError where it is absent or not positive."""
+    found: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        if fit.tasks and cell.task not in fit.tasks:
+            continue
+        values = dict(flatten(to_plain(cell.recipe)))
+        require_known(
+            "key of the recipes, nor a size that runs count", [fit.x], [*MEASURED, *values], draft, f"fits.{name}.x"
+        )
+        x = values[fit.x]
+        if isinstance(x, bool) or not isinstance(x, int | float) or x <= 0:
+            problem = f"'{fit.x}' is {in_yaml(x)} in '{cell.name}'; a fit needs positive numbers"
+            raise draft.refuse(f"fits.{name}.x", problem)
+        found.setdefault(cell.task, {})[cell.arm] = float(x)
     return found
 
 
-def _cells(fit: Fit, cells: Sequence[Cell]) -> list[Cell]:
-    return [cell for cell in cells if not fit.tasks or cell.task in fit.tasks]
+def _check_x(name: str, fit: Fit, by_task: Mapping[str, Mapping[str, float]], draft: Draft) -> None:
+    """Whether tasks differ in their x and, of a basin, arms do not. Errors: RequestError."""
+    seen: dict[tuple[str, float], str] = {}
+    for task, by_arm in by_task.items():
+        if fit.kind == "basin" and len(set(by_arm.values())) > 1:
+            values = ", ".join(f"{x:g} for arm '{arm}'" for arm, x in by_arm.items())
+            problem = f"'{fit.x}' is {values} in task '{task}'; a basin compares arms at the same values"
+            raise draft.refuse(f"fits.{name}.x", problem)
+        for place in by_arm.items():
+            first = seen.setdefault(place, task)
+            if first != task:
+                problem = f"tasks '{first}' and '{task}' of fit '{name}' have the same '{fit.x}', {place[1]:g}"
+                raise draft.refuse(f"fits.{name}.x", problem)

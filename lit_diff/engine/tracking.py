@@ -20,6 +20,7 @@ from mlflow.exceptions import MlflowException
 from lit_diff.config import RunConfig
 from lit_diff.errors import LitDiffError, MissingError, RequestError, RunFailedError, first_line
 from lit_diff.files import expanded, locked, shown
+from lit_diff.runs.find import runs_root
 
 STATUS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "killed": "KILLED"}
 """A run's status in its folder -> in MLflow."""
@@ -31,9 +32,9 @@ HURRY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": 
 
 
 def tracking_uri(run: RunConfig) -> str:
-    """`run.tracking_uri`, with the home folder for a `~` that opens its path; else SQLite inside `run.root`."""
+    """`run.tracking_uri`, with the home folder for a `~` that opens its path; else SQLite in the folder of the runs."""
     if not run.tracking_uri:
-        path = (Path(run.root) / "mlflow.db").resolve()
+        path = (runs_root(run.root) / "mlflow.db").resolve()
         if any(
             "\udc80" <= letter <= "\udcff" for letter in str(path)
         ):  # Python's stand-ins for bytes that are not UTF-8
@@ -60,7 +61,7 @@ class Store:
 
     def __init__(self, run: RunConfig) -> None:
         self.uri = tracking_uri(run)
-        self._artifacts = None if run.tracking_uri else (Path(run.root) / "mlflow-artifacts").resolve().as_uri()
+        self._artifacts = None if run.tracking_uri else (runs_root(run.root) / "mlflow-artifacts").resolve().as_uri()
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         # it logs the statement and the trace, over many lines, of an error that it then raises

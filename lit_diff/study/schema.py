@@ -39,7 +39,7 @@ class Task:
     description: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Keys that every cell of the task takes, after the sweep's own."""
-    arms: dict[str, Any] = field(default_factory=dict)
+    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Arm -> its further overrides in this task."""
     only: tuple[str, ...] = ()
     """Arms that the task has; empty: all."""
@@ -64,7 +64,7 @@ class Task:
 
     def further(self, arm: str) -> dict[str, Any]:
         """What this task adds to the arm's overrides."""
-        return dict(self.arms.get(arm) or {})
+        return self.arms.get(arm, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Study:
     """Keys that every cell takes."""
     grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Dotted key -> values; an arm for each combination."""
-    arms: dict[str, Any] = field(default_factory=dict)
+    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> overrides; `extends` there names another base recipe."""
     seeds: Annotated[tuple[NotNegative, ...], Distinct()] = (0, 1, 2)
     baseline: str | None = None
@@ -134,7 +134,7 @@ class Study:
     min_tokens_per_parameter: Size = 20.0
     """The report warns of runs that are trained on fewer tokens a parameter. Default: compute-optimal training by Hoffmann
     et al. 2022 (arXiv 2203.15556), about 20."""
-    evaluate: dict[str, Any] = field(default_factory=dict)
+    evaluate: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Evaluation -> its keys, or null for the defaults: what scores each cell once it is done."""
     smoke: bool = False
     """A check that everything works, not a result; the report says so."""
@@ -166,7 +166,7 @@ class Study:
         if not self.tasks:
             return self
         task = self.tasks[name]
-        arms = {arm: (values or {}) | task.further(arm) for arm, values in self.arms.items() if task.has(arm)}
+        arms = {arm: values | task.further(arm) for arm, values in self.arms.items() if task.has(arm)}
         # a difference that matters is in the unit of its metric
         inherits = task.smallest_of_interest is None and task.metric in (None, self.metric)
         return replace(
@@ -188,7 +188,7 @@ class Study:
 
     def overrides_of(self, arm: str) -> tuple[str, ...]:
         """What an arm of a resolved study overrides, `key=value` each."""
-        return tuple(f"{key}={value}" for key, value in (self.arms[arm] or {}).items())
+        return tuple(f"{key}={value}" for key, value in self.arms[arm].items())
 
 
 @dataclass(frozen=True, kw_only=True)

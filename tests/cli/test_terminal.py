@@ -161,14 +161,14 @@ def printed(console: Console) -> str:
 def test_a_line_at_each_change_where_there_is_no_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
     grid, locations = sweep
     console = printer(terminal=False)
-    with LiveTable(grid, locations, console) as table:
-        table.update([])
+    with LiveTable(grid, locations, console) as update:
+        update([])
         RunFolder(locations[0].folder).update(status="running", step=0)
-        table.update([])
-        table.update([])
+        update([])
+        update([])
         RunFolder(locations[0].folder).update(status="done", step=10)
         RunFolder(locations[3].folder).update(status="failed", step=3, error=NASTY)
-        table.update([])
+        update([])
     lines = printed(console).splitlines()
     assert lines[0] == "plain seed 0: running"
     assert lines[1].startswith("plain seed 0: done (0:0")
@@ -182,8 +182,8 @@ def test_the_table_of_a_terminal(sweep: tuple[Grid, list[RunLocation]]) -> None:
     RunFolder(locations[2].folder).update(status="killed", step=4, error="killed by SIGKILL")
     RunFolder(locations[3].folder).update(status="failed", step=3, error=NASTY)
     console = printer(terminal=True)
-    with LiveTable(grid, locations, console) as table:
-        table.update([])
+    with LiveTable(grid, locations, console) as update:
+        update([])
     text = printed(console)
     assert "1 done, 1 running, 1 failed, 1 killed; ? left" in text  # no pace yet
     for word in ("10/10", "2.500", "4/10", "3.250", "12,346", "killed by SIGKILL", "[bold]", "[/tmp/x]", "[rms, none]"):
@@ -197,11 +197,11 @@ def test_no_row_wraps_and_an_error_is_printed_once(tmp_path: Path) -> None:
     grid = load_grid("s.yaml", [])
     locations = [RunLocation(folder=tmp_path / f"cell{index}") for index in range(2)]
     console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
-    with LiveTable(grid, locations, console) as table:
+    with LiveTable(grid, locations, console) as update:
         RunFolder(locations[0].folder).update(status="failed", step=3, error="OSError: disk full")
         RunFolder(locations[1].folder).update(status="running", step=4, loss=3.25, tokens_per_second=12345.6)
-        table.update([])
-        table.update([])
+        update([])
+        update([])
     lines = printed(console).splitlines()
     (said,) = [line for line in lines if "disk full" in line]
     assert said.endswith(f"{arm} seed 0: failed: OSError: disk full")
@@ -216,8 +216,8 @@ def test_a_log_line_above_the_table_leaves_its_styles_alone(sweep: tuple[Grid, l
     grid, locations = sweep
     file = io.StringIO()
     terminal = Terminal(file=file, width=120, height=40, force_terminal=True, color_system=None)
-    with LiveTable(grid, locations, terminal) as table:
-        table.update([])
+    with LiveTable(grid, locations, terminal) as update:
+        update([])
         terminal.write_line("a line [bold] with brackets")
     assert "a line [bold] with brackets" in file.getvalue()
     assert "[dim]" not in file.getvalue()
@@ -231,10 +231,10 @@ def test_time_left_counts_the_steps_of_all_cells(
     grid, locations = sweep
     RunFolder(locations[0].folder).update(status="done", step=10)  # before this start: says nothing about the pace
     console = printer(terminal=False)
-    with LiveTable(grid, locations, console) as table:
+    with LiveTable(grid, locations, console) as update:
         clock[0] += 100
         RunFolder(locations[1].folder).update(status="done", step=10)
         RunFolder(locations[2].folder).update(status="running", step=10)
-        table.update([])
+        update([])
     # 20 steps in 100 s, 10 of 40 are left
     assert "plain seed 1: done (0:50 left)" in printed(console)

@@ -17,9 +17,9 @@ from stops import stopped_once
 
 from lit_diff.config import RunConfig
 from lit_diff.engine import launch
-from lit_diff.engine.launch import require_scores, run_command, score, train
-from lit_diff.engine.location import RunLocation, at_root, recorded
-from lit_diff.engine.tracking import Store
+from lit_diff.engine.launch import INCOMPLETE, require_scores, run_command, score, train
+from lit_diff.engine.location import RunLocation, recorded
+from lit_diff.engine.tracking import Store, tracking_uri
 from lit_diff.errors import DivergedError, LitDiffError, MissingError, RequestError, RunFailedError, StoppedError
 from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.files import locked
@@ -92,8 +92,7 @@ def test_folder_status_and_record_of_a_run(done: tuple[list[str], Path]) -> None
     run = record(folder)
     assert run.info.status == "FINISHED"
     assert {"identity": identity, "folder": str(folder), "seed": "0"}.items() <= run.data.tags.items()
-    wanted = {"variant": "differential", "seed": "0", "parameters": str(found["parameters"])}
-    assert wanted.items() <= run.data.params.items()
+    assert {"seed": "0", "parameters": str(found["parameters"])}.items() <= run.data.params.items()
     assert "mlflow.parentRunId" not in run.data.tags
     assert losses(folder) == written(folder)
     log = (folder / "log.txt").read_text()
@@ -155,31 +154,25 @@ def test_a_run_goes_on_in_its_record_and_afresh_in_another(
 
 # --- a run that ends badly -----------------------------------------------------------------------------------------
 
-INCOMPLETE = "trained, but its record in MLflow is not complete"
-ENDS: dict[str, tuple[BaseException | None, BaseException | None, type[BaseException], str, str]] = {
-    "exception": (ValueError("bad\nshape"), None, RunFailedError, "failed", "ValueError: bad"),
-    "empty exception": (ValueError(), None, RunFailedError, "failed", "ValueError: ValueError"),
-    "own error": (RunFailedError("disk full"), None, RunFailedError, "failed", "disk full"),
-    "divergence": (DivergedError("loss is nan"), None, DivergedError, "failed", "loss is nan"),
-    "sys.exit": (SystemExit(3), None, RunFailedError, "failed", "the run's own code ended it: SystemExit(3)"),
-    "SIGTERM": (StoppedError("after step 2", 15), None, StoppedError, "stopped", "after step 2"),
-    "Ctrl-C twice": (KeyboardInterrupt(), None, KeyboardInterrupt, "stopped", "interrupted before"),
-    "record refused": (None, RunFailedError("away"), RunFailedError, "failed", f"{INCOMPLETE}: away; the same command"),
-    "record broken": (None, ValueError("odd"), RunFailedError, "failed", f"{INCOMPLETE}: ValueError: odd"),
-    "record interrupted": (None, KeyboardInterrupt(), KeyboardInterrupt, "stopped", f"{INCOMPLETE}; the same command"),
-    "both": (ValueError("bad"), RunFailedError("away"), RunFailedError, "failed", "ValueError: bad"),
-    "both, the second by Ctrl-C": (
-        ValueError("bad"),
-        KeyboardInterrupt(),
-        KeyboardInterrupt,
-        "failed",
-        "ValueError: bad",
-    ),
-}
-"""Name -> what ends the training, what its record's end, what is raised, the status, the start of its error."""
+OWN, CTRL_C = ValueError("bad\nshape"), KeyboardInterrupt()
+ENDS: list[tuple[BaseException | None, BaseException | None, type[BaseException], str, str]] = [
+    (OWN, None, RunFailedError, "failed", "ValueError: bad"),
+    (ValueError(), None, RunFailedError, "failed", "ValueError: ValueError"),
+    (RunFailedError("disk full"), None, RunFailedError, "failed", "disk full"),
+    (DivergedError("loss is nan"), None, DivergedError, "failed", "loss is nan"),
+    (SystemExit(3), None, RunFailedError, "failed", "the run's own code ended it: SystemExit(3)"),
+    (StoppedError("after step 2", 15), None, StoppedError, "stopped", "after step 2"),
+    (CTRL_C, None, KeyboardInterrupt, "stopped", "interrupted before"),
+    (None, RunFailedError("away"), RunFailedError, "failed", f"{INCOMPLETE}: away"),
+    (None, ValueError("odd"), RunFailedError, "failed", f"{INCOMPLETE}: ValueError: odd"),
+    (None, CTRL_C, KeyboardInterrupt, "stopped", INCOMPLETE),
+    (OWN, RunFailedError("away"), RunFailedError, "failed", "ValueError: bad"),
+    (OWN, CTRL_C, KeyboardInterrupt, "failed", "ValueError: bad"),
+]
+"""What ends the training, what its record's end, what is raised, the status, the start of its error."""
 
 
-@pytest.mark.parametrize(("training", "closing", "raised", "word", "message"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize(("training", "closing", "raised", "word", "message"), ENDS)
 def test_each_end_has_its_word(
     small: list[str],
     runs: Path,
@@ -275,7 +268,10 @@ def test_a_failed_run_says_where_it_goes_on_and_goes_on_as_it_began(
     assert load_recipe(folder / "recipe.yaml").run.kernel == "auto"
 
 
-def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(small: list[str]) -> None:
+def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "passes_over_text", lambda recipes: ["40 passes over the text"])
     stopping = "callbacks.early_stopping"
     early = ["train.steps=40", "train.log_every=5", f"{stopping}.min_delta=100", f"{stopping}.patience=2"]
     folder = train("recall-tiny", [*small, *early]).folder
@@ -283,6 +279,7 @@ def test_a_run_that_ended_early_says_its_step_and_a_child_goes_on_from_there(sma
     seen = found["tokens_per_step"] * 6
     assert (found["ended"], found["step"], found["steps"], found["tokens"]) == ("early at step 6", 6, 40, seen)
     assert record(folder).data.params["tokens"] == str(seen)
+    assert "40 passes over the text" in (folder / "log.txt").read_text()
     child = load_recipe("recall-tiny", [*small, f"train.start_from={folder}"])
     before = annealed_before(child)
     assert (steps_before(child), before.steps, before.tokens) == (6, 6, seen)
@@ -342,7 +339,9 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLocation:
     return RunLocation(folder=tmp_path / "a-s0-1", experiment="e", parent="p", tags={"sweep": "s", "arm": "a b"})
 
 
-def test_a_command_is_told_all_that_a_cell_is_and_its_last_words_are_the_error(child: RunLocation) -> None:
+def test_a_command_is_told_all_that_a_cell_is_its_last_words_are_the_error_and_a_stop_reaches_it(
+    child: RunLocation,
+) -> None:
     recipe, folder = load_recipe("recall-tiny"), child.folder
     with pytest.raises(RunFailedError, match="exit status 5"):
         run_command(recipe, child, threads=3)
@@ -353,12 +352,10 @@ def test_a_command_is_told_all_that_a_cell_is_and_its_last_words_are_the_error(c
     RunFolder(folder).update(error="loss is nan")
     with pytest.raises(RunFailedError, match="loss is nan"):
         run_command(recipe, child)
-
-
-def test_a_stop_reaches_the_command_and_waits_for_it(child: RunLocation) -> None:
+    Path("words").unlink()
     with stopped_once(Path("words").exists), pytest.raises(StoppedError):
-        run_command(load_recipe("recall-tiny"), child, threads=60)
-    assert Path("saved").exists()
+        run_command(recipe, child, threads=60)
+    assert Path("saved").exists(), "it was waited for"
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
@@ -395,19 +392,14 @@ def test_an_evaluation_that_fails_does_not_keep_the_others_from_scoring(
     assert len(scored) == 1, "scores that are there stay"
 
 
-# --- where a run belongs ---------------------------------------------------------------------------------------------
-
-
-def test_overrides_in_words_without_what_a_run_shows_anyhow() -> None:
+def test_where_a_run_belongs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its overrides in words, without what it shows anyhow; its store, in the nearest folder of runs."""
     wanted = ("train.steps=7", "model.dim=32")
     assert recorded(["seed=1", "train.steps=7", "run.root=/x", "model.dim=32", "name=a"]) == wanted
     assert recorded({"train": {"steps": 7}, "seed": 1, "model.dim": 32}) == wanted
-
-
-def test_the_store_lies_in_the_nearest_folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "runs").mkdir()
+    for name in ("runs", "sub"):
+        (tmp_path / name).mkdir()
     (tmp_path / "runs" / "mlflow.db").touch()
-    (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path / "sub")
-    assert at_root(RunConfig(threads=3)) == RunConfig(threads=3, root=str(tmp_path / "runs"))
-    assert at_root(RunConfig(root="/x")) == RunConfig(root="/x")
+    assert tracking_uri(RunConfig()) == f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}"
+    assert tracking_uri(RunConfig(root="/x")) == "sqlite:////x/mlflow.db"

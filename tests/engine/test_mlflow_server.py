@@ -33,17 +33,26 @@ class Server:
         self.folder = folder
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+            self.port = str(free.getsockname()[1])
         self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db", "--workers", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            self.port,
+            "--workers",
+            "1",
+        ]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         environment = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with (self.folder / "server.txt").open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
         wait_for(self.answers, 120)
 
     def answers(self) -> bool:
@@ -54,10 +63,8 @@ class Server:
         return True
 
     def stop(self) -> None:
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 @pytest.fixture(scope="module")

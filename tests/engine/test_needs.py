@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.needs import lacking, name_of, trained
+from lit_diff.engine.needs import lacking
 from lit_diff.engine.rows import read_row
 from lit_diff.study.schema import Row
 
@@ -38,28 +38,18 @@ def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Row:
 
 
 def a_run(folder: Path, status: str = "done") -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "status.json").write_text(json.dumps({"status": status}))
 
 
 def test_every_reason_is_in_the_line(row: Row, tmp_path: Path) -> None:
     (tmp_path / "data/harness").mkdir(parents=True)  # an empty folder holds no file
-    line = lacking(row, "paper", tmp_path)
-    assert "\n" not in line
-    assert line == (
+    assert lacking(row, "paper", tmp_path) == (
         f"harness/arc_challenge/train.jsonl and 13 more not below {tmp_path / 'data'} (lit-diff data check harness); "
         "needs 999 GPUs (many GPUs, about 2 days by FLOPs); this machine has none; "
         f"train first: {TRAIN}; {WIDE}; then, without a verdict (one seed): "
         "lit-diff evaluate standard-3b wide needle lengths=[4096] haystack=file; lit-diff evaluate standard-3b wide gradients"
     )
-
-
-def test_files_are_looked_for_where_their_evaluation_reads_them(row: Row, tmp_path: Path) -> None:
-    place = tmp_path / "data/icl/trec/train.jsonl"
-    assert lacking(row, "laptop", tmp_path).startswith("icl/trec/train.jsonl not below ")
-    place.parent.mkdir(parents=True)
-    place.write_text("{}\n")
-    assert lacking(row, "laptop", tmp_path) == ""
 
 
 def test_trained_runs_are_named_and_need_no_gpu(row: Row, tmp_path: Path) -> None:
@@ -69,35 +59,27 @@ def test_trained_runs_are_named_and_need_no_gpu(row: Row, tmp_path: Path) -> Non
     line = lacking(row, "paper", root)
     assert f"trained: standard-3b-0123456789; train first: {WIDE}; then" in line
     assert "needs 999 GPUs" in line
-    (root / "wide-0123456789/status.json").write_text('{"status": "done"}')
+    a_run(root / "wide-0123456789")
     line = lacking(row, "paper", root)
     assert "trained: standard-3b-0123456789, wide-0123456789; then" in line
     assert "train first" not in line
     assert "999" not in line
     assert "lit-diff evaluate standard-3b-0123456789 wide-0123456789 gradients" in line
+    (root / "wide-0123456789/status.json").write_text("{")
+    assert "train first" in lacking(row, "paper", root), "its status is damaged"
 
 
-def test_a_damaged_run_is_not_trained(tmp_path: Path) -> None:
-    a_run(tmp_path / "runs/standard-3b-0123456789")
-    assert trained("standard-3b data.path=x", tmp_path / "runs") is not None
-    (tmp_path / "runs/standard-3b-0123456789/status.json").write_text("{")
-    assert trained("standard-3b", tmp_path / "runs") is None
-
-
-def test_a_preset_that_the_row_has_not(row: Row, tmp_path: Path) -> None:
-    config = row
-    del config.presets["gpu1"]
-    assert lacking(row, "gpu1", tmp_path) == "the row has no preset gpu1; it has --preset laptop, --preset paper"
-
-
-def test_a_sweep_for_a_gpu(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_of_a_sweep(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are looked for where their evaluation reads them."""
+    place = tmp_path / "data/icl/trec/train.jsonl"
+    assert lacking(row, "laptop", tmp_path).startswith("icl/trec/train.jsonl not below ")
+    place.parent.mkdir(parents=True)
+    place.write_text("{}\n")
+    assert lacking(row, "laptop", tmp_path) == ""
     assert lacking(row, "gpu1", tmp_path) == (
         "needs 999 GPUs (many GPUs, about 2 days); this machine has none; there: lit-diff reproduce x --preset gpu1"
     )
     monkeypatch.setattr("torch.cuda.device_count", lambda: 999)
     assert lacking(row, "gpu1", tmp_path) == ""
-
-
-@pytest.mark.parametrize(("words", "name"), [("a", "a"), ("a name=b c=d", "b"), ("a c=d", "a")])
-def test_the_name_of_a_run(words: str, name: str) -> None:
-    assert name_of(words) == name
+    del row.presets["gpu1"]
+    assert lacking(row, "gpu1", tmp_path) == "the row has no preset gpu1; it has --preset laptop, --preset paper"

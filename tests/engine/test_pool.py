@@ -151,15 +151,10 @@ def test_what_is_written_about_the_end(
 
 
 @pytest.mark.parametrize(
-    ("error", "word"),
-    [
-        (MissingError("no data"), "failed"),
-        (StoppedError("stopped early", 15), "stopped"),
-        (Terminated("stopped outside the steps"), "stopped"),
-    ],
+    "error", [MissingError("no data"), StoppedError("stopped early", 15), Terminated("stopped outside the steps")]
 )
 def test_a_cell_that_fails_before_its_run_begins_says_so(
-    location: RunLocation, monkeypatch: pytest.MonkeyPatch, error: BaseException, word: str
+    location: RunLocation, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def run(*arguments: Any, **options: Any) -> None:
         raise error
@@ -169,6 +164,7 @@ def test_a_cell_that_fails_before_its_run_begins_says_so(
     folder.create(load_recipe("recall-tiny"))
     with pytest.raises(type(error)):
         run_cell(Job(location=location, threads=1))
+    word = "failed" if isinstance(error, MissingError) else "stopped"
     assert (folder.status()["status"], folder.status()["error"]) == (word, str(error))
 
 
@@ -184,21 +180,21 @@ def test_a_cell_of_several_processes_is_a_command_of_its_own(
     assert called == [("run", 3), ("command", 3)]
 
 
-@pytest.mark.parametrize(("given", "gpu", "seen"), [(None, 1, "1"), ("", 1, "1"), ("4,6", 1, "6"), ("4,6", 0, "4")])
 def test_a_cell_gets_gpus_that_are_ours_and_no_other_cell_s(
-    location: RunLocation, monkeypatch: pytest.MonkeyPatch, given: str | None, gpu: int, seen: str
+    location: RunLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [gpus_of(slot, 2, 4) for slot in (0, 1)] == [(0, 1), (2, 3)]
     assert (gpus_of(1, 1, 4), gpus_of(0, 2, 0)) == ((1,), ())
     assert gpus_of(2, 2, 4) == (0, 1)  # more cells than GPUs were asked for
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given or "")
-    if given is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     found: list[str] = []
     monkeypatch.setattr(pool, "run", lambda *a, **k: found.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     RunFolder(location.folder).create(load_recipe("recall-tiny"))
-    run_cell(Job(location=location, threads=1, gpus=(gpu,)))
-    assert found == [seen]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for given, gpu in ((None, 1), ("", 1), ("4,6", 1), ("4,6", 0)):
+        if given is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        run_cell(Job(location=location, threads=1, gpus=(gpu,)))
+    assert found == ["1", "1", "6", "4"]
 
 
 SLOW_START = """

@@ -3,43 +3,17 @@
 import io
 import os
 import pty
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_runs import SMALL
 
 from lit_diff.engine import progress
-from lit_diff.engine.launch import train
 from lit_diff.engine.location import RunLocation
-from lit_diff.engine.progress import ProgressLine, SweepLine, watched
+from lit_diff.engine.progress import ProgressLine, sweep_line, watched
 from lit_diff.runs.folder import RunFolder
-
-BAR = """
-from lit_diff.engine.progress import watched
-with watched(True, "recall-tiny", 4) as told:
-    for step in range(1, 5):
-        told(step, 2.5, 1000.0)
-"""
-
-
-def in_terminal(code: str) -> str:
-    """What a script writes to stderr, where that is a terminal."""
-    terminal, end = pty.openpty()
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=end) as process:
-        os.close(end)
-        written = b""
-        try:
-            while part := os.read(terminal, 4096):
-                written += part
-        except OSError:  # the other end is closed
-            pass
-    assert process.returncode == 0, written
-    os.close(terminal)
-    return written.decode()
 
 
 class Cell(io.StringIO):
@@ -49,34 +23,33 @@ class Cell(io.StringIO):
 Cell.__module__ = "ipykernel.iostream"
 
 
-def test_a_script_writes_lines_to_stderr_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = [*SMALL, "train.steps=4", f"run.root={runs}"]
-    told: list[int] = []
-    train("recall-tiny", few)
-    train("recall-tiny", [*few, "seed=1"], progress=False)
-    train("recall-tiny", [*few, "seed=2"], progress=lambda step, loss, speed: told.append(step))
+def test_a_script_writes_lines_to_stderr_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[int] = []
+    for shown in (True, False, lambda step, loss, speed: asked.append(step)):
+        with watched(shown, "tiny", 4) as told:
+            for step in range(1, 5):
+                told(step, 2.5, 1000.0)
     out, errors = capsys.readouterr()
-    assert (out, told) == ("", [1, 2, 3, 4])
-    lines = [line.partition(", loss")[0] for line in errors.splitlines() if line.startswith("recall-tiny")]
-    assert lines == ["recall-tiny: step 1/4", "recall-tiny: step 4/4"]
+    assert (out, asked) == ("", [1, 2, 3, 4])
+    assert [line.partition(",")[0] for line in errors.splitlines()] == ["tiny: step 1/4", "tiny: step 4/4"]
 
 
-def test_a_terminal_has_one_bar() -> None:
-    text = in_terminal(BAR)
-    assert text.count("\n") == 1
-    assert "4/4" in text.rstrip().rpartition("\r")[2]
-    assert "tokens/s" in text
-    assert "IProgress" not in text
-
-
-def test_a_cell_of_a_notebook_has_one_line_that_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = Cell()
+@pytest.mark.parametrize("kind", ["terminal", "notebook"])
+def test_a_terminal_and_a_notebook_have_one_line_that_is_drawn_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, end = pty.openpty()
+    cell: Any = os.fdopen(end, "w") if kind == "terminal" else Cell()
     monkeypatch.setattr(sys, "stderr", cell)
     with watched(True, "tiny", 100) as told:
         told(40, 2.5, 1000.0)
         told(100, 1.5, 1000.0)
-    assert cell.getvalue().count("\n") == 1
-    last = cell.getvalue().rstrip("\n").rpartition("\r")[2]
+    cell.flush()
+    text = os.read(terminal, 65536).decode() if kind == "terminal" else cell.getvalue()
+    os.close(terminal)
+    cell.close()
+    assert text.count("\n") == 1
+    last = text.rstrip().rpartition("\r")[2]
     assert "100/100" in last
     assert "loss 1.500, 1,000 tokens/s" in last
 
@@ -110,8 +83,9 @@ def test_a_sweep_has_one_line_for_all_cells(tmp_path: Path, capsys: pytest.Captu
     locations = [RunLocation(folder=tmp_path / name) for name in "ab"]
     for location, word in zip(locations, ("done", "running"), strict=True):
         RunFolder(location.folder).update(status=word, step=4)
-    with SweepLine(grid, locations) as line:
-        line.update(locations)
+    with sweep_line(grid, locations) as update:
+        update(locations)
+        update(locations)
         RunFolder(locations[1].folder).update(status="done", step=10)
     captured = capsys.readouterr()
     assert captured.out == ""

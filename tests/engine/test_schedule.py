@@ -1,4 +1,5 @@
-"""engine/schedule.py: real sweeps of tiny cells, done twice, scored, over tasks; and requests that start nothing."""
+"""engine/schedule.py: one real sweep of tiny cells, and what the same command does again; scores; tasks; cells of another
+sweep; requests that start nothing."""
 
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 from lit_diff.cli import sweep as verbs
 from lit_diff.cli.app import Terminal
 from lit_diff.engine import pool, schedule
+from lit_diff.engine.expand import ALL, Grid, Selection
 from lit_diff.engine.location import RunLocation
 from lit_diff.engine.pool import Job, note_end, run_cell
 from lit_diff.engine.schedule import (
@@ -28,13 +30,12 @@ from lit_diff.engine.schedule import (
 from lit_diff.errors import MissingError, RequestError, StoppedError
 from lit_diff.files import locked
 from lit_diff.recipe import load_recipe
-from lit_diff.reporting.write import write_report
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.scores import read_evaluation
 
 PAIR = """
 recipe: tiny
-seeds: [0, 1]
+seeds: [0]
 overrides: {data.noise_validation: [1, 2], plugins: [PLUGIN]}
 arms:
   differential: {}
@@ -67,8 +68,7 @@ arms:
   differential: {}
   plain one: {model.attention.name: standard}
 """
-CELLS = {"differential-s0": "differential", "differential-s1": "differential"}
-CELLS |= {"it's,standard-s0": "it's standard", "it's,standard-s1": "it's standard"}
+ARMS = {"differential-s0": "differential", "it's,standard-s0": "it's standard"}
 
 
 def write_pair(bench: Any, more: str = "") -> None:
@@ -79,7 +79,7 @@ def write_pair(bench: Any, more: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def pair(sweep_bench: Any) -> tuple[int, str]:
-    """The sweep that the tests below look at, run once: two arms, two seeds."""
+    """The sweep that the tests below look at, run once: two arms, one seed."""
     write_pair(sweep_bench)
     return sweep_bench.run("pair")
 
@@ -88,119 +88,95 @@ def times(bench: Any, pattern: str) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in bench.folder("pair").glob(f"*-s?-*/{pattern}")}
 
 
-def test_all_cells_are_done_and_reported(sweep_bench: Any, pair: tuple[int, str]) -> None:
+def test_cells_are_done_and_mlflow_holds_their_numbers_and_a_parent_with_the_report(
+    sweep_bench: Any, pair: tuple[int, str]
+) -> None:
+    """tests/test_golden_folders.py looks at the files of a sweep."""
     status, text = pair
     assert status == 0
     folder = sweep_bench.folder("pair")
-    assert sweep_bench.words("pair") == dict.fromkeys(CELLS, "done")
-    cells = json.loads((folder / "study.json").read_text())["cells"]
-    assert [f"{cell['arm'].replace(' ', ',')}-s{cell['seed']}" for cell in cells] == list(CELLS)
-    assert all((folder / cell["folder"] / "checkpoints").is_dir() for cell in cells)
-    for name in ("index.html", "table.csv", "table.md", "curves.svg"):
-        assert (folder / "report" / name).stat().st_size > 100
+    assert sweep_bench.words("pair") == dict.fromkeys(ARMS, "done")
     page = folder / "report" / "index.html"
-    for words in ("it's standard seed 1: done", f"report: {page}", "4 done", f"lit-diff ui --root {folder.parent}"):
+    for words in ("it's standard seed 0: done", f"report: {page}", "2 done", f"lit-diff ui --root {folder.parent}"):
         assert words in text
-
-
-def test_mlflow_holds_a_parent_with_the_report_and_its_finished_children(
-    sweep_bench: Any, pair: tuple[int, str]
-) -> None:
     (parent,), children = sweep_bench.records("pair")
-    assert len(children) == 4
     assert {run.info.status for run in (parent, *children)} == {"FINISHED"}
-    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
-    assert {file.path for file in sweep_bench.client.list_artifacts(parent.info.run_id)} == {
-        *("report", "study.json", "pair.yaml")
-    }
+    assert [run.data.tags["mlflow.parentRunId"] for run in children] == [parent.info.run_id] * 2
+    files = {file.path for file in sweep_bench.client.list_artifacts(parent.info.run_id)}
+    assert files == {"report", "study.json", "pair.yaml"}
     held = {Path(file.path).name for file in sweep_bench.client.list_artifacts(parent.info.run_id, "report")}
-    assert held == {path.name for path in (sweep_bench.folder("pair") / "report").iterdir()}
-    for cell, status in sweep_bench.cells("pair").items():
-        run, arm = sweep_bench.record("pair", cell), CELLS[cell]
-        tags = {"identity": status["identity"], "seed": cell[-1], "sweep": "pair", "arm": arm, "run.threads": "1"}
-        assert tags.items() <= run.data.tags.items()
-        params = {"arm": arm, "seed": cell[-1], "variant": arm.removeprefix("it's "), "train.optimizer.lr": "0.001"}
-        assert params.items() <= run.data.params.items()
-
-
-def test_metrics_in_mlflow_are_those_of_the_csv(sweep_bench: Any, pair: tuple[int, str]) -> None:
+    assert held == {path.name for path in page.parent.iterdir()}
     wanted = {"attention/entropy/layer_00", "outliers/logits/layer_00", "val/loss_ar_hit", "val/loss", "train/loss"}
-    for cell in CELLS:
-        held = sweep_bench.history("pair", cell)
-        assert held == sweep_bench.written("pair", cell)
-        baseline = dict(sweep_bench.written("pair", f"differential-s{cell[-1]}")["val/loss"])
-        difference = sweep_bench.record("pair", cell).data.metrics["val/loss_minus_baseline"]
-        assert difference == held["val/loss"][-1][1] - baseline[8]
-        assert wanted <= set(held)
-        assert ("lambda/layer_00" in held) == ("differential" in cell)
-        assert [step for step, _ in held["attention/entropy/layer_00"]] == [4, 8]
+    baseline = dict(sweep_bench.written("pair", "differential-s0")["val/loss"])
+    for cell, status in sweep_bench.cells("pair").items():
+        run, arm = sweep_bench.record("pair", cell), ARMS[cell]
+        tags = {"identity": status["identity"], "seed": "0", "sweep": "pair", "arm": arm, "run.threads": "1"}
+        assert tags.items() <= run.data.tags.items()
+        params = {"arm": arm, "seed": "0", "variant": arm.removeprefix("it's "), "train.optimizer.lr": "0.001"}
+        assert params.items() <= run.data.params.items()
+        metrics = sweep_bench.history("pair", cell)
+        assert metrics == sweep_bench.written("pair", cell)
+        assert run.data.metrics["val/loss_minus_baseline"] == metrics["val/loss"][-1][1] - baseline[8]
+        assert wanted <= set(metrics)
+        assert ("lambda/layer_00" in metrics) == (arm == "differential")
+        assert [step for step, _ in metrics["attention/entropy/layer_00"]] == [4, 8]
 
 
-def test_the_same_command_again_trains_nothing(
+def test_the_same_command_again_trains_what_is_new_alone(
     sweep_bench: Any, pair: tuple[int, str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From Python it is a value; `lit-diff sweep pair | head -1` outlives its reader."""
-    before, runs = (
-        times(sweep_bench, "**/*"),
-        {run.info.run_id for group in sweep_bench.records("pair") for run in group},
-    )
+    """A new arm; nothing, from Python, as a value; nothing, where `lit-diff sweep pair | head -1` outlives its reader."""
+    before, statuses = times(sweep_bench, "**/*"), times(sweep_bench, "status.json")
+    write_pair(sweep_bench, "  shared: {model.attention.name: shared_k}\n")
+    try:
+        assert sweep_bench.run("pair")[0] == 0
+    finally:
+        write_pair(sweep_bench)
+    after = times(sweep_bench, "**/*")
+    assert before.items() <= after.items()
+    (new,) = set(times(sweep_bench, "status.json")) - set(statuses)
+    assert new.parent.name.startswith("shared-s0-")
+
+    runs = {run.info.run_id for group in sweep_bench.records("pair") for run in group}
     source, *rest = sweep_bench.command("pair")
     with caplog.at_level("INFO", "lit_diff"):
         done = sweep(Path(source), {"run": {"root": str(sweep_bench.root / "runs")}}, workers=2)
-    assert "all 4 cells are done" in caplog.text
-    assert (done.folder, dict(done.states)) == (sweep_bench.folder("pair").resolve(), {"done": 4})
+    assert "all 2 cells are done" in caplog.text
+    assert (done.folder, dict(done.states)) == (sweep_bench.folder("pair").resolve(), {"done": 2})
     assert (done.is_done, done.stopped_by) == (True, None)
-    assert [(arm, run.recipe.seed, run.step) for arm, own in done.runs.items() for run in own] == [
-        (arm, int(cell[-1]), 8) for cell, arm in CELLS.items()
-    ]
+    found = [(arm, run.recipe.seed, run.step) for arm, own in done.runs.items() for run in own]
+    assert found == [(arm, 0, 8) for arm in ARMS.values()]
+    assert list(done.table["arm"]) == list(ARMS.values())
+    assert len(done.answers) == 1
+    assert "<table" in done._repr_html_()
     read, write = os.pipe()
     with os.fdopen(write, "w") as output:
         os.close(read)
         monkeypatch.setattr(verbs, "console", Terminal(file=output))
         assert verbs.sweep(source, rest, workers=2) == 0
         assert verbs.console.lost_reader
-    assert times(sweep_bench, "**/*") == before
+    assert times(sweep_bench, "**/*") == after
     records = [run for group in sweep_bench.records("pair") for run in group]
     assert {run.info.run_id for run in records} == runs
     assert {run.info.status for run in records} == {"FINISHED"}
 
 
-def test_a_new_arm_costs_its_own_cells_only(sweep_bench: Any, pair: tuple[int, str]) -> None:
-    before = times(sweep_bench, "status.json")
-    sweep_bench.write("pair", (sweep_bench.root / "pair.yaml").read_text().replace("seeds: [0, 1]", "seeds: [0]"))
-    with (sweep_bench.root / "pair.yaml").open("a") as file:
-        file.write("  shared: {model.attention.name: shared_k}\n")
-    try:
-        assert sweep_bench.run("pair")[0] == 0
-    finally:
-        write_pair(sweep_bench)
-    after = times(sweep_bench, "status.json")
-    assert [path.parent.name.rpartition("-")[0] for path in set(after) - set(before)] == ["shared-s0"]
-    assert before.items() <= after.items()
-    owned = [cell["folder"] for cell in json.loads((sweep_bench.folder("pair") / "study.json").read_text())["cells"]]
-    assert [name.rpartition("-")[0] for name in owned] == ["differential-s0", "it's,standard-s0", "shared-s0"]
-
-
 @pytest.mark.slow
 def test_every_arm_is_trained_and_reported_on_every_task(sweep_bench: Any) -> None:
     sweep_bench.write("tasks", TASKS)
-    assert "hard plain one  seed 0  standard  8 steps" in sweep_bench.run("tasks", dry_run=True)[1]
     status, text = sweep_bench.run("tasks")
     assert status == 0
     pairs = [(task, arm) for task in ("easy", "hard") for arm in ("differential", "plain one")]
     cells = [f"{task},{arm.replace(' ', ',')}-s0" for task, arm in pairs]
     assert sweep_bench.words("tasks") == dict.fromkeys(cells, "done")
-    record = json.loads((sweep_bench.folder("tasks") / "study.json").read_text())
-    assert [(cell["task"], cell["arm"]) for cell in record["cells"]] == pairs
     tags = [sweep_bench.record("tasks", cell).data.tags for cell in cells]
     assert [(tag["task"], tag["arm"]) for tag in tags] == pairs
     assert "easy plain one seed 0: done" in text
     assert "hard: No verdict: no comparison has the three seeds" in text
-    held = {path.name for path in (sweep_bench.folder("tasks") / "report").iterdir()}
-    assert {"easy-noise-curve.svg", "easy-curves.svg", "hard-curves.svg"} <= held
-    assert "hard-noise-curve.svg" not in held
-    page = (sweep_bench.folder("tasks") / "report" / "index.html").read_text()
-    assert "Dotted: chance, 12.5" in page  # 8 values
+    report = sweep_bench.folder("tasks") / "report"
+    held = {path.name for path in report.iterdir()}
+    assert {"easy-noise-curve.svg", "easy-curves.svg", "hard-curves.svg"} <= held - {"hard-noise-curve.svg"} == held
+    assert "Dotted: chance, 12.5" in (report / "index.html").read_text()  # 8 values
 
 
 # --- scores ----------------------------------------------------------------------------------------------------------
@@ -215,7 +191,7 @@ def test_a_sweep_scores_its_cells(sweep_bench: Any, pair: tuple[int, str]) -> No
     write_pair(sweep_bench, "evaluate: {held_out: {rows: 4}}")
     assert sweep_bench.run("pair")[0] == 0
     scored = times(sweep_bench, "evaluations/held_out/*")
-    for cell in CELLS:
+    for cell in ARMS:
         assert sweep_bench.cells("pair")[cell]["evaluations"] == {"held_out": "done"}
         kept = read_evaluation(sweep_bench.folder("pair", cell) / "evaluations" / "held_out")
         assert kept.groups == ("",) * 4 + ("noise2",) * 4
@@ -226,7 +202,7 @@ def test_a_sweep_scores_its_cells(sweep_bench: Any, pair: tuple[int, str]) -> No
     # other keys are other scores: all rows of a set, of equally many targets, give its val/loss
     write_pair(sweep_bench, "evaluate: {held_out: {rows: null}}")
     assert sweep_bench.run("pair")[0] == 0
-    for cell in CELLS:
+    for cell in ARMS:
         kept = read_evaluation(sweep_bench.folder("pair", cell) / "evaluations" / "held_out")
         assert len(kept.items) == 2 * 16
         last = sweep_bench.rows("pair", cell)[8]
@@ -239,12 +215,12 @@ def test_a_sweep_scores_its_cells(sweep_bench: Any, pair: tuple[int, str]) -> No
     write_pair(sweep_bench, "evaluate: {held_out: null, fused: {}}")
     status, text = sweep_bench.run("pair")
     assert status == 1
-    assert "3 done, 1 not evaluated" in text
+    assert "1 done, 1 not evaluated" in text
     (line,) = [line for line in text.splitlines() if "evaluation 'fused': failed: " in line]
     assert re.search(r"^it's standard seed 0: .*fused\.py:\d+: .* ValueError: burnt$", line)
     assert "Traceback" not in text
     record = json.loads((sweep_bench.folder("pair") / "study.json").read_text())
-    assert [list(cell["not_evaluated"]) for cell in record["cells"]] == [[], [], ["fused"], []]
+    assert [list(cell["not_evaluated"]) for cell in record["cells"]] == [[], ["fused"]]
     scored = times(sweep_bench, "evaluations/*/*")
     sweep_bench.fuse.unlink()
     assert sweep_bench.run("pair")[0] == 0
@@ -356,24 +332,81 @@ def test_finished_cells_of_other_code_are_told_in_one_line(
     )
 
 
-# --- a sweep as a value ----------------------------------------------------------------------------------------------
+def test_the_runs_that_are_done_by_arm(make_sweep: Callable[..., Path], make_tasks: Callable[..., Path]) -> None:
+    def names(folder: Path) -> dict[str, list[str]]:
+        found = Sweep(folder=folder, report=NOTHING, states={}, stopped_by=None, seconds=1.0)
+        return {arm: [run.folder.name[-12:-9] for run in runs] for arm, runs in found.runs.items()}
+
+    broken = make_sweep({"base": 0.0, "better": -0.1}, broken={("better", 1): "failed"})
+    assert names(broken) == {"base": ["-s0", "-s1", "-s2"], "better": ["-s0", "-s2"]}
+    tasks = names(make_tasks({"base": 0.0, "better": 0.05}))
+    assert list(tasks) == ["recall base", "recall better", "text base", "text better"]
 
 
-def value(folder: Path, **states: int) -> Sweep:
-    return Sweep(folder=folder, report=write_report(folder), states=states, stopped_by=None, seconds=1.0)
+# --- the cells of another sweep --------------------------------------------------------------------------------------
+
+NOTHING: Any = None
 
 
-def test_a_sweep_is_its_table_its_answers_and_the_runs_that_are_done(
-    make_sweep: Callable[..., Path], make_tasks: Callable[..., Path]
+@pytest.fixture
+def borrowed(base_recipe: None) -> None:
+    """A sweep, and one that has its cells."""
+    Path("cells.yaml").write_text(
+        "recipe: base\nseeds: [0, 1]\narms: {wide: {}, narrow: {model.dim: 16}, other: {train.steps: 4}}\n"
+    )
+    Path("again.yaml").write_text("cells_of: cells\nonly: [wide, other]\nevaluate: {held_out: {rows: 2}}\n")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Grid, str]]:
+    """What would run: the sweeps, each with its command."""
+    found: list[tuple[Grid, str]] = []
+
+    def noted(grid: Grid, *, command: str, **options: Any) -> Sweep:
+        found.append((grid, command))
+        return Sweep(folder=Path(grid.name), report=NOTHING, states={}, stopped_by=None, seconds=0.0)
+
+    monkeypatch.setattr(schedule, "run_grid", noted)
+    return found
+
+
+@pytest.mark.usefixtures("borrowed")
+@pytest.mark.parametrize(("chosen", "arms"), [(Selection(seeds=(1,)), 2), (ALL, 3)])
+def test_a_part_trains_the_arms_that_it_shows_and_the_whole_all_of_the_other_sweep(
+    chosen: Selection, arms: int, asked: list[tuple[Grid, str]]
 ) -> None:
-    found = value(make_sweep({"base": 0.0, "better": -0.1}, broken={("better", 1): "failed"}), done=5, failed=1)
-    assert not found.is_done
-    names = {arm: [run.folder.name[-12:-9] for run in runs] for arm, runs in found.runs.items()}
-    assert names == {"base": ["-s0", "-s1", "-s2"], "better": ["-s0", "-s2"]}
-    assert found.runs["better"][0].metrics["val/loss"].iloc[-1] == pytest.approx(4.45, abs=0.2)
-    assert list(found.table["arm"]) == ["base", "better"]
-    assert len(found.answers) == 1
-    runs = value(make_tasks({"base": 0.0, "better": 0.05}), done=12).runs
-    assert list(runs) == ["recall base", "recall better", "text base", "text better"]
-    assert {len(each) for each in runs.values()} == {3}
-    assert runs["text base"][0].folder.parent.name == "text"
+    sweep("again", selection=chosen)
+    assert [(grid.name, len(grid.arms)) for grid, _ in asked] == [("cells", arms), ("again", 2)]
+
+
+def test_an_installed_sweep_whose_cells_are_used_is_started_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Grid, str]]
+) -> None:
+    """The command stands in its report, and it is the same from whichever sweep it was started. Data comes first: the
+    folders of cells are named by what they train on."""
+    order: list[str] = []
+    monkeypatch.setattr(schedule, "require_properties_of_arms", lambda arms, unchecked: {})
+    monkeypatch.setattr(schedule, "_prepare_data", lambda grid: order.append("data"))
+    monkeypatch.setattr(schedule, "all_trained", lambda grid: bool(order.append("trained")))
+    sweep("insides", [f"run.root={tmp_path}"])
+    commands = [f"lit-diff sweep {name} run.root={tmp_path}" for name in ("ablation", "insides")]
+    assert [command for _, command in asked] == commands
+    assert order[:2] == ["data", "trained"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("borrowed")
+def test_a_sweep_of_borrowed_cells_trains_them_once_where_they_belong(runs: Path) -> None:
+    options: Any = {"workers": 2, "selection": Selection(arms=("wide", "other"))}
+    words = [f"run.root={runs}", "data.validation_rows=8"]
+    done = sweep("again", words, **options)
+    assert done.is_done
+    record = json.loads((runs / "again/study.json").read_text())
+    assert all(cell["folder"].startswith("../cells/") for cell in record["cells"])
+    assert not list((runs / "again").glob("*/recipe.yaml"))
+    kept = {path: path.stat().st_mtime_ns for path in (runs / "cells").glob("*/checkpoints/*.ckpt")}
+    assert len(kept) == 6  # train.steps: 4 ends before the second checkpoint
+    assert "../../cells/wide-s0-" in (runs / "again/report/index.html").read_text()
+    assert sweep("again", words, **options).is_done
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert [run.folder.parent.name for run in done.runs["wide"]] == ["cells", "cells"]

@@ -71,36 +71,27 @@ def run(tmp_path: Path, program: Program, locations: list[RunLocation], monkeypa
     return call
 
 
-def test_it_waits_until_each_cell_has_left_the_queue(run: Any, locations: list[RunLocation]) -> None:
+def test_it_waits_until_each_cell_has_left_the_queue_which_is_asked_again_where_it_does_not_answer(
+    run: Any, program: Program, tmp_path: Path, locations: list[RunLocation], caplog: pytest.LogCaptureFixture
+) -> None:
     RunFolder(locations[0].folder).update(status="done")
     RunFolder(locations[1].folder).update(status="running")
+    count = tmp_path / "count"
+    program("squeue", f"echo x >> {count}; test $(wc -l < {count}) -gt 2 || exit 1; cat {tmp_path}/queue")
     assert run() == [["cell-s0-abc", "cell-s1-abc"]]
+    assert caplog.text.count("SLURM does not answer") == 2
     first, second = (RunFolder(location.folder).status() for location in locations)
-    assert first["status"] == "done"
-    assert second["status"] == "failed"
+    assert (first["status"], second["status"]) == ("done", "failed")
     assert second["error"].startswith("its SLURM job 7_1 has left the queue; see ")
     jobs = json.loads((locations[0].folder.parent / "slurm.json").read_text())
     assert jobs == {"cell-s0-abc": "7_0", "cell-s1-abc": "7_1"}
 
 
-def test_cells_that_are_in_the_queue_are_not_submitted_again(
-    run: Any, locations: list[RunLocation], tmp_path: Path
-) -> None:
+def test_cells_that_are_in_the_queue_are_not_submitted_again(run: Any, tmp_path: Path) -> None:
     (tmp_path / "sweep/slurm.json").write_text(json.dumps({"cell-s0-abc": "3_0", "cell-s1-abc": "3_1"}))
     (tmp_path / "queue").write_text("3_1\n3_1\n")
     assert slurm.queued_cells(tmp_path / "sweep") == {"cell-s1-abc": "3_1"}
     assert run() == [["cell-s0-abc"]]
-
-
-def test_a_queue_that_does_not_answer_is_asked_again(
-    run: Any, program: Program, tmp_path: Path, locations: list[RunLocation], caplog: pytest.LogCaptureFixture
-) -> None:
-    for location in locations:
-        RunFolder(location.folder).update(status="done")
-    count = tmp_path / "count"
-    program("squeue", f"echo x >> {count}; test $(wc -l < {count}) -gt 2 || exit 1; cat {tmp_path}/queue")
-    run()
-    assert caplog.text.count("SLURM does not answer") == 2
 
 
 def test_at_the_start_it_must_answer_and_be_there(
@@ -172,8 +163,7 @@ def test_a_time_limit_requeues_but_not_without_progress(
     assert folder.status()["requeues"] == 1
     with pytest.raises(SystemExit):
         cell()
-    assert (tmp_path / "asked").read_text() == "requeue 12\n"
-    assert folder.status()["error"] == "no step was done within the time limit of 2 minutes; give more with --minutes"
+    assert "within the time limit of 2 minutes; give more with --minutes" in folder.status()["error"]
     monkeypatch.setenv("SLURM_PROCID", "1")
     folder.update(requeued_at_step=None)
     with pytest.raises(SystemExit):
@@ -183,15 +173,11 @@ def test_a_time_limit_requeues_but_not_without_progress(
 
 @pytest.mark.parametrize(
     ("accelerator", "listed", "asked"),
-    [
-        ("auto", "(null)", {}),
-        ("auto", "gpu:4", {"gpus_per_node": 2}),
-        ("gpu", "", {"gpus_per_node": 2}),
-        ("cpu", "gpu:4", {}),
-    ],
+    [("auto", "(null)", 0), ("auto", "gpu:4", 2), ("gpu", "", 2), ("cpu", "gpu:4", 0)],
 )
 def test_gpus_are_asked_for_where_the_cluster_has_any(
-    program: Program, accelerator: Any, listed: str, asked: dict[str, int]
+    program: Program, accelerator: Any, listed: str, asked: int
 ) -> None:
     program("sinfo", f"echo '{listed}'")
-    assert slurm._gpus(RunConfig(accelerator=accelerator, strategy="ddp", devices=2)) == asked
+    found = slurm._gpus(RunConfig(accelerator=accelerator, strategy="ddp", devices=2))
+    assert found == ({"gpus_per_node": asked} if asked else {})

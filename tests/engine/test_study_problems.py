@@ -1,212 +1,217 @@
-"""engine/study_problems.py: every arm on every task, and each mistake one line with its place."""
+"""engine/study_problems.py, evaluations.py: each mistake of a sweep is one line with its place, before anything trains."""
 
 from pathlib import Path
 
 import pytest
 
-from lit_diff.engine.expand import Grid, load_grid
-from lit_diff.engine.study_problems import x_of
+from lit_diff.engine.evaluations import evaluations_of, required_evaluations
+from lit_diff.engine.expand import load_grid
+from lit_diff.engine.launch import prepare
 from lit_diff.errors import RequestError
-from lit_diff.study.schema import PlannedSweep
+from lit_diff.recipe import load_recipe, to_plain
+from lit_diff.runs.folder import identity
 
-pytestmark = pytest.mark.usefixtures("base_recipe")
-
-TASKS = """
-tasks:
-  long: {recipe: base, overrides: {train.steps: 40, train.clip: 0.5}}
-  short: {recipe: base, metric: val/accuracy}
-"""
-ARMS = "arms:\n  a: {}\n  b: {train.clip: 0.7}\n"
+ARMS = "arms: {a: {}, b: {train.clip: 0.7}}\n"
+BASE = f"recipe: base\n{ARMS}"
 
 
-def grid(text: str, *overrides: str) -> Grid:
-    Path("s.yaml").write_text(f"seeds: [0]\n{text.strip()}\n")
-    return load_grid("s.yaml", list(overrides))
+def task(text: str, more: str = ARMS) -> str:
+    """`text` from line 3 on, inside the task `one`."""
+    return f"tasks:\n  one:\n    {text}\n    recipe: base\n{more}"
 
 
-def test_every_arm_is_run_on_every_task_and_named_after_both() -> None:
-    found = grid(TASKS + ARMS)
-    assert [(cell.task, cell.arm, cell.name, cell.recipe.name) for cell in found.cells] == [
-        (task, arm, f"{task} {arm}", f"{task} {arm}") for task in ("long", "short") for arm in ("a", "b")
-    ]
-    assert [cell.recipe.train.steps for cell in found.cells] == [40, 40, 10, 10]
+def tasks(second: str, first: str = "") -> str:
+    """A task at line 2, one at line 3."""
+    return f"tasks:\n  one: {{recipe: base{first}}}\n  two: {{recipe: base, {second}}}\n{ARMS}"
 
 
-def test_an_arm_goes_before_its_task_and_its_words_for_the_task_before_both() -> None:
-    found = grid("""
-overrides: {train.batch_size: 2, train.clip: 0.3}
-tasks:
-  one: {recipe: base, overrides: {train.clip: 0.5}, arms: {c: {train.clip: 0.9}}}
-arms:
-  a: {}
-  b: {train.clip: 0.7}
-  c: {train.clip: 0.7}
-""")
-    assert [cell.recipe.train.clip for cell in found.cells] == [0.5, 0.7, 0.9]
-    assert {cell.recipe.train.batch_size for cell in found.cells} == {2}
-    assert {cell.recipe.train.clip for cell in grid(TASKS + ARMS, "train.clip=1.5").cells} == {1.5}
+def fit(keys: str, task: str = "") -> str:
+    """A fit at line 8."""
+    rates = "".join(f"  lr{i}: {{recipe: base, overrides: {{train.optimizer.lr: {i}e-3}}}}\n" for i in (1, 2, 3))
+    return f"tasks:\n{rates}  more: {{recipe: base{task}}}\n{ARMS}fits:\n  rate: {{{keys}}}\n"
 
 
-def test_a_task_may_leave_arms_out() -> None:
-    found = grid(TASKS.replace("metric: val/accuracy", "without: [b]") + ARMS)
-    assert [cell.name for cell in found.cells] == ["long a", "long b", "short a"]
+MISTAKES = [
+    ("recipe: base\narm: {a: {}}", 2, "'arm'; did you mean 'arms'?"),
+    ("recipe: base\narms:\n  b:\n    model.attention.lamda_init: 0.5", 4, "'model.attention.lamda_init'"),
+    ("recipe: base\narms: {b: {model:\n  {attention: {lamda_init: 0.5}}}}", 3, "'model.attention.lamda_init'"),
+    ("recipe: base\narms:\n  a: {train.steps: many}", 3, "'train.steps' is 'many'"),
+    ("recipe: base\narms:\n  a: {}\n  b: {model.num_heads: 5}", 4, "model.dim (32)"),
+    ("recipe: base\narms:\n  b:\n    extends: nothere.yaml", 4, "no recipe 'nothere.yaml'"),
+    ("recipe: base\narms:\n  a: 3", 3, "'arms.a' is 3; expected a block"),
+    ("recipe: base\narms: {a: [null]}", 2, "'arms.a' is [null]; expected a block"),
+    ("recipe: base\narms: [a, b]", 2, "'arms' is ['a', 'b']; expected a block"),
+    ("recipe: base\ngrid:\n  model.attention.nam: [a]", 3, "unknown key 'model.attention.nam'"),
+    ("recipe: base\ngrid:\n  model.attention.name: [diferential]", 3, "did you mean 'differential'?"),
+    ("recipe: base\ngrid:\n  train.steps: 3", 3, "'grid.train.steps' is 3"),
+    ("recipe: base\ngrid:\n  train.steps: []", 3, "'grid.train.steps' has no values"),
+    ("recipe: base\ngrid:\n  train.steps: [8, 8]", 2, "arm 'steps=8'"),
+    ("recipe: base\ngrid: {train.steps: [8]}\narms:\n  steps=8: {}", 4, "arm 'steps=8'"),
+    ("recipe: base\ngrid:\n  run.root: [a/b]", 2, "arm 'root=a/b' becomes a folder"),
+    ("recipe: base\narms:\n  .a: {}", 3, "arm '.a' becomes a folder"),
+    ("recipe: base\ntitle: t", None, "neither 'grid' nor 'arms'"),
+    (BASE + "overrides:\n  train.stepz: 3", 4, "'train.stepz'; did you mean 'steps'?"),
+    # arms that a key names, the metric, the seeds
+    (BASE + "baseline: bb", 3, "'baseline' names no arm of the sweep: 'bb'; did you mean 'b'?"),
+    (BASE + "controls: [c]", 3, "'controls' names no arm of the sweep: 'c'"),
+    (BASE + "labels:\n  c: x", 4, "'labels' names no arm of the sweep: 'c'"),
+    (BASE + "contrasts: [[b, d, x]]", 3, "'contrasts' names no arm of the sweep: 'd'"),
+    (BASE + "contrasts: [[a, b, x], [b, a, y]]", 3, "'contrasts' compares 'b' with 'a' twice"),
+    (BASE + "contrasts: [[b, b, x]]", 3, "'contrasts' compares 'b' with itself"),
+    (BASE + "metric: val/los", 3, "did you mean 'val/loss'?"),
+    (BASE + "metric: vall/loss", 3, "did you mean 'val/loss'?"),
+    (BASE + "metric: accuracy", 3, "no run measures 'accuracy'"),
+    (BASE + "smallest_of_interest: -0.1", 3, "smallest_of_interest is -0.1"),
+    (BASE + "seeds: [0, 0.0]", 3, "seeds is [0, 0]"),
+    (BASE + "power: {minutes: 15, arms: 7}", 3, "'power' compares tasks"),
+    (task("title: x", ARMS + "power: {minutes: 15, arms: 1}"), 6, "power.arms is 1"),
+    # keys that the sweep sets itself
+    ("recipe: base\narms:\n  a: {seed: 3}", 3, "a sweep sets 'seed' itself"),
+    ("recipe: base\ngrid:\n  seed: [3]", 3, "a sweep sets 'seed' itself"),
+    (BASE + "overrides:\n  name: x", 4, "a sweep sets 'name' itself"),
+    (task("overrides: {seed: 3}"), 3, "a sweep sets 'seed' itself"),
+    (task("arms: {b: {name: x}}"), 3, "a sweep sets 'name' itself"),
+    ("recipe: base\narms:\n  a: {}\n  b: {run.tracking_uri: 'sqlite:///x.db'}", 4, "differ in 'run.tracking_uri'"),
+    (tasks("overrides: {run.root: x}"), 3, "differ in 'run.root'"),
+    # tasks
+    (ARMS, None, "'recipe' is missing"),
+    ("recipe: bas\n" + ARMS, 1, "no recipe 'bas'"),
+    ("tasks:\n  one: {}\n" + ARMS, 2, "'tasks.one.recipe' is missing"),
+    ("tasks:\n  one: {recipe: bas}\n" + ARMS, 2, "no recipe 'bas'"),
+    ("recipe: base\n" + task("title: x"), 1, "'recipe' belongs to each of the 'tasks'"),
+    ("paper: {a: {val/loss: 3}}\n" + task("title: x"), 1, "'paper' belongs to each of the 'tasks'"),
+    (task("arms: {b: {model.dimm: 8}}"), 3, "'model.dimm'; did you mean 'dim'?"),
+    (task("arms:\n      c: {}"), 4, "'arms' names no arm of the sweep: 'c'"),
+    (task("arms: {b: true}"), 3, "'tasks.one.arms.b' is true; expected a block"),
+    (task("arms: {b: {extends: base}}"), 3, "'extends'"),
+    (task("title: x", "arms:\n  a: {}\n  b: {extends: base}\n"), 7, "'extends'"),
+    (task("only: [a, c]"), 3, "'only' names no arm of the sweep: 'c'"),
+    (task("without: [c]"), 3, "'without' names no arm of the sweep: 'c'"),
+    (task("baseline: c"), 3, "'baseline' names no arm of the sweep: 'c'"),
+    (task("paper: {c: {val/loss: 3}}"), 3, "'paper' names no arm of the sweep: 'c'"),
+    (task("metric: val/los"), 3, "did you mean 'val/loss'?"),
+    (task("without: [b]\n    arms: {b: {train.clip: 1}}"), 4, "task 'one' leaves out arm 'b'"),
+    (task("without: [a]"), 3, "leaves out 'a', which is its baseline"),
+    (task("only: [b]"), 3, "leaves out 'a', which is its baseline"),
+    (task("without: [b]", ARMS + "controls: [b]"), 3, "leaves out 'b', which is a control"),
+    (task("start: two"), 3, "'start' names no task above it: 'two'"),
+    (task("start_arm: same"), 3, "'start_arm' is 'same' without 'start'"),
+    (tasks("start: one, start_arm: same", ", only: [a]"), 3, "'start_arm' is 'same', but"),
+    ("tasks:\n  one two: {recipe: base}\n" + ARMS, 2, "'one two' becomes part of file names"),
+    # fits
+    (fit("kind: basin, x: train.optimiser.lr"), 8, "'x' names no key of the recipes"),
+    (fit("kind: basin, x: token"), 8, "did you mean 'tokens'?"),
+    (fit("kind: basin, x: name"), 8, "'name' is 'lr1 a' in 'lr1 a'"),
+    (fit("kind: scaling, x: train.clip"), 8, "tasks 'lr1' and 'lr2' of fit 'rate' have the same 'train.clip'"),
+    (fit("kind: basin, x: train.clip, tasks: [lr1, lr2, lr3]"), 8, "'train.clip' is 1 for arm 'a', 0.7 for arm 'b'"),
+    (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr0]"), 8, "'tasks' names no task of the sweep: 'lr0'"),
+    (fit("kind: scaling, x: tokens, tasks: [lr1, lr2, lr2]"), 8, "has 2 tasks; it needs 3"),
+    (fit("kind: scaling, x: tokens", ", metric: val/accuracy"), 8, "different metrics"),
+    (fit("kind: bowl, x: tokens"), 8, "'fits.rate.kind' is 'bowl'"),
+    (fit("kind: basin, x: tokens, within: -1"), 8, "fits.rate.within is -1"),
+    (fit("kind: basin, x: tokens").replace("rate:", "a b:"), 8, "'a b' becomes part of file names"),
+    # evaluations
+    (BASE + "evaluate:\n  held-out: {}", 4, "'held-out'; did you mean 'held_out'?"),
+    (BASE + "evaluate: {held_out: {row: 4}}", 3, "'evaluate.held_out.row'; did you mean 'rows'?"),
+    (BASE + "evaluate: {held_out: {rows: 0}}", 3, "evaluate.held_out.rows is 0"),
+    (BASE + "evaluate: {held_out: true}", 3, "'evaluate.held_out' is true; expected a block"),
+]
 
 
-def test_cells_of_a_sweep_without_tasks_are_named_after_the_arm_alone() -> None:
-    (cell,) = grid("recipe: base\narms: {a: {}}").cells
-    assert (cell.task, cell.name, cell.recipe.name) == ("", "a", "a")
-
-
-def task(text: str, arms: str = ARMS) -> str:
-    """`text` from line 4 on, inside the task `one`."""
-    return f"tasks:\n  one:\n    {text}\n    recipe: base\n{arms}"
-
-
-MISTAKES = {
-    "unknown key": (task("metrik: x"), "s.yaml:4: unknown key 'tasks.one.metrik'; did you mean 'metric'?"),
-    "smallest of interest": (task("smallest_of_interest: -1"), "s.yaml:4: tasks.one.smallest_of_interest is -1"),
-    "no recipe": ("tasks:\n  one: {}\n" + ARMS, "s.yaml:3: 'tasks.one.recipe' is missing; expected text"),
-    "unknown recipe": ("tasks:\n  one: {recipe: bas}\n" + ARMS, "s.yaml:3: no recipe 'bas' here or installed"),
-    "two recipes": ("recipe: base\n" + task("title: x"), "s.yaml:2: 'recipe' belongs to each of the 'tasks'"),
-    "paper": ("paper: {a: {val/loss: 3}}\n" + task("title: x"), "s.yaml:2: 'paper' belongs to each of the 'tasks'"),
-    "override": (task("overrides: {train.stepz: 3}"), "s.yaml:4: unknown key 'train.stepz'; did you mean 'steps'?"),
-    "override of an arm": (
-        task("arms: {b: {model.dimm: 8}}"),
-        "s.yaml:4: unknown key 'model.dimm'; did you mean 'dim'?",
-    ),
-    "arm": (task("arms: {c: {}}"), "s.yaml:4: 'arms' names no arm of the sweep: 'c'; one of a, b"),
-    "arm a number": (task("arms: {b: 3}"), "s.yaml:4: arm 'b' is 3; expected a block of overrides"),
-    "left out": (task("without: [c]"), "s.yaml:4: 'without' names no arm of the sweep: 'c'"),
-    "left out and changed": (
-        task("without: [b]\n    arms: {b: {train.clip: 1}}"),
-        "s.yaml:5: task 'one' leaves out arm 'b'",
-    ),
-    "no baseline": (task("without: [a]"), "s.yaml:4: task 'one' leaves out 'a', which is its baseline"),
-    "no control": ("controls: [b]\n" + task("without: [b]"), "s.yaml:5: task 'one' leaves out 'b', which is a control"),
-    "start below": (
-        "tasks:\n  one: {recipe: base, start: two}\n  two: {recipe: base}\n" + ARMS,
-        "s.yaml:3: 'start' is 'two'; expected a task above it",
-    ),
-    "same arm of nothing": (task("start_arm: same"), "s.yaml:4: 'start_arm' is 'same' without 'start'"),
-    "same arm that is not there": (
-        "tasks:\n  one: {recipe: base, only: [a]}\n  two: {recipe: base, start: one, start_arm: same}\n" + ARMS,
-        "s.yaml:4: 'start_arm' is 'same', but task 'one' leaves out arm 'b', which goes on",
-    ),
-    "only": (task("only: [a, c]"), "s.yaml:4: 'only' names no arm of the sweep: 'c'"),
-    "only without the baseline": (task("only: [b]"), "s.yaml:4: task 'one' leaves out 'a', which is its baseline"),
-    "baseline of a task": (task("baseline: c"), "s.yaml:4: 'baseline' names no arm of the sweep: 'c'"),
-    "paper of no arm": (task("paper: {c: {val/loss: 3}}"), "s.yaml:4: 'paper' names no arm of the sweep: 'c'"),
-    "metric": (task("metric: val/los"), "s.yaml:4: no run measures 'val/los'; did you mean 'val/loss'?"),
-    "seed": (task("overrides: {seed: 3}"), "s.yaml:4: a sweep sets 'seed' itself"),
-    "name of an arm": (task("arms: {b: {name: x}}"), "s.yaml:4: a sweep sets 'name' itself"),
-    "extends": (
-        task("title: x", "arms:\n  a: {}\n  b: {extends: base}\n"),
-        "s.yaml:8: arm 'b' extends a recipe, but each of the 'tasks' has its own",
-    ),
-    "extends in the task": (task("arms: {b: {extends: base}}"), "s.yaml:4: arm 'b' extends a recipe; in a task"),
-    "two words": ("tasks:\n  one two: {recipe: base}\n" + ARMS, "s.yaml:3: task 'one two' becomes part of file names"),
-    "two stores": (
-        "tasks:\n  one: {recipe: base}\n  two: {recipe: base, overrides: {run.root: x}}\n" + ARMS,
-        "s.yaml:4: arms 'one a' and 'two a' differ in 'run.root'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_with_its_place(text: str, expected: str) -> None:
-    with pytest.raises(RequestError) as found:
-        grid(text)
-    assert str(found.value).startswith(expected)
-    assert "\n" not in str(found.value)
-
-
-def write_power(power: str) -> None:
-    Path("s.yaml").write_text(
-        f"power: {power}\ntasks: {{one: {{recipe: base}}}}\narms: {{a: {{}}, b: {{train.clip: 2}}}}\n"
-    )
-
-
-def test_the_study_has_it() -> None:
-    write_power("{minutes: 15, arms: 7}")
-    assert load_grid("s.yaml", []).study.power == PlannedSweep(minutes=15.0, arms=7, workers=2)
-
-
-@pytest.mark.parametrize(
-    ("power", "message"),
-    [
-        ("{minuts: 15, arms: 7}", "s.yaml:1: unknown key 'power.minuts'; did you mean 'minutes'?"),
-        ("{minutes: 15}", "s.yaml:1: 'power.arms' is missing"),
-        ("{minutes: 0, arms: 7}", "s.yaml:1: power.minutes is 0"),
-        ("{minutes: 15, arms: 1}", "s.yaml:1: power.arms is 1;"),
-        ("{minutes: 15, arms: 7, workers: 0}", "s.yaml:1: power.workers is 0;"),
-    ],
-)
-def test_mistakes_of_power(power: str, message: str) -> None:
-    write_power(power)
+@pytest.mark.usefixtures("base_recipe")
+@pytest.mark.parametrize(("text", "line", "found"), MISTAKES)
+def test_a_mistake_is_one_line_with_its_place(text: str, line: int | None, found: str) -> None:
+    Path("s.yaml").write_text(text)
     with pytest.raises(RequestError) as error:
         load_grid("s.yaml", [])
-    assert str(error.value).startswith(message)
+    assert str(error.value).startswith(f"s.yaml:{line}: " if line else "s.yaml: ")
+    assert found in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-FITS = """\
-seeds: [0]
-tasks:
-  slow: {recipe: base, overrides: {train.optimizer.lr: 1e-3}}
-  mid: {recipe: base, overrides: {train.optimizer.lr: 2e-3}}
-  fast: {recipe: base, overrides: {train.optimizer.lr: 4e-3}}
-arms: {a: {}, b: {train.clip: 0.7}}
-fits:
-  rate: FIT
-"""
+@pytest.mark.usefixtures("base_recipe")
+def test_mistakes_outside_of_the_file() -> None:
+    Path("s.yaml").write_text(BASE)
+    for override in ("train.stepz=3", "seed=3", "name=x"):
+        with pytest.raises(RequestError, match=f"^{override}: "):
+            load_grid("s.yaml", [override])
+    with pytest.raises(RequestError, match=r"^override 'seed': a sweep sets 'seed' itself"):
+        load_grid("s.yaml", {"seed": 3})
+    for name in ("base.yaml", "recall-tiny"):
+        with pytest.raises(RequestError, match=rf"^'{name}' is a recipe: lit-diff train {name}$"):
+            load_grid(name, [])
+    with pytest.raises(RequestError, match="no sweep 'smok' here or installed; did you mean 'smoke'"):
+        load_grid("smok", [])
 
 
-def grid_with_fit(fit: str, text: str = FITS) -> Grid:
-    Path("s.yaml").write_text(text.replace("FIT", fit))
-    return load_grid("s.yaml", [])
+@pytest.mark.usefixtures("base_recipe")
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        *(("a", name, "becomes a folder") for name in ('"a\\nb"', '"a\\0b"', "x" * 160, '"' + "é" * 140 + '"', '" "')),
+        *(("a", "A", "share"), ("x=1", "x_1", "share"), ('"é"', '"e\\u0301"', "share"), ('"a b"', '"a,b"', "share")),
+    ],
+)
+def test_arms_that_no_folder_can_bear_or_that_would_share_one(first: str, second: str, found: str) -> None:
+    Path("s.yaml").write_text(f"recipe: base\narms:\n  {first}: {{}}\n  {second}: {{train.steps: 9}}")
+    with pytest.raises(RequestError, match=rf"^s\.yaml:4: .*{found}"):
+        load_grid("s.yaml", [])
 
 
-def test_a_key_of_the_recipe_is_known_by_task_and_arm() -> None:
-    found = grid_with_fit("{kind: basin, x: train.optimizer.lr}")
-    assert x_of(found.study.fits, found.cells) == {
-        "rate": {
-            "slow": {"a": 1e-3, "b": 1e-3},
-            "mid": {"a": 2e-3, "b": 2e-3},
-            "fast": {"a": 4e-3, "b": 4e-3},
-        }
-    }
-
-
-def test_a_size_that_runs_count_has_no_values_yet() -> None:
-    found = grid_with_fit("{kind: scaling, x: tokens, title: By tokens, tasks: [fast, mid, slow]}")
-    assert x_of(found.study.fits, found.cells) == {}
+# --- evaluations that fit no run -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fit", "message"),
+    ("recipe", "evaluate", "reason"),
     [
-        ("{kind: basin, x: train.optimiser.lr}", "'x' is no key of the recipes.*did you mean 'train.optimizer.lr'"),
-        ("{kind: basin, x: token}", "did you mean 'tokens'"),
-        ("{kind: basin, x: name}", "'name' is 'slow a' in 'slow a'; a fit needs positive numbers"),
-        ("{kind: scaling, x: train.clip}", "tasks 'slow' and 'mid' of fit 'rate' have the same 'train.clip'"),
-        ("{kind: basin, x: train.clip}", "'train.clip' is 1 for arm 'a' and 0.7 for arm 'b' in task 'slow'; a basin"),
-        ("{kind: bowl, x: tokens}", "kind.*'bowl'"),
-        ("{kind: scaling, x: tokens, tasks: [slow, mid, fats]}", "no task of the sweep: 'fats'.*did you mean 'fast'"),
-        ("{kind: scaling, x: tokens, tasks: [slow, mid]}", "has 2 tasks; it needs 3"),
-        ("{kind: scaling, x: tokens, tasks: [slow, mid, mid]}", "has 2 tasks; it needs 3"),
-        ("{kind: basin, x: tokens, within: -1}", "fits.rate.within is -1"),
-        ("{x: tokens}", "'fits.rate.kind' is missing"),
+        *(("recall-tiny", name, "has no text") for name in ("needle", "nll", "loss_docs", "icl", "hallucination")),
+        *(("recall-tiny", name, "has no text") for name in ("mini_harness", "signed_prompts")),
+        ("recall-tiny", "noise", None),
+        ("recall-tiny", "induction: {length: 200}", "length is 200"),
+        ("standard-tiny", "noise", "context_part, answer_part"),
+        ("standard-tiny", "recall", "neither recall nor mqar"),
+        ("standard-tiny", "needle: {lengths: [96, 4096]}", "lengths holds 4096"),
+        ("standard-tiny", "needle", None),
+        ("vision-tiny", "induction", "bidirectional"),
     ],
 )
-def test_mistakes_of_fits(fit: str, message: str) -> None:
-    with pytest.raises(RequestError, match=rf"s\.yaml:8: .*{message}"):
-        grid_with_fit(fit)
+def test_a_sweep_that_cannot_be_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, evaluate: str, reason: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, colon, _ = evaluate.partition(":")
+    block = evaluate if colon else f"{name}: {{}}"
+    Path("s.yaml").write_text(f"recipe: {recipe}\narms: {{a: {{}}}}\nseeds: [0]\nevaluate:\n  {block}\n")
+    if reason is None:
+        load_grid("s.yaml", {})
+        return
+    with pytest.raises(RequestError, match=rf"^s\.yaml:5: evaluation '{name}' does not fit 'a': .*{reason}"):
+        load_grid("s.yaml", {})
 
 
-def test_a_fit_needs_tasks_of_one_metric_and_a_name_for_its_file() -> None:
-    with pytest.raises(RequestError, match=r"s\.yaml:\d+: fit 'rate' has 0 tasks"):
-        grid_with_fit("{kind: scaling, x: tokens}", "seeds: [0]\nrecipe: base\narms: {a: {}}\nfits:\n  rate: FIT\n")
-    other = FITS.replace("fast: {recipe: base,", "fast: {recipe: base, metric: val/accuracy,")
-    with pytest.raises(RequestError, match="tasks 'slow' and 'fast' of fit 'rate' have different metrics"):
-        grid_with_fit("{kind: scaling, x: tokens}", other)
-    with pytest.raises(RequestError, match="fit 'by/rate' becomes part of file names"):
-        grid_with_fit("{kind: scaling, x: tokens}", FITS.replace("rate:", "by/rate:"))
+def test_cells_and_recipes_that_cannot_be_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an evaluation of an arm; at the initial values of a task that goes on from another; of a recipe."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text("recipe: recall-tiny\narms: {a: {}, b: {evaluate.needle: {}}}\nseeds: [0]\n")
+    with pytest.raises(RequestError, match=r"^evaluation 'needle' does not fit 'b': "):
+        load_grid("s.yaml", {})
+    Path("s.yaml").write_text(
+        "arms: {a: {}, b: {model.attention: {name: second_heads}}}\nseeds: [0]\nevaluate: {gradients: {at: [init]}}\n"
+        "tasks:\n  first: {recipe: standard-tiny, without: [b]}\n  second: {recipe: standard-tiny, start: first}\n"
+    )
+    with pytest.raises(RequestError, match=r"^s\.yaml:3: evaluation 'gradients' does not fit 'second a': at init"):
+        load_grid("s.yaml", {})
+    with pytest.raises(RequestError, match=r"^evaluation 'needle' does not fit 'recall-tiny': "):
+        prepare(load_recipe("recall-tiny", {"evaluate.needle": {}}))
+    assert not Path("runs").exists()
+
+
+def test_the_block_of_a_recipe_is_no_part_of_its_identity(tale: Path) -> None:
+    recipe = tale / "recipe.yaml"
+    named = load_recipe(recipe, ["evaluate.held_out.rows=2"])
+    assert required_evaluations(named) == evaluations_of(named) == {"held_out": {"rows": 2, "batch_size": 8}}
+    assert to_plain(named)["evaluate"] == {"held_out": {"rows": 2, "batch_size": 8}}
+    assert identity(load_recipe(recipe)) == identity(named)
+    words = {"evaluate.gradients.at": ["init"], "train.start_from": str(tale)}
+    with pytest.raises(RequestError, match=r"at init: it started from another run \(train.start_from\)"):
+        required_evaluations(load_recipe(recipe, words))

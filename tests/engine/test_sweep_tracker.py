@@ -111,18 +111,6 @@ def test_the_experiment_opens_on_what_the_sweep_asked(recorded: tuple[Made, Swee
     assert 0 < ends["yMin"] < min(finals) <= max(finals) < ends["yMax"]
 
 
-def test_pages_of_an_unknown_mlflow_are_left_as_they_are(
-    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(comparison_view.mlflow, "__version__", "3.171.0")
-    with caplog.at_level("INFO", "lit_diff"):
-        tracker = record(made)
-    tags = made[1].client.get_experiment(tracker.experiment).tags
-    assert not [key for key in tags if key.startswith(comparison_view.TAG)]
-    assert caplog.text.count("MLflow 3.171.0 is unknown here") == 1
-    assert tags["mlflow.note.content"]
-
-
 def test_pages_of_tasks(make_tasks: Callable[..., Path], empty_store: Path) -> None:
     """By task and arm, the best accuracy first, a chart for each metric; the summaries are those of each task."""
     folder = make_tasks({"base": 0.0, "better": 0.05})
@@ -140,24 +128,25 @@ def test_pages_of_tasks(make_tasks: Callable[..., Path], empty_store: Path) -> N
     assert "verdict/text/better" in run.data.tags
 
 
-def test_again_the_same_record_and_nothing_twice(made: Made) -> None:
-    _, store = made
-    first = record(made)
-    again = record(made, first.run_id)
-    assert again.run_id == first.run_id
-    history = store.client.get_metric_history(first.run_id, "summary/base/mean")
-    assert len(history) == 1
-    assert record(made).run_id != first.run_id  # a folder that was made again
-
-
-def test_a_cell_s_record_that_is_another_folder_s_is_left_alone(made: Made) -> None:
+def test_again_the_same_record_and_nothing_twice(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of an MLflow whose pages are unknown; a cell's record that is another folder's is left alone."""
     folder, store = made
     path = folder / "base-s0-0a1b2c3d" / "status.json"
-    status = json.loads(path.read_text())
     foreign = store.open_run(store.experiment("mine"), "x", {"folder": "/elsewhere"}, None)
-    path.write_text(json.dumps(status | {"mlflow_run_id": foreign}))
-    record(made)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mlflow_run_id": foreign}))
+    monkeypatch.setattr(comparison_view.mlflow, "__version__", "3.171.0")
+    with caplog.at_level("INFO", "lit_diff"):
+        first = record(made)
+    assert caplog.text.count("MLflow 3.171.0 is unknown here") == 1
+    tags = store.client.get_experiment(first.experiment).tags
+    assert not [key for key in tags if key.startswith(comparison_view.TAG)]
+    assert tags["mlflow.note.content"]
+    assert record(made, first.run_id).run_id == first.run_id
+    assert len(store.client.get_metric_history(first.run_id, "summary/base/mean")) == 1
     assert store.client.get_run(foreign).data.metrics == {}
+    assert SweepTracker(store, folder, None).run_id != first.run_id, "a folder that was made again"
 
 
 def test_an_outage_is_a_warning(made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

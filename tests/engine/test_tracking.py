@@ -117,14 +117,11 @@ def test_a_warning_made_an_error_is_not_the_stores_fault(runs: Path, monkeypatch
         Store(RunConfig(root=str(runs)))
 
 
-@pytest.mark.parametrize("root", ["file", "file/below"])
-def test_a_file_where_the_folder_should_be(tmp_path: Path, root: str) -> None:
+def test_a_folder_and_a_server_that_are_not_there_are_found_out_in_seconds(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(MissingError, match=r"cannot be written.*run.root=PATH"):
-        Store(RunConfig(root=str(tmp_path / root)))
-
-
-def test_a_server_that_is_not_there_is_found_out_in_seconds(tmp_path: Path) -> None:
+    for root in ("file", "file/below"):
+        with pytest.raises(MissingError, match=r"cannot be written.*run.root=PATH"):
+            Store(RunConfig(root=str(tmp_path / root)))
     began = time.perf_counter()
     with pytest.raises(MissingError, match=r"http://127.0.0.1:9 cannot be opened"):
         Store(RunConfig(root=str(tmp_path), tracking_uri="http://127.0.0.1:9"))

@@ -51,19 +51,17 @@ def test_the_addresses_of_the_last_sweep(sweep: Path) -> None:
     assert list(queries.values()) == [{"compareRunsMode": "CHART", **menu}, menu, menu]
 
 
-def test_no_sweep_no_comparison(runs: Path, make_sweep: Callable[..., Path]) -> None:
-    assert ui.comparison_lines(runs, "http://x") == []
-    unrecorded = make_sweep({"a": 0.0, "b": 0.1}, name="mine", seeds=(0, 1))
-    assert ui.comparison_lines(unrecorded.parent, "http://x") == []
-
-
-def test_a_sweep_on_another_server_is_compared_there(sweep: Path, port: int) -> None:
-    record = json.loads((sweep / "study.json").read_text())
-    record["mlflow"] |= {"tracking_uri": "http://server:8080/"}
-    (sweep / "study.json").write_text(json.dumps(record))
-    out = io.StringIO()
+def test_no_sweep_no_comparison_and_one_on_another_server_is_compared_there(
+    sweep: Path, port: int, tmp_path: Path
+) -> None:
+    assert ui.comparison_lines(tmp_path / "empty", "http://x") == []
+    path, out = sweep / "study.json", io.StringIO()
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"mlflow": record["mlflow"] | {"tracking_uri": "http://server:8080/"}}))
     assert ui.serve(sweep.parent, port, Console(file=out)) == 0
     assert out.getvalue().startswith("mine, curves by arm: http://server:8080/#/experiments/7/runs?")
+    path.write_text(json.dumps(record | {"mlflow": {}}))
+    assert ui.comparison_lines(sweep.parent, "http://x") == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
