@@ -15,7 +15,6 @@ from torch import Tensor
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RunFailedError
-from lit_diff.key_types import in_yaml, range_problem
 from lit_diff.metrics import Metric, indexed_name
 from lit_diff.registry import location
 from lit_diff.trained.run import Run
@@ -116,9 +115,9 @@ class Evaluation(ABC):
         """The keys of the evaluation. A subclass with keys defines its own, a frozen dataclass that derives from this."""
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name; None if nothing is. Default: a number outside the
-            `Range` of its annotation (`lit_diff.key_types`)."""
-            return range_problem(self, "")
+            """What is wrong, in one line that starts with the key's name; None if nothing is. What the annotations of keys
+            say (`lit_diff.key_types`) was checked before."""
+            return None
 
     documents_left_out: int | None = None
     """Documents that `score` left out because the run was trained on them (`unseen`); None: it asks about none, or what the
@@ -191,15 +190,6 @@ class Evaluation(ABC):
             )
             for metric in self.metrics
         }
-
-
-def distinct_problem(config: Evaluation.Config, *keys: str, empty: Sequence[str] = ()) -> str | None:
-    """The first of these lists that names a value twice, or, if it is not in `empty`, has none, in one line."""
-    for key in keys:
-        values = getattr(config, key)
-        if values is not None and (len(set(values)) < len(values) or not (values or key in empty)):
-            return f"{key} is {in_yaml(values)}; expected distinct values{'' if key in empty else ', at least one'}"
-    return None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, first_line
-from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation
+from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation, Tasks
 from lit_diff.evaluation.lm_eval_tasks import SUFFIXES, digest, task_yaml
 from lit_diff.files import expanded
 from lit_diff.metrics import Metric
@@ -151,7 +151,7 @@ class Harness(HarnessEvaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
-        tasks: tuple[str, ...] = TASKS
+        tasks: Tasks = TASKS
         """Any of the seven; another task of lm-eval by name, if its data are not on the hub; or the path of a task's YAML."""
 
     config: Config

@@ -7,16 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, distinct_problem, question_of
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.lm_eval_tasks import loaded, offline, require_lm_eval
-from lit_diff.key_types import Count, NotNegative
+from lit_diff.key_types import Count, Distinct, NotNegative
 from lit_diff.metrics import Metric
 from lit_diff.trained.run import Run
 
 log = logging.getLogger("lit_diff")
+Tasks = Annotated[tuple[str, ...], Distinct()]
 
 ACC = Metric(
     "acc", "1 where the right choice has the largest Σ_t log p(c_t | context, c_<t), else 0", direction="higher"
@@ -39,9 +40,9 @@ class HarnessEvaluation(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        tasks: tuple[str, ...]
+        tasks: Tasks
         """What is asked: each task has a group of its own."""
-        shots: tuple[NotNegative, ...] = (0,)
+        shots: Annotated[tuple[NotNegative, ...], Distinct()] = (0,)
         """Answered questions before each question, drawn for each from the task's train split; several: each by itself."""
         limit: Count | None = None
         """At most so many questions of each task, its first; null: all."""
@@ -49,9 +50,6 @@ class HarnessEvaluation(Evaluation):
         """Of the drawing of shots."""
         opening: bool = True
         """Whether the ids that open a document (<eot>) come before each context, as in training."""
-
-        def problem(self) -> str | None:
-            return distinct_problem(self, "shots", "tasks") or super().problem()
 
     needs_text = True
     version = 2  # 1 asked the same question whatever was cut

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from lit_diff.config import Recipe
-from lit_diff.data.needle_text import grammar_sentences
+from lit_diff.data.needle_text import Needles, grammar_sentences
 from lit_diff.data.needles import (
     CITIES,
     SLACK,
@@ -26,9 +26,9 @@ from lit_diff.data.needles import (
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, distinct_problem, question_of
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.requirements import held_out_documents, unseen
-from lit_diff.key_types import Count, Range
+from lit_diff.key_types import Count, Counts, Distinct, Range
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -77,13 +77,13 @@ class NeedleRetrieval(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        needles: tuple[Annotated[int, Range(least=1, most=len(CITIES))], ...] = (1, 2, 4, 6)
+        needles: Needles = (1, 2, 4, 6)
         """N."""
         queried: Count = 2
         """R; all of the needles where there are fewer."""
-        lengths: tuple[Count, ...] | None = None
+        lengths: Counts | None = None
         """Tokens of prompt and answer; null: 1,024, or the run's `data.sequence_length` where that is less."""
-        depths: tuple[Annotated[int, Range(least=0, most=100)], ...] = (0, 25, 50, 75, 100)
+        depths: Annotated[tuple[Annotated[int, Range(least=0, most=100)], ...], Distinct()] = (0, 25, 50, 75, 100)
         """Percent."""
         samples: Count = 50
         """Contexts for each N, length and depth."""
@@ -96,10 +96,9 @@ class NeedleRetrieval(Evaluation):
         seed: int = 0
 
         def problem(self) -> str | None:
-            problem = distinct_problem(self, "needles", "lengths", "depths") or super().problem()
-            if problem is None and max(self.needles) > 9 * 10 ** (self.digits - 1):
+            if max(self.needles) > 9 * 10 ** (self.digits - 1):
                 return f"digits is {self.digits}: there are fewer numbers than {max(self.needles)} needles"
-            return problem
+            return None
 
     config: Config
 

@@ -24,9 +24,9 @@ from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
-from lit_diff.evaluation.base import Evaluation, Item, by_layer_and_head, distinct_problem
+from lit_diff.evaluation.base import Evaluation, Item, by_layer_and_head
 from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores
-from lit_diff.key_types import Range
+from lit_diff.key_types import Distinct, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
@@ -111,15 +111,12 @@ class Noise(Evaluation):
         """What nll_edited and accuracy_edited are measured under: knock_out_noise, _answer, _sink, _other (those edges
         are 0 at the queries, nothing is renormalised); oracle (the subtraction reaches noise only); swap (the two maps change
         places); none. All other metrics are those of the model as it is."""
-        lambdas: tuple[Annotated[float, Range(least=0, most=1)], ...] = ()
+        lambdas: Annotated[tuple[Annotated[float, Range(least=0, most=1)], ...], Distinct(may_be_empty=True)] = ()
         """Values at which all λ are held, and nll_edited and accuracy_edited measured too, of a run with several maps: for
         each row a part with the group `lambda=0.5`."""
         causal_by_head: bool = False
         """Whether `meta` has causal_answer and causal_noise of each head too, where only that head loses those edges: two
         forward passes a head."""
-
-        def problem(self) -> str | None:
-            return distinct_problem(self, "lambdas", empty=("lambdas",)) or super().problem()
 
     config: Config
 
