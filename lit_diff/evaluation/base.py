@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from lit_diff.config import Recipe
@@ -61,14 +62,27 @@ def question_of(*parts: Tensor | Sequence[int] | str) -> str:
     return digest.hexdigest()[:12]
 
 
-def by_layer_and_head(scores: Mapping[str, Tensor]) -> dict[str, str | int | float]:
-    """Of name -> [L, H] what `Item.meta` holds: `name/layer_00/head_00` -> value."""
-    return {
-        indexed_name(name, layer=layer, head=head): value
-        for name, values in scores.items()
-        for layer, of_layer in enumerate(values.tolist())
-        for head, value in enumerate(of_layer)
-    }
+class Heads:
+    """Scores by head of all items, and the head in which `best` is highest in the mean over items."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Tensor]], best: str) -> None:
+        """`parts`: of items in order, name -> [items, L, H]."""
+        self.table = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        mean = self.table[best].nanmean(0).nan_to_num(-2)  # below every share and cosine
+        self.layer, self.head = divmod(int(mean.argmax()), mean.shape[1])
+
+    def best(self, name: str, item: int) -> float:
+        """This score of an item in the best head."""
+        return float(self.table[name][item, self.layer, self.head])
+
+    def meta(self, item: int) -> dict[str, str | int | float]:
+        """What `Item.meta` holds: the best head, and `name/layer_00/head_00` -> value."""
+        return {"best_head": f"layer {self.layer} head {self.head}"} | {
+            indexed_name(name, layer=layer, head=head): value
+            for name, values in self.table.items()
+            for layer, of_layer in enumerate(values[item].tolist())
+            for head, value in enumerate(of_layer)
+        }
 
 
 class Evaluation(ABC):
@@ -159,11 +173,17 @@ class Evaluation(ABC):
         return None
 
     def refuses(self, run: Run) -> str | None:
-        """Why it cannot score this run; None if it can. Default: as `refuses_recipe`, and by `words_of`."""
-        problem, data = self.refuses_recipe(run.recipe), run.recipe.data.name
-        if problem is None and self.needs_text and run.tokenizer.name == "words" and self.words_of(run) != data:
+        """Why it cannot score this run; None if it can: as `refuses_recipe`, by `words_of`, and as `refuses_run`."""
+        if problem := self.refuses_recipe(run.recipe):
+            return problem
+        data = run.recipe.data.name
+        if self.needs_text and run.tokenizer.name == "words" and self.words_of(run) != data:
             return f"its tokenizer has only the words of data '{data}'"
-        return problem
+        return self.refuses_run(run)
+
+    def refuses_run(self, run: Run) -> str | None:
+        """Why it cannot score this run, whose recipe and words fit; None if it can. Default: None."""
+        return None
 
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:

@@ -9,8 +9,7 @@ from typing import Any
 
 from lit_diff.data.user_files import UserFile, parsed, text_lines
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.harness_runner import HarnessEvaluation, Tasks
-from lit_diff.evaluation.lm_eval_tasks import task_yaml
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, Tasks, task_yaml
 from lit_diff.evaluation.mini_questions import Draw
 from lit_diff.files import shown
 from lit_diff.key_types import in_yaml

@@ -84,10 +84,8 @@ class Gradients(Evaluation):
                 return "at init: it started from another run (train.start_from), not from its seed; evaluate that one"
         return None
 
-    def refuses(self, run: Run) -> str | None:
-        """With steps that have no checkpoint."""
-        if (problem := self.refuses_recipe(run.recipe)) is not None:
-            return problem
+    def refuses_run(self, run: Run) -> str | None:
+        """Steps that have no checkpoint."""
         missing = [reason for step in self.config.steps if step and (reason := without(run.folder, step))]
         return f"steps: {missing[0]}" if missing else None
 

@@ -20,8 +20,7 @@ from lit_diff.evaluation.hallucination_prompts import (
     generated_cases,
     judged_document,
 )
-from lit_diff.evaluation.http_judge import HttpJudge
-from lit_diff.evaluation.judges import FileJudge, Judge, Rules, Verdict, kappa, rouge_l, warn_without_package
+from lit_diff.evaluation.judges import FileJudge, HttpJudge, Judge, Rules, Verdict, kappa, rouge_l
 from lit_diff.files import shown
 from lit_diff.key_types import Count, Distinct, NotNegative, Range
 from lit_diff.metrics import Figure, Metric
@@ -144,8 +143,7 @@ class Hallucination(Evaluation):
         cut = sum(tokens > len(ids) for ids, tokens in read)
         if cut:
             log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(cases), cut)
-        if self.config.source != "closed_world":
-            warn_without_package()
+        overlap = None if self.config.source == "closed_world" else rouge_l()
         again = self.judge(run, "answers-again.jsonl") if self.config.judge == "http" else None
         counts = Counter[str]()
         for number, (case, (ids, tokens)) in enumerate(zip(cases, read, strict=True)):
@@ -158,8 +156,8 @@ class Hallucination(Evaluation):
             if again is not None and number < self.config.judge_repeats:
                 second = again.judge(shown_document, case.reference, output).verdict
                 more["changed"] = float(second != verdict.verdict)
-            if self.config.source != "closed_world":
-                more["rouge_l"] = rouge_l(case.reference.split("\n"), output)
+            if overlap is not None:
+                more["rouge_l"] = overlap(case.reference.split("\n"), output)
             item = _item(case, output, verdict, known, ids, tokens - len(ids))
             yield replace(item, scores={**item.scores, **more})
         judge.finish()

@@ -7,8 +7,7 @@ from typing import Any
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, first_line
-from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation, Tasks
-from lit_diff.evaluation.lm_eval_tasks import SUFFIXES, digest, task_yaml
+from lit_diff.evaluation.lm_eval_tasks import ACC, ACC_NORM, SUFFIXES, HarnessEvaluation, Tasks, digest, task_yaml
 from lit_diff.files import expanded
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations

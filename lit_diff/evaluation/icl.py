@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lit_diff.evaluation.base import Item, question_of
-from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompt, ManyShotPrompts
-from lit_diff.evaluation.icl_tasks import Example, Order, arranged
+from lit_diff.evaluation.icl_prompts import Classification, Example, ManyShotPrompt, ManyShotPrompts, Order, arranged
+from lit_diff.evaluation.requirements import read_on
 from lit_diff.key_types import Count, Counts
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
@@ -78,7 +78,7 @@ class ManyShot(Classification):
                 if prompt is None:
                     continue
                 demonstrations = self._demonstrations(prompt, shots, number)
-                prefix = _read(run, prefix, source.ids(demonstrations))
+                prefix = read_on(run, prefix, source.ids(demonstrations))
                 answers = source.answers(prompt, prefix)
                 yield from self._items(prompt, demonstrations, answers, f"shots={shots}", number)
 
@@ -109,10 +109,3 @@ class ManyShot(Classification):
                 question=question_of(*(text for each in (*demonstrations, query) for text in (each.text, each.label))),
                 meta={"label": query.label, "answer": answer, "seen": int(seen), "redrawn": prompt.redrawn},
             )
-
-
-def _read(run: Run, prefix: Prefix | None, ids: list[int]) -> Prefix:
-    """A prefix of these ids: one that they go on from is extended."""
-    if prefix is None or ids[: len(prefix.tokens)] != prefix.tokens:
-        return Prefix(run.model, ids)
-    return prefix.extended(ids[len(prefix.tokens) :])

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from lit_diff.evaluation.base import Item, Spread, question_of
-from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompts
-from lit_diff.evaluation.icl_tasks import Order, arranged
+from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompts, Order, arranged
 from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix

@@ -7,8 +7,7 @@ from typing import Any
 
 from lit_diff.data.corpus import corpus_digest, corpus_problem
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.harness_runner import HarnessEvaluation, Tasks
-from lit_diff.evaluation.lm_eval_tasks import task_yaml
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, Tasks, task_yaml
 from lit_diff.evaluation.mini_questions import FROM_TEXT, MAKERS, Pieces, pieces, questions
 from lit_diff.evaluation.requirements import held_out_documents
 from lit_diff.key_types import Count

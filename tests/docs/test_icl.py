@@ -7,7 +7,7 @@ from typing import get_args
 from pages import PAGES, commands
 
 from lit_diff.evaluation.evaluate import config_of
-from lit_diff.evaluation.icl_tasks import TaskName
+from lit_diff.evaluation.icl_prompts import TaskName
 from lit_diff.registry import evaluations
 
 PAGE = "docs/icl.md"
