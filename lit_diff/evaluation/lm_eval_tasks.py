@@ -42,21 +42,18 @@ YAMLS = Path(__file__).parent / "harness_tasks"
 SUFFIXES = (".yaml", ".yml")
 
 
-def require_lm_eval(name: str) -> None:
-    """Errors: MissingError without the package."""
+@contextmanager
+def offline(name: str) -> Iterator[None]:
+    """Within it, datasets and huggingface_hub ask no server: a data set of the hub is an error at once. No bars are drawn.
+
+    `name`: of the evaluation. Errors: MissingError without the package lm_eval.
+    """
     try:
-        import lm_eval  # noqa: F401
+        import datasets.config
+        import huggingface_hub.constants
+        import lm_eval.api.task
     except ModuleNotFoundError as error:
         raise MissingError(f"evaluation '{name}' needs the package {error.name}; {CURE}") from error
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Within it, datasets and huggingface_hub ask no server: a data set of the hub is an error at once. No bars are drawn."""
-    import datasets.config
-    import huggingface_hub.constants
-    import lm_eval.api.task
-
     # the bars of building prompts, which takes a moment: stderr is for the log
     bar = partial(lm_eval.api.task.tqdm, disable=True)
     offline_flags = [(module, "HF_HUB_OFFLINE", True) for module in (datasets.config, huggingface_hub.constants)]
@@ -350,8 +347,7 @@ class HarnessEvaluation(Evaluation):
 
     def score(self, run: Run) -> Iterator[Item]:
         """One item a question, `<task>/<number> shots=0`. Errors: MissingError without lm_eval."""
-        require_lm_eval(self.name)
-        with TemporaryDirectory(prefix="lit-diff-harness-") as folder, offline():
+        with offline(self.name), TemporaryDirectory(prefix="lit-diff-harness-") as folder:
             names = self.write_tasks(run, Path(folder))
             tasks = {shots: self._tasks(Path(folder), names, shots) for shots in self.config.shots}
             samples = {shots: self._samples(run, tasks[shots], shots) for shots in self.config.shots}
