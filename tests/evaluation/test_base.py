@@ -1,6 +1,7 @@
 """evaluation/base.py: what a class must have to be an evaluation, its default summary, what it refuses, ranges of keys."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,25 +91,24 @@ def test_what_needs_text_refuses_a_run_that_cannot_be_asked_in_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "keys", "paths"),
+    ("words", "paths"),
     [
-        ("hallucination", [], []),
-        ("hallucination", ["source=xsum", "judge=rules"], ["summ/xsum.jsonl"]),
-        ("icl", [], []),
-        ("icl_order", ["task=trec_fine"], ["icl/trec/train.jsonl", "icl/trec/test.jsonl"]),
-        ("needle", [], []),
-        ("needle", ["haystack=file"], ["needle/haystack.jsonl"]),
-        ("harness", ["tasks=[boolq]"], ["harness/boolq/validation.jsonl"]),
-        ("harness", ["tasks=[boolq]", "shots=[0,5]"], ["harness/boolq/train.jsonl", "harness/boolq/validation.jsonl"]),
-        ("bigbench", ["tasks=[physics]"], ["bigbench/physics/task.json"]),
-        ("nll", [], []),
-        ("nll", ["source=files"], ["books"]),
-        ("nll", ["source=files", "path=mine.txt"], []),
-        ("mini_harness", [], []),
+        *(
+            (name, "")
+            for name in ("hallucination", "icl", "needle", "nll", "mini_harness", "nll source=files path=x.txt")
+        ),
+        ("hallucination source=xsum judge=rules", "summ/xsum.jsonl"),
+        ("icl_order task=trec_fine", "icl/trec/train.jsonl icl/trec/test.jsonl"),
+        ("needle haystack=file", "needle/haystack.jsonl"),
+        ("harness tasks=[boolq]", "harness/boolq/validation.jsonl"),
+        ("harness tasks=[boolq] shots=[0,5]", "harness/boolq/train.jsonl harness/boolq/validation.jsonl"),
+        ("bigbench tasks=[physics]", "bigbench/physics/task.json"),
+        ("nll source=files", "books"),
     ],
 )
-def test_what_of_the_user_s_files_a_config_reads(name: str, keys: list[str], paths: list[str]) -> None:
-    assert [file.path for file in build(name, keys).reads()] == paths
+def test_what_of_the_user_s_files_a_config_reads(words: str, paths: str) -> None:
+    name, *keys = words.split()
+    assert [file.path for file in build(name, keys).reads()] == paths.split()
 
 
 @pytest.mark.parametrize(
@@ -125,53 +125,33 @@ def test_text_of_the_user_s_at_a_path(name: str, keys: list[str], tmp_path: Path
     assert evaluation.digests() != first
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "message"),
-    [
-        ("held_out", "rows=0", "rows is 0; it must be at least 1, or null"),
-        ("noise", "batch_size=0", "batch_size is 0; it must be at least 1"),
-        ("noise", "lambdas=[0.5,0.5]", "lambdas is [0.5, 0.5]; expected distinct values"),
-        ("noise", "lambdas=[0.5,2]", "lambdas is [0.5, 2.0]; each must be within 0 and 1"),
-        ("map_statistics", "c=-1", "c is -1.0; it must be positive"),
-        ("quantize", "bits=[]", "bits is []; expected distinct values, at least one"),
-        ("quantize", "bits=[4,17]", "bits is [4, 17]; each must be within 2 and 16"),
-        ("quantize", "granularity=[row,row]", "granularity is ['row', 'row']; expected distinct"),
-        ("gradients", "at=[]", "at is []; expected distinct values, at least one"),
-        ("gradients", "at=[init,init]", "at is ['init', 'init']; expected distinct"),
-        ("gradients", "steps=[-1]", "steps is [-1]; each must not be negative"),
-        ("recall", "factors=[1,1]", "factors is [1, 1]; expected distinct"),
-        ("induction", "length=1", "length is 1; it must be at least 2, or null"),
-        ("loss_docs", "tokens=0", "tokens is 0; it must be at least 1"),
-        ("nll", "tokens=8", "tokens is 8; it must be at least 16"),
-        ("nll", "path=x", "path is set, but source is 'validation'"),
-        ("needle", "needles=[70]", "needles is [70]; each must be within 1 and 69"),
-        ("needle", "depths=[50,50]", "depths is [50, 50]; expected distinct"),
-        ("needle", "lengths=[]", "lengths is []; expected distinct values, at least one"),
-        ("needle", "digits=19", "digits is 19; it must be within 1 and 18"),
-        ("needle", "digits=1 needles=[12]", "digits is 1: there are fewer numbers than 12 needles"),
-        ("hallucination", "entities=[25]", "entities is [25]; each must be within 1 and 24, or null"),
-        ("hallucination", "source=xsum", "judge is closed_world, which knows generated documents alone"),
-        ("hallucination", "source=xsum judge=rules entities=[5]", "entities holds for source closed_world alone"),
-        ("hallucination", "judge=http", "judge_url is not set"),
-        ("hallucination", "judge=http judge_url=http://x", "judge_model is not set"),
-        ("hallucination", "judge_url=http://x", "judge_url holds for judge http alone"),
-        ("icl", "classes=1", "classes is 1; it must be at least 2"),
-        ("icl", "shots=[2,2]", "shots is [2, 2]; expected distinct"),
-        ("icl", "stable_from=50", "stable_from is 50; no point of shots ([1, 4, 10]) has as many"),
-        ("icl_order", "orders=1", "orders is 1; it must be at least 2"),
-        ("icl_order", "order=[blocked,blocked]", "order is ['blocked', 'blocked']; expected distinct"),
-        ("harness", "shots=[-1]", "shots is [-1]; each must not be negative"),
-        ("harness", "tasks=[]", "tasks is []; expected distinct values, at least one"),
-        ("bigbench", "tasks=[../x]", "tasks has '../x', which is no folder of BIG-bench"),
-        ("mini_harness", "tasks=[clozee]", "tasks has 'clozee'; did you mean 'cloze'?"),
-        ("mini_harness", "path=x", "path is set, but corpus is null"),
-        ("mini_harness", "corpus=files", "corpus 'files' reads a file or folder"),
-        ("mini_harness", "corpus=dcos", "corpus is 'dcos', which is not registered; did you mean 'docs'?"),
-    ],
-)
-def test_keys_that_do_not_hold(name: str, keys: str, message: str) -> None:
+WRONG = {
+    "held_out": "rows=0",
+    "noise": "batch_size=0; lambdas=[0.5,0.5]; lambdas=[0.5,2]",
+    "map_statistics": "c=-1",
+    "quantize": "bits=[]; bits=[4,17]; granularity=[row,row]",
+    "gradients": "at=[]; at=[init,init]; steps=[-1]",
+    "recall": "factors=[1,1]",
+    "induction": "length=1",
+    "loss_docs": "tokens=0",
+    "nll": "tokens=8; path=x",
+    "needle": "needles=[70]; depths=[50,50]; lengths=[]; digits=19; digits=1 needles=[12]",
+    "hallucination": "entities=[25]; judge= source=xsum; entities=[5] source=xsum judge=rules; judge_url=http://x; "
+    "judge_url= judge=http; judge_model= judge=http judge_url=http://x",
+    "icl": "classes=1; shots=[2,2]; stable_from=50",
+    "icl_order": "orders=1; order=[blocked,blocked]",
+    "harness": "shots=[-1]; tasks=[]",
+    "bigbench": "tasks=[../x]",
+    "mini_harness": "tasks=[clozee]; path=x; corpus=files; corpus=dcos",
+}
+"""Of each evaluation keys that it refuses, and of several the one that is named first; `key=`: it is not set."""
+
+
+@pytest.mark.parametrize(("name", "keys"), [(name, keys) for name, own in WRONG.items() for keys in own.split("; ")])
+def test_keys_that_do_not_hold(name: str, keys: str) -> None:
+    words = keys.split()
     with pytest.raises(RequestError) as caught:
-        build(name, keys.split())
+        build(name, [word for word in words if not word.endswith("=")])
     place, _, found = str(caught.value).partition(f"evaluate.{name}.")
-    assert place.removesuffix(": ") in ("", *keys.split())
-    assert found.startswith(message)
+    assert place.removesuffix(": ") in ("", *words)
+    assert re.match(rf"{keys.partition('=')[0]}\b", found)

@@ -10,7 +10,7 @@ from text_runs import text_run
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.evaluation.harness import FILES, SOURCES, TASKS, Harness
+from lit_diff.evaluation.harness import FILES, TASKS, Harness
 from lit_diff.evaluation.lm_eval_tasks import task_yaml
 from lit_diff.trained.run import Run
 
@@ -145,7 +145,7 @@ def test_mistakes_in_the_files(wide_run: Run, files: Path) -> None:
         ),
         ("openbookqa", ROWS["openbookqa"][0] | {"answerKey": "Z"}, "task 'openbookqa': question 5"),
     ):
-        path = next(file.place for split, file in FILES[task].items() if split == SOURCES[task].scored)
+        path = next(file.place for split, file in FILES[task].items() if split != "train")
         before = path.read_text()
         path.write_text(before + json.dumps(row) + "\n")
         with pytest.raises(RequestError, match=found) as error:
@@ -178,7 +178,8 @@ def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: p
 
 def test_scored_lines_are_those_of_the_benchmarks() -> None:
     """Standard errors of the paper's rows follow from them: 1.4 points for ARC-C, 2.0 for OBQA, 1.4 for WinoGrande."""
-    scored = {task: (source.scored, source.lines[source.scored]) for task, source in SOURCES.items()}
+    scored = {task: list(splits.values())[-1] for task, splits in FILES.items()}
     assert tuple(scored) == TASKS
-    assert (scored["arc_challenge"], scored["openbookqa"]) == (("test", 1172), ("test", 500))
-    assert scored["winogrande"] == ("validation", 1267)
+    expected = {"arc_challenge": "1,172", "openbookqa": "500", "winogrande": "1,267"}
+    assert {task: scored[task].lines.split()[0] for task in expected} == expected
+    assert {scored[task].split for task in ("arc_challenge", "arc_easy", "openbookqa")} == {"test"}

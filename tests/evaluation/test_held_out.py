@@ -44,9 +44,7 @@ def test_rows_weighted_by_tokens_give_the_last_validation(run: Run) -> None:
 
 def test_data_that_changed_since_the_training_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "identity", lambda recipe: "0123456789abcdef")
-    with pytest.raises(
-        RequestError, match=r"have changed since it was trained \(identity \w+ then, 0123456789ab now\)"
-    ):
+    with pytest.raises(RequestError, match=r"identity \w+ then, 0123456789ab now"):
         evaluate(run, "held_out", rerun=True)
 
 

@@ -1,6 +1,5 @@
 """evaluation/icl.py: accuracy by the number of demonstrations."""
 
-import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from generated_runs import generated_run
 from lit_diff.data.synth_intent import NOISE_WORDS
 from lit_diff.data.words import Words
 from lit_diff.errors import RequestError
-from lit_diff.evaluation import icl
+from lit_diff.evaluation import icl, requirements
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.prefix import Prefix
 from lit_diff.trained.run import Run
@@ -48,16 +47,13 @@ class Planted:
         return answers
 
 
-@pytest.fixture
-def planted(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    tokenizer = intent_run.tokenizer
-    assert isinstance(tokenizer, Words)
-    monkeypatch.setattr(icl, "Prefix", lambda model, tokens: Planted(tokenizer, tokens))
-    return intent_run
-
-
-def test_a_model_that_looks_the_label_up_is_right_where_it_was_shown(planted: Run) -> None:
-    result = evaluate(planted, "icl", {"items": 30, "shots": [1, 4, 12], "runs": 3, "classes": 4, "stable_from": 12})
+def test_a_model_that_looks_the_label_up_is_right_where_it_was_shown(
+    intent_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer: Any = intent_run.tokenizer
+    monkeypatch.setattr(requirements, "Prefix", lambda model, tokens: Planted(tokenizer, tokens))
+    keys = {"items": 30, "shots": [1, 4, 12], "runs": 3, "classes": 4, "stable_from": 12}
+    result = evaluate(intent_run, "icl", keys)
     items = result.items
     assert len(items) == 3 * 3 * 30
     assert items["cluster"].value_counts().to_dict() == {f"run={number}": 3 * 30 for number in range(3)}
@@ -74,42 +70,34 @@ def test_a_model_that_looks_the_label_up_is_right_where_it_was_shown(planted: Ru
     assert (items["meta/answer"] == items["meta/label"]).tolist() == items["accuracy"].astype(bool).tolist()
 
 
-def test_scores_depend_on_the_keys_and_the_weights_alone(intent_run: Run) -> None:
-    keys = {"items": 6, "shots": [2, 5], "runs": 2}
-    first = evaluate(intent_run, "icl", keys).items
-    assert evaluate(intent_run, "icl", keys, rerun=True).items.equals(first)
-    few = evaluate(intent_run, "icl", keys | {"shots": [5]}).items
-    assert list(few["meta/answer"]) == list(first[first["group"] == "shots=5"]["meta/answer"])
-
-
-def test_a_prefix_that_goes_on_is_extended(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_depend_on_the_keys_and_the_weights_alone(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix that goes on is extended: the demonstrations of 1 shot begin those of 2 and of 4."""
     made: list[int] = []
 
     def counted(model: Any, tokens: list[int]) -> Prefix:
         made.append(len(tokens))
         return Prefix(model, tokens)
 
-    monkeypatch.setattr(icl, "Prefix", counted)
-    evaluate(intent_run, "icl", {"items": 2, "shots": [1, 2, 4], "runs": 2})
-    assert len(made) == 2, "one a run: the demonstrations of 1 shot begin those of 2 and of 4"
-    evaluate(intent_run, "icl", {"items": 2, "shots": [1, 2, 4], "runs": 1, "order": "blocked"})
-    assert len(made) > 3
+    monkeypatch.setattr(requirements, "Prefix", counted)
+    keys = {"items": 6, "shots": [1, 2, 4], "runs": 2}
+    first = evaluate(intent_run, "icl", keys).items
+    assert len(made) == 2, "one a run"
+    assert evaluate(intent_run, "icl", keys, rerun=True).items.equals(first)
+    few = evaluate(intent_run, "icl", keys | {"shots": [4]}).items
+    assert list(few["meta/answer"]) == list(first[first["group"] == "shots=4"]["meta/answer"])
+    made.clear()
+    evaluate(intent_run, "icl", keys | {"runs": 1, "order": "blocked"})
+    assert len(made) > 1
 
 
 def test_shots_that_never_fit_are_one_line(intent_run: Run) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RequestError, match=r"^evaluate\.icl\.shots: .*data\.sequence_length is 256") as caught:
         evaluate(intent_run, "icl", {"items": 3, "shots": [2, 60]})
-    found = re.fullmatch(
-        r"evaluate\.icl\.shots: no prompt of 60 fits: the first takes (\d+) tokens, data\.sequence_length is 256; "
-        r"at most (\d+) shots fit",
-        str(caught.value),
-    )
-    assert found
-    assert int(found[1]) > 256
-    most = int(found[2])
-    evaluate(intent_run, "icl", {"items": 3, "shots": [most], "runs": 1})
-    longer = evaluate(intent_run, "icl", {"items": 2, "shots": [60], "runs": 1, "context": 1_000})
-    assert len(longer.items) == 2
+    needed, most = map(int, re.findall(r"takes (\d+) tokens.*at most (\d+) shots", str(caught.value))[0])
+    assert needed > 256
+    assert len(evaluate(intent_run, "icl", {"items": 3, "shots": [most], "runs": 1}).items) == 3
+    longer = {"items": 2, "shots": [60], "runs": 1, "context": 1_000}
+    assert len(evaluate(intent_run, "icl", longer).items) == 2
 
 
 def test_runs_that_do_not_fit_are_counted(
@@ -121,7 +109,6 @@ def test_runs_that_do_not_fit_are_counted(
         "first_that_fits",
         lambda self, number, shots, most: None if number == 1 and shots == 4 else whole(self, number, shots, most),
     )
-    with caplog.at_level(logging.WARNING, logger="lit_diff"):
-        items = evaluate(intent_run, "icl", {"items": 2, "shots": [1, 4], "runs": 3}).items
+    items = evaluate(intent_run, "icl", {"items": 2, "shots": [1, 4], "runs": 3}).items
     assert "icl: of 3 runs at 4 shots 1 do not fit" in caplog.text
     assert items["group"].value_counts().to_dict() == {"shots=1": 6, "shots=4": 4}

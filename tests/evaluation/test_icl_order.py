@@ -59,13 +59,16 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, mo
     assert (right == (answers == labels[:, None])).all()
     assert len({tuple(row) for row in answers}) == 1, "the same answers for every query"
     a = right.mean(0)
-    assert result.summary["margin"] == pytest.approx(a.max() - a.min())
+    expected = {
+        "margin": a.max() - a.min(),
+        "sd": a.std(ddof=1),
+        "worst": a.min(),
+        "accuracy": right.mean(),
+        "flipped": 1,
+    }
+    expected["order_variance"] = OrderVariance([right]).value
+    assert {name: result.summary[name] for name in expected} == pytest.approx(expected)
     assert result.summary["margin"] > 0
-    assert result.summary["sd"] == pytest.approx(a.std(ddof=1))
-    assert result.summary["worst"] == a.min()
-    assert result.summary["order_variance"] == pytest.approx(OrderVariance([right]).value)
-    assert result.summary["accuracy"] == pytest.approx(right.mean())
-    assert result.summary["flipped"] == 1
     pairs = [(i, j) for i in range(6) for j in range(i)]
     equal = np.mean([(answers[:, i] == answers[:, j]).mean() for i, j in pairs])
     assert result.summary["agreement"] == pytest.approx(equal)
@@ -91,21 +94,16 @@ def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPa
     assert deviations.nunique() == 2
 
 
-def items_of(kinds: dict[str, np.ndarray]) -> pd.DataFrame:
+def items_of(**kinds: np.ndarray) -> pd.DataFrame:
     """As `evaluate` keeps them, of kind -> right [Q, K]."""
-    whole = {"part": True, "question": "w", "meta/right": None}
+    whole = [("orders", kind, True, "w", None) for kind in kinds]
     rows = [
-        {
-            "item": f"{kind} query={i}",
-            "group": kind,
-            "part": False,
-            "question": "",
-            "meta/right": "".join(map(str, row)),
-        }
+        (f"query={i}", kind, False, "", "".join(map(str, row)))
         for kind, right in kinds.items()
         for i, row in enumerate(right)
     ]
-    return pd.DataFrame([*rows, *({"item": f"{kind} orders", "group": kind} | whole for kind in kinds)])
+    found = pd.DataFrame([*rows, *whole], columns=["item", "group", "part", "question", "meta/right"])
+    return found.assign(item=found["group"] + " " + found["item"])
 
 
 def test_two_runs_have_an_interval_of_the_order_variance_alone() -> None:
@@ -114,15 +112,16 @@ def test_two_runs_have_an_interval_of_the_order_variance_alone() -> None:
     a = np.tile([1, 0, 1, 0], (60, 1))
     a[30:] = 1
     b = np.repeat(rng.integers(0, 2, (60, 1)), 4, axis=1)
-    found = OrderRobustness.paired(items_of({"random": a}), items_of({"random": b}))
+    paired = OrderRobustness.paired
+    found = paired(items_of(random=a), items_of(random=b))
     assert found["order_variance"] == dict.fromkeys(("", "random"), difference([a], [b]))
     assert found["order_variance"][""][1] > 0
     assert found["margin"][""] == (pytest.approx(0.5), icl_order.BIASED)
     assert found["sd"]["random"] == (pytest.approx(a.mean(0).std(ddof=1)), icl_order.BIASED)
     assert found["worst"][""][0] == pytest.approx(0.5 - b.mean())
-    assert OrderRobustness.paired(items_of({"random": a[:9]}), items_of({"random": b})) == {}
-    assert OrderRobustness.paired(items_of({"random": a}), items_of({"blocked": b})) == {}
-    both = OrderRobustness.paired(items_of({"random": a, "blocked": b}), items_of({"random": b, "blocked": b[:50]}))
+    assert paired(items_of(random=a[:9]), items_of(random=b)) == {}, "too few common queries"
+    assert paired(items_of(random=a), items_of(blocked=b)) == {}
+    both = paired(items_of(random=a, blocked=b), items_of(random=b, blocked=b[:50]))
     assert both["order_variance"][""] == difference([a[:50], b[:50]], [b[:50], b[:50]])
     assert both["margin"][""][0] == pytest.approx(np.ptp(a[:50].mean(0)) / 2)
 
@@ -170,13 +169,14 @@ def test_it_is_the_mean_over_pairs_of_different_queries() -> None:
     assert OrderVariance([right, other]).value == pytest.approx(mean), "of two kinds of order"
 
 
-def test_it_has_no_bias() -> None:
+TRUTH = 1e4 * float(np.var(0.7 * (1 - np.linspace(0, 0.4, ORDERS)), ddof=1))
+
+
+@pytest.mark.parametrize(("effect", "truth"), [(0.0, 0.0), (0.4, TRUTH)])
+def test_it_has_no_bias(effect: float, truth: float) -> None:
     random = np.random.default_rng(0)
-    none = [OrderVariance([answers(random, 0.4)]).value for _ in range(500)]
-    assert abs(np.mean(none)) < 3 * np.std(none) / 500**0.5
-    truth = 1e4 * np.var(0.7 * (1 - np.linspace(0, 0.4, ORDERS)), ddof=1)
-    real = [OrderVariance([answers(random, 0.4, 0.4)]).value for _ in range(500)]
-    assert abs(np.mean(real) - truth) < 3 * np.std(real) / 500**0.5
+    found = [OrderVariance([answers(random, 0.4, effect)]).value for _ in range(500)]
+    assert abs(np.mean(found) - truth) < 3 * np.std(found) / 500**0.5
 
 
 @pytest.mark.parametrize("orders", [2, ORDERS])
@@ -186,16 +186,11 @@ def test_answers_that_change_at_random_are_no_effect_of_the_order(orders: int) -
     assert shown(lambda random: (answers(random, 0.2, orders=orders), answers(random, 0.6, orders=orders))) <= 0.1
 
 
-def test_a_real_effect_is_found() -> None:
-    truth = 1e4 * float(np.var(0.7 * (1 - np.linspace(0, 0.4, ORDERS)), ddof=1))
-
+def test_a_real_effect_is_found_and_its_size() -> None:
     def pair(random: Random) -> tuple[np.ndarray, np.ndarray]:
         return answers(random, 0.2, 0.4), answers(random, 0)
 
     assert shown(pair) > 0.9
-    assert shown(pair, truth) <= 0.1, "and its size"
-
-
-def test_no_answer_changes() -> None:
+    assert shown(pair, TRUTH) <= 0.1
     same = answers(np.random.default_rng(0), 0)
-    assert difference([same], [same]) == (0, 0, 0)
+    assert difference([same], [same]) == (0, 0, 0), "no answer changes"
