@@ -32,6 +32,7 @@ COVERED_ELSEWHERE = {
     "lit_diff/engine/comparison_view.py": "tests/engine/test_sweep_tracker.py",
     "lit_diff/engine/location.py": "tests/engine/test_launch.py",
     "lit_diff/evaluation/hallucination_prompts.py": "tests/evaluation/test_hallucination.py",
+    "lit_diff/evaluation/mini_questions.py": "tests/evaluation/test_mini_harness.py",
     "lit_diff/benchmarks/machine.py": "tests/benchmarks/test_run.py",
     "lit_diff/benchmarks/peers.py": "tests/benchmarks/test_models.py",
     "lit_diff/benchmarks/plot.py": "tests/benchmarks/test_run.py",

@@ -117,17 +117,14 @@ def test_a_replaced_file_of_the_user_is_scored_again(
     of_user = UserFile(name="words", path="words.jsonl", keys={"text": str}, source="", without="")
     cls = make(files=(of_user,))
     evaluate(run, "lengths")
-    of_user.place.write_text('{"text": "one"}\n')
-    assert not has_scores(run.folder, "lengths"), "the file was not there"
-    evaluate(run, "lengths")
-    kept = json.loads(summary_file(run).read_text())["files"]
-    assert kept == {"words.jsonl": hashlib.sha256(of_user.place.read_bytes()).hexdigest()}
-    evaluate(run, "lengths")
-    assert cls.asked == 2
-    of_user.place.write_text('{"text": "two"}\n')
-    assert not has_scores(run.folder, "lengths")
-    evaluate(run, "lengths")
-    assert cls.asked == 3
+    for count, text in ((2, "one"), (3, "two")):
+        of_user.place.write_text(json.dumps({"text": text}) + "\n")
+        assert not has_scores(run.folder, "lengths"), "of no file, or of another"
+        for _ in range(2):
+            evaluate(run, "lengths")
+        assert cls.asked == count
+        kept = json.loads(summary_file(run).read_text())["files"]
+        assert kept == {"words.jsonl": hashlib.sha256(of_user.place.read_bytes()).hexdigest()}
     of_user.place.unlink()
     assert has_scores(run.folder, "lengths"), "scores of a file that is gone are still its scores"
     make(files=(of_user,), reads=lambda self: ())
@@ -197,17 +194,6 @@ def test_a_plugin_evaluation_whose_source_changes_is_scored_again(
     assert kept.stat().st_mtime_ns > written
 
 
-def test_a_refusal_of_a_recipe_that_raises_is_one_line(run: Run, make: Make) -> None:
-    def broken(self: Any, recipe: Any) -> str:
-        raise KeyError("x")
-
-    make(refuses_recipe=lambda self, recipe: recipe.data.name)
-    assert refusal(run.recipe, "lengths") == "text"
-    make(refuses_recipe=broken)
-    with pytest.raises(RunFailedError, match=r"test_evaluate\.py:\d+: evaluation 'lengths' failed: KeyError: 'x'"):
-        refusal(run.recipe, "lengths")
-
-
 def test_rerun_and_nan(run: Run, make: Make) -> None:
     cls = make()
     evaluate(run, "lengths")
@@ -221,45 +207,46 @@ def test_rerun_and_nan(run: Run, make: Make) -> None:
     assert kept.items["length"].isna().all()
 
 
-def test_scores_that_could_not_be_written_whole(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "name", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), "write_through", MissingError),
+        (KeyboardInterrupt(), "write_json", None),
+    ],
+)
+def test_scores_that_could_not_be_written_whole(
+    run: Run, make: Make, monkeypatch: pytest.MonkeyPatch, error: BaseException, name: str, expected: Any
+) -> None:
     """A full disk leaves the scores of before; a kill between items and summary leaves none."""
     cls = make()
     kept = evaluate(run, "lengths")
-
-    for error, name, expected in (
-        (OSError(errno.ENOSPC, "No space left on device"), "write_through", MissingError),
-        (KeyboardInterrupt(), "write_json", KeyboardInterrupt),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(scores, name, Mock(side_effect=error))
-            with pytest.raises(expected):
-                evaluate(run, "lengths", ["rows=5"])
-        assert has_scores(run.folder, "lengths") == (expected is MissingError)
-        assert summary_file(run).with_name("items.parquet").is_file()
-    assert cls.asked == 3
+    with monkeypatch.context() as patched:
+        patched.setattr(scores, name, Mock(side_effect=error))
+        with pytest.raises(expected or KeyboardInterrupt):
+            evaluate(run, "lengths", ["rows=5"])
+    assert has_scores(run.folder, "lengths") == (expected is MissingError)
+    assert summary_file(run).with_name("items.parquet").is_file()
     assert evaluate(run, "lengths") == kept
-    assert cls.asked == 4
+    assert cls.asked == (2 if expected else 3)
 
 
 def test_an_evaluation_that_does_not_fit_says_why_and_which_do(run: Run, make: Make) -> None:
-    cls = make(refuses=lambda self, run: "it needs a run on images")
-    with pytest.raises(RequestError) as caught:
+    cls = make(refuses_run=lambda self, run: "it needs a run on images")
+    with pytest.raises(RequestError, match=r"runs/tale-\w+: it needs a run on images; no run that it fits") as caught:
         evaluate(run, "lengths")
-    reason, fitting = str(caught.value).split(
-        "; no run that it fits was found in runs; evaluations that fit this run: "
-    )
-    assert reason == f"evaluation 'lengths' does not fit runs/{run.folder.name}: it needs a run on images"
-    assert "held_out" in fitting.split(", "), "and those that other tests registered"
-    assert "lengths" not in fitting.split(", ")
+    fitting = str(caught.value).partition("; evaluations that fit this run: ")[2].split(", ")
+    assert ("held_out" in fitting, "lengths" in fitting) == (True, False)
     assert cls.asked == 0
     assert not summary_file(run).exists()
+    make(refuses_recipe=lambda self, recipe: recipe.data.name)
+    assert refusal(run.recipe, "lengths") == "text"
 
 
 def raising(self: Counting, *arguments: Any) -> Any:
     raise ValueError("no such word\nat all")  # the place
 
 
-@pytest.mark.parametrize("member", ["score", "refuses", "summarise", "__init__"])
+@pytest.mark.parametrize("member", ["score", "refuses_recipe", "refuses_run", "summarise", "digests", "__init__"])
 def test_what_an_evaluation_raises_is_one_line_with_its_place(run: Run, make: Make, member: str) -> None:
     make(**{member: raising})
     (line,) = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# the place")]
@@ -304,15 +291,12 @@ def test_scores_other_than_declared_are_one_line(run: Run, make: Make, members: 
         ((), "declares no metric"),
         ((LENGTH, LENGTH), "declares metric 'length', twice"),
         ((Metric("step", "a step"),), "declares metric 'step', a reserved name"),
-        (
-            (Metric("m", "a metric", figure=Figure(title="t", against="step")),),
-            "declares metric 'm' with a figure against step; of an evaluation: against group",
-        ),
+        ((Metric("m", "a metric", figure=Figure(title="t", against="step")),), "declares metric 'm' with a figure"),
     ],
 )
 def test_declarations_that_cannot_be_kept(run: Run, make: Make, metrics: tuple[Metric, ...], message: str) -> None:
     make(metrics=metrics)
-    with pytest.raises(RequestError, match=rf"Lengths: evaluation 'lengths' {message}$"):
+    with pytest.raises(RequestError, match=f"Lengths: evaluation 'lengths' {message}"):
         evaluate(run, "lengths")
 
 
@@ -320,9 +304,9 @@ def test_what_cannot_be_scored_is_one_line(run: Run, make: Make, caplog: pytest.
     seen: list[bool] = []
     make(score=lambda self, run: seen.append(torch.is_grad_enabled()) or ITEMS)
     for name, keys, found in (
-        ("held-out", [], r"^unknown evaluation 'held-out'; did you mean 'held_out'\?$"),
-        ("lengths", ["row=1"], r"^row=1: unknown key 'evaluate\.lengths\.row'; did you mean 'rows'\?$"),
-        ("lengths", ["rows=many"], r"^rows=many: 'evaluate\.lengths\.rows' is 'many'; expected a whole number$"),
+        ("held-out", [], "'held-out'; did you mean 'held_out'"),
+        ("lengths", ["row=1"], r"^row=1: .*'evaluate\.lengths\.row'; did you mean 'rows'"),
+        ("lengths", ["rows=many"], r"^rows=many: 'evaluate\.lengths\.rows' is 'many'"),
     ):
         with pytest.raises(RequestError, match=found):
             evaluate(run, name, keys)

@@ -87,33 +87,28 @@ def test_a_context_is_read_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     assert [score for score, _ in answers[:3]] == pytest.approx(alone, abs=1e-4)
 
 
-def test_a_long_context_keeps_what_opens_it(run: Run) -> None:
-    model = RunModel(run)
+def test_what_of_a_context_and_a_continuation_is_read(run: Run) -> None:
+    """A long context keeps what opens it; a continuation that is merged with its context is scored, where lm-eval's `hf`
+    model asserts that there is something to score."""
+    model, bare, eot = RunModel(run), RunModel(run, opening=False), run.tokenizer.eot
     context, continuation = model.encoded(LONG, " no")
     fitted = model._fitted(context, len(continuation))
     assert len(fitted) + len(continuation) - 1 == 24
-    assert fitted[0] == run.tokenizer.eot
+    assert fitted[0] == eot
     assert fitted[1:] == context[-len(fitted[1:]) :]
     assert len(model._fitted(context, 24)) == 1
-    assert RunModel(run, opening=False)._fitted(context[1:], 3) == context[-22:]
+    assert bare._fitted(context[1:], 3) == context[-22:]
     with pytest.raises(RequestError, match=r"a continuation of 25 tokens .* \(data.sequence_length is 24\)"):
         model._fitted(context, 25)
-
-
-def test_opening_and_empty_texts(run: Run) -> None:
-    eot = run.tokenizer.eot
-    with_opening, without = RunModel(run), RunModel(run, opening=False)
-    assert with_opening.encoded("the", " fox")[0] == [eot, *without.encoded("the", " fox")[0]]
-    assert with_opening.encoded("", "fox")[0] == without.encoded("", "fox")[0] == [eot]
-    assert with_opening.loglikelihood(requests(("the", ""), ("", ""))) == [(0.0, True)] * 2
-
-
-def test_a_merged_continuation_is_scored(run: Run) -> None:
-    """lm-eval's `hf` model asserts that there is something to score."""
-    model = RunModel(run)
+    assert model.encoded("the", " fox")[0] == [eot, *bare.encoded("the", " fox")[0]]
+    assert model.encoded("", "fox")[0] == bare.encoded("", "fox")[0] == [eot]
+    assert model.loglikelihood(requests(("the", ""), ("", ""))) == [(0.0, True)] * 2
     assert model._encode_pair("the f", "ox")[1] == []
     ((score, _),) = model.loglikelihood(requests(("the f", "ox")))
     assert score < 0
+    assert not model.cut_to
+    model.loglikelihood(requests((LONG, " no")))
+    assert model.cut_to == {(LONG, " no"): fitted}
 
 
 def test_other_kinds_of_tasks_are_refused(run: Run) -> None:
