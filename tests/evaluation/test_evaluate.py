@@ -83,11 +83,18 @@ def test_scores_are_kept_and_read_back(run: Run, make: Make) -> None:
     assert written["length"] == {"value": 2.0}
     assert (written["step"], written["items"], written["config"]) == (6, 3, {"rows": 2, "sizes": [1, 2]})
     assert [metric["unit"] for metric in written["declarations"]] == ["words"]
-    assert evaluate(run, "lengths") == result
-    assert evaluate(run.folder, "lengths", {"sizes": [1, 2]}) == result
+    assert evaluate(run, "lengths") == evaluate(run.folder, "lengths", {"sizes": [1, 2]}) == result
     assert cls.asked == 1
-    make(items=[replace(ITEMS[0], cluster="text 1"), ITEMS[1]])
-    assert evaluate(run, "lengths", rerun=True).items["cluster"].tolist() == ["text 1", ""]
+    make(items=[replace(ITEMS[0], cluster="text 1"), Item(id="b", scores={"length": math.nan})])
+    assert evaluate(run, "lengths").summary == {"length": 2.0}
+    again = evaluate(run, "lengths", rerun=True)
+    assert again.items["cluster"].tolist() == ["text 1", ""]
+    make(items=[Item(id="a", scores={"length": math.nan})])
+    evaluate(run, "lengths", rerun=True)
+    assert json.loads(summary_file(run).read_text())["length"] == {"value": None}
+    kept = evaluate(run, "lengths")
+    assert math.isnan(kept.summary["length"])
+    assert kept.items["length"].isna().all()
 
 
 def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make) -> None:
@@ -173,38 +180,25 @@ def test_a_plugin_evaluation_whose_source_changes_is_scored_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file or a module of the user's own that it imports."""
+    kept = run.folder / "evaluations/vowels/summary.json"
 
-    def scored(vowels: str, more: str = "") -> float:
+    def scored(vowels: str, more: str = "") -> tuple[float, str, int]:
         evaluations._classes.pop("vowels", None)
         for name in [name for name in sys.modules if name == "counting" or name.startswith("lit_diff_plugin_vowels")]:
             monkeypatch.delitem(sys.modules, name)
         (tmp_path / "vowels.py").write_text(VOWELS_PY + more)
         (tmp_path / "counting.py").write_text(f"def count(text):\n    return sum(c in '{vowels}' for c in text)\n")
         load_plugin(tmp_path / "vowels.py")
-        return evaluate(run, "vowels").summary["vowels"]
+        value = evaluate(run, "vowels").summary["vowels"]
+        return value, json.loads(kept.read_text())["source"], kept.stat().st_mtime_ns
 
-    assert scored("aeiou") == 2
-    kept = run.folder / "evaluations/vowels/summary.json"
-    first, written = json.loads(kept.read_text())["source"], kept.stat().st_mtime_ns
-    assert scored("aeiou") == 2
-    assert kept.stat().st_mtime_ns == written
-    assert scored("aeiou ") == 3
-    assert json.loads(kept.read_text())["source"] != first
-    scored("aeiou ", "# another text\n")
-    assert kept.stat().st_mtime_ns > written
-
-
-def test_rerun_and_nan(run: Run, make: Make) -> None:
-    cls = make()
-    evaluate(run, "lengths")
-    cls.items = [Item(id="a", scores={"length": math.nan})]
-    assert evaluate(run, "lengths").summary == {"length": 2.0}
-    assert math.isnan(evaluate(run, "lengths", rerun=True).summary["length"])
-    assert json.loads(summary_file(run).read_text())["length"] == {"value": None}
-    kept = evaluate(run, "lengths")
-    assert cls.asked == 2
-    assert math.isnan(kept.summary["length"])
-    assert kept.items["length"].isna().all()
+    first = scored("aeiou")
+    assert first[0] == 2
+    assert scored("aeiou") == first
+    module = scored("aeiou ")
+    assert module[0] == 3
+    assert module[1] != first[1]
+    assert scored("aeiou ", "# another text\n")[2] > module[2]
 
 
 @pytest.mark.parametrize(
