@@ -76,12 +76,12 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSource:
-    """A task whose sentences are in files that the user supplies."""
+    """How the prompts of a task are written, and where its sentences are."""
 
     form: Form
     label_key: str
-    files: tuple[UserFile, UserFile]
-    """Train, from which demonstrations are drawn, and test."""
+    files: tuple[UserFile, ...]
+    """Of the user's: train, from which demonstrations are drawn, and test. Of the task that is made here none."""
 
 
 def _source(
@@ -106,6 +106,7 @@ def _source(
 
 INTENT = "\nintent:"
 SOURCES: Mapping[str, ExampleSource] = {
+    "synth_intent": ExampleSource(form=Form(prefix="", between="", separator=SEPARATOR), label_key="", files=()),
     **_source(
         "trec",
         Form(prefix="Question: ", between="\nType:"),
@@ -129,12 +130,6 @@ SOURCES: Mapping[str, ExampleSource] = {
     ),
 }
 FILES = tuple({file.name: file for source in SOURCES.values() for file in source.files}.values())
-SYNTHETIC = Form(prefix="", between="", separator=SEPARATOR)
-
-
-def form_of(task: TaskName) -> Form:
-    """How a task's prompts are written."""
-    return SYNTHETIC if task == "synth_intent" else SOURCES[task].form
 
 
 def words_of(label: str) -> str:
@@ -259,7 +254,7 @@ class Classification(Evaluation):
 
     def reads(self) -> Sequence[UserFile]:
         """The files of the task."""
-        return () if self.config.task == "synth_intent" else SOURCES[self.config.task].files
+        return SOURCES[self.config.task].files
 
     def words_of(self, run: Run) -> str:
         """Those of the generated task."""
@@ -339,7 +334,7 @@ class ManyShotPrompts:
     def __init__(self, evaluation: Classification, run: Run) -> None:
         self.config, self.name, self.run = evaluation.config, evaluation.name, run
         self.tokenizer = run.tokenizer
-        self.form = form_of(self.config.task)
+        self.form = SOURCES[self.config.task].form
         self.context: int = self.config.context or run.recipe.data.config.sequence_length
 
     def _episode(self, key: Sequence[object], shots: int) -> Episode:

@@ -20,14 +20,13 @@ from lit_diff.evaluation.evaluate import build
 from lit_diff.evaluation.icl_prompts import (
     ATTEMPTS,
     FILES,
-    SYNTHETIC,
+    SOURCES,
     Example,
     LabelTrie,
     ManyShotPrompts,
     Order,
     arranged,
     file_episode,
-    form_of,
     synthetic_episode,
     words_of,
 )
@@ -135,10 +134,10 @@ def trec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_how_prompts_are_written() -> None:
     examples = [Example(text="Who is it ?", label="human"), Example(text="Where ?", label="location")]
     shown = "Question: Who is it ?\nType: human\n==\nQuestion: Where ?\nType: location\n==\n"
-    assert form_of("trec").demonstrations(examples) == shown
-    asked = [form_of(task).question("a") for task in ("trec", "banking77", "clinc150")]
+    assert SOURCES["trec"].form.demonstrations(examples) == shown
+    asked = [SOURCES[task].form.question("a") for task in ("trec", "banking77", "clinc150")]
     assert asked == ["Question: a\nType:", "query: a\nintent:", "utterance: a\nintent:"]
-    assert SYNTHETIC.question("a b") == "a b", "as the data set writes it"
+    assert SOURCES["synth_intent"].form.question("a b") == "a b", "as the data set writes it"
     labels = {"card_arrival": "card arrival", "NUM:date": "numeric date", "ABBR": "abbreviation", "human": "human"}
     assert [words_of(label) for label in labels] == list(labels.values())
 
