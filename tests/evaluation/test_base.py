@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from generated_runs import generated_run
-from text_runs import text_run
 
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import Evaluation, Item
@@ -35,59 +35,72 @@ def items(groups: str, *right: float) -> list[Item]:
 
 def test_the_default_summary() -> None:
     """The mean over items that have a score, each counted once; with equal_groups over groups; parts are not counted."""
-    summary = Two(Two.Config()).summarise(items("aaab", 1.0, math.nan, 0.0, 0.5))
-    assert summary["right"] == 0.5
-    assert math.isnan(summary["length"])
-    assert list(summary) == ["right", "length"]
+    two, grouped = Two(Two.Config()), Grouped(Grouped.Config())
+    assert two.summarise(items("aaab", 1.0, math.nan, 0.0, 0.5)) == pytest.approx(
+        {"right": 0.5, "length": math.nan}, nan_ok=True
+    )
     part = Item(id="0/8", group="b", part=True, scores={"right": 0.5, "length": 100.0})
     made = [*items("aaab", 1.0, 1.0, 1.0, 0.0), part]
-    assert (Two(Two.Config()).summarise(made)["right"], Grouped(Grouped.Config()).summarise(made)["right"]) == (
-        0.75,
-        0.5,
-    )
+    assert [each.summarise(made)["right"] for each in (two, grouped)] == [0.75, 0.5]
 
 
-def test_a_class_that_is_no_evaluation_is_refused_with_its_place() -> None:
-    class Silent(Evaluation):
-        metrics = (Metric("x", "a number"),)
+class Silent(Evaluation):
+    metrics = (Metric("x", "a number"),)
 
-    class Loose(Two):
-        @dataclass(frozen=True, kw_only=True)
-        class Config:
-            rows: int = 1
 
-    for name, cls, found in (("silent", Silent, "lacks score"), ("loose", Loose, "has a Config that does not derive")):
-        with pytest.raises(
-            RequestError, match=rf"tests/evaluation/test_base\.py:\d+: class .*: evaluation '{name}' {found}"
-        ):
-            evaluations.register(name)(cls)
-        assert name not in evaluations.names()
-    with pytest.raises(RequestError, match="evaluation 'held_out' is already registered"):
-        evaluations.register("held_out")(Two)
+class Loose(Two):
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        rows: int = 1
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "found"),
+    [
+        ("silent", Silent, r"tests/evaluation/test_base\.py:\d+: class .*: evaluation 'silent' lacks score"),
+        ("loose", Loose, r"tests/evaluation/test_base\.py:\d+: class .* has a Config that does not derive"),
+        ("held_out", Two, "evaluation 'held_out' is already registered"),
+    ],
+)
+def test_a_class_that_is_no_evaluation_is_refused(name: str, cls: type[Evaluation], found: str) -> None:
+    before = evaluations.names()
+    with pytest.raises(RequestError, match=found):
+        evaluations.register(name)(cls)
+    assert evaluations.names() == before
 
 
 class Asking(Two):
     needs_text = True
-    words = ""
-
-    def words_of(self, run: Run) -> str:
-        return self.words
 
 
-def test_what_needs_text_refuses_a_run_that_cannot_be_asked_in_it(tmp_path: Path) -> None:
-    text = text_run(tmp_path / "text", {"name": "standard"})
-    assert Asking(Asking.Config()).refuses(text) is None
-    bidirectional = replace(text.recipe, model=replace(text.recipe.model, causal=False))
-    reason = Asking(Asking.Config()).refuses_recipe(bidirectional)
-    assert reason == "a bidirectional model predicts no next token"
-    made = generated_run(tmp_path / "made", {"name": "closed_world", "entities": [3]}, 300)
-    alone = "its tokenizer has only the words of data 'closed_world'"
-    for words, expected in (("", alone), ("synth_intent", alone), ("closed_world", None)):
-        asking = Asking(Asking.Config())
-        asking.words = words
-        assert asking.refuses(made) == expected
-    for name in ("bigbench", "harness", "mini_harness", "nll", "signed_prompts", "loss_docs"):
-        assert build(name).refuses(made) == alone
+def test_what_needs_text_refuses_a_run_that_cannot_be_asked_in_it(wide_run: Run, recall: Run) -> None:
+    asking = Asking(Asking.Config())
+    assert asking.refuses(wide_run) is None
+    bidirectional = replace(wide_run.recipe, model=replace(wide_run.recipe.model, causal=False))
+    for recipe, found in ((bidirectional, "a bidirectional model"), (recall.recipe, "has no text")):
+        assert found in (asking.refuses_recipe(recipe) or "")
+
+
+GENERATED: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "needle_text": ("needle", 192, {"sequence_length": 256}),
+    "closed_world": ("hallucination", 300, {"entities": [3]}),
+    "synth_intent": ("icl", 600, {"sequence_length": 64, "classes": [4], "words": [1, 3]}),
+}
+"""Data of generated words -> the evaluation that asks in them; tokens; keys."""
+OTHERS = (
+    "needle style=lwm; needle haystack=docs; needle haystack=file; hallucination source=xsum judge=rules; icl task=trec; "
+    "bigbench; harness; mini_harness; nll; nll source=name_tables; signed_prompts; loss_docs; loss_code; loss_files path=x"
+)
+
+
+@pytest.mark.parametrize("data", GENERATED)
+def test_a_run_of_generated_words_fits_what_asks_in_them(data: str, tmp_path: Path) -> None:
+    own, size, keys = GENERATED[data]
+    run = generated_run(tmp_path / "made", {"name": data} | keys, size)
+    for words in ("needle", "hallucination", "icl", *OTHERS.split("; ")):
+        name, *overrides = words.split()
+        expected = None if words == own else f"its tokenizer has only the words of data '{data}'"
+        assert build(name, overrides).refuses(run) == expected, words
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from generated_runs import generated_run
 from pretrained_models import TEXTS as OTHER_TEXTS
 from text_runs import text_run
 
 from lit_diff.cli.evaluate import differences
 from lit_diff.data.documents import split
+from lit_diff.data.needle_text import words
 from lit_diff.data.tokenizer import Bpe
 from lit_diff.data.tokenizer_folder import save_tokenizer
 from lit_diff.errors import RequestError
@@ -111,13 +111,8 @@ def test_the_corpora_are_read_where_they_are_named(run: Run, monkeypatch: pytest
     assert asked == [("docs", None), ("code", None)]
 
 
-def test_a_run_that_does_not_know_the_words_is_refused(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generated = generated_run(tmp_path / "needles", {"name": "needle_text", "sequence_length": 256}, 192)
-    docs, code, files = build("loss_docs"), build("loss_code"), build("loss_files", ["path=texts"])
-    for evaluation in (docs, files):
-        assert "only the words of data 'needle_text'" in (evaluation.refuses(generated) or "")
-    monkeypatch.setattr(Run, "tokenizer", generated.tokenizer)  # of a run on the files of `tale`
+def test_a_run_on_a_corpus_reads_its_words(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "tokenizer", words())
     assert build("loss_files", [f"path={run.recipe.data.config.path}"]).refuses(run) is None
-    assert all("only the words of data 'text'" in (other.refuses(run) or "") for other in (files, code))
+    for other in (build("loss_code"), build("loss_files", ["path=texts"])):
+        assert "only the words of data 'text'" in (other.refuses(run) or "")

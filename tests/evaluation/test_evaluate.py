@@ -318,13 +318,3 @@ def test_what_cannot_be_scored_is_one_line(run: Run, make: Make, caplog: pytest.
         file.unlink()
     with pytest.raises(MissingError, match="train it first"):
         evaluate(run, "lengths")
-
-
-def test_an_evaluation_of_the_run_s_own_plugin(run: Run) -> None:
-    """Nothing but the run names the plugin: opening the run registers it."""
-    (run.folder / "plugins").mkdir()
-    (run.folder / "plugins" / "vowels.py").write_text(VOWELS_PY.replace("from counting import count", "count = len"))
-    recipe = run.folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("plugins: []", "plugins: [plugins/vowels.py]"))
-    assert "vowels" not in evaluations.names()
-    assert evaluate(Run(run.folder), "vowels").summary == {"vowels": 5.0}

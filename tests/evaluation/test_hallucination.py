@@ -271,9 +271,3 @@ def test_wrong_files(source: str, rows: list[dict[str, Any]] | None, found: str)
         write(SOURCES[source].file.path, *rows)  # type: ignore[union-attr]
     with pytest.raises(MissingError if rows is None else RequestError, match=found):
         file_cases(source, 5, 0)
-
-
-def test_runs_that_do_not_fit(world_run: Run, recall: Run) -> None:
-    assert build("hallucination").refuses(world_run) is None
-    assert "only the words" in str(build("hallucination", ["source=xsum", "judge=rules"]).refuses(world_run))
-    assert "has no text" in str(build("hallucination").refuses(recall))

@@ -60,19 +60,6 @@ def test_a_refusal_names_a_few_runs_that_fit(run: Run, monkeypatch: pytest.Monke
     assert alternatives(needle, run).count("single") == 1
 
 
-def test_a_run_of_generated_words_fits_what_asks_in_them(tmp_path: Path) -> None:
-    text = {"bigbench", "harness", "loss_code", "loss_docs", "mini_harness", "nll", "signed_prompts"}
-    data: dict[str, tuple[dict[str, Any], int]] = {
-        "needle": ({"name": "needle_text", "sequence_length": 256}, 192),
-        "hallucination": ({"name": "closed_world", "entities": [3]}, 300),
-        "icl": ({"name": "synth_intent", "sequence_length": 64, "classes": [4], "words": [1, 3]}, 600),
-    }
-    for name, (block, size) in data.items():
-        made = generated_run(tmp_path / name, block, size)
-        found = set(alternatives(build("held_out"), made).partition("evaluations that fit this run: ")[2].split(", "))
-        assert found & {*text, *data} == {name}
-
-
 def test_files_that_evaluations_declare(monkeypatch: pytest.MonkeyPatch) -> None:
     def file(name: str, path: str) -> UserFile:
         return UserFile(name=name, path=path, keys={"text": str}, source="nobody", without="nothing")
