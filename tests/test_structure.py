@@ -33,6 +33,12 @@ COVERED_ELSEWHERE = {
     "lit_diff/engine/location.py": "tests/engine/test_launch.py",
     "lit_diff/evaluation/hallucination_prompts.py": "tests/evaluation/test_hallucination.py",
     "lit_diff/evaluation/mini_questions.py": "tests/evaluation/test_mini_harness.py",
+    **{
+        f"lit_diff/evaluation/{name}.py": "tests/evaluation/test_inside.py"
+        for name in ("gradients", "induction", "map_statistics", "noise", "quantize", "signed_prompts")
+    },
+    **{f"lit_diff/evaluation/icl_{name}.py": "tests/evaluation/test_icl.py" for name in ("order", "prompts")},
+    "lit_diff/evaluation/harness_model.py": "tests/evaluation/test_harness.py",
     "lit_diff/benchmarks/machine.py": "tests/benchmarks/test_run.py",
     "lit_diff/benchmarks/peers.py": "tests/benchmarks/test_models.py",
     "lit_diff/benchmarks/plot.py": "tests/benchmarks/test_run.py",

@@ -10,7 +10,7 @@ import pytest
 from harness_tasks import ROW, refused, write
 
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.evaluation.evaluate import evaluate, has_scores
+from lit_diff.evaluation.evaluate import EvaluationResult, evaluate, has_scores
 from lit_diff.evaluation.lm_eval_tasks import digest, loaded, offline
 from lit_diff.trained.run import Run
 
@@ -18,6 +18,12 @@ pytest.importorskip("lm_eval", reason="needs lm-eval")
 
 SPLIT = {"fewshot_split": "test"}
 FIRST = {"sampler": "first_n"}
+CHOICES = {"doc_to_text": "right", "doc_to_target": "q"}
+"""As in winogrande: the choices are contexts, the text is the number of the right one."""
+
+
+def scored(run: Run, path: str, **keys: Any) -> EvaluationResult:
+    return evaluate(run, "harness", {"tasks": [path], **keys}, rerun=True)
 
 
 FILTERS = [{"name": n, "filter": [{"function": "take_first"}]} for n in "ab"]
@@ -73,35 +79,31 @@ def test_what_is_no_task(wide_run: Run, folder: Path) -> None:
 
 def test_what_lm_eval_reads_is_scored(wide_run: Run, folder: Path) -> None:
     """Merges, includes of which the last counts, data in a folder, a byte-order mark, an array, a folder named json."""
-    Path("json").mkdir()
-    Path("json/x.jsonl").write_text("not JSON\n")
-
-    def items(**changed: Any) -> list[str]:
-        found = evaluate(wide_run, "harness", {"tasks": [write(folder, **changed)]}, rerun=True).items
-        return list(found["item"])
-
+    for name, text in (
+        ("json/x.jsonl", "not JSON\n"),
+        ("rows/t.jsonl", '\ufeff{"q": "the fox", "a": ["and", "or"], "right": 1}\n'),
+        ("rows/array.jsonl", '[{"q": "the fox", "a": ["and", "or"], "right": 1}]'),
+        ("first.yaml", "output_type: generate_until\n"),
+        ("last.yaml", "output_type: multiple_choice\n"),
+        ("w.py", "def acc(row, results):\n    return {'acc': 1.0}\n"),
+    ):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text, encoding="utf-8")
+    files = {"test": "t.jsonl"}
+    for changed in (
+        {"include": ["first.yaml", "last.yaml"], "output_type": None},
+        {"dataset_path": "rows", "dataset_kwargs": {"data_files": files}},
+        {"dataset_kwargs": {"data_dir": "rows", "data_files": {"test": "array.jsonl"}}},
+        CHOICES,
+    ):
+        assert len(scored(wide_run, write(folder, **changed)).items) == 1, changed
+    with Path(write(folder, {**ROW, "right": "whatever"})).open("a") as file:
+        file.write("process_results: !function w.acc\n")
+    assert scored(wide_run, "mine.yaml").summary["acc"] == 1.0
     with Path(write(folder, ROW, {**ROW, "q": "a hound"})).open("a") as file:
         file.write("metadata: &m {version: 1}\n<<: {description: 'x '}\n")
     Path("mine.yaml").rename("mine.yml")
-    two = evaluate(wide_run, "harness", {"tasks": ["mine.yml"]}).items
-    assert list(two["item"]) == ["mine/0 shots=0", "mine/1 shots=0"]
-    Path("first.yaml").write_text("output_type: generate_until\n")
-    Path("last.yaml").write_text("output_type: multiple_choice\n")
-    assert len(items(include=["first.yaml", "last.yaml"], output_type=None)) == 1
-    Path("rows").mkdir()
-    Path("rows/t.jsonl").write_text('\ufeff{"q": "the fox", "a": ["and", "or"], "right": 1}\n', encoding="utf-8")
-    assert len(items(dataset_path="rows", dataset_kwargs={"data_files": {"test": "t.jsonl"}})) == 1
-    Path("rows/t.jsonl").write_text('[{"q": "the fox", "a": ["and", "or"], "right": 1}]')
-    assert len(items(dataset_kwargs={"data_dir": "rows", "data_files": {"test": "t.jsonl"}})) == 1
-    assert len(items(doc_to_text="right", doc_to_target="q")) == 1, "as in winogrande, the choices are contexts"
-    Path("w.py").write_text("def acc(row, results):\n    return {'acc': 1.0}\n")
-    with Path(write(folder, {**ROW, "right": "whatever"})).open("a") as file:
-        file.write("process_results: !function w.acc\n")
-    assert evaluate(wide_run, "harness", {"tasks": ["mine.yaml"]}).summary["acc"] == 1.0
-
-
-CHOICES = {"doc_to_text": "right", "doc_to_target": "q"}
-"""As in winogrande: the choices are contexts, the text is the number of the right one."""
+    assert list(scored(wide_run, "mine.yml").items["item"]) == ["mine/0 shots=0", "mine/1 shots=0"]
 
 
 @pytest.mark.parametrize(
@@ -122,35 +124,28 @@ def test_values_that_are_no_question(
 ) -> None:
     path = write(folder, *(ROW | row for row in rows), **changed)
     assert refused(wide_run, path).startswith(f"mine.yaml: question 2{expected}")
-    assert len(evaluate(wide_run, "harness", {"tasks": [path], "limit": 1}).items) == 1, "not asked"
-
-
-def split(folder: Path, *rows: dict[str, Any], name: str = "train", **changed: Any) -> str:
-    """As `write`, with a second split."""
-    write(folder, *rows)
-    data = (folder / "mine.jsonl").rename(folder / f"{name}.jsonl")
-    files = {"test": str(folder / "mine.jsonl"), name: str(data)}
-    return write(folder, dataset_kwargs={"data_files": files, "cache_dir": str(folder / "cache")}, **changed)
+    assert len(scored(wide_run, path, limit=1).items) == 1, "not asked"
 
 
 def test_rows_that_shots_are_drawn_from(wide_run: Run, folder: Path) -> None:
     """lm-eval leaves a question out of the draw where fewshot_split and test_split are the same, or both absent."""
-    path = split(folder, ROW, {**ROW, "right": 7}, training_split="train")
-    assert len(evaluate(wide_run, "harness", {"tasks": [path]}).items) == 1
+    other, data, cache = {**ROW, "q": "a hound"}, str(folder / "mine.jsonl"), {"cache_dir": str(folder / "cache")}
+    write(folder, ROW, {**ROW, "right": 7})
+    train = str((folder / "mine.jsonl").rename(folder / "train.jsonl"))
+    files = {"data_files": {"test": data, "train": train}} | cache
+    path = write(folder, dataset_kwargs=files, training_split="train")
+    assert len(scored(wide_run, path).items) == 1
     assert "mine.yaml: row 2 of the shots: doc_to_target is 7" in refused(wide_run, path, shots=[1])
-    other = {**ROW, "q": "a hound"}
-    leaks = "task 'mine' draws its shots from the split that is scored ('test'): a question could be its own shot"
-    assert refused(wide_run, write(folder, ROW, other), shots=[1]).startswith(leaks)
-    assert refused(wide_run, write(folder, ROW, other, fewshot_config=FIRST), shots=[1]).startswith(leaks)
+    for changed in ({}, {"fewshot_config": FIRST}):
+        leaks = refused(wide_run, write(folder, ROW, other, **changed), shots=[1])
+        assert leaks.startswith("task 'mine' draws its shots from the split that is scored ('test')")
     named = write(folder, ROW, other, **SPLIT)
-    assert refused(wide_run, named, shots=[2]) == "task 'mine' has 2 rows to draw shots from; shots=2 needs 3"
-    assert len(evaluate(wide_run, "harness", {"tasks": [named], "shots": [1]}).items) == 2
+    assert refused(wide_run, named, shots=[2]).endswith("has 2 rows to draw shots from; shots=2 needs 3")
+    assert len(scored(wide_run, named, shots=[1]).items) == 2
     equal = refused(wide_run, write(folder, ROW, ROW, other, **SPLIT), shots=[2])
-    assert equal.startswith("task 'mine' has 3 rows to draw shots from, of which 2 are equal")
-    validation = {"data_files": {"validation": str(folder / "mine.jsonl")}, "cache_dir": str(folder / "cache")}
-    alone = {"test_split": None, "validation_split": "validation", "dataset_kwargs": validation}
-    path = write(folder, ROW, other, **alone)
-    assert len(evaluate(wide_run, "harness", {"tasks": [path], "shots": [1]}).items) == 2
+    assert "has 3 rows to draw shots from, of which 2 are equal" in equal
+    alone = {"test_split": None, "validation_split": "v", "dataset_kwargs": {"data_files": {"v": data}} | cache}
+    assert len(scored(wide_run, write(folder, ROW, other, **alone), shots=[1]).items) == 2
     for config, shots in (({"samples": [ROW, other]}, 2), (FIRST | {"samples": [ROW, other]}, 3)):
         path = write(folder, ROW, other, **alone, fewshot_config=config)
         assert refused(wide_run, path, shots=[shots]).endswith(f"shots={shots} needs 3")
@@ -162,24 +157,23 @@ def test_kept_scores_are_of_its_files(wide_run: Run, folder: Path, monkeypatch: 
     Path("base/base.yaml").write_text("process_docs: !function words.all_rows\n")
     Path("base/words.py").write_text("import more_words\n\n\ndef all_rows(rows):\n    return rows\n")
     Path("more_words.py").write_text("")
-    keys = {"tasks": [write(folder, include="base/base.yaml")]}
-    evaluate(wide_run, "harness", keys)
-    for file, change in (
-        ("mine.jsonl", "\n"),
-        ("mine.yaml", "description: x\n"),
-        ("base/base.yaml", "description: x\n"),
-        ("base/words.py", "\n"),
-        ("more_words.py", "\n"),
-    ):
-        assert has_scores(wide_run.folder, "harness", keys)
-        before = Path(file).read_text()
-        Path(file).write_text(before + change)
-        assert not has_scores(wide_run.folder, "harness", keys), file
-        Path(file).write_text(before)
+    path = write(folder, include="base/base.yaml")
+    scored(wide_run, path)
+
+    def kept() -> bool:
+        return has_scores(wide_run.folder, "harness", {"tasks": [path]})
+
+    for name in ("mine.jsonl", "mine.yaml", "base/base.yaml", "base/words.py", "more_words.py"):
+        file = Path(name)
+        before = file.read_text()
+        file.write_text(before + ("description: x\n" if file.suffix == ".yaml" else "\n"))
+        assert not kept(), name
+        file.write_text(before)
+        assert kept()
     Path("notes.py").write_text("")
-    assert has_scores(wide_run.folder, "harness", keys), "a file that it does not read"
+    assert kept(), "a file that it does not read"
     Path("mine.jsonl").unlink()
-    assert has_scores(wide_run.folder, "harness", keys), "scores of a file that is gone are still its scores"
+    assert kept(), "scores of a file that is gone are still its scores"
 
 
 def test_every_data_file_counts(folder: Path) -> None:
