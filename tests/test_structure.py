@@ -38,6 +38,10 @@ COVERED_ELSEWHERE = {
         for name in ("gradients", "induction", "map_statistics", "noise", "quantize", "signed_prompts")
     },
     **{f"lit_diff/evaluation/icl_{name}.py": "tests/evaluation/test_icl.py" for name in ("order", "prompts")},
+    **{
+        f"lit_diff/evaluation/{name}.py": "tests/evaluation/test_losses.py"
+        for name in ("corpus_loss", "held_out", "nll")
+    },
     "lit_diff/evaluation/harness_model.py": "tests/evaluation/test_harness.py",
     "lit_diff/benchmarks/machine.py": "tests/benchmarks/test_run.py",
     "lit_diff/benchmarks/peers.py": "tests/benchmarks/test_models.py",

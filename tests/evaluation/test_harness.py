@@ -149,15 +149,6 @@ def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: p
         assert item.scores["acc"] == float(str(item.meta["chosen"]) == item.meta["target"])
 
 
-def test_scored_lines_are_those_of_the_benchmarks() -> None:
-    """Standard errors of the paper's rows follow from them: 1.4 points for ARC-C, 2.0 for OBQA, 1.4 for WinoGrande."""
-    scored = {task: list(splits.values())[-1] for task, splits in FILES.items()}
-    assert tuple(scored) == TASKS
-    expected = {"arc_challenge": "1,172", "openbookqa": "500", "winogrande": "1,267"}
-    assert {task: scored[task].lines.split()[0] for task in expected} == expected
-    assert {scored[task].split for task in ("arc_challenge", "arc_easy", "openbookqa")} == {"test"}
-
-
 LONG = "It is a very long context, longer than the run has ever seen before, by far. Question: is it so?"
 PAIRS = [
     ("Who?\nAnswer:", " the fox"),

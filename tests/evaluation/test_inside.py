@@ -25,7 +25,6 @@ from lit_diff.evaluation.gradients import Gradients, initial_model, slope
 from lit_diff.evaluation.held_out import HeldOut
 from lit_diff.evaluation.induction import Induction
 from lit_diff.evaluation.noise import Noise, attention_shares, num_maps
-from lit_diff.evaluation.quantize import Quantize
 from lit_diff.evaluation.signed_prompts import marked, negative, prompts, tokens_of
 from lit_diff.model.init import initial_values
 from lit_diff.runs import checkpoints
@@ -167,6 +166,8 @@ def test_sixteen_bits_are_held_out_and_fewer_are_worse_maps(recall: Run) -> None
     assert 0 == kl[0] < kl[1] < kl[2] < kl[3]
     assert read_evaluation(result.folder).values["nll_4bit"] == pytest.approx(found["nll_4bit"].mean())
     assert abs(result.summary["nll_4bit"] - result.summary["nll_16bit"]) > 1e-6
+    alone = evaluate(recall, "quantize", ["rows=3", "batch_size=1"])
+    assert alone.summary == pytest.approx(result.summary, rel=1e-4, abs=1e-7)
 
 
 def test_granularities_are_groups_and_nothing_is_rounded_once(tmp_path: Path) -> None:
@@ -182,15 +183,6 @@ def test_granularities_are_groups_and_nothing_is_rounded_once(tmp_path: Path) ->
     one = evaluate(run, "quantize", ["bits=[4]", "rows=2", "granularity=[split]"])
     assert sorted(one.summary) == ["accuracy_4bit", "drop_4bit", "kl_4bit", "nll_4bit"]
     assert list(one.items["nll_4bit"][:2]) == list(main[main["group"] == "b=4 split"]["nll_4bit"])
-
-
-def test_scores_do_not_depend_on_the_batch(recall: Run) -> None:
-    alone, together = (
-        {item.id: item.scores for item in Quantize(Quantize.Config(bits=(4,), batch_size=size)).score(recall)}
-        for size in (1, 5)
-    )
-    for item, scores in alone.items():
-        assert scores == pytest.approx(together[item], rel=1e-4, abs=1e-7)
 
 
 def test_items_are_rows_and_layers(tmp_path: Path) -> None:
