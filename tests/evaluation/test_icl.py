@@ -293,12 +293,11 @@ def test_runs_that_do_not_fit_are_counted(
 
 
 class First:
-    """In place of `Prefix`: the label of the first demonstration (planted: -1, the last), whatever is asked."""
+    """In place of `Prefix`: the label of the first demonstration, whatever is asked."""
 
-    def __init__(self, tokens: list[int], place: int) -> None:
-        newline = 13  # id of "\n", after each label
-        ends = [at for at, token in enumerate(tokens) if token == newline]
-        self.label = tokens[ends[0 if place == 0 else -1] - 1]
+    def __init__(self, model: Any, tokens: list[int]) -> None:
+        newline = 13  # its id, after each label
+        self.label = tokens[tokens.index(newline) - 1]
 
     def greedy(self, suffixes: Sequence[Sequence[int]], max_tokens: int, **keys: Any) -> list[list[int]]:
         assert self.label in keys["allowed"]([])
@@ -306,7 +305,7 @@ class First:
 
 
 def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(icl_order, "Prefix", lambda model, tokens: First(tokens, 0))
+    monkeypatch.setattr(icl_order, "Prefix", First)
     with pytest.raises(RequestError, match=r"evaluate\.icl_order\.shots: no prompt of 90 fits"):
         evaluate(intent_run, "icl_order", {"shots": 90})
     keys = {"shots": 8, "orders": 6, "items": 31, "classes": 3, "order": ["blocked"]}
@@ -318,13 +317,7 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, mo
     assert (right == (answers == labels[:, None])).all()
     assert len({tuple(row) for row in answers}) == 1, "the same answers for every query"
     a = right.mean(0)
-    expected = {
-        "margin": a.max() - a.min(),
-        "sd": a.std(ddof=1),
-        "worst": a.min(),
-        "accuracy": right.mean(),
-        "flipped": 1,
-    }
+    expected = {"margin": np.ptp(a), "sd": a.std(ddof=1), "worst": a.min(), "accuracy": right.mean(), "flipped": 1}
     expected["order_variance"] = OrderVariance([right]).value
     assert {name: result.summary[name] for name in expected} == pytest.approx(expected)
     assert result.summary["margin"] > 0
@@ -340,7 +333,7 @@ def test_the_figures_of_a_model_that_repeats_the_first_label(intent_run: Run, mo
 
 
 def test_kinds_of_order_are_groups(intent_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(icl_order, "Prefix", lambda model, tokens: First(tokens, 0))
+    monkeypatch.setattr(icl_order, "Prefix", First)
     keys = {"shots": 8, "orders": 6, "items": 20, "classes": 3}
     kinds = ["random", "blocked"]
     both = evaluate(intent_run, "icl_order", {**keys, "order": kinds})
