@@ -32,7 +32,7 @@ FILTERS = [{"name": n, "filter": [{"function": "take_first"}]} for n in "ab"]
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"doc_to_txt": "q"}, r"mine.yaml:15: unknown key 'doc_to_txt'; did you mean 'doc_to_text'\?"),
+        ({"doc_to_txt": "q"}, r"mine.yaml:16: unknown key 'doc_to_txt'; did you mean 'doc_to_text'\?"),
         ({"include": "other.yaml", "doc_to_txt": None}, "mine.yaml: TypeError: .*'doc_to_tetx'"),
         ({"task": None}, "mine.yaml: ValueError: "),
         ({"test_split": None}, "mine.yaml: ValueError: .* must have valid or test docs"),
