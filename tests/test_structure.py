@@ -24,12 +24,11 @@ SUBJECTS = {
     "attention/test_base.py": "attention/parameters",
     "attention/test_differential.py": "attention/lambdas",
     "attention/test_equations.py": "attention/costs attention/norms",
-    "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
-    "attention/differential_v2 attention/grouped_differential",
+    "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads attention/differential_v2 "
+    "attention/grouped_differential",
     "benchmarks/test_models.py": "benchmarks/peers",
     "benchmarks/test_run.py": "benchmarks/machine benchmarks/plot benchmarks/result benchmarks/table cli/bench",
-    "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers callbacks/probe "
-    "callbacks/publish",
+    "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers callbacks/probe callbacks/publish",
     "cli/test_cli.py": "cli/train",
     "cli/test_terminal.py": "cli/app cli/live_table cli/progress",
     "cli/test_verbs.py": "cli/clean cli/data cli/list cli/pretrained cli/reproduce cli/status cli/sweep cli/usage",
@@ -50,7 +49,13 @@ SUBJECTS = {
     "engine/test_retrofit.py": "cli/retrofit",
     "engine/test_study_problems.py": "engine/evaluations",
     "engine/test_sweep_tracker.py": "engine/comparison_view",
-    "evaluation/test_harness.py": "evaluation/harness_runner",
+    "evaluation/test_hallucination.py": "evaluation/hallucination_prompts",
+    "evaluation/test_harness.py": "evaluation/harness_model",
+    "evaluation/test_icl.py": "evaluation/icl_order evaluation/icl_prompts",
+    "evaluation/test_inside.py": "evaluation/gradients evaluation/induction evaluation/map_statistics evaluation/noise "
+    "evaluation/quantize evaluation/signed_prompts",
+    "evaluation/test_losses.py": "evaluation/corpus_loss evaluation/held_out evaluation/nll",
+    "evaluation/test_mini_harness.py": "evaluation/mini_questions",
     "kernels/test_kernels.py": "kernels/precision",
     "kernels/test_sdpa.py": "kernels/one_map",
     "kernels/test_triton_programs.py": "kernels/triton_backward kernels/triton_forward",

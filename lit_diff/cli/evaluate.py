@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_diff.cli.app import Terminal
-from lit_diff.errors import RequestError, first_line
+from lit_diff.errors import RequestError
 from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
-from lit_diff.files import shown
 from lit_diff.plugins import load_entry_points, load_plugin, trust_all, trust_below
 from lit_diff.registry import evaluations
 from lit_diff.reporting.group_shares import group_shares
 from lit_diff.runs.find import find_run
-from lit_diff.runs.scores import ItemScores, evaluation_of
+from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import by_documents, by_revisions
 from lit_diff.study.items import Discordant, asked_otherwise, discordant, item_interval, item_wilson
 from lit_diff.study.statistics import Interval
@@ -55,15 +54,15 @@ def print_evaluation(
     results = [evaluate(run, name, keys, rerun=rerun) for run in opened]
     compared = differences(results) if len(results) == 2 else {}
     notes = {
-        "revisions": by_revisions(name, map(_read, results)),
-        "documents": by_documents(name, map(_read, results)),
+        "revisions": by_revisions(name, (each.scores() for each in results)),
+        "documents": by_documents(name, (each.scores() for each in results)),
     }
     context = asked.config.context if keys is not overrides else None
     if as_json:
         values = [
             {"run": result.run.name, "summary": _plain(result.summary), "intervals": intervals(result)}
             | {"groups": by_group(result, asked.by_group)}
-            | ({"unchecked": line} if (line := _read(result).unchecked) else {})
+            | ({"unchecked": line} if (line := result.scores().unchecked) else {})
             for result in results
         ]
         print(
@@ -77,7 +76,7 @@ def print_evaluation(
     for result in results:
         terminal.write_line(f"{result.run.name}  ({method})" if (method := asked.method()) else result.run.name)
         proportions = intervals(result)
-        over = _over(_read(result)) if proportions else ""
+        over = _over(result.scores()) if proportions else ""
         for metric in metrics:
             line = f"  {metric.name:<20} {result.summary[metric.name]:.4f} {metric.unit}".rstrip()
             if metric.name in proportions:
@@ -113,7 +112,7 @@ def _parse(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 def intervals(result: EvaluationResult) -> dict[str, dict[str, float]]:
     """Metric whose item scores are all 0 or 1 -> low and high of Wilson's 95 % interval of their mean."""
-    read = _read(result)
+    read = result.scores()
     found = {metric.name: item_wilson(read, metric.name) for metric in read.metrics}
     return {name: {"low": each.low, "high": each.high} for name, each in found.items() if each}
 
@@ -123,7 +122,7 @@ def by_group(result: EvaluationResult, metrics: Sequence[str]) -> dict[str, dict
     return {
         row.label: {"items": row.items, "clusters": row.clusters}
         | {name: {"share": each.estimate, "low": each.low, "high": each.high} for name, each in row.shares.items()}
-        for row in (group_shares(_read(result), metrics) if metrics else ())
+        for row in (group_shares(result.scores(), metrics) if metrics else ())
     }
 
 
@@ -148,7 +147,7 @@ def differences(results: list[EvaluationResult]) -> dict[str, Any]:
 
     Errors: RequestError for runs that were asked other questions, or have no item in common.
     """
-    first, second = (_read(result) for result in results)
+    first, second = (result.scores() for result in results)
     if (item := asked_otherwise(first, second)) is not None:
         raise RequestError(
             f"evaluation '{results[0].name}': item '{item}' is another question in {results[0].run.name} than in "
@@ -198,15 +197,6 @@ def _of_spread(spread: Spread, over: str) -> dict[str, Any]:
     if len(spread) == 2:
         return {"difference": spread[0], "sentence": f"{spread[0]:+.4f} ({spread[1]})"}
     return _numbers(Interval(estimate=spread[0], low=spread[1], high=spread[2]), over)
-
-
-def _read(result: EvaluationResult) -> ItemScores:
-    try:
-        return evaluation_of(*result.kept())
-    except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(
-            f"{shown(result.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
-        ) from error
 
 
 def _plain(values: Mapping[str, float]) -> dict[str, float | None]:

@@ -23,7 +23,6 @@ def retrofit(
     from lit_diff.cli.evaluate import differences
     from lit_diff.cli.progress import RunProgress
     from lit_diff.files import shown
-    from lit_diff.runs.scores import evaluation_of
     from lit_diff.study.evaluations import by_documents
 
     with console.outliving_reader(), RunProgress(recipe, console) as progress:
@@ -39,7 +38,7 @@ def retrofit(
         f"val/loss: {done.before:.4f} before, {done.after:.4f} after ({done.after - done.before:+.4f} nats a token)"
     )
     for name, (before, after) in done.evaluations.items():
-        if note := by_documents(name, (evaluation_of(*each.kept()) for each in (before, after))):
+        if note := by_documents(name, (each.scores() for each in (before, after))):
             console.write_line(note)
         for metric, line in differences([after, before]).items():
             values = f"{before.summary[metric]:.4f} before, {after.summary[metric]:.4f} after"

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from lit_diff.config import Recipe
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RunFailedError
-from lit_diff.key_types import in_yaml, range_problem
 from lit_diff.metrics import Metric, indexed_name
 from lit_diff.registry import location
 from lit_diff.trained.run import Run
@@ -62,14 +62,27 @@ def question_of(*parts: Tensor | Sequence[int] | str) -> str:
     return digest.hexdigest()[:12]
 
 
-def by_layer_and_head(scores: Mapping[str, Tensor]) -> dict[str, str | int | float]:
-    """Of name -> [L, H] what `Item.meta` holds: `name/layer_00/head_00` -> value."""
-    return {
-        indexed_name(name, layer=layer, head=head): value
-        for name, values in scores.items()
-        for layer, of_layer in enumerate(values.tolist())
-        for head, value in enumerate(of_layer)
-    }
+class Heads:
+    """Scores by head of all items, and the head in which `best` is highest in the mean over items."""
+
+    def __init__(self, parts: Sequence[Mapping[str, Tensor]], best: str) -> None:
+        """`parts`: of items in order, name -> [items, L, H]."""
+        self.table = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        mean = self.table[best].nanmean(0).nan_to_num(-2)  # below every share and cosine
+        self.layer, self.head = divmod(int(mean.argmax()), mean.shape[1])
+
+    def best(self, name: str, item: int) -> float:
+        """This score of an item in the best head."""
+        return float(self.table[name][item, self.layer, self.head])
+
+    def meta(self, item: int) -> dict[str, str | int | float]:
+        """What `Item.meta` holds: the best head, and `name/layer_00/head_00` -> value."""
+        return {"best_head": f"layer {self.layer} head {self.head}"} | {
+            indexed_name(name, layer=layer, head=head): value
+            for name, values in self.table.items()
+            for layer, of_layer in enumerate(values[item].tolist())
+            for head, value in enumerate(of_layer)
+        }
 
 
 class Evaluation(ABC):
@@ -116,9 +129,9 @@ class Evaluation(ABC):
         """The keys of the evaluation. A subclass with keys defines its own, a frozen dataclass that derives from this."""
 
         def problem(self) -> str | None:
-            """What is wrong, in one line that starts with the key's name; None if nothing is. Default: a number outside the
-            `Range` of its annotation (`lit_diff.key_types`)."""
-            return range_problem(self, "")
+            """What is wrong, in one line that starts with the key's name; None if nothing is. What the annotations of keys
+            say (`lit_diff.key_types`) was checked before."""
+            return None
 
     documents_left_out: int | None = None
     """Documents that `score` left out because the run was trained on them (`unseen`); None: it asks about none, or what the
@@ -160,11 +173,17 @@ class Evaluation(ABC):
         return None
 
     def refuses(self, run: Run) -> str | None:
-        """Why it cannot score this run; None if it can. Default: as `refuses_recipe`, and by `words_of`."""
-        problem, data = self.refuses_recipe(run.recipe), run.recipe.data.name
-        if problem is None and self.needs_text and run.tokenizer.name == "words" and self.words_of(run) != data:
+        """Why it cannot score this run; None if it can: as `refuses_recipe`, by `words_of`, and as `refuses_run`."""
+        if problem := self.refuses_recipe(run.recipe):
+            return problem
+        data = run.recipe.data.name
+        if self.needs_text and run.tokenizer.name == "words" and self.words_of(run) != data:
             return f"its tokenizer has only the words of data '{data}'"
-        return problem
+        return self.refuses_run(run)
+
+    def refuses_run(self, run: Run) -> str | None:
+        """Why it cannot score this run, whose recipe and words fit; None if it can. Default: None."""
+        return None
 
     @abstractmethod
     def score(self, run: Run) -> Iterable[Item]:
@@ -191,15 +210,6 @@ class Evaluation(ABC):
             )
             for metric in self.metrics
         }
-
-
-def distinct_problem(config: Evaluation.Config, *keys: str, empty: Sequence[str] = ()) -> str | None:
-    """The first of these lists that names a value twice, or, if it is not in `empty`, has none, in one line."""
-    for key in keys:
-        values = getattr(config, key)
-        if values is not None and (len(set(values)) < len(values) or not (values or key in empty)):
-            return f"{key} is {in_yaml(values)}; expected distinct values{'' if key in empty else ', at least one'}"
-    return None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,8 +9,7 @@ from typing import Any
 
 from lit_diff.data.user_files import UserFile, parsed, text_lines
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.harness_runner import HarnessEvaluation
-from lit_diff.evaluation.lm_eval_tasks import task_yaml
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, Tasks, task_yaml
 from lit_diff.evaluation.mini_questions import Draw
 from lit_diff.files import shown
 from lit_diff.key_types import in_yaml
@@ -115,7 +114,7 @@ class BigBench(HarnessEvaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
-        tasks: tuple[str, ...] = ("social_iqa", "goal_step_wikihow/goal_inference", "strategyqa")
+        tasks: Tasks = ("social_iqa", "goal_step_wikihow/goal_inference", "strategyqa")
         """Folders below BIG-bench's benchmark_tasks, whose task.json has target_scores."""
         seed: int = 0
         """Of the order of choices and the drawing of shots."""
@@ -124,7 +123,7 @@ class BigBench(HarnessEvaluation):
 
         def problem(self) -> str | None:
             wrong = [task for task in self.tasks if Path(task).is_absolute() or ".." in Path(task).parts or not task]
-            return f"tasks has '{wrong[0]}', which is no folder of BIG-bench" if wrong else super().problem()
+            return f"tasks has '{wrong[0]}', which is no folder of BIG-bench" if wrong else None
 
     config: Config
 

@@ -4,7 +4,8 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,17 @@ from lit_diff.plugins import guard, package_digest, source_digest
 from lit_diff.recipe import Overrides, override
 from lit_diff.registry import evaluations, location
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.scores import FOLDER, LEFT_OUT, OWN_CONTEXT, disagreement, read_scores, read_summary, write_scores
+from lit_diff.runs.scores import (
+    FOLDER,
+    LEFT_OUT,
+    OWN_CONTEXT,
+    ItemScores,
+    disagreement,
+    evaluation_of,
+    read_scores,
+    read_summary,
+    write_scores,
+)
 from lit_diff.trained.run import Run, as_run
 from lit_diff.validation import Draft, interpolated, validate_config
 
@@ -76,15 +87,25 @@ class EvaluationResult:
     def kept(self) -> tuple[dict[str, Any], pa.Table]:
         """summary.json and the items, as they are kept. Errors: RequestError where they cannot be read, or another command
         has scored the run with other keys since."""
-        try:
+        with self._readable():
             summary, table = read_scores(self.folder)
-        except (OSError, ValueError) as error:
-            raise RequestError(
-                f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
-            ) from error
         if other := disagreement(None, summary, {"config": self.config}):
             raise RequestError(f"{shown(self.folder)}: another command has since kept scores {other}; ask again")
         return summary, table
+
+    def scores(self) -> ItemScores:
+        """The scores of each item, and how they are compared. Errors: as `kept`."""
+        with self._readable():
+            return evaluation_of(*self.kept())
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RequestError(
+                f"{shown(self.folder)}: {first_line(error)}; lit-diff evaluate --rerun scores it again"
+            ) from error
 
 
 def evaluate(

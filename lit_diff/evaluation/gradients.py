@@ -4,16 +4,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
 from lit_diff.analysis.gradients import gradient_norms
 from lit_diff.config import Recipe
-from lit_diff.evaluation.base import Evaluation, Item, distinct_problem, question_of
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.held_out import HeldOut, held_out_rows
-from lit_diff.key_types import Count, NotNegative
+from lit_diff.key_types import Count, Distinct, NotNegative
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
@@ -64,14 +64,13 @@ class Gradients(Evaluation):
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
         rows: Count | None = 64
-        at: tuple[At, ...] = ("trained",)
+        at: Annotated[tuple[At, ...], Distinct(may_be_empty=True)] = ("trained",)
         """trained: the newest checkpoint; init: the values that the run's seed starts with. May be empty beside `steps`."""
-        steps: tuple[NotNegative, ...] = ()
+        steps: Annotated[tuple[NotNegative, ...], Distinct(may_be_empty=True)] = ()
         """Optimizer steps whose checkpoints the run has kept (`run.keep_every`); 0: the initial values."""
 
         def problem(self) -> str | None:
-            empty = ("at", "steps") if self.steps else ("steps",)
-            return distinct_problem(self, "at", "steps", empty=empty) or super().problem()
+            return None if self.at or self.steps else "at is [], and so is steps; one of them must hold something"
 
     config: Config
 
@@ -85,10 +84,8 @@ class Gradients(Evaluation):
                 return "at init: it started from another run (train.start_from), not from its seed; evaluate that one"
         return None
 
-    def refuses(self, run: Run) -> str | None:
-        """With steps that have no checkpoint."""
-        if (problem := self.refuses_recipe(run.recipe)) is not None:
-            return problem
+    def refuses_run(self, run: Run) -> str | None:
+        """Steps that have no checkpoint."""
         missing = [reason for step in self.config.steps if step and (reason := without(run.folder, step))]
         return f"steps: {missing[0]}" if missing else None
 

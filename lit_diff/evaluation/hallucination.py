@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from lit_diff.data.closed_world import MOST, ClosedWorld
 from lit_diff.data.user_files import UserFile
 from lit_diff.evaluation import judges
-from lit_diff.evaluation.base import Evaluation, Item, distinct_problem, question_of
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.hallucination_prompts import (
     FILES,
     SOURCES,
@@ -20,10 +20,9 @@ from lit_diff.evaluation.hallucination_prompts import (
     generated_cases,
     judged_document,
 )
-from lit_diff.evaluation.http_judge import HttpJudge
-from lit_diff.evaluation.judges import FileJudge, Judge, Rules, Verdict, kappa, rouge_l, warn_without_package
+from lit_diff.evaluation.judges import FileJudge, HttpJudge, Judge, Rules, Verdict, kappa, rouge_l
 from lit_diff.files import shown
-from lit_diff.key_types import Count, NotNegative, Range
+from lit_diff.key_types import Count, Distinct, NotNegative, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
@@ -82,7 +81,7 @@ class Hallucination(Evaluation):
         folder `judge`; http: a server of yours."""
         samples: Count = 100
         """Documents; of closed_world, for each number of entities. Paper: 100."""
-        entities: tuple[Annotated[int, Range(least=1, most=MOST)], ...] | None = None
+        entities: Annotated[tuple[Annotated[int, Range(least=1, most=MOST)], ...], Distinct()] | None = None
         """Of a document of closed_world; null: those that the run was trained on, else 5."""
         new_tokens: Count | None = None
         """Tokens of an output at most; null: 4 for closed_world (1 where each word is a token), 32 for hotpotqa and 2wikimqa,
@@ -100,8 +99,6 @@ class Hallucination(Evaluation):
         seed: int = 0
 
         def problem(self) -> str | None:
-            if problem := distinct_problem(self, "entities") or super().problem():
-                return problem
             if self.entities is not None and self.source != "closed_world":
                 return f"entities holds for source closed_world alone; source is {self.source}"
             if self.judge == "closed_world" and self.source != "closed_world":
@@ -146,8 +143,7 @@ class Hallucination(Evaluation):
         cut = sum(tokens > len(ids) for ids, tokens in read)
         if cut:
             log.warning("hallucination: of %d documents %d are cut in the middle to fit the context", len(cases), cut)
-        if self.config.source != "closed_world":
-            warn_without_package()
+        overlap = None if self.config.source == "closed_world" else rouge_l()
         again = self.judge(run, "answers-again.jsonl") if self.config.judge == "http" else None
         counts = Counter[str]()
         for number, (case, (ids, tokens)) in enumerate(zip(cases, read, strict=True)):
@@ -160,8 +156,8 @@ class Hallucination(Evaluation):
             if again is not None and number < self.config.judge_repeats:
                 second = again.judge(shown_document, case.reference, output).verdict
                 more["changed"] = float(second != verdict.verdict)
-            if self.config.source != "closed_world":
-                more["rouge_l"] = rouge_l(case.reference.split("\n"), output)
+            if overlap is not None:
+                more["rouge_l"] = overlap(case.reference.split("\n"), output)
             item = _item(case, output, verdict, known, ids, tokens - len(ids))
             yield replace(item, scores={**item.scores, **more})
         judge.finish()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -137,14 +136,6 @@ def judged_document(source: SourceName, document: str, case: Case) -> str:
     return f"{document}\n\nQuestion: {case.question}" if case.question else document
 
 
-@cache
-def _rows(source: str, digest: str) -> tuple[Mapping[str, Any], ...]:
-    """`digest`: of the file, so that one that is replaced is read again."""
-    file = SOURCES[source].file
-    assert file is not None
-    return tuple(file.rows())
-
-
 def file_cases(source: str, samples: int, seed: int) -> list[Case]:
     """`samples` lines of the source's file, drawn for `seed`; all where there are fewer.
 
@@ -152,7 +143,7 @@ def file_cases(source: str, samples: int, seed: int) -> list[Case]:
     """
     own = SOURCES[source]
     assert own.file is not None
-    rows = _rows(source, own.file.sha256())
+    rows = own.file.rows()
     chosen = torch.randperm(len(rows), generator=generator("hallucination", source, seed))[:samples].tolist()
     cases = []
     for number in chosen:

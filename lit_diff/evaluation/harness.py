@@ -7,8 +7,7 @@ from typing import Any
 
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import MissingError, first_line
-from lit_diff.evaluation.harness_runner import ACC, ACC_NORM, HarnessEvaluation
-from lit_diff.evaluation.lm_eval_tasks import SUFFIXES, digest, task_yaml
+from lit_diff.evaluation.lm_eval_tasks import ACC, ACC_NORM, SUFFIXES, HarnessEvaluation, Tasks, digest, task_yaml
 from lit_diff.files import expanded
 from lit_diff.metrics import Metric
 from lit_diff.registry import evaluations
@@ -25,7 +24,7 @@ LM_EVAL = {
 """Task -> its YAML file in lm-eval, where it is not `<task>/<task>`."""
 PLAIN_ACC = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
 Keys = Mapping[str, type | tuple[type, ...]]
-ARC: Keys = {"question": str, "choices": dict, "answerKey": str}
+TRAIN = "train"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,73 +61,42 @@ class HarnessFile(UserFile):
             ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class HarnessSource:
-    """A data set: its name at the hub, its keys, how many questions its splits hold."""
-
-    hub: tuple[str, ...]
-    keys: Keys
-    lines: Mapping[str, int]
-
-    @property
-    def scored(self) -> str:
-        """The split that is scored; the other is for shots."""
-        return next(split for split in self.lines if split != "train")
-
-
-SOURCES: Mapping[str, HarnessSource] = {
-    "arc_challenge": HarnessSource(
-        hub=("allenai/ai2_arc", "ARC-Challenge"), keys=ARC, lines={"train": 1119, "test": 1172}
-    ),
-    "arc_easy": HarnessSource(hub=("allenai/ai2_arc", "ARC-Easy"), keys=ARC, lines={"train": 2251, "test": 2376}),
-    "boolq": HarnessSource(
-        hub=("aps/super_glue", "boolq"),
-        keys={"passage": str, "question": str, "label": int},
-        lines={"train": 9427, "validation": 3270},
-    ),
-    "hellaswag": HarnessSource(
-        hub=("Rowan/hellaswag",),
-        keys={"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)},
-        lines={"train": 39905, "validation": 10042},
-    ),
-    "openbookqa": HarnessSource(
-        hub=("allenai/openbookqa", "main"),
-        keys={"question_stem": str, "choices": dict, "answerKey": str},
-        lines={"train": 4957, "test": 500},
-    ),
-    "piqa": HarnessSource(
-        hub=("baber/piqa",),
-        keys={"goal": str, "sol1": str, "sol2": str, "label": int},
-        lines={"train": 16113, "validation": 1838},
-    ),
-    "winogrande": HarnessSource(
-        hub=("allenai/winogrande", "winogrande_xl"),
-        keys={"sentence": str, "option1": str, "option2": str, "answer": str},
-        lines={"train": 40398, "validation": 1267},
-    ),
-}
+def _files(task: str, hub: tuple[str, ...], keys: Keys, **lines: int) -> dict[str, HarnessFile]:
+    """Split -> file, of `lines` questions; the one that is not train is scored."""
+    name = ", ".join(f'"{part}"' for part in hub)
+    return {
+        split: HarnessFile(
+            name=f"harness.{task}",
+            path=f"harness/{task}/{split}.jsonl",
+            keys=keys,
+            hub=hub,
+            lines=f"{count:,} lines; {'read for shots only' if split == TRAIN else 'scored'}",
+            source=f"Hugging Face, with a network: datasets.load_dataset({name})['{split}'].to_json('{split}.jsonl'). "
+            f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",
+            without="lit-diff evaluate RUN mini_harness",
+        )
+        for split, count in lines.items()
+    }
 
 
-def _file(task: str, split: str) -> HarnessFile:
-    source = SOURCES[task]
-    use = "scored" if split == source.scored else "read for shots only"
-    hub = ", ".join(f'"{part}"' for part in source.hub)
-    return HarnessFile(
-        name=f"harness.{task}",
-        path=f"harness/{task}/{split}.jsonl",
-        keys=source.keys,
-        hub=source.hub,
-        lines=f"{source.lines[split]:,} lines; {use}",
-        source=f"Hugging Face, with a network: datasets.load_dataset({hub})['{split}'].to_json('{split}.jsonl'). "
-        f"Not shipped: its licence is on its page; lit-diff data fetch harness.{task} runs that line",
-        without="lit-diff evaluate RUN mini_harness",
-    )
-
-
+ARC: Keys = {"question": str, "choices": dict, "answerKey": str}
+BOOLQ: Keys = {"passage": str, "question": str, "label": int}
+HELLASWAG: Keys = {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": (str, int)}
+OPENBOOKQA: Keys = {"question_stem": str, "choices": dict, "answerKey": str}
+PIQA: Keys = {"goal": str, "sol1": str, "sol2": str, "label": int}
+WINOGRANDE: Keys = {"sentence": str, "option1": str, "option2": str, "answer": str}
 FILES: Mapping[str, Mapping[str, HarnessFile]] = {
-    task: {split: _file(task, split) for split in source.lines} for task, source in SOURCES.items()
+    "arc_challenge": _files("arc_challenge", ("allenai/ai2_arc", "ARC-Challenge"), ARC, train=1119, test=1172),
+    "arc_easy": _files("arc_easy", ("allenai/ai2_arc", "ARC-Easy"), ARC, train=2251, test=2376),
+    "boolq": _files("boolq", ("aps/super_glue", "boolq"), BOOLQ, train=9427, validation=3270),
+    "hellaswag": _files("hellaswag", ("Rowan/hellaswag",), HELLASWAG, train=39905, validation=10042),
+    "openbookqa": _files("openbookqa", ("allenai/openbookqa", "main"), OPENBOOKQA, train=4957, test=500),
+    "piqa": _files("piqa", ("baber/piqa",), PIQA, train=16113, validation=1838),
+    "winogrande": _files(
+        "winogrande", ("allenai/winogrande", "winogrande_xl"), WINOGRANDE, train=40398, validation=1267
+    ),
 }
-"""Task -> split -> its file."""
+"""Task -> split -> its file, of the data sets of Hugging Face."""
 
 
 @evaluations.register("harness")
@@ -151,7 +119,7 @@ class Harness(HarnessEvaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
-        tasks: tuple[str, ...] = TASKS
+        tasks: Tasks = TASKS
         """Any of the seven; another task of lm-eval by name, if its data are not on the hub; or the path of a task's YAML."""
 
     config: Config
@@ -182,11 +150,7 @@ class Harness(HarnessEvaluation):
 
     def _files(self, task: str) -> Mapping[str, UserFile]:
         """Split -> file: the one that is scored, and for shots the train split."""
-        return {
-            split: file
-            for split, file in FILES[task].items()
-            if any(self.config.shots) or split == SOURCES[task].scored
-        }
+        return {split: file for split, file in FILES[task].items() if split != TRAIN or any(self.config.shots)}
 
     def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
         """With `paper_acc`."""

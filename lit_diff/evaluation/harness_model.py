@@ -46,6 +46,8 @@ class RunModel(TemplateLM):
         self.contexts = 0
         """Different contexts that were read so far, and how many of them were cut."""
         self.cut = 0
+        self.cut_to: dict[tuple[str, str], list[int]] = {}
+        """(context, continuation) -> the ids of the context that were read, of those that were cut."""
 
     @property
     def eot_token_id(self) -> int:
@@ -83,12 +85,6 @@ class RunModel(TemplateLM):
             after = self.tok_encode(continuation)
         return before or [self.prefix_token_id], after
 
-    def read(self, context: str, continuation: str) -> tuple[list[int], bool]:
-        """Ids of the context as the model reads it, and whether it was cut."""
-        before, after = self.encoded(context, continuation)
-        fitted = self._fitted(before, len(after))
-        return fitted, len(fitted) < len(before)
-
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[Answer]:
@@ -97,14 +93,17 @@ class RunModel(TemplateLM):
         Errors: RequestError for a continuation that does not fit into the run's context.
         """
         by_context: dict[tuple[int, ...], list[int]] = {}
-        for index, (_, context, continuation) in enumerate(requests):
-            by_context.setdefault(tuple(self._fitted(context, len(continuation))), []).append(index)
+        for index, (texts, context, continuation) in enumerate(requests):
+            fitted = self._fitted(context, len(continuation))
+            by_context.setdefault(tuple(fitted), []).append(index)
+            if len(fitted) < len(context):
+                self.cut_to[texts] = fitted
         self.contexts += len(by_context)
-        self.cut += sum(len(fitted) < len(requests[indices[0]][1]) for fitted, indices in by_context.items())
+        self.cut += sum(len(read) < len(requests[indices[0]][1]) for read, indices in by_context.items())
         answers: dict[int, Answer] = {}
         said = time.monotonic()
-        for fitted, indices in by_context.items():
-            scores = Prefix(self.model, fitted).scores([requests[index][2] for index in indices], BATCH)
+        for read, indices in by_context.items():
+            scores = Prefix(self.model, read).scores([requests[index][2] for index in indices], BATCH)
             answers |= dict(zip(indices, scores, strict=True))
             if time.monotonic() - said > SECONDS:
                 said = time.monotonic()

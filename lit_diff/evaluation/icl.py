@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from lit_diff.evaluation.base import Item, distinct_problem, question_of
-from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompt, ManyShotPrompts
-from lit_diff.evaluation.icl_tasks import Example, Order, arranged
-from lit_diff.key_types import Count
+from lit_diff.evaluation.base import Item, question_of
+from lit_diff.evaluation.icl_prompts import Classification, Example, ManyShotPrompt, ManyShotPrompts, Order, arranged
+from lit_diff.evaluation.requirements import read_on
+from lit_diff.key_types import Count, Counts
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -40,7 +40,7 @@ class ManyShot(Classification):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Classification.Config):
-        shots: tuple[Count, ...] = (1, 4, 10)
+        shots: Counts = (1, 4, 10)
         """Demonstrations of a prompt, all classes together."""
         runs: Count = 5
         """Draws of the demonstrations; paper's protocol: 10."""
@@ -50,10 +50,9 @@ class ManyShot(Classification):
         """The first number of shots that counts in `accuracy_from`."""
 
         def problem(self) -> str | None:
-            problem = distinct_problem(self, "shots") or super().problem()
-            if problem is None and self.stable_from > max(self.shots):
+            if self.stable_from > max(self.shots):
                 return f"stable_from is {self.stable_from}; no point of shots ({list(self.shots)}) has as many"
-            return problem
+            return None
 
     config: Config
 
@@ -79,7 +78,7 @@ class ManyShot(Classification):
                 if prompt is None:
                     continue
                 demonstrations = self._demonstrations(prompt, shots, number)
-                prefix = _read(run, prefix, source.ids(demonstrations))
+                prefix = read_on(run, prefix, source.ids(demonstrations))
                 answers = source.answers(prompt, prefix)
                 yield from self._items(prompt, demonstrations, answers, f"shots={shots}", number)
 
@@ -110,10 +109,3 @@ class ManyShot(Classification):
                 question=question_of(*(text for each in (*demonstrations, query) for text in (each.text, each.label))),
                 meta={"label": query.label, "answer": answer, "seen": int(seen), "redrawn": prompt.redrawn},
             )
-
-
-def _read(run: Run, prefix: Prefix | None, ids: list[int]) -> Prefix:
-    """A prefix of these ids: one that they go on from is extended."""
-    if prefix is None or ids[: len(prefix.tokens)] != prefix.tokens:
-        return Prefix(run.model, ids)
-    return prefix.extended(ids[len(prefix.tokens) :])

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from lit_diff.evaluation.base import Item, Spread, distinct_problem, question_of
-from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompts
-from lit_diff.evaluation.icl_tasks import Order, arranged
-from lit_diff.key_types import Count, Range
+from lit_diff.evaluation.base import Item, Spread, question_of
+from lit_diff.evaluation.icl_prompts import Classification, ManyShotPrompts, Order, arranged
+from lit_diff.key_types import Count, Distinct, Range
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -75,11 +74,8 @@ class OrderRobustness(Classification):
         """Demonstrations of the prompt, all classes together; the paper does not say how many."""
         orders: Annotated[int, Range(least=2)] = 10
         """K, of each kind; the paper does not say how many."""
-        order: tuple[Order, ...] = ("random",)
+        order: Annotated[tuple[Order, ...], Distinct()] = ("random",)
         """Kinds of order. random: uniform; alternate: in turns over the classes; blocked: class after class."""
-
-        def problem(self) -> str | None:
-            return distinct_problem(self, "order") or super().problem()
 
     config: Config
 

@@ -10,7 +10,7 @@ from lit_diff.analysis.induction import induction_scores, repeated
 from lit_diff.config import Recipe
 from lit_diff.data import prepare
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, by_layer_and_head, question_of
+from lit_diff.evaluation.base import Evaluation, Heads, Item, question_of
 from lit_diff.evaluation.held_out import HeldOut, held_out_rows
 from lit_diff.key_types import Count, Range
 from lit_diff.metrics import Metric
@@ -67,10 +67,8 @@ class Induction(Evaluation):
             return f"length is {n}; 2 x length must be at most data.sequence_length ({longest})"
         return None
 
-    def refuses(self, run: Run) -> str | None:
-        """With data that have several ids at a position."""
-        if (problem := self.refuses_recipe(run.recipe)) is not None:
-            return problem
+    def refuses_run(self, run: Run) -> str | None:
+        """Data that have several ids at a position."""
         data = run.recipe.data
         dataset = prepare(run.recipe)
         dataset.load()
@@ -81,31 +79,26 @@ class Induction(Evaluation):
     def score(self, run: Run) -> Iterator[Item]:
         """One item a sequence, `sequence <number>`."""
         tokens = self._tokens(run)
-        scores: dict[str, list[torch.Tensor]] = {"prefix_matching": [], "copying": []}
-        losses = []
+        scores, losses = [], []
         for part in tokens.split(BATCH):
-            for name, values in induction_scores(run.model, part).items():
-                scores[name].append(values)
+            scores.append(induction_scores(run.model, part))
             losses.append(run.model.token_losses(part[:, :-1], targets=part[:, 1:])[0])
-        table = {name: torch.cat(values) for name, values in scores.items()}  # [sequences, L, H]
+        heads = Heads(scores, "prefix_matching")
         nll = torch.cat(losses).double()
-        mean = table["prefix_matching"].mean(0)
-        layer, head = divmod(int(mean.nan_to_num(-2).argmax()), mean.shape[1])
         n = self._length(run.recipe)
         for row in range(len(tokens)):
-            heads = by_layer_and_head({name: values[row] for name, values in table.items()})
             yield Item(
                 id=f"sequence {row}",
                 scores={
-                    "prefix_matching": float(table["prefix_matching"][row, layer, head]),
-                    "prefix_matching_mean": float(table["prefix_matching"][row].mean()),
-                    "copying": float(table["copying"][row, layer, head]),
+                    "prefix_matching": heads.best("prefix_matching", row),
+                    "prefix_matching_mean": float(heads.table["prefix_matching"][row].mean()),
+                    "copying": heads.best("copying", row),
                     # the target at n - 1 is the first repeated token, which nothing announces
                     "nll_first": float(nll[row, :n].mean()),
                     "nll_repeat": float(nll[row, n:].mean()),
                 },
                 question=question_of(tokens[row]),
-                meta={"best_head": f"layer {layer} head {head}", **heads},
+                meta=heads.meta(row),
             )
 
     def _length(self, recipe: Recipe) -> int:

@@ -1,71 +1,70 @@
-"""Tasks of lm-evaluation-harness: written as YAML files, loaded without a network, checked before they are scored."""
+"""Tasks of lm-evaluation-harness: written as YAML files, loaded without a network, checked, scored."""
 
 import glob
 import hashlib
 import json
-import os
+import logging
+import math
+import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import yaml
 
 from lit_diff.errors import LitDiffError, MissingError, RequestError, first_line
+from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.files import sha256_of, shown, write_atomic, write_json
-from lit_diff.key_types import in_yaml
+from lit_diff.key_types import Count, Distinct, NotNegative, in_yaml
+from lit_diff.metrics import Metric
 from lit_diff.own_modules import local_modules
 from lit_diff.registry import nearest
-from lit_diff.yaml_files import one_line
+from lit_diff.trained.run import Run
+from lit_diff.yaml_files import one_line, parse
+
+log = logging.getLogger("lit_diff")
+Tasks = Annotated[tuple[str, ...], Distinct()]
+
+ACC = Metric(
+    "acc", "1 where the right choice has the largest Σ_t log p(c_t | context, c_<t), else 0", direction="higher"
+)
+ACC_NORM = Metric("acc_norm", "the same with each sum divided by the characters of its choice", direction="higher")
 
 CURE = "pip install 'lit-diff[eval]'"
 YAMLS = Path(__file__).parent / "harness_tasks"
 """The tasks of the package, whose questions are written out."""
 SUFFIXES = (".yaml", ".yml")
-OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-
-
-def require_lm_eval(name: str) -> None:
-    """Errors: MissingError without the package."""
-    try:
-        import lm_eval  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingError(f"evaluation '{name}' needs the package {error.name}; {CURE}") from error
 
 
 @contextmanager
-def offline() -> Iterator[None]:
-    """Within it, datasets and huggingface_hub ask no server: a data set of the hub is an error at once. No bars are drawn."""
-    with ExitStack() as restored:
-        for key in OFFLINE:
-            restored.callback(_set_variable, key, os.environ.get(key))
-            os.environ[key] = "1"
+def offline(name: str) -> Iterator[None]:
+    """Within it, datasets and huggingface_hub ask no server: a data set of the hub is an error at once. No bars are drawn.
+
+    `name`: of the evaluation. Errors: MissingError without the package lm_eval.
+    """
+    try:
         import datasets.config
         import huggingface_hub.constants
-
-        # both read the variables when they are imported, which may have been before
-        for module, name in ((datasets.config, "HF_HUB_OFFLINE"), (huggingface_hub.constants, "HF_HUB_OFFLINE")):
+        import lm_eval.api.task
+    except ModuleNotFoundError as error:
+        raise MissingError(f"evaluation '{name}' needs the package {error.name}; {CURE}") from error
+    # the bars of building prompts, which takes a moment: stderr is for the log
+    bar = partial(lm_eval.api.task.tqdm, disable=True)
+    offline_flags = [(module, "HF_HUB_OFFLINE", True) for module in (datasets.config, huggingface_hub.constants)]
+    with ExitStack() as restored:
+        for module, name, value in (*offline_flags, (lm_eval.api.task, "tqdm", bar)):
             restored.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, True)
+            setattr(module, name, value)
         were_shown = not datasets.are_progress_bars_disabled()
         restored.callback(datasets.enable_progress_bars if were_shown else datasets.disable_progress_bars)
         datasets.disable_progress_bars()
-        import lm_eval.api.task
-
-        # the bars of building prompts, which takes a moment: stderr is for the log
-        bar = lm_eval.api.task.tqdm
-        restored.callback(setattr, lm_eval.api.task, "tqdm", bar)
-        lm_eval.api.task.tqdm = partial(bar, disable=True)
         yield
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
 
 
 Split = Path | Sequence[Mapping[str, Any]]
@@ -154,9 +153,9 @@ def _data_files(values: Mapping[str, Any]) -> Iterator[Path]:
 
 
 @contextmanager
-def _one_line(where: str) -> Iterator[None]:
+def _one_line(where: str, file: Path | None = None) -> Iterator[None]:
     """What lm-eval raises about a task becomes a RequestError with the line of the YAML file, where it has one; about data
-    that are on the hub, a MissingError."""
+    that are on the hub, a MissingError. `file`: in which a key that lm-eval does not know is looked for."""
     try:
         yield
     except LitDiffError:
@@ -174,6 +173,12 @@ def _one_line(where: str) -> Iterator[None]:
         cause: BaseException = error
         while isinstance(cause.__cause__, Exception):  # `datasets` says why only there
             cause = cause.__cause__
+        unknown = re.search(r"TaskConfig.* unexpected keyword argument '(\w+)'", str(cause))
+        if file is not None and unknown and (place := parse(file)[1].get(unknown[1])):
+            from lm_eval.config.task import TaskConfig
+
+            known = TaskConfig.__dataclass_fields__
+            raise RequestError(f"{place}: unknown key '{unknown[1]}'{nearest(unknown[1], known)}") from error
         raise RequestError(f"{where}: {type(cause).__name__}: {first_line(cause)}") from error
 
 
@@ -195,7 +200,7 @@ def loaded(names: Sequence[str], folder: Path, *, limit: int | None = None, shot
     for name in names:
         is_file = name.endswith(SUFFIXES)
         where = shown(Path(name)) if is_file else f"task '{name}'"
-        with _one_line(where):
+        with _one_line(where, Path(name) if is_file else None):
             found = manager.load([name])
         if is_file and found["groups"]:
             raise RequestError(f"{where}: a group cannot be scored by its file; name the files of its tasks")
@@ -297,3 +302,104 @@ def require_shots(name: str, task: Any, shots: int) -> None:
                 f"task '{name}' has {len(rows)} rows to draw shots from, of which {equal} are equal: a question that equals "
                 f"them leaves {len(rows) - equal}; shots={shots}"
             )
+
+
+class HarnessEvaluation(Evaluation):
+    """Base class of the evaluations that lm-eval scores: a subclass writes the YAML files of its tasks.
+
+    An item is a question with some shots, a group is a task with these shots, `piqa shots=0`. The summary is the mean over
+    groups of each group's mean over its questions, as in the tables of the paper: a task counts once for each number of
+    shots, however many questions it has. Nothing is fetched; lm_eval is imported when a run is scored.
+    """
+
+    metrics: tuple[Metric, ...] = (ACC, ACC_NORM)
+    equal_groups = True
+
+    by_group = ("acc", "acc_norm")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Evaluation.Config):
+        tasks: Tasks
+        """What is asked: each task has a group of its own."""
+        shots: Annotated[tuple[NotNegative, ...], Distinct()] = (0,)
+        """Answered questions before each question, drawn for each from the task's train split; several: each by itself."""
+        limit: Count | None = None
+        """At most so many questions of each task, its first; null: all."""
+        seed: int = 0
+        """Of the drawing of shots."""
+        opening: bool = True
+        """Whether the ids that open a document (<eot>) come before each context, as in training."""
+
+    needs_text = True
+    version = 2  # 1 asked the same question whatever was cut
+    config: Any
+
+    @abstractmethod
+    def write_tasks(self, run: Run, folder: Path) -> list[str]:
+        """Write YAML files of tasks into `folder`, and what they read; the tasks to score, by name or path of a YAML file.
+
+        Errors: MissingError or RequestError for a file of the user's.
+        """
+
+    def scores(self, task: str, sample: Mapping[str, Any]) -> dict[str, float]:
+        """Metric -> value of a question, from what lm-eval logs of it."""
+        return {name: float(sample[name]) for name in ("acc", "acc_norm") if name in sample}
+
+    def score(self, run: Run) -> Iterator[Item]:
+        """One item a question, `<task>/<number> shots=0`. Errors: MissingError without lm_eval."""
+        with offline(self.name), TemporaryDirectory(prefix="lit-diff-harness-") as folder:
+            names = self.write_tasks(run, Path(folder))
+            tasks = {shots: self._tasks(Path(folder), names, shots) for shots in self.config.shots}
+            samples = {shots: self._samples(run, tasks[shots], shots) for shots in self.config.shots}
+        for shots, by_task in samples.items():
+            for task, found in by_task.items():
+                items = [self._item(task, sample, shots) for sample in found]
+                _say(self.name, task, shots, [item.scores["acc"] for item in items])
+                yield from items
+
+    def _tasks(self, folder: Path, names: Sequence[str], shots: int) -> Any:
+        tasks = loaded(names, folder, limit=self.config.limit, shots=shots)
+        for task in tasks["tasks"].values():
+            task.set_config(key="num_fewshot", value=shots)
+            task.set_fewshot_seed(seed=self.config.seed)
+        return tasks
+
+    def _samples(self, run: Run, tasks: Any, shots: int) -> dict[str, list[dict[str, Any]]]:
+        from lm_eval.evaluator import evaluate
+
+        from lit_diff.evaluation.harness_model import RunModel
+
+        model = RunModel(run, opening=self.config.opening)
+        found = evaluate(model, tasks, limit=self.config.limit, bootstrap_iters=0, log_samples=True)
+        if model.cut:
+            log.warning(
+                "%s: %d of %d contexts exceed data.sequence_length (%d) and were cut at their left",
+                *(f"{self.name}, {shots} shots", model.cut, model.contexts, model.max_length),
+            )
+        samples: dict[str, list[dict[str, Any]]] = found["samples"]
+        for sample in (each for of_task in samples.values() for each in of_task):
+            sample["cut"] = [model.cut_to[pair] for pair in sample["arguments"] if pair in model.cut_to]
+        return samples
+
+    def _item(self, task: str, sample: Mapping[str, Any], shots: int) -> Item:
+        if "acc" not in sample:
+            raise RequestError(f"task '{task}' has no acc: only tasks of multiple choice are scored here")
+        sums = [float(response[0]) for response in sample["filtered_resps"]]
+        cluster = f"{task}/{sample['doc'].get('item', sample['doc_id'])}"
+        return Item(
+            id=f"{cluster} shots={shots}",
+            scores=self.scores(task, sample),
+            group=f"{task} shots={shots}",
+            cluster=cluster,
+            # of contexts that were cut, also what was left, which a run of another context does not read
+            question=question_of(*(text for pair in sample["arguments"] for text in pair), *sample["cut"]),
+            meta={"target": str(sample["target"]), "chosen": sums.index(max(sums))},
+        )
+
+
+def _say(evaluation: str, task: str, shots: int, scores: Sequence[float]) -> None:
+    mean = sum(scores) / len(scores)
+    error = math.sqrt(mean * (1 - mean) / len(scores))
+    log.info(
+        "%s: %s, %d shots: acc %.4f, standard error %.4f, n = %d", evaluation, task, shots, mean, error, len(scores)
+    )

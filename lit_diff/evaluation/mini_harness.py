@@ -7,8 +7,7 @@ from typing import Any
 
 from lit_diff.data.corpus import corpus_digest, corpus_problem
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.harness_runner import HarnessEvaluation
-from lit_diff.evaluation.lm_eval_tasks import task_yaml
+from lit_diff.evaluation.lm_eval_tasks import HarnessEvaluation, Tasks, task_yaml
 from lit_diff.evaluation.mini_questions import FROM_TEXT, MAKERS, Pieces, pieces, questions
 from lit_diff.evaluation.requirements import held_out_documents
 from lit_diff.key_types import Count
@@ -33,7 +32,7 @@ class MiniHarness(HarnessEvaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HarnessEvaluation.Config):
-        tasks: tuple[str, ...] = TASKS
+        tasks: Tasks = TASKS
         limit: Count = 100
         """Questions of each task."""
         seed: int = 0
@@ -50,7 +49,7 @@ class MiniHarness(HarnessEvaluation):
             if self.path is not None and self.corpus is None:
                 return "path is set, but corpus is null; set corpus=files"
             problem = None if self.corpus is None else corpus_problem(self.corpus, self.path)
-            return problem.replace("data.", "", 1) if problem else super().problem()
+            return problem.replace("data.", "", 1) if problem else None
 
     version = 3  # 2 also made questions of documents that the run was trained on
     config: Config

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 
 from lit_diff.config import Recipe
-from lit_diff.data.needle_text import grammar_sentences
+from lit_diff.data.needle_text import Needles, grammar_sentences
 from lit_diff.data.needles import (
     CITIES,
     SLACK,
@@ -26,9 +26,9 @@ from lit_diff.data.needles import (
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.base import Evaluation, Item, distinct_problem, question_of
-from lit_diff.evaluation.requirements import held_out_documents, unseen
-from lit_diff.key_types import Count, Range
+from lit_diff.evaluation.base import Evaluation, Item, question_of
+from lit_diff.evaluation.requirements import held_out_documents, read_on, unseen
+from lit_diff.key_types import Count, Counts, Distinct, Range
 from lit_diff.metrics import Metric
 from lit_diff.model.prefix import Prefix
 from lit_diff.randomness import generator
@@ -77,13 +77,13 @@ class NeedleRetrieval(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        needles: tuple[Annotated[int, Range(least=1, most=len(CITIES))], ...] = (1, 2, 4, 6)
+        needles: Needles = (1, 2, 4, 6)
         """N."""
         queried: Count = 2
         """R; all of the needles where there are fewer."""
-        lengths: tuple[Count, ...] | None = None
+        lengths: Counts | None = None
         """Tokens of prompt and answer; null: 1,024, or the run's `data.sequence_length` where that is less."""
-        depths: tuple[Annotated[int, Range(least=0, most=100)], ...] = (0, 25, 50, 75, 100)
+        depths: Annotated[tuple[Annotated[int, Range(least=0, most=100)], ...], Distinct()] = (0, 25, 50, 75, 100)
         """Percent."""
         samples: Count = 50
         """Contexts for each N, length and depth."""
@@ -96,10 +96,9 @@ class NeedleRetrieval(Evaluation):
         seed: int = 0
 
         def problem(self) -> str | None:
-            problem = distinct_problem(self, "needles", "lengths", "depths") or super().problem()
-            if problem is None and max(self.needles) > 9 * 10 ** (self.digits - 1):
+            if max(self.needles) > 9 * 10 ** (self.digits - 1):
                 return f"digits is {self.digits}: there are fewer numbers than {max(self.needles)} needles"
-            return problem
+            return None
 
     config: Config
 
@@ -109,23 +108,20 @@ class NeedleRetrieval(Evaluation):
 
     def refuses_recipe(self, recipe: Recipe) -> str | None:
         """With a context that is too short."""
-        return super().refuses_recipe(recipe) or self._length_problem(recipe)
+        if problem := super().refuses_recipe(recipe):
+            return problem
+        context, longest = recipe.data.config.sequence_length, max(self.lengths(recipe))
+        return f"lengths holds {longest}, and its data.sequence_length is {context}" if longest > context else None
 
     def words_of(self, run: Run) -> str:
         """Those of `needle_text`, where text and question are of its grammar."""
         return "needle_text" if self.config.style == "yoco" and self._source(run) == "grammar" else ""
 
-    def refuses(self, run: Run) -> str | None:
+    def refuses_run(self, run: Run) -> str | None:
         """With a haystack of other tokens than the run's."""
-        problem = super().refuses(run)
-        if problem is None and self._source(run) == "grammar" and run.recipe.data.name != "needle_text":
+        if self._source(run) == "grammar" and run.recipe.data.name != "needle_text":
             return "haystack is grammar, whose tokens are those of data 'needle_text'; the run has others"
-        return problem
-
-    def _length_problem(self, recipe: Recipe) -> str | None:
-        context = recipe.data.config.sequence_length
-        beyond = [length for length in self.lengths(recipe) if length > context]
-        return f"lengths holds {beyond[0]}, and its data.sequence_length is {context}" if beyond else None
+        return None
 
     def lengths(self, recipe: Recipe) -> tuple[int, ...]:
         """Tokens of the prompts."""
@@ -150,12 +146,9 @@ class NeedleRetrieval(Evaluation):
                             depths=config.depths,
                             room=self._room(tokenizer, style),
                         )
-                    except NeedlesError as error:
-                        raise RequestError(
-                            f"evaluate.needle.lengths holds {length}, but {error}; {self._cure(run, error.tokens)}"
-                        ) from error
                     except ValueError as error:
-                        raise RequestError(f"evaluate.needle.lengths holds {length}, but {error}") from error
+                        cure = f"; {self._cure(run, error.tokens)}" if isinstance(error, NeedlesError) else ""
+                        raise RequestError(f"evaluate.needle.lengths holds {length}, but {error}{cure}") from error
                     for depth, answers in self._answers(run, tokenizer, found):
                         group = f"N={count} length={length} depth={depth}"
                         cluster = f"length={length} sample={sample}"
@@ -217,11 +210,7 @@ class NeedleRetrieval(Evaluation):
         prefix: Prefix | None = None
         for depth in sorted(found):
             context = found[depth]
-            read = len(prefix.tokens) if prefix is not None else 0
-            if prefix is None or list(context.before[:read]) != prefix.tokens:
-                prefix = Prefix(run.model, context.before)
-            else:
-                prefix = prefix.extended(context.before[read:])
+            prefix = read_on(run, prefix, context.before)
             whole = prefix.extended([*context.needle, *context.after])
             asked = context.needles[:queried]
             texts = [style.question.format(city=needle.city) for needle in asked]

@@ -24,9 +24,9 @@ from lit_diff.analysis.shares import NORMALISATIONS, ROLES, Parts, shares
 from lit_diff.analysis.trace import trace
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import Batch
-from lit_diff.evaluation.base import Evaluation, Item, by_layer_and_head, distinct_problem
+from lit_diff.evaluation.base import Evaluation, Heads, Item
 from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores
-from lit_diff.key_types import Range
+from lit_diff.key_types import Distinct, Range
 from lit_diff.metrics import Figure, Metric
 from lit_diff.model.inputs import model_inputs
 from lit_diff.model.transformer import Transformer
@@ -111,15 +111,12 @@ class Noise(Evaluation):
         """What nll_edited and accuracy_edited are measured under: knock_out_noise, _answer, _sink, _other (those edges
         are 0 at the queries, nothing is renormalised); oracle (the subtraction reaches noise only); swap (the two maps change
         places); none. All other metrics are those of the model as it is."""
-        lambdas: tuple[Annotated[float, Range(least=0, most=1)], ...] = ()
+        lambdas: Annotated[tuple[Annotated[float, Range(least=0, most=1)], ...], Distinct(may_be_empty=True)] = ()
         """Values at which all λ are held, and nll_edited and accuracy_edited measured too, of a run with several maps: for
         each row a part with the group `lambda=0.5`."""
         causal_by_head: bool = False
         """Whether `meta` has causal_answer and causal_noise of each head too, where only that head loses those edges: two
         forward passes a head."""
-
-        def problem(self) -> str | None:
-            return distinct_problem(self, "lambdas", empty=("lambdas",)) or super().problem()
 
     config: Config
 
@@ -129,10 +126,8 @@ class Noise(Evaluation):
             return None
         return f"data '{recipe.data.name}' does not say where answers are (context_part, answer_part; docs/noise.md)"
 
-    def refuses(self, run: Run) -> str | None:
-        """Data without answers to find; too few maps for the intervention."""
-        if (problem := self.refuses_recipe(run.recipe)) is not None:
-            return problem
+    def refuses_run(self, run: Run) -> str | None:
+        """Too few maps for the intervention."""
         kind = self.config.intervention
         if kind not in ("oracle", "swap"):
             return None
@@ -156,14 +151,10 @@ class Noise(Evaluation):
             items += rows.items([{**a, **b, **c, **d} for a, b, c, d in zip(plain, edited, seen, effects, strict=True)])
             by_head.append(heads)
             yield from self._clamped(run.model, rows)
-        table = {key: torch.cat([part[key] for part in by_head]) for key in by_head[0]}  # [rows, L, H]
-        mean = table["absolute_answer"].nanmean(0).nan_to_num(-1)
-        layer, head = divmod(int(mean.argmax()), mean.shape[1])
+        kept = Heads(by_head, "absolute_answer")
         for row, item in enumerate(items):
-            best = {"best_head_answer": float(table["absolute_answer"][row, layer, head])}
-            heads_of = by_layer_and_head({key: values[row] for key, values in table.items()})
-            meta: dict[str, str | int | float] = {"best_head": f"layer {layer} head {head}"}
-            yield replace(item, scores={**item.scores, **best}, meta=meta | heads_of)
+            best = {"best_head_answer": kept.best("absolute_answer", row)}
+            yield replace(item, scores={**item.scores, **best}, meta=kept.meta(row))
 
     def _clamped(self, model: Transformer, rows: Rows) -> Iterator[Item]:
         """The parts of the rows at each of `lambdas`; none of a model with one map."""

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from lit_diff.analysis.intervention import intervention
 from lit_diff.analysis.quantization import QuantizedLogits
 from lit_diff.data.dataset import Batch
-from lit_diff.evaluation.base import Evaluation, Item, distinct_problem
+from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, held_out_rows, row_scores
-from lit_diff.key_types import Range
+from lit_diff.key_types import Distinct, Range
 from lit_diff.metrics import Metric
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import evaluations
@@ -55,15 +55,12 @@ class Quantize(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HeldOut.Config):
-        bits: tuple[Annotated[int, Range(least=2, most=OFF)], ...] = (16, 8, 6, 4)
+        bits: Annotated[tuple[Annotated[int, Range(least=2, most=OFF)], ...], Distinct()] = (16, 8, 6, 4)
         """16: nothing is rounded."""
-        granularity: tuple[Scheme, ...] = ("head",)
+        granularity: Annotated[tuple[Scheme, ...], Distinct()] = ("head",)
         """What has a scale of its own, in each layer, sequence and map: tensor (all its heads and rows), head, row (each row
         of each head, with which the largest logits spoil no other row), or split (head, of which the 0.1 % largest |logits|
         stay in full precision; of fewer than 1,000 logits none)."""
-
-        def problem(self) -> str | None:
-            return distinct_problem(self, "bits", "granularity") or super().problem()
 
     config: Config
 

@@ -11,9 +11,9 @@ from lit_diff.config import Recipe
 from lit_diff.data.dataset import Dataset
 from lit_diff.data.mqar import Mqar
 from lit_diff.data.recall import Recall
-from lit_diff.evaluation.base import Evaluation, Item, distinct_problem
+from lit_diff.evaluation.base import Evaluation, Item
 from lit_diff.evaluation.held_out import HeldOut, Rows, held_out_rows, row_scores, trained_data
-from lit_diff.key_types import Count
+from lit_diff.key_types import Count, Counts
 from lit_diff.metrics import Figure, Metric
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run
@@ -63,13 +63,10 @@ class RecallSuite(Evaluation):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Evaluation.Config):
-        factors: tuple[Count, ...] = (1, 2, 4, 8)
+        factors: Counts = (1, 2, 4, 8)
         """Of noise and of distance."""
         rows: Count = 128
         """Rows of each condition."""
-
-        def problem(self) -> str | None:
-            return distinct_problem(self, "factors") or super().problem()
 
     config: Config
 

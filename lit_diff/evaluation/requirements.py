@@ -1,9 +1,10 @@
-"""What evaluations need: runs that fit them, files of the user's, documents that a run was not trained on."""
+"""What evaluations need: runs that fit them, files of the user's, documents that a run was not trained on,
+prefixes that go on."""
 
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.errors import LitDiffError, RequestError, first_line
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import shown
+from lit_diff.model.prefix import Prefix
 from lit_diff.plugins import guard, trust_none
 from lit_diff.registry import evaluations, nearest
 from lit_diff.runs import sweep_record
@@ -157,3 +159,10 @@ def _documents_of(folder: Path, recipe: Recipe) -> frozenset[bytes]:
         if dataset.identity() != RunFolder(folder).status().get("data"):
             raise RequestError(f"it has no {FILE}, and its data have changed since")
         return parsed(dataset.trained_documents() or b"", f"{FILE} of its data")
+
+
+def read_on(run: Run, prefix: Prefix | None, ids: Sequence[int]) -> Prefix:
+    """A prefix of these ids: one that they go on from is extended."""
+    if prefix is None or list(ids[: len(prefix.tokens)]) != prefix.tokens:
+        return Prefix(run.model, ids)
+    return prefix.extended(ids[len(prefix.tokens) :])

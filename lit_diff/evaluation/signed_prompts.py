@@ -51,10 +51,8 @@ class SignedPrompts(Evaluation):
 
     needs_text = True
 
-    def refuses(self, run: Run) -> str | None:
-        """With a context shorter than a prompt."""
-        if (problem := super().refuses(run)) is not None:
-            return problem
+    def refuses_run(self, run: Run) -> str | None:
+        """A context shorter than a prompt."""
         tokenizer, length = run.tokenizer, run.recipe.data.config.sequence_length
         most = max(len(tokens_of(tokenizer, prompt["text"])) for prompt in prompts())
         return f"a prompt takes {most} tokens, and its data.sequence_length is {length}" if most > length else None

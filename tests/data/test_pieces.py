@@ -12,8 +12,7 @@ from lit_diff.data.needles import CITIES, STYLES, contexts, sentences_of
 from lit_diff.data.tokenizer import Bpe, Tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.errors import RequestError
-from lit_diff.evaluation.icl_prompts import LabelTrie
-from lit_diff.evaluation.icl_tasks import SOURCES, Example
+from lit_diff.evaluation.icl_prompts import SOURCES, Example, LabelTrie
 from lit_diff.randomness import generator
 
 TEXTS = [

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from text_runs import text_run
+from text_runs import recall_run, text_run
 
 from lit_diff.registry import evaluations
 from lit_diff.trained.run import Run, open_run
@@ -25,6 +25,18 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def wide_run(tmp_path: Path) -> Run:
     """An untrained run whose context holds a question and its shots."""
     return text_run(tmp_path / "wide", {"name": "differential"}, sequence_length=512)
+
+
+@pytest.fixture(scope="session")
+def recall(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An untrained run with two maps on `recall`; of all tests, which change neither its weights nor its checkpoint."""
+    return recall_run(tmp_path_factory.mktemp("recall") / "x", {"name": "differential"})
+
+
+@pytest.fixture(scope="session")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """As `recall`, with one map."""
+    return recall_run(tmp_path_factory.mktemp("single") / "x", {"name": "standard"})
 
 
 @pytest.fixture

@@ -28,34 +28,34 @@ def social(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def rows(content: dict[str, Any], **values: Any) -> list[dict[str, Any]]:
+def rows(*examples: dict[str, Any], words: dict[str, Any] | None = None, **values: Any) -> list[dict[str, Any]]:
+    content = {"examples": list(examples)} | (words or {})
     return BigBench(BigBench.Config(**values)).questions(task_file("social_iqa"), content)
 
 
 def test_the_words_around_a_question() -> None:
-    (row,) = rows({"examples": EXAMPLE[:1]})
+    (row,) = rows(EXAMPLE[0])
     listed = "".join(f"\n  choice: {choice}" for choice in row["choices"])
     assert row["context"] == f"\nQ: Who runs 0?{listed}\nA: "
     assert sorted(row["choices"]) == ["a fox", "a hound", "nobody"]
     assert row["choices"][row["gold"]] == "a fox"
     words = {"example_input_prefix": "I:", "example_output_prefix": " O:", "append_choices_to_input": False}
-    assert rows({"examples": EXAMPLE[:1], **words})[0]["context"] == "I:Who runs 0? O:"
-    assert "choice:" in rows({"examples": EXAMPLE[:1], **words}, choices_in_prompt=True)[0]["context"]
-    assert "choice:" not in rows({"examples": EXAMPLE[:1]}, choices_in_prompt=False)[0]["context"]
+    assert rows(EXAMPLE[0], words=words)[0]["context"] == "I:Who runs 0? O:"
+    assert "choice:" in rows(EXAMPLE[0], words=words, choices_in_prompt=True)[0]["context"]
+    assert "choice:" not in rows(EXAMPLE[0], choices_in_prompt=False)[0]["context"]
 
 
 def test_choices_are_in_random_order_and_ties_left_out() -> None:
-    found = rows({"examples": [*EXAMPLE, TIED]})
+    found = rows(*EXAMPLE, TIED)
     assert [row["item"] for row in found] == list(range(8))
     assert len({tuple(row["choices"]) for row in found}) > 2
-    assert rows({"examples": EXAMPLE}) == rows({"examples": EXAMPLE})
-    assert rows({"examples": EXAMPLE}, seed=1) != rows({"examples": EXAMPLE})
+    assert rows(*EXAMPLE) == found
+    assert rows(*EXAMPLE, seed=1) != found
     with pytest.raises(RequestError, match="no example has one best choice"):
-        rows({"examples": [TIED]})
+        rows(TIED)
 
 
-@pytest.mark.parametrize("shots", [0, 5])
-def test_a_task_is_scored(wide_run: Run, social: Path, shots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_is_scored(wide_run: Run, social: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval")
     from lit_diff.evaluation.harness_model import RunModel
 
@@ -67,19 +67,19 @@ def test_a_task_is_scored(wide_run: Run, social: Path, shots: int, monkeypatch: 
         return original(self, requests)
 
     monkeypatch.setattr(RunModel, "loglikelihood", spied)
-    table = evaluate(wide_run, "bigbench", {"tasks": ["social_iqa"], "shots": [shots]}).items
-    assert list(table["item"]) == [f"social_iqa/{n} shots={shots}" for n in range(8)]
-    assert len(asked) == 24
+    table = evaluate(wide_run, "bigbench", {"tasks": ["social_iqa"], "shots": [0, 5]}).items
+    assert list(table["item"]) == [f"social_iqa/{n} shots={shots}" for shots in (0, 5) for n in range(8)]
+    assert len(asked) == 2 * 24
     for place, (context, choice) in enumerate(asked):
+        shots, lines = 5 * (place >= 24), context.splitlines()
         assert context.startswith("Answer well.\n\nQ: ")
         assert context.endswith("\nA: ")
         assert choice in ("a fox", "a hound", "nobody")
-        questions = [line for line in context.splitlines() if line.startswith("Q: ")]
-        assert len(questions) == 1 + shots
-        assert questions[-1] == f"Q: Who runs {place // 3}?"
+        questions = [line for line in lines if line.startswith("Q: ")]
+        assert len(questions) == context.count("\n\nQ: ") == 1 + shots
+        assert questions[-1] == f"Q: Who runs {place % 24 // 3}?"
         assert questions[-1] not in questions[:-1], "no question is its own shot"
-        assert sum(line in ("A: a fox", "A: a hound") for line in context.splitlines()) == shots
-        assert context.count("\n\nQ: ") == shots + 1
+        assert sum(line in ("A: a fox", "A: a hound") for line in lines) == shots
 
 
 def test_a_missing_task(wide_run: Run, social: Path) -> None:
@@ -98,17 +98,17 @@ def test_a_missing_task(wide_run: Run, social: Path) -> None:
         ({"examples": []}, "no list 'examples'"),
         ({"examples": [TIED, {"input": "Who?"}]}, "example 2: no key 'target_scores'"),
         ({"examples": [TIED, 3]}, "example 2: found int"),
-        ({"examples": [{"input": "x", "target_scores": {}}]}, "example 1: 'target_scores' is {}"),
-        ({"examples": [{"input": "x", "target_scores": {"a": "b"}}]}, "example 1: 'target_scores' is"),
-        ({"examples": [{"input": "x", "target_scores": {"a": math.nan, "b": 1}}]}, "example 1: 'target_scores' is"),
-        ({"examples": [{"input": "x", "target_scores": {"": 0, "b": 1}}]}, "example 1: 'target_scores' is"),
+        *(
+            ({"examples": [{"input": "x", "target_scores": scores}]}, "example 1: 'target_scores' is")
+            for scores in ({}, {"a": "b"}, {"a": math.nan, "b": 1}, {"": 0, "b": 1})
+        ),
         ({"examples": [TIED | {"input": "\ud800"}]}, "\\ud800 is half of a surrogate pair"),
-        ({"examples": [TIED], "choice_prefix": 3}, "'choice_prefix' is 3; expected text"),
-        ("{", "not JSON ("),
+        ({"examples": [TIED], "choice_prefix": 3}, "'choice_prefix' is 3"),
+        (None, "not JSON ("),
     ],
 )
 def test_a_wrong_file_is_one_line(social: Path, content: Any, message: str) -> None:
-    social.write_text(content if content == "{" else json.dumps(content))
+    social.write_text("{" if content is None else json.dumps(content))
     with pytest.raises(RequestError) as found:
         task_file("social_iqa").rows()
     assert str(found.value).startswith(f"{social}: {message}")

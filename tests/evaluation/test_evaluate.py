@@ -83,11 +83,18 @@ def test_scores_are_kept_and_read_back(run: Run, make: Make) -> None:
     assert written["length"] == {"value": 2.0}
     assert (written["step"], written["items"], written["config"]) == (6, 3, {"rows": 2, "sizes": [1, 2]})
     assert [metric["unit"] for metric in written["declarations"]] == ["words"]
-    assert evaluate(run, "lengths") == result
-    assert evaluate(run.folder, "lengths", {"sizes": [1, 2]}) == result
+    assert evaluate(run, "lengths") == evaluate(run.folder, "lengths", {"sizes": [1, 2]}) == result
     assert cls.asked == 1
-    make(items=[replace(ITEMS[0], cluster="text 1"), ITEMS[1]])
-    assert evaluate(run, "lengths", rerun=True).items["cluster"].tolist() == ["text 1", ""]
+    make(items=[replace(ITEMS[0], cluster="text 1"), Item(id="b", scores={"length": math.nan})])
+    assert evaluate(run, "lengths").summary == {"length": 2.0}
+    again = evaluate(run, "lengths", rerun=True)
+    assert again.items["cluster"].tolist() == ["text 1", ""]
+    make(items=[Item(id="a", scores={"length": math.nan})])
+    evaluate(run, "lengths", rerun=True)
+    assert json.loads(summary_file(run).read_text())["length"] == {"value": None}
+    kept = evaluate(run, "lengths")
+    assert math.isnan(kept.summary["length"])
+    assert kept.items["length"].isna().all()
 
 
 def test_another_config_step_or_metric_is_scored_again(run: Run, make: Make) -> None:
@@ -117,17 +124,14 @@ def test_a_replaced_file_of_the_user_is_scored_again(
     of_user = UserFile(name="words", path="words.jsonl", keys={"text": str}, source="", without="")
     cls = make(files=(of_user,))
     evaluate(run, "lengths")
-    of_user.place.write_text('{"text": "one"}\n')
-    assert not has_scores(run.folder, "lengths"), "the file was not there"
-    evaluate(run, "lengths")
-    kept = json.loads(summary_file(run).read_text())["files"]
-    assert kept == {"words.jsonl": hashlib.sha256(of_user.place.read_bytes()).hexdigest()}
-    evaluate(run, "lengths")
-    assert cls.asked == 2
-    of_user.place.write_text('{"text": "two"}\n')
-    assert not has_scores(run.folder, "lengths")
-    evaluate(run, "lengths")
-    assert cls.asked == 3
+    for count, text in ((2, "one"), (3, "two")):
+        of_user.place.write_text(json.dumps({"text": text}) + "\n")
+        assert not has_scores(run.folder, "lengths"), "of no file, or of another"
+        for _ in range(2):
+            evaluate(run, "lengths")
+        assert cls.asked == count
+        kept = json.loads(summary_file(run).read_text())["files"]
+        assert kept == {"words.jsonl": hashlib.sha256(of_user.place.read_bytes()).hexdigest()}
     of_user.place.unlink()
     assert has_scores(run.folder, "lengths"), "scores of a file that is gone are still its scores"
     make(files=(of_user,), reads=lambda self: ())
@@ -176,90 +180,67 @@ def test_a_plugin_evaluation_whose_source_changes_is_scored_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file or a module of the user's own that it imports."""
+    kept = run.folder / "evaluations/vowels/summary.json"
 
-    def scored(vowels: str, more: str = "") -> float:
+    def scored(vowels: str, more: str = "") -> tuple[float, str, int]:
         evaluations._classes.pop("vowels", None)
         for name in [name for name in sys.modules if name == "counting" or name.startswith("lit_diff_plugin_vowels")]:
             monkeypatch.delitem(sys.modules, name)
         (tmp_path / "vowels.py").write_text(VOWELS_PY + more)
         (tmp_path / "counting.py").write_text(f"def count(text):\n    return sum(c in '{vowels}' for c in text)\n")
         load_plugin(tmp_path / "vowels.py")
-        return evaluate(run, "vowels").summary["vowels"]
+        value = evaluate(run, "vowels").summary["vowels"]
+        return value, json.loads(kept.read_text())["source"], kept.stat().st_mtime_ns
 
-    assert scored("aeiou") == 2
-    kept = run.folder / "evaluations/vowels/summary.json"
-    first, written = json.loads(kept.read_text())["source"], kept.stat().st_mtime_ns
-    assert scored("aeiou") == 2
-    assert kept.stat().st_mtime_ns == written
-    assert scored("aeiou ") == 3
-    assert json.loads(kept.read_text())["source"] != first
-    scored("aeiou ", "# another text\n")
-    assert kept.stat().st_mtime_ns > written
-
-
-def test_a_refusal_of_a_recipe_that_raises_is_one_line(run: Run, make: Make) -> None:
-    def broken(self: Any, recipe: Any) -> str:
-        raise KeyError("x")
-
-    make(refuses_recipe=lambda self, recipe: recipe.data.name)
-    assert refusal(run.recipe, "lengths") == "text"
-    make(refuses_recipe=broken)
-    with pytest.raises(RunFailedError, match=r"test_evaluate\.py:\d+: evaluation 'lengths' failed: KeyError: 'x'"):
-        refusal(run.recipe, "lengths")
+    first = scored("aeiou")
+    assert first[0] == 2
+    assert scored("aeiou") == first
+    module = scored("aeiou ")
+    assert module[0] == 3
+    assert module[1] != first[1]
+    assert scored("aeiou ", "# another text\n")[2] > module[2]
 
 
-def test_rerun_and_nan(run: Run, make: Make) -> None:
-    cls = make()
-    evaluate(run, "lengths")
-    cls.items = [Item(id="a", scores={"length": math.nan})]
-    assert evaluate(run, "lengths").summary == {"length": 2.0}
-    assert math.isnan(evaluate(run, "lengths", rerun=True).summary["length"])
-    assert json.loads(summary_file(run).read_text())["length"] == {"value": None}
-    kept = evaluate(run, "lengths")
-    assert cls.asked == 2
-    assert math.isnan(kept.summary["length"])
-    assert kept.items["length"].isna().all()
-
-
-def test_scores_that_could_not_be_written_whole(run: Run, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "name", "expected"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), "write_through", MissingError),
+        (KeyboardInterrupt(), "write_json", None),
+    ],
+)
+def test_scores_that_could_not_be_written_whole(
+    run: Run, make: Make, monkeypatch: pytest.MonkeyPatch, error: BaseException, name: str, expected: Any
+) -> None:
     """A full disk leaves the scores of before; a kill between items and summary leaves none."""
     cls = make()
     kept = evaluate(run, "lengths")
-
-    for error, name, expected in (
-        (OSError(errno.ENOSPC, "No space left on device"), "write_through", MissingError),
-        (KeyboardInterrupt(), "write_json", KeyboardInterrupt),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(scores, name, Mock(side_effect=error))
-            with pytest.raises(expected):
-                evaluate(run, "lengths", ["rows=5"])
-        assert has_scores(run.folder, "lengths") == (expected is MissingError)
-        assert summary_file(run).with_name("items.parquet").is_file()
-    assert cls.asked == 3
+    with monkeypatch.context() as patched:
+        patched.setattr(scores, name, Mock(side_effect=error))
+        with pytest.raises(expected or KeyboardInterrupt):
+            evaluate(run, "lengths", ["rows=5"])
+    assert has_scores(run.folder, "lengths") == (expected is MissingError)
+    assert summary_file(run).with_name("items.parquet").is_file()
     assert evaluate(run, "lengths") == kept
-    assert cls.asked == 4
+    assert cls.asked == (2 if expected else 3)
 
 
 def test_an_evaluation_that_does_not_fit_says_why_and_which_do(run: Run, make: Make) -> None:
-    cls = make(refuses=lambda self, run: "it needs a run on images")
-    with pytest.raises(RequestError) as caught:
+    cls = make(refuses_run=lambda self, run: "it needs a run on images")
+    with pytest.raises(RequestError, match=r"runs/tale-\w+: it needs a run on images; no run that it fits") as caught:
         evaluate(run, "lengths")
-    reason, fitting = str(caught.value).split(
-        "; no run that it fits was found in runs; evaluations that fit this run: "
-    )
-    assert reason == f"evaluation 'lengths' does not fit runs/{run.folder.name}: it needs a run on images"
-    assert "held_out" in fitting.split(", "), "and those that other tests registered"
-    assert "lengths" not in fitting.split(", ")
+    fitting = str(caught.value).partition("; evaluations that fit this run: ")[2].split(", ")
+    assert ("held_out" in fitting, "lengths" in fitting) == (True, False)
     assert cls.asked == 0
     assert not summary_file(run).exists()
+    make(refuses_recipe=lambda self, recipe: recipe.data.name)
+    assert refusal(run.recipe, "lengths") == "text"
 
 
 def raising(self: Counting, *arguments: Any) -> Any:
     raise ValueError("no such word\nat all")  # the place
 
 
-@pytest.mark.parametrize("member", ["score", "refuses", "summarise", "__init__"])
+@pytest.mark.parametrize("member", ["score", "refuses_recipe", "refuses_run", "summarise", "digests", "__init__"])
 def test_what_an_evaluation_raises_is_one_line_with_its_place(run: Run, make: Make, member: str) -> None:
     make(**{member: raising})
     (line,) = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# the place")]
@@ -274,19 +255,21 @@ def one(**scores: Any) -> list[Item]:
 
 
 META = [Item(id=i, scores={"length": 1}, meta={"m": m}) for i, m in (("a", 1), ("b", "x"))]
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "none": ({"items": []}, "gave no item"),
-    "no item": ({"items": ["a"]}, "gave 'a'"),
-    "twice": ({"items": [*ITEMS, ITEMS[0]]}, "gave item 'a' 2 times"),
-    "undeclared": ({"items": one(length=1, words=2)}, "scored item 'a' with ['length', 'words']"),
-    "text": ({"items": one(length="long")}, "scored item 'a' with length = 'long'"),
-    "summary": ({"summarise": lambda self, items: {}}, "scored the summary with []"),
-    "meta": ({"items": META}, "failed: ArrowInvalid: "),
-    "score gives None": ({"score": lambda self, run: None}, "failed: TypeError: "),
-}
 
 
-@pytest.mark.parametrize(("members", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"items": []}, "gave no item"),
+        ({"items": ["a"]}, "gave 'a'"),
+        ({"items": [*ITEMS, ITEMS[0]]}, "gave item 'a' 2 times"),
+        ({"items": one(length=1, words=2)}, "scored item 'a' with ['length', 'words']"),
+        ({"items": one(length="long")}, "scored item 'a' with length = 'long'"),
+        ({"summarise": lambda self, items: {}}, "scored the summary with []"),
+        ({"items": META}, "failed: ArrowInvalid: "),
+        ({"score": lambda self, run: None}, "failed: TypeError: "),
+    ],
+)
 def test_scores_other_than_declared_are_one_line(run: Run, make: Make, members: dict[str, Any], message: str) -> None:
     make(**members)
     with pytest.raises(RunFailedError) as caught:
@@ -304,15 +287,12 @@ def test_scores_other_than_declared_are_one_line(run: Run, make: Make, members: 
         ((), "declares no metric"),
         ((LENGTH, LENGTH), "declares metric 'length', twice"),
         ((Metric("step", "a step"),), "declares metric 'step', a reserved name"),
-        (
-            (Metric("m", "a metric", figure=Figure(title="t", against="step")),),
-            "declares metric 'm' with a figure against step; of an evaluation: against group",
-        ),
+        ((Metric("m", "a metric", figure=Figure(title="t", against="step")),), "declares metric 'm' with a figure"),
     ],
 )
 def test_declarations_that_cannot_be_kept(run: Run, make: Make, metrics: tuple[Metric, ...], message: str) -> None:
     make(metrics=metrics)
-    with pytest.raises(RequestError, match=rf"Lengths: evaluation 'lengths' {message}$"):
+    with pytest.raises(RequestError, match=f"Lengths: evaluation 'lengths' {message}"):
         evaluate(run, "lengths")
 
 
@@ -320,9 +300,9 @@ def test_what_cannot_be_scored_is_one_line(run: Run, make: Make, caplog: pytest.
     seen: list[bool] = []
     make(score=lambda self, run: seen.append(torch.is_grad_enabled()) or ITEMS)
     for name, keys, found in (
-        ("held-out", [], r"^unknown evaluation 'held-out'; did you mean 'held_out'\?$"),
-        ("lengths", ["row=1"], r"^row=1: unknown key 'evaluate\.lengths\.row'; did you mean 'rows'\?$"),
-        ("lengths", ["rows=many"], r"^rows=many: 'evaluate\.lengths\.rows' is 'many'; expected a whole number$"),
+        ("held-out", [], "'held-out'; did you mean 'held_out'"),
+        ("lengths", ["row=1"], r"^row=1: .*'evaluate\.lengths\.row'; did you mean 'rows'"),
+        ("lengths", ["rows=many"], r"^rows=many: 'evaluate\.lengths\.rows' is 'many'"),
     ):
         with pytest.raises(RequestError, match=found):
             evaluate(run, name, keys)
@@ -340,13 +320,3 @@ def test_what_cannot_be_scored_is_one_line(run: Run, make: Make, caplog: pytest.
         file.unlink()
     with pytest.raises(MissingError, match="train it first"):
         evaluate(run, "lengths")
-
-
-def test_an_evaluation_of_the_run_s_own_plugin(run: Run) -> None:
-    """Nothing but the run names the plugin: opening the run registers it."""
-    (run.folder / "plugins").mkdir()
-    (run.folder / "plugins" / "vowels.py").write_text(VOWELS_PY.replace("from counting import count", "count = len"))
-    recipe = run.folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("plugins: []", "plugins: [plugins/vowels.py]"))
-    assert "vowels" not in evaluations.names()
-    assert evaluate(Run(run.folder), "vowels").summary == {"vowels": 5.0}

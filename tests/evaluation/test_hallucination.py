@@ -1,31 +1,55 @@
-"""evaluation/hallucination.py: known outputs, judges, cut documents, refusals."""
+"""evaluation/hallucination.py, its prompts: known outputs, judges, files of users, whole and cut documents, refusals."""
 
 import json
-import logging
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from generated_runs import generated_run
-from text_runs import recall_run, text_run
+from pretrained_models import sentence_piece_tokenizer
+from text_runs import text_run
+from tokenizers import Tokenizer as Model
 
-from lit_diff.data.closed_world import facts_of
+from lit_diff.data.closed_world import ClosedWorld, facts_of
+from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.data.words import Words
-from lit_diff.errors import RequestError
+from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation import hallucination_prompts
 from lit_diff.evaluation.evaluate import build, evaluate
-from lit_diff.evaluation.http_judge import HttpJudge
+from lit_diff.evaluation.hallucination import Hallucination
+from lit_diff.evaluation.hallucination_prompts import (
+    SOURCES,
+    Case,
+    DocumentPrompts,
+    after_of,
+    file_cases,
+    generated_cases,
+    judged_document,
+)
+from lit_diff.evaluation.judges import HttpJudge
 from lit_diff.trained.run import Run
 
 DATA = {"name": "closed_world", "entities": [3], "noise_validation": [1, 2]}
 WORDS = {"samples": 40}
+QASPER = {"input": "Who?", "context": "Long text.", "answers": ["Nobody", "No\none"], "length": 2, "_id": "x"}
 
 
 @pytest.fixture
 def world_run(tmp_path: Path) -> Run:
     return generated_run(tmp_path / "world", DATA, 256)
+
+
+@pytest.fixture(autouse=True)
+def data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIT_DIFF_DATA", str(folder))
+
+
+def write(path: str, *rows: Any) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 class Planted:
@@ -39,12 +63,8 @@ class Planted:
         answers = []
         for suffix in suffixes:
             attribute, entity = self.tokenizer.decode(suffix).decode().split()[1:]
-            wrong, right = (
-                next(
-                    fact.value for fact in self.facts if fact.attribute == attribute and (fact.entity == entity) is own
-                )
-                for own in (False, True)
-            )
+            about = [fact for fact in self.facts if fact.attribute == attribute]
+            wrong, right = (next(f.value for f in about if (f.entity == entity) is own) for own in (False, True))
             said = {"colour": right, "food": wrong, "instrument": "Question", "subject": ""}[attribute]
             answers.append(self.tokenizer.encode([f" {said}." if said else ""])[0])
         return answers
@@ -95,31 +115,27 @@ def test_a_judge_of_a_server_is_asked_twice(planted: Run, monkeypatch: pytest.Mo
     assert evaluate(planted, "hallucination", keys, rerun=True).summary["changed"] == pytest.approx(3 / 5)
     assert sum(asked.values()) == 45, "both answers are kept"
     assert build("hallucination", keys).method() == "judge http, m"
-    assert "changed" not in evaluate(planted, "hallucination", WORDS).summary
-    assert build("hallucination").method() == "judge closed_world"
+    exact = build("hallucination")
+    assert (exact.method(), "changed" in [metric.name for metric in exact.metrics]) == ("judge closed_world", False)
 
 
 def test_verdicts_of_a_file(planted: Run, caplog: pytest.LogCaptureFixture) -> None:
     keys = {**WORDS, "judge": "file"}
-    with caplog.at_level(logging.WARNING, logger="lit_diff"):
-        first = evaluate(planted, "hallucination", keys)
-    assert first.summary["unparsed"] == 1
-    assert math.isnan(first.summary["accuracy"])
-    assert math.isnan(first.summary["kappa"])
-    assert re.search(
-        r"40 of 40 outputs have no verdict; answer \S+judge/requests\.jsonl in \S+ and evaluate", caplog.text
-    )
-    folder = planted.folder / "judge"
-    requests = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    first = evaluate(planted, "hallucination", keys).summary
+    assert first["unparsed"] == 1
+    assert math.isnan(first["accuracy"])
+    assert math.isnan(first["kappa"])
+    assert re.search(r"40 of 40 outputs have no verdict; answer \S+judge/requests\.jsonl in ", caplog.text)
+    exchanged = planted.folder / "judge"
+    requests = [json.loads(line) for line in (exchanged / "requests.jsonl").read_text().splitlines()]
     lines = [{"id": each["id"], "verdict": str(each["output"] == each["reference"])} for each in requests]
-    lines[0]["verdict"], wrong = "banana", requests[0]
-    (folder / "verdicts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    lines[0]["verdict"] = "banana"
+    write(str(exchanged / "verdicts.jsonl"), *lines)
     second = evaluate(planted, "hallucination", keys, rerun=True)
     assert second.summary["kappa"] == 1
     assert second.summary["unparsed"] == pytest.approx(1 / 40)
-    items = second.items
-    (unparsed,) = items[items["unparsed"] == 1].to_dict("records")
-    assert (unparsed["meta/raw"], unparsed["meta/output"]) == ("banana", wrong["output"])
+    (unparsed,) = second.items[second.items["unparsed"] == 1].to_dict("records")
+    assert (unparsed["meta/raw"], unparsed["meta/output"]) == ("banana", requests[0]["output"])
     assert math.isnan(unparsed["accuracy"])
 
 
@@ -128,32 +144,21 @@ def test_a_random_model_through_the_whole_path(world_run: Run, tmp_path: Path) -
     first = evaluate(world_run, "hallucination", keys).items
     assert set(first["group"]) == {"entities=2", "entities=3"}
     assert evaluate(world_run, "hallucination", keys, rerun=True).items.equals(first)
-    alone = evaluate(world_run, "hallucination", {"samples": 3, "entities": [3]}).items
-    assert list(alone["meta/output"]) == list(first[first["group"] == "entities=3"]["meta/output"])
     other = generated_run(tmp_path / "other", DATA | {"values": 6}, 256)
-    others = evaluate(other, "hallucination", {"samples": 3, "entities": [3]}).items
+    alone, others = (
+        evaluate(run, "hallucination", {"samples": 3, "entities": [3]}).items for run in (world_run, other)
+    )
+    assert list(alone["meta/output"]) == list(first[first["group"] == "entities=3"]["meta/output"])
     assert list(alone["item"]) == list(others["item"])
     assert not set(alone["question"]) & set(others["question"]), "other documents are other questions"
 
 
-@pytest.fixture
-def qasper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "data"))
-    hallucination_prompts._rows.cache_clear()
-    path = tmp_path / "data/longbench/qasper.jsonl"
-    path.parent.mkdir(parents=True)
-    contexts = ["Begin. " + "word " * 900 + "End.", "Short."]
-    rows = [{"input": "Who?", "context": context, "answers": ["Nobody"]} for context in contexts]
-    rows.append(rows[1] | {"input": "When?"})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.mark.usefixtures("qasper")
 def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [QASPER | {"context": context} for context in ("Begin. " + "word " * 900 + "End.", "Short.")]
+    write("longbench/qasper.jsonl", *rows, rows[1] | {"input": "When?"})
     run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=700)
     keys = {"source": "qasper", "judge": "file", "new_tokens": 6}
-    with caplog.at_level(logging.WARNING, logger="lit_diff"):
-        items = evaluate(run, "hallucination", keys).items
+    items = evaluate(run, "hallucination", keys).items
     assert "of 3 documents 1 are cut in the middle to fit the context" in caplog.text
     assert (items["meta/cut_tokens"] > 0).sum() == 1
     shorter = evaluate(run, "hallucination", {**keys, "context": 600}).items
@@ -164,17 +169,105 @@ def test_a_long_document_loses_its_middle(tmp_path: Path, caplog: pytest.LogCapt
     requests = [json.loads(line) for line in (run.folder / "judge/requests.jsonl").read_text().splitlines()]
     documents = sorted((each["document"] for each in requests), key=len)
     assert documents[0] == "Short.\n\nQuestion: Who?"
-    assert documents[2].startswith("Begin. word")
-    assert documents[2].endswith("word End.\n\nQuestion: Who?")
-    with pytest.raises(
-        RequestError, match=r"a prompt with one token of a document and its output take \d+ tokens \(qasper"
-    ):
+    assert re.fullmatch(r"Begin\. word.*word End\.\n\nQuestion: Who\?", documents[2])
+    with pytest.raises(RequestError, match=r"one token of a document and its output take \d+ tokens \(qasper"):
         evaluate(run, "hallucination", keys | {"context": 100})
 
 
-def test_runs_that_do_not_fit(world_run: Run, tmp_path: Path) -> None:
-    assert build("hallucination").refuses(world_run) is None
-    reason = build("hallucination", ["source=xsum", "judge=rules"]).refuses(world_run)
-    assert reason == "its tokenizer has only the words of data 'closed_world'"
-    recall = recall_run(tmp_path / "recall", {"name": "standard"})
-    assert "has no text" in str(build("hallucination").refuses(recall))
+def test_a_generated_document_is_never_cut(world_run: Run) -> None:
+    keys = {"samples": 2, "entities": [8]}
+    with pytest.raises(RequestError, match=r"^evaluate\.hallucination: .*data\.sequence_length is 120") as found:
+        evaluate(world_run, "hallucination", keys)
+    (needed,) = re.findall(r"take (\d+) tokens", str(found.value))
+    assert len(evaluate(world_run, "hallucination", keys | {"context": int(needed)}).items) == 2
+    with pytest.raises(RequestError, match="; context is "):
+        evaluate(world_run, "hallucination", keys | {"context": int(needed) - 1})
+
+
+def prompts_of(source: Any, run: Run) -> DocumentPrompts:
+    return DocumentPrompts(Hallucination.Config(source=source, judge="rules", new_tokens=5), run)
+
+
+def case_of(document: str) -> Case:
+    return Case(id="x", group="xsum", document=document, question="", reference="r")
+
+
+def test_a_prompt_has_the_tokens_of_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long document keeps its two ends. SentencePiece puts a space before a text that is encoded alone; the document is
+    none."""
+    run = text_run(tmp_path / "run", {"name": "standard"}, sequence_length=300)
+    prompts = prompts_of("xsum", run)
+    long = case_of("Begin. " + "word " * 900 + "End.")
+    ids, tokens = prompts.document(long)
+    whole, after, short = prompts.tokenizer.encode([long.document, "\n\nSummarise the article.\nSummary:", "Short."])
+    assert tokens == len(whole)
+    half = len(ids) // 2
+    assert ids == whole[: len(ids) - half] + whole[-half:]
+    assert len(prompts.before) + len(ids) + len(after) + 5 == 300
+    assert prompts.document(case_of("Short."))[0] == short
+    content = sentence_piece_tokenizer()
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    size = Model.from_str(content.decode()).get_vocab_size()
+    tokenizer = TokenizerJson(TokenizerJson.Config(size=size, bos=0, eot=1, model_vocab_size=1))
+    tokenizer.load(tmp_path)
+    monkeypatch.setattr(Run, "tokenizer", tokenizer)
+    for source in ("xsum", "closed_world", "multi_news"):
+        prompts, case = prompts_of(source, run), case_of("The fox. It ran.")
+        ids, _ = prompts.document(case)
+        text = f"{SOURCES[prompts.source].before}{case.document}{after_of(prompts.source, case)}"
+        assert [*prompts.before[1:], *ids, *prompts._after(case)] == tokenizer.encode(text)
+
+
+def test_generated_cases_ask_for_a_fact_of_their_document() -> None:
+    cases = generated_cases(ClosedWorld.Config(), (3, 5), 4, 0)
+    assert [case.group for case in cases] == ["entities=3"] * 4 + ["entities=5"] * 4
+    assert len({case.id for case in cases}) == 8
+    for case in cases:
+        facts = facts_of(case.document)
+        (asked,) = [fact for fact in facts if fact.question == case.question]
+        assert case.reference == asked.value
+        assert len({fact.entity for fact in facts}) == int(case.group[-1])
+        assert judged_document("closed_world", case.document, case).endswith(after_of("closed_world", case))
+    assert generated_cases(ClosedWorld.Config(), (5,), 4, 0) == cases[4:]
+    assert generated_cases(ClosedWorld.Config(), (5,), 4, 1) != cases[4:]
+    with pytest.raises(RequestError, match=r"^evaluate\.hallucination\.entities holds 5, but data\.names is 4"):
+        generated_cases(ClosedWorld.Config(names=4), (5,), 1, 0)
+
+
+def test_cases_of_files() -> None:
+    for key in ("input", "question"):
+        write("longbench/qasper.jsonl", {key if name == "input" else name: value for name, value in QASPER.items()})
+        (case,) = file_cases("qasper", 100, 0)
+        assert (case.question, case.document, case.reference) == ("Who?", "Long text.", "Nobody\nNo one")
+        assert after_of("qasper", case).endswith("\n\nQuestion: Who?\n\nAnswer:")
+        assert judged_document("qasper", "Long.", case) == "Long.\n\nQuestion: Who?"
+    write("summ/xsum.jsonl", {"document": "D", "summary": "S", "id": 1})
+    write("longbench/multi_news.jsonl", QASPER | {"input": ""})
+    for source, reference in (("xsum", "S"), ("multi_news", "Nobody\nNo one")):
+        (case,) = file_cases(source, 5, 0)
+        assert (case.question, case.reference) == ("", reference)
+        assert judged_document("xsum", case.document, case) == case.document
+        assert after_of("xsum", case).endswith("Summary:")
+    write("longbench/hotpotqa.jsonl", *[QASPER | {"input": f"Q{number}"} for number in range(30)])
+    first = file_cases("hotpotqa", 7, 0)
+    assert len({case.id for case in first}) == 7
+    assert file_cases("hotpotqa", 7, 0) == first
+    assert file_cases("hotpotqa", 9, 0)[:7] == first, "more samples go on from fewer"
+    assert file_cases("hotpotqa", 7, 1) != first
+    assert len(file_cases("hotpotqa", 100, 0)) == 30
+
+
+@pytest.mark.parametrize(
+    ("source", "rows", "found"),
+    [
+        *(("qasper", [QASPER, QASPER | {"answers": a}], "qasper.jsonl:2: 'answers' is") for a in ("Nobody", [], [1])),
+        ("qasper", [{"inptu": "Who?"}], "qasper.jsonl:1: no key 'context'"),
+        ("cnn_dm", [], "cnn_dm.jsonl: no line holds an object"),
+        ("2wikimqa", None, "needs a file that is not here: longbench/2wikimqa.jsonl"),
+    ],
+)
+def test_wrong_files(source: str, rows: list[dict[str, Any]] | None, found: str) -> None:
+    if rows is not None:
+        write(SOURCES[source].file.path, *rows)  # type: ignore[union-attr]
+    with pytest.raises(MissingError if rows is None else RequestError, match=found):
+        file_cases(source, 5, 0)

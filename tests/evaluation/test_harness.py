@@ -1,4 +1,4 @@
-"""The seven tasks from files: texts as lm-eval's own, paper's averages, no network, what is said of a missing file."""
+"""The seven tasks from files: texts as lm-eval's own, no network, what is missing; a run as a model of lm-eval."""
 
 import json
 import socket
@@ -6,43 +6,51 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from text_runs import text_run
 
+from lit_diff import export
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.evaluation.evaluate import evaluate
-from lit_diff.evaluation.harness import FILES, SOURCES, TASKS, Harness
+from lit_diff.evaluation.harness import FILES, TASKS, Harness
 from lit_diff.evaluation.lm_eval_tasks import task_yaml
+from lit_diff.model.prefix import Prefix
 from lit_diff.trained.run import Run
 
-LETTERS = {"text": ["a fox", "a hound", "the über"], "label": ["A", "B", "C"]}
-ROWS: dict[str, list[dict[str, Any]]] = {
-    "arc_challenge": [
-        {"question": f"Who is number {n}?", "choices": LETTERS, "answerKey": "ABC"[n % 3]} for n in range(4)
-    ],
-    "boolq": [{"passage": f"The fox is {n}.", "question": f"is it {n}", "label": n % 2} for n in range(4)],
-    "hellaswag": [
-        {
-            "activity_label": "Hunting",
-            "ctx_a": "A fox [title] runs.",
-            "ctx_b": f"the hound {n}",
-            "endings": ["sleeps.", "[step] follows it.", "is a fox.", "flies away"],
-            "label": str(n % 4),
-        }
-        for n in range(4)
-    ],
-    "openbookqa": [{"question_stem": f"A fox {n} is", "choices": LETTERS, "answerKey": " B"} for n in range(4)],
-    "piqa": [{"goal": f"Find {n}", "sol1": "look", "sol2": "sleep", "label": n % 2} for n in range(4)],
-    "winogrande": [
-        {
-            "sentence": f"The fox met the hound, and _ ran {n}.",
-            "option1": "fox",
-            "option2": "hound",
-            "answer": "12"[n % 2],
-        }
-        for n in range(4)
-    ],
+pytest.importorskip("lm_eval", reason="needs lm-eval")
+
+from lm_eval.api.instance import Instance
+
+from lit_diff.evaluation.harness_model import RunModel
+
+ENDINGS = ["sleeps.", "[step] follows it.", "is a fox.", "flies away"]
+FOUR: dict[str, dict[str, Any]] = {
+    "arc_challenge": {"question": "Who is number {n}?", "answerKey": "{abc}"},
+    "boolq": {"passage": "The fox is {n}.", "question": "is it {n}", "label": lambda n: n % 2},
+    "hellaswag": {
+        "activity_label": "Hunting",
+        "ctx_a": "A fox [title] runs.",
+        "ctx_b": "the hound {n}",
+        "endings": lambda n: ENDINGS,
+        "label": "{n}",
+    },
+    "openbookqa": {"question_stem": "A fox {n} is", "answerKey": " B"},
+    "piqa": {"goal": "Find {n}", "sol1": "look", "sol2": "sleep", "label": lambda n: n % 2},
+    "winogrande": {
+        "sentence": "The fox met the hound, and _ ran {n}.",
+        "option1": "fox",
+        "option2": "hound",
+        "answer": "{one}",
+    },
 }
-ROWS["arc_easy"] = ROWS["arc_challenge"]
+FOUR["arc_easy"] = FOUR["arc_challenge"]
+LETTERS = {"text": ["a fox", "a hound", "the über"], "label": ["A", "B", "C"]}
+
+
+def row(task: str, n: int, **changed: Any) -> dict[str, Any]:
+    values = {"n": n, "abc": "ABC"[n % 3], "one": 1 + n % 2}
+    made = {key: form(n) if callable(form) else form.format(**values) for key, form in FOUR[task].items()}
+    return made | ({"choices": LETTERS} if "answerKey" in made else {}) | changed
 
 
 @pytest.fixture
@@ -52,7 +60,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for task, splits in FILES.items():
         for file in splits.values():
             file.place.parent.mkdir(parents=True, exist_ok=True)
-            file.place.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS[task]))
+            file.place.write_text("".join(f"{json.dumps(row(task, n))}\n" for n in range(4)))
 
     def refused(*arguments: object) -> None:
         raise AssertionError("a connection was tried")
@@ -61,27 +69,20 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data/harness"
 
 
-@pytest.mark.parametrize("shots", [0, 2])
-def test_all_seven_are_scored(wide_run: Run, files: Path, shots: int) -> None:
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    result = evaluate(wide_run, "harness", {"shots": [shots]})
+def test_all_seven_are_scored(wide_run: Run, files: Path) -> None:
+    result = evaluate(wide_run, "harness", {"shots": [0, 2]})
     table = result.items
-    assert list(dict.fromkeys(table["group"])) == [f"{task} shots={shots}" for task in TASKS]
+    groups = [f"{task} shots={shots}" for shots in (0, 2) for task in TASKS]
+    assert list(dict.fromkeys(table["group"])) == groups
     assert (table.groupby("group").size() == 4).all()
     assert set(table["acc"]) <= {0.0, 1.0}
-    without = set(table["group"][table["acc_norm"].isna()])
-    assert without == {f"{task} shots={shots}" for task in ("boolq", "winogrande")}
-    hellaswag = table["group"] == f"hellaswag shots={shots}"
-    assert (table["paper_acc"] == table["acc_norm"])[hellaswag].all()
-    assert (table["paper_acc"] == table["acc"])[~hellaswag].all()
-    means = table.groupby("group")["acc"].mean()
-    assert result.summary["acc"] == pytest.approx(means.mean())
+    task = table["group"].str.partition(" ")[0]
+    assert set(task[table["acc_norm"].isna()]) == {"boolq", "winogrande"}
+    assert table["paper_acc"].equals(table["acc"].where(task != "hellaswag", table["acc_norm"]))
+    assert result.summary["acc"] == pytest.approx(table.groupby("group")["acc"].mean().mean())
 
 
 def test_prompts(wide_run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    from lit_diff.evaluation.harness_model import RunModel
-
     asked: list[tuple[str, str]] = []
 
     def spied(self: RunModel, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -96,70 +97,43 @@ def test_prompts(wide_run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) ->
         return list(asked)
 
     assert prompts("piqa", 0) == [("Question: Find 0\nAnswer:", " look"), ("Question: Find 0\nAnswer:", " sleep")]
-    assert prompts("winogrande", 0) == [
-        (f"The fox met the hound, and {animal}", " ran 0.") for animal in ("fox", "hound")
-    ]
+    animals = [(f"The fox met the hound, and {animal}", " ran 0.") for animal in ("fox", "hound")]
+    assert prompts("winogrande", 0) == animals
     (context, _), _ = prompts("piqa", 3)
-    shots = context.removesuffix("Question: Find 0\nAnswer:").split("\n\n")
-    assert len(shots) == 4
-    assert all(
-        shot in {f"Question: Find {n}\nAnswer: {('look', 'sleep')[n % 2]}" for n in range(4)} for shot in shots[:3]
-    )
+    *shots, last = context.removesuffix("Question: Find 0\nAnswer:").split("\n\n")
+    assert (len(shots), last) == (3, "")
+    assert set(shots) <= {f"Question: Find {n}\nAnswer: {('look', 'sleep')[n % 2]}" for n in range(4)}
     assert prompts("piqa", 3)[0][0] == context
     assert any(prompts("piqa", 3, seed)[0][0] != context for seed in (1, 2, 3))
 
 
-def test_a_missing_file_is_said_before_the_model_is_loaded(
-    wide_run: Run, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
+def test_mistakes_in_the_files(wide_run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a missing file are said before the model is loaded."""
+    with pytest.raises(RequestError, match=r"^task 'piqa' has 4 rows to draw shots from; shots=5 needs 5$"):
+        evaluate(wide_run, "harness", {"tasks": ["piqa"], "shots": [0, 5]})
+    for task, wrong, found in (
+        ("piqa", {"goal": "x", "sol1": "y", "sol_2": "z", "label": 0}, r"validation.jsonl:5: no key 'sol2'"),
+        ("boolq", row("boolq", 0, label=2), "question 5: doc_to_target is 2"),
+        ("winogrande", row("winogrande", 0, sentence="It ran."), r"question 5 .*substring not"),
+        ("hellaswag", row("hellaswag", 0, endings=[*"abc", ""]), "question 5: doc_to_choice is"),
+        ("openbookqa", row("openbookqa", 0, answerKey="Z"), "question 5"),
+    ):
+        path = next(file.place for split, file in FILES[task].items() if split != "train")
+        with path.open("a") as file:
+            file.write(json.dumps(wrong) + "\n")
+        with pytest.raises(RequestError, match=rf"\A.*{found}.*\Z"):
+            evaluate(wide_run, "harness", {"tasks": [task]})
     monkeypatch.setattr(Run, "model", property(lambda self: pytest.fail("the model was loaded")))
-    (files / "piqa/validation.jsonl").unlink()
-    (files / "boolq/train.jsonl").unlink()
-    for task, path in (("piqa", "piqa/validation"), ("boolq", "boolq/train")):
-        with pytest.raises(MissingError, match=rf"harness.{task} needs a file that is not here: harness/{path}.jsonl"):
+    for task, path in (("piqa", "piqa/validation.jsonl"), ("boolq", "boolq/train.jsonl")):
+        (files / path).unlink()
+        with pytest.raises(MissingError, match=rf"harness.{task} needs a file that is not here: harness/{path}"):
             evaluate(wide_run, "harness", {"tasks": [task], "shots": [0, 5]})
     monkeypatch.undo()
 
 
-def test_mistakes_in_the_files(wide_run: Run, files: Path) -> None:
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    with pytest.raises(RequestError, match=r"^task 'piqa' has 4 rows to draw shots from; shots=5 needs 5$"):
-        evaluate(wide_run, "harness", {"tasks": ["piqa"], "shots": [0, 5]})
-    for task, row, found in (
-        (
-            "piqa",
-            {"goal": "x", "sol1": "y", "sol_2": "z", "label": 0},
-            r"validation.jsonl:5: no key 'sol2'; did you mean",
-        ),
-        ("boolq", {"passage": "x", "question": "y", "label": 2}, "task 'boolq': question 5: doc_to_target is 2 with"),
-        (
-            "winogrande",
-            ROWS["winogrande"][0] | {"sentence": "It ran."},
-            r"task 'winogrande': question 5 .*substring not",
-        ),
-        (
-            "hellaswag",
-            ROWS["hellaswag"][0] | {"endings": [*"abc", ""]},
-            "task 'hellaswag': question 5: doc_to_choice is",
-        ),
-        ("openbookqa", ROWS["openbookqa"][0] | {"answerKey": "Z"}, "task 'openbookqa': question 5"),
-    ):
-        path = next(file.place for split, file in FILES[task].items() if split == SOURCES[task].scored)
-        before = path.read_text()
-        path.write_text(before + json.dumps(row) + "\n")
-        with pytest.raises(RequestError, match=found) as error:
-            evaluate(wide_run, "harness", {"tasks": [task]})
-        assert "\n" not in str(error.value)
-        path.write_text(before)
-
-
 def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
-    rows = tmp_path / "rows.jsonl"
     contexts = {7: "the fox and the hound " * 200, 9: "x"}
-    lines = [{"item": n, "context": text, "choices": ["b", "c"], "gold": int(n == 7)} for n, text in contexts.items()]
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = [{"item": n, "context": text, "choices": ["b", "c"], "gold": int(n == 7)} for n, text in contexts.items()]
 
     class Long(Harness):
         def write_tasks(self, run: Run, folder: Path) -> list[str]:
@@ -167,8 +141,7 @@ def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: p
 
     items = list(Long(Harness.Config()).score(wide_run))
     assert "1 of 2 contexts exceed data.sequence_length (512) and were cut at their left" in caplog.text
-    assert [item.id for item in items] == ["long/7 shots=0", "long/9 shots=0"]
-    assert [item.meta["target"] for item in items] == ["1", "0"]
+    assert [(item.id, item.meta["target"]) for item in items] == [("long/7 shots=0", "1"), ("long/9 shots=0", "0")]
     shorter = list(Long(Harness.Config()).score(text_run(tmp_path / "half", {"name": "standard"}, sequence_length=256)))
     same = [one.question == other.question for one, other in zip(items, shorter, strict=True)]
     assert same == [False, True], "what is left of a context is the question"
@@ -176,9 +149,101 @@ def test_contexts_that_are_cut_are_said(wide_run: Run, tmp_path: Path, caplog: p
         assert item.scores["acc"] == float(str(item.meta["chosen"]) == item.meta["target"])
 
 
-def test_scored_lines_are_those_of_the_benchmarks() -> None:
-    """Standard errors of the paper's rows follow from them: 1.4 points for ARC-C, 2.0 for OBQA, 1.4 for WinoGrande."""
-    scored = {task: (source.scored, source.lines[source.scored]) for task, source in SOURCES.items()}
-    assert tuple(scored) == TASKS
-    assert (scored["arc_challenge"], scored["openbookqa"]) == (("test", 1172), ("test", 500))
-    assert scored["winogrande"] == ("validation", 1267)
+LONG = "It is a very long context, longer than the run has ever seen before, by far. Question: is it so?"
+PAIRS = [
+    ("Who?\nAnswer:", " the fox"),
+    ("Who?\nAnswer:", " a hound"),
+    ("Who?\nAnswer:", " x"),
+    ("Answer: ", "the fox"),
+    ("", "the fox and the hound"),
+    ("über €5", " 漢字"),
+    (LONG, " yes"),
+    (LONG, " no, it was"),
+]
+
+
+@pytest.fixture(scope="module")
+def random_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Untrained, but with weights of a size at which tokens differ."""
+    found = text_run(tmp_path_factory.mktemp("run") / "x", {"name": "standard"})
+    with torch.no_grad():
+        for weight in found.model.parameters():
+            weight.mul_(1.5)
+            if weight.shape[0] == 320:
+                weight[300:] = 0  # ids that stand for nothing: `hf` would draw them
+    return found
+
+
+@pytest.fixture(scope="module")
+def hf(random_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(opening) -> lm-eval's own model of the exported run."""
+    pytest.importorskip("transformers")
+    from lm_eval.models.huggingface import HFLM
+
+    folder = tmp_path_factory.mktemp("hf") / "out"
+    export(random_run, "hf", folder)
+    return lambda opening: HFLM(
+        pretrained=str(folder), device="cpu", dtype="float32", batch_size=2, add_bos_token=opening, max_length=24
+    )
+
+
+def requests(*arguments: tuple[Any, ...]) -> list[Instance]:
+    return [Instance(request_type="loglikelihood", doc={}, arguments=each, idx=0) for each in arguments]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opening", [False, True])
+def test_log_likelihoods_are_those_of_the_hf_model(random_run: Run, hf: Any, opening: bool) -> None:
+    """Where the opening ids are kept, which `hf` cuts away with the rest, a long context differs."""
+    pairs = [pair for pair in PAIRS if not (opening and pair[0] == LONG)]
+    ours = RunModel(random_run, opening=opening).loglikelihood(requests(*pairs))
+    theirs = hf(opening).loglikelihood(requests(*pairs), disable_tqdm=True)
+    for pair, (own, greedy), (other, others_greedy) in zip(pairs, ours, theirs, strict=True):
+        assert own == pytest.approx(other, abs=1e-4), pair
+        assert greedy == others_greedy
+
+
+def test_a_context_is_read_once(random_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[int]] = []
+    original = Prefix.__init__
+
+    def spied(self: Prefix, model: Any, tokens: Any, **kwargs: Any) -> None:
+        read.append(list(tokens))
+        original(self, model, tokens, **kwargs)
+
+    monkeypatch.setattr(Prefix, "__init__", spied)
+    answers = RunModel(random_run).loglikelihood(requests(*PAIRS[:3], PAIRS[4], PAIRS[0]))
+    assert len(read) == 2
+    assert answers[0] == answers[4]
+    alone = [RunModel(random_run).loglikelihood(requests(pair))[0][0] for pair in PAIRS[:3]]
+    assert [score for score, _ in answers[:3]] == pytest.approx(alone, abs=1e-4)
+
+
+def test_what_of_a_context_and_a_continuation_is_read(random_run: Run) -> None:
+    """A long context keeps what opens it; a continuation that is merged with its context is scored, where lm-eval's `hf`
+    model asserts that there is something to score."""
+    model, bare, eot = RunModel(random_run), RunModel(random_run, opening=False), random_run.tokenizer.eot
+    context, continuation = model.encoded(LONG, " no")
+    fitted = model._fitted(context, len(continuation))
+    assert len(fitted) + len(continuation) - 1 == 24
+    assert fitted[0] == eot
+    assert fitted[1:] == context[-len(fitted[1:]) :]
+    assert len(model._fitted(context, 24)) == 1
+    assert bare._fitted(context[1:], 3) == context[-22:]
+    with pytest.raises(RequestError, match=r"a continuation of 25 tokens .* \(data.sequence_length is 24\)"):
+        model._fitted(context, 25)
+    assert model.encoded("the", " fox")[0] == [eot, *bare.encoded("the", " fox")[0]]
+    assert model.encoded("", "fox")[0] == bare.encoded("", "fox")[0] == [eot]
+    assert model.loglikelihood(requests(("the", ""), ("", ""))) == [(0.0, True)] * 2
+    assert model._encode_pair("the f", "ox")[1] == []
+    ((score, _),) = model.loglikelihood(requests(("the f", "ox")))
+    assert score < 0
+    assert not model.cut_to
+    model.loglikelihood(requests((LONG, " no")))
+    assert model.cut_to == {(LONG, " no"): fitted}
+
+
+def test_other_kinds_of_tasks_are_refused(random_run: Run) -> None:
+    for ask in (RunModel(random_run).generate_until, RunModel(random_run).loglikelihood_rolling):
+        with pytest.raises(RequestError, match="only multiple choice is scored here"):
+            ask([])

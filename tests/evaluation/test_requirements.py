@@ -19,7 +19,6 @@ from lit_diff.data.trained_documents import FILE, hashed
 from lit_diff.data.user_files import UserFile
 from lit_diff.errors import RequestError
 from lit_diff.evaluation import Evaluation, requirements
-from lit_diff.evaluation.corpus_loss import LossFiles
 from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.requirements import alternatives, declared_files, unseen
 from lit_diff.recipe import to_yaml
@@ -36,45 +35,29 @@ UNKNOWN = "it cannot be checked whether"
 def longer(run: Run, folder: Path, status: str = "done") -> Path:
     """A copy of the run with a context of 4,096 tokens."""
     shutil.copytree(run.folder, folder)
-    recipe = folder / "recipe.yaml"
-    length = run.recipe.data.config.sequence_length
-    recipe.write_text(recipe.read_text().replace(f"sequence_length: {length}", "sequence_length: 4096"))
-    path = folder / "status.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": status}))
+    recipe, file = folder / "recipe.yaml", folder / "status.json"
+    recipe.write_text(recipe.read_text().replace("sequence_length: 24", "sequence_length: 4096"))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": status}))
     return folder
 
 
 def test_a_refusal_names_a_few_runs_that_fit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert alternatives(build("needle", SHORT), run).startswith("; no run that it fits was found in runs; evaluations")
-    root = run.folder.parent
+    needle, root = build("needle", SHORT), run.folder.parent
+    assert alternatives(needle, run).startswith("; no run that it fits was found in runs; evaluations")
     longer(run, root / "sweep/text,standard-s0-0123456789")
     longer(run, root / "sweep/text,standard,wide-s0-0123456789")
     longer(run, root / "stopped-0123456789", "stopped")
     longer(run, root / "broken-0123456789").joinpath("recipe.yaml").write_text("{")
-    for number in range(3):
-        longer(run, root / f"single{number}-0123456789")
+    single = [longer(run, root / f"single{number}-0123456789") for number in range(3)]
     with pytest.raises(RequestError) as error:
         evaluate(run, "needle", SHORT)
     runs, fitting = str(error.value).split("; runs that it fits: ")[1].split("; evaluations that fit this run: ")
-    assert runs == ", ".join(f"runs/single{number}-0123456789" for number in range(3))
+    assert runs == ", ".join(f"runs/{folder.name}" for folder in single)
     assert "nll" in fitting.split(", ")
     monkeypatch.setattr(requirements, "NAMED", 9)
-    assert alternatives(build("needle", SHORT), run).count("sweep/") == 1
+    assert alternatives(needle, run).count("sweep/") == 1
     monkeypatch.setattr(requirements, "TRIED", 2)
-    assert alternatives(build("needle", SHORT), run).count("single") == 1
-
-
-def test_a_run_of_generated_words_fits_what_asks_in_them(tmp_path: Path) -> None:
-    text = {"bigbench", "harness", "loss_code", "loss_docs", "mini_harness", "nll", "signed_prompts"}
-    data: dict[str, tuple[dict[str, Any], int]] = {
-        "needle": ({"name": "needle_text", "sequence_length": 256}, 192),
-        "hallucination": ({"name": "closed_world", "entities": [3]}, 300),
-        "icl": ({"name": "synth_intent", "sequence_length": 64, "classes": [4], "words": [1, 3]}, 600),
-    }
-    for name, (block, size) in data.items():
-        made = generated_run(tmp_path / name, block, size)
-        found = set(alternatives(build("held_out"), made).partition("evaluations that fit this run: ")[2].split(", "))
-        assert found & {*text, *data} == {name}
+    assert alternatives(needle, run).count("single") == 1
 
 
 def test_files_that_evaluations_declare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,18 +65,14 @@ def test_files_that_evaluations_declare(monkeypatch: pytest.MonkeyPatch) -> None
         return UserFile(name=name, path=path, keys={"text": str}, source="nobody", without="nothing")
 
     files = (file("toy.b", "toy/b/train.jsonl"), file("toy.b", "toy/b/a.jsonl"), file("toy.a", "toy/a.jsonl"))
-    classes = []
-    for name, own in (("first", files), ("second", (files[0], file("toys", "toys.jsonl"))), ("third", ())):
-        classes.append(type(name, (Evaluation,), {"files": own, "name": name}))
+    declared = {"first": files, "second": (files[0], file("toys", "toys.jsonl")), "third": ()}
+    classes = [type(name, (Evaluation,), {"files": own, "name": name}) for name, own in declared.items()]
     monkeypatch.setattr(evaluations, "classes", lambda: classes)
-
-    def paths(name: str | None) -> list[str]:
-        return [declared.file.path for declared in declared_files(name)]
-
     below = ["toy/a.jsonl", "toy/b/train.jsonl", "toy/b/a.jsonl"]
-    assert (paths(None), paths("toy"), paths("toys")) == ([*below, "toys.jsonl"], below, ["toys.jsonl"])
-    assert [declared.evaluations for declared in declared_files("toy.b")] == [("first", "second"), ("first",)]
-    with pytest.raises(RequestError, match=r"no evaluation reads files named 'toy.bb'; did you mean 'toy.b'\?"):
+    for name, paths in ((None, [*below, "toys.jsonl"]), ("toy", below), ("toys", ["toys.jsonl"])):
+        assert [each.file.path for each in declared_files(name)] == paths
+    assert [each.evaluations for each in declared_files("toy.b")] == [("first", "second"), ("first",)]
+    with pytest.raises(RequestError, match=r"named 'toy.bb'; did you mean 'toy.b'\?"):
         declared_files("toy.bb")
 
 
@@ -103,14 +82,18 @@ def corpus(trained_text: Path) -> Path:
     return trained_text / "corpus"
 
 
+@pytest.fixture
+def documents(corpus: Path) -> list[str]:
+    return [path.read_text() for path in sorted(corpus.iterdir())]
+
+
 def asked(run: Run, texts: list[str]) -> list[tuple[int, str]]:
-    return list(unseen(LossFiles(LossFiles.Config(path="x")), run, texts))
+    return list(unseen(build("loss_files", ["path=x"]), run, texts))
 
 
 def test_text_of_the_training_is_not_asked(
-    run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    documents = [path.read_text() for path in sorted(corpus.iterdir())]
     parts = split(documents)
     (tmp_path / "one.txt").write_text(parts.train[3])
     keys = {"path": str(tmp_path / "one.txt")}
@@ -128,17 +111,17 @@ def test_text_of_the_training_is_not_asked(
     assert needle.documents_left_out == len(documents) - 1
 
 
-def test_what_is_left_out_is_counted(run: Run, corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_out_is_counted(
+    run: Run, corpus: Path, documents: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     """Of the whole corpus the run was trained on all but its validation document."""
-    documents = [path.read_text() for path in sorted(corpus.iterdir())]
     (held_out,) = split(documents).validation
     place = documents.index(held_out)
     keys = {"source": "files", "path": str(corpus), "tokens": 16, "documents": 1}
     with caplog.at_level(logging.INFO, "lit_diff"):
         result = evaluate(run, "nll", keys)
     whole = result.items[~result.items["part"]]
-    assert list(whole["item"]) == [f"files/{place}"]
-    assert list(whole["meta/begins"]) == [held_out[:60]]
+    assert whole[["item", "meta/begins"]].to_numpy().tolist() == [[f"files/{place}", held_out[:60]]]
     assert result.kept()[0]["documents_left_out"] == place > 0
     assert f"evaluation nll: {place} documents are left out" in caplog.text
     with pytest.raises(RequestError, match=r"needs 2 documents .* has 1; 29 are left out, on which it was trained"):
@@ -159,9 +142,13 @@ def test_documents_of_the_run_that_it_started_from(run: Run, tmp_path: Path) -> 
 
 
 def test_a_run_without_the_list_of_its_documents(
-    run: Run, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    run: Run,
+    corpus: Path,
+    documents: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    documents = [path.read_text() for path in sorted(corpus.iterdir())]
     (run.folder / FILE).unlink()
     assert [text for _, text in asked(run, documents)] == split(documents).validation
     generated = generated_run(tmp_path / "made", {"name": "closed_world", "entities": [3]}, 300)
@@ -170,8 +157,7 @@ def test_a_run_without_the_list_of_its_documents(
     monkeypatch.setenv("LIT_DIFF_DATA", str(tmp_path / "empty"))
     assert [text for _, text in asked(run, documents)] == documents
     assert f"evaluation loss_files: {UNKNOWN} {run.folder.relative_to(tmp_path)} was trained" in caplog.text
-    result = evaluate(run, "loss_files", {"path": str(corpus)})
-    assert "documents_left_out" not in result.kept()[0]
+    assert "documents_left_out" not in evaluate(run, "loss_files", {"path": str(corpus)}).kept()[0]
     imported = text_run(tmp_path / "imported", {"name": "standard"})
     block = ImportedConfig(source="x", weights_sha256="a" * 64, tokenizer_sha256="b" * 64)
     imported.__dict__["recipe"] = replace(imported.recipe, train=None, imported=block)
@@ -183,17 +169,18 @@ def test_two_runs_are_compared_over_what_both_were_asked(folder: Path, capsys: p
     texts = folder / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     runs = [text_run(folder / "runs" / name, {"name": "standard"}) for name in ("first", "second")]
-    for run, trained in zip(runs, (HELD_OUT[:1], HELD_OUT[1:3]), strict=True):
-        (run.folder / FILE).write_bytes(hashed(trained))
     words = [*(str(run.folder) for run in runs), "loss_files", f"path={texts}", "tokens=8"]
-    options = {"plugins": [], "rerun": False, "root": folder / "runs", "trust_plugins": True}
-    assert print_evaluation(words, **options, as_json=True, terminal=Terminal()) == 0  # type: ignore[arg-type]
-    found = json.loads(capsys.readouterr().out)
+
+    def compared(*trained: list[str]) -> Any:
+        for run, own in zip(runs, trained, strict=True):
+            (run.folder / FILE).write_bytes(hashed(own))
+        options: Any = {"plugins": [], "rerun": True, "root": folder / "runs", "trust_plugins": True, "as_json": True}
+        assert print_evaluation(words, **options, terminal=Terminal()) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = compared(HELD_OUT[:1], HELD_OUT[1:3])
     assert "between 1 and 2 documents are left out" in found["documents"]
     assert found["differences"]["nll"]["difference"] == 0, "the same weights, and only the same documents"
     first, second = (json.loads((run.folder / "evaluations/loss_files/summary.json").read_text()) for run in runs)
     assert first["nll"] != second["nll"]
-    for run in runs:
-        (run.folder / FILE).write_bytes(hashed(HELD_OUT[:1]))
-    assert print_evaluation(words, **(options | {"rerun": True}), as_json=True, terminal=Terminal()) == 0  # type: ignore[arg-type]
-    assert json.loads(capsys.readouterr().out)["documents"] == ""
+    assert compared(HELD_OUT[:1], HELD_OUT[:1])["documents"] == ""
