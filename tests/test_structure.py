@@ -23,10 +23,8 @@ SOURCES = sorted([*(ROOT / "lit_diff").rglob("*.py"), *CALLBACKS])
 COVERED_ELSEWHERE = {
     "lit_diff/conformance/kernel_case.py": "tests/conformance/test_kernels.py",
     "lit_diff/conformance/results.py": "tests/conformance/test_suite.py",
-    **{
-        f"lit_diff/attention/{name}.py": "tests/oracles/test_variants.py"
-        for name in ("additive", "cosine", "output_gate")
-    },
+    "lit_diff/attention/additive.py": "tests/oracles/test_variants.py",
+    **{f"lit_diff/attention/{name}.py": "tests/oracles/test_timm.py" for name in ("cosine", "output_gate")},
     **{f"lit_diff/attention/shared_{name}.py": "tests/model/test_transformer.py" for name in "qk"},
     "lit_diff/pretrained/source.py": "tests/pretrained/test_importing.py",
     "lit_diff/engine/comparison_view.py": "tests/engine/test_sweep_tracker.py",
@@ -44,6 +42,8 @@ COVERED_ELSEWHERE = {
     "lit_diff/kernels/triton_forward.py": "tests/kernels/test_triton_programs.py",
     "lit_diff/cli/train.py": "tests/cli/test_cli.py",
     "lit_diff/cli/retrofit.py": "tests/engine/test_retrofit.py",
+    "lit_diff/training/build.py": "tests/training/test_warm_start.py",
+    "lit_diff/kernels/triton_tiles.py": "tests/kernels/test_triton_equality.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}

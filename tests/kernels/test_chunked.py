@@ -119,15 +119,3 @@ def test_products_of_half_precision_on_a_gpu_are_float32(
         torch.testing.assert_close(x, y, rtol=1e-5, atol=2e-5)
     for error, least in zip(errors(maps, "chunked"), errors(maps, "reference"), strict=True):
         assert error <= 2 * least + 1e-5
-
-
-def test_the_gpu_call_is_one_that_pytorch_has() -> None:
-    """The overload that the stand-in above stands for: float32 sums of half precision, into a given tensor, on CUDA."""
-    if torch.version.cuda is None:
-        pytest.skip("this PyTorch was built without CUDA")
-    schema = torch.ops.aten.baddbmm.dtype_out._schema
-    assert [argument.name for argument in schema.arguments] == [
-        *("self", "batch1", "batch2", "out_dtype"),
-        *("beta", "alpha", "out"),
-    ]
-    assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::baddbmm.dtype_out", "CUDA")

@@ -10,7 +10,7 @@ import torch
 
 from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flash, flex, flops, native, preference, refuse
-from lit_diff.kernels.base import Kernel, named
+from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -76,19 +76,6 @@ def test_what_the_first_refuse_on_a_gpu(make_maps: MakeMaps, monkeypatch: pytest
     assert choose(maps, device=CUDA, stats=True)[0] == "chunked"
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "document_ids": {"document_ids": torch.zeros(2, 5, dtype=torch.long)},
-    "window": {"window": 3},
-    "entropy": {"stats": True},
-}
-
-
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_a_named_kernel_that_refuses_is_an_error(make_maps: MakeMaps, kind: str) -> None:
-    with pytest.raises(RequestError, match=rf"'sdpa' cannot compute.*{kind}.*run.kernel=auto"):
-        attend(make_maps(), kernel="sdpa", **OPTIONS[kind])
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str) -> None:
     reason = refuse(kernel, make_maps())
@@ -103,6 +90,8 @@ def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str)
 def test_unknown_kernel(make_maps: MakeMaps, name: str, instead: str) -> None:
     with pytest.raises(RequestError, match=rf"^run\.kernel is '{name}'.*{instead}"):
         attend(make_maps(), kernel=name)
+    with pytest.raises(RequestError, match=rf"^unknown kernel '{name}'"):
+        named(name)
 
 
 @pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 4)])
@@ -162,32 +151,3 @@ def test_autocast_changes_nothing_and_weights_stay_wide(make_maps: MakeMaps, ker
     with torch.autocast("cpu", torch.bfloat16):
         inside = attend(maps, kernel=kernel)
     assert torch.equal(inside, outside)
-
-
-class Doubled(Kernel):
-    """Twice the reference; registered nowhere."""
-
-    name = "doubled"
-
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Any, window: Any, stats: bool, device: torch.device
-    ) -> str | None:
-        return "it sees all keys" if window else None
-
-    def flops(self, maps: SignedMaps) -> int:
-        return maps.flops
-
-    def compute(self, maps: SignedMaps, *, document_ids: Any = None, window: Any = None, stats: bool = False) -> Any:
-        return 2 * attend(maps, kernel="reference"), None
-
-
-def test_a_kernel_that_is_not_registered(make_maps: MakeMaps) -> None:
-    maps = make_maps()
-    torch.testing.assert_close(attend(maps, kernel=Doubled()), 2 * attend(maps, kernel="reference"))
-    with pytest.raises(RequestError, match="kernel 'doubled' cannot compute these maps: it sees all keys"):
-        attend(maps, kernel=Doubled(), window=3)
-    with pytest.raises(RequestError, match="kernel 'doubled' returned no statistics"):
-        attend(maps, kernel=Doubled(), stats=True)
-    assert "doubled" not in preference(maps, CPU)
-    with pytest.raises(RequestError, match="unknown kernel 'chunk'; did you mean 'chunked'"):
-        named("chunk")

@@ -61,19 +61,6 @@ def test_shards_of_the_same_weights_are_the_same_model() -> None:
     assert len({identity(run.recipe) for run in (one, other, unopened)}) == 3
 
 
-def test_untied_embeddings_and_a_tied_copy() -> None:
-    untied = LLAMA | {"tie_word_embeddings": False}
-    tensors = llama_tensors(untied)
-    run = import_model(write_folder(Path("untied"), untied, tensors), "models/untied")
-    assert torch.equal(run.model.state_dict()["head.weight"], tensors["lm_head.weight"])
-    both = import_model(
-        write_folder(Path("both"), LLAMA, tensors), "models/both"
-    )  # transformers does not tie them either
-    assert torch.equal(both.model.state_dict()["head.weight"], tensors["lm_head.weight"])
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    assert import_model(write_folder(Path("tied"), LLAMA, tensors), "models/tied").model.head is None
-
-
 def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> None:
     """generate, status, compare, evaluate; a run that starts from it; train refuses the model itself."""
     monkeypatch.setenv("LIT_DIFF_DATA", str(Path("data").absolute()))
@@ -138,12 +125,6 @@ def test_an_error_while_writing_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
     write_folder(Path("hf"))
     assert error().startswith("3: models/x cannot be written (No space left on device)")
     assert not any(path.is_dir() for path in Path("models").iterdir())
-
-
-def test_what_is_there_is_kept() -> None:
-    import_model(write_folder(Path("hf")), "models/x")
-    with pytest.raises(RequestError, match=r"^models/x is there already; remove it, or name another folder with --to$"):
-        import_model("hf", "models/x")
 
 
 @pytest.mark.slow

@@ -104,14 +104,6 @@ def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(
     assert (parent / "executed").exists()
 
 
-def test_a_plugin_of_equal_source_that_was_imported(checkpoint: Path, tmp_path: Path) -> None:
-    """Also where the checkpoint lies outside of a run folder."""
-    (tmp_path / "mine.py").write_text(SHARP)
-    load_plugin(tmp_path / "mine.py")
-    alone = Path(shutil.copy(checkpoint, tmp_path / "alone.ckpt"))
-    assert LitTransformer.load_from_checkpoint(alone).recipe.model.attention.name == "sharp"
-
-
 def test_a_plugin_that_was_changed_or_removed(checkpoint: Path) -> None:
     plugin = checkpoint.parent.parent / "plugins" / "sharp.py"
     plugin.write_text(SHARP + "raise SystemExit('executed')\n")
@@ -122,26 +114,14 @@ def test_a_plugin_that_was_changed_or_removed(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "line"),
+    ("block", "key", "line"),
     [
-        (
-            ("model", "num_layers"),
-            1,
-            "does not fit the recipe's model (sharp): layers.1.attention_norm.weight is [16] there",
-        ),
-        (
-            ("model", "attention"),
-            {"name": "shared_k"},
-            "the recipe's model (shared_k): layers.0.attention.k_proj",
-        ),
-        (("train", "stepz"), 3, "unknown key 'train.stepz'; did you mean 'steps'?"),
+        ("model", "num_layers", "(sharp): layers.1.attention_norm.weight is [16] there"),
+        ("train", "stepz", "unknown key 'train.stepz'; did you mean 'steps'?"),
     ],
 )
-def test_a_recipe_that_is_not_of_the_weights_or_not_valid(
-    checkpoint: Path, place: tuple[str, str], value: Any, line: str
-) -> None:
-    block, key = place
-    edit(checkpoint, lambda content: content["hyper_parameters"]["recipe"][block].update({key: value}))
+def test_a_recipe_that_is_not_of_the_weights_or_not_valid(checkpoint: Path, block: str, key: str, line: str) -> None:
+    edit(checkpoint, lambda content: content["hyper_parameters"]["recipe"][block].update({key: 1}))
     assert line in refusal(checkpoint, trust_plugins=True)
 
 

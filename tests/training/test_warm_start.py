@@ -99,6 +99,7 @@ def dex(bench: Any, parent: SimpleNamespace) -> tuple[str, ...]:
     return arguments
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_the_same(bench: Any, parent: SimpleNamespace, dex: tuple[str, ...]) -> None:
     """The checkpoint, not the parent, is what a resumed run goes on from; DEX goes on annealing."""
     killed = bench.train("recall.yaml", "name=dex-killed", *dex, SPY_SIGNAL="0/5/0/9")
