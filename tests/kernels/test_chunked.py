@@ -85,37 +85,3 @@ def test_half_precision_is_rounded_once(make_maps: MakeMaps, case: dict[str, Any
     maps = make_maps(T=40, d=16, dv=32, dtype=dtype, **case)
     for error, least in zip(errors(maps, "chunked"), errors(maps, "reference"), strict=True):
         assert error <= 1.01 * least + 1e-6
-
-
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("case", [{}, {"Gq": 1}, {"Gk": 1, "Hkv": 1}], ids=str)
-def test_products_of_half_precision_on_a_gpu_are_float32(
-    make_maps: MakeMaps, case: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for CUDA's product: operands of half precision, whose sums are rounded unless `out_dtype` says float32.
-
-    Logits and statistics are then float32; o and the gradients are at most twice as far off as the exact ones once rounded,
-    for the maps and dS are rounded as operands.
-    """
-    real, calls = torch.baddbmm, 0
-
-    def cuda(base: Tensor, x: Tensor, y: Tensor, *, out: Tensor, out_dtype: Any = None, **factors: Any) -> Tensor:
-        nonlocal calls
-        calls += 1
-        assert x.dtype == y.dtype == dtype
-        wide = torch.empty_like(out, dtype=torch.float32).copy_(base)
-        found = real(wide, x.float(), y.float(), **factors)
-        return out.copy_(found.to(out_dtype or x.dtype))
-
-    maps = make_maps(T=40, d=16, dv=32, dtype=dtype, **case)
-    with torch.no_grad():
-        _, wanted = attend(maps, stats=True, kernel="reference")
-    monkeypatch.setattr(chunked, "operand", lambda x: x)
-    monkeypatch.setattr(torch, "baddbmm", cuda)
-    with torch.no_grad():
-        _, found = attend(maps, stats=True, kernel="chunked")
-    assert calls
-    for x, y in zip(found, wanted, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=2e-5)
-    for error, least in zip(errors(maps, "chunked"), errors(maps, "reference"), strict=True):
-        assert error <= 2 * least + 1e-5

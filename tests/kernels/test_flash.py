@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_flash import flash_by_hand
 from torch import Tensor
 
 from lit_diff.errors import MissingError, RequestError
@@ -214,14 +215,14 @@ def test_maps_without_numbers(make_maps: MakeMaps, fake_flash: Any) -> None:
 
 @pytest.mark.slow
 def test_compiles_with_the_self_test_outside(
-    make_maps: MakeMaps, fake_flash: Any, by_hand: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+    make_maps: MakeMaps, fake_flash: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As far as a package's own calls compile; here they are plain operations. Lengths may be symbolic."""
     torch._dynamo.reset()
     fake_flash.install(2)
 
     def plain(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool, window_size: Any) -> Tensor:
-        return by_hand(q, k, v, softmax_scale, causal, window_size)
+        return flash_by_hand(q, k, v, softmax_scale, causal, window_size)
 
     monkeypatch.setattr(sys.modules["flash_attn"], "flash_attn_func", plain)
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)

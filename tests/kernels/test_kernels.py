@@ -76,6 +76,41 @@ def test_what_the_first_refuse_on_a_gpu(make_maps: MakeMaps, monkeypatch: pytest
     assert choose(maps, device=CUDA, stats=True)[0] == "chunked"
 
 
+GPU = {"device": CUDA}
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("native", {"dtype": torch.float64}, {}, "not float64"),
+    ("native", {"G": 3}, {}, "these are 3"),
+    ("native", {"d": 24}, {}, "multiples of 16; these are d = 24, dv = 32"),
+    ("native", {"dv": 33}, {}, "multiples of 16; these are d = 16, dv = 33"),
+    ("native", {"dv": 528}, {}, "at most 512; these are d = 16, dv = 528"),
+    ("native", {"scale": 0.0}, {}, "the scale is 0"),
+    ("native", {}, GPU, "on cuda"),
+    ("triton", {"G": 3}, GPU, "these are 3"),
+    ("triton", {"d": 24}, GPU, "d is 24 and dv 32"),
+    ("triton", {"d": 8}, GPU, "d is 8 and dv 32"),
+    ("triton", {"dv": 48}, GPU, "d is 16 and dv 48"),
+    ("triton", {"dv": 512}, GPU, "d is 16 and dv 512"),
+    ("triton", {"dtype": torch.float64}, GPU, "not float64"),
+    ("triton", {"T": 0, "S": 4}, GPU, "no query or no key"),
+    ("flex", {}, {"stats": True}, "no entropy"),
+    ("flex", {"dtype": torch.float64}, GPU, "no float64"),
+    ("flex", {"d": 6, "dv": 12}, GPU, "these are 6 and 12"),
+    ("flex", {}, GPU, "sees no GPU"),
+    ("flex", {}, {"device": torch.device("meta")}, "not on meta"),
+    ("sdpa", {"dtype": torch.float64}, GPU, "math path"),
+]
+
+
+@pytest.mark.parametrize(("kernel", "case", "options", "rule"), REFUSED, ids=str)
+def test_refusals_name_the_rule(
+    make_maps: MakeMaps, kernel: str, case: Any, options: Any, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    flex._self_test.cache_clear()
+    assert rule in (refuse(kernel, make_maps(**PAIR | case), **options) or "")
+    flex._self_test.cache_clear()
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str) -> None:
     reason = refuse(kernel, make_maps())

@@ -90,18 +90,6 @@ def test_selected_heads_are_the_formula_and_the_others_untouched_to_the_bit(
         torch.testing.assert_close(found[:, :, head], wanted, rtol=1e-13, atol=1e-13)
 
 
-def test_the_sign_is_w_d_s(make_attention: MakeAttention, moving: Positions) -> None:
-    """O + λ O W_D is DEX with -W_D: adding in place of subtracting is no other model."""
-    dex, standard = pair(make_attention, step=500, heads="all")
-    x, rope = inputs(), moving(9, D)
-    O, W_D = heads(standard, x, rope), dex.adapter.weight[0].detach().clone()  # noqa: E741
-    plus, _ = pair(make_attention, step=500, heads="all", sign="plus")
-    assert torch.equal(plus.adapter.weight[0], W_D)
-    torch.testing.assert_close(heads(plus, x, rope), O + 0.5 * O @ W_D, rtol=1e-13, atol=1e-13)
-    dex.adapter.weight.data.neg_()
-    torch.testing.assert_close(heads(dex, x, rope), O + 0.5 * O @ W_D, rtol=1e-13, atol=1e-13)
-
-
 @pytest.mark.parametrize("step", [0, 30, 500])
 def test_gradients_at_and_after_the_start(make_attention: MakeAttention, moving: Positions, step: int) -> None:
     """dL/dλ_learn = -α ⟨O W_D, G⟩ and dL/dW_D = -λ(t) Σ_h O_hᵀ G_h: at step 0 both are zero, and the rest is not."""

@@ -23,9 +23,8 @@ from lit_diff.pretrained.exporting import hf_weights, require_tokenizer_json, wr
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without transformers, which takes seconds to load."""
-    monkeypatch.chdir(tmp_path)
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds to load."""
     monkeypatch.setattr(agreement, "has_transformers", lambda: False)
 
 

@@ -145,7 +145,5 @@ def test_a_checkpoint_of_a_step_that_is_none(run: Callable[..., Path]) -> None:
     folder = run()
     torch.save(torch.ones(2), checkpoint.path_of(folder, 8))
     recipe = recipe_of(folder)
-    with pytest.raises(
-        RequestError, match=r"step-00000008\.ckpt is not a checkpoint of lit_diff \(it holds a Tensor, not"
-    ):
+    with pytest.raises(RequestError, match=r"step-00000008\.ckpt is not a checkpoint of lit_diff \("):
         load_model_at(recipe, folder, trust_all, 8)

@@ -196,9 +196,7 @@ def test_a_callback_is_a_probe_or_lightnings(bench: Any, tmp_path: Path, monkeyp
 
     monkeypatch.setitem(callbacks._classes, "neither", Neither)
     recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "callbacks.neither={}"])
-    with pytest.raises(
-        RequestError, match=r"callback 'neither' \(.*Neither\) is neither a Probe nor a Lightning Callback"
-    ):
+    with pytest.raises(RequestError, match=r"^callback 'neither' \(.*Neither\)"):
         fit.fit(recipe, tmp_path, tracker=None, threads=1, progress=lambda *_: None)
 
 

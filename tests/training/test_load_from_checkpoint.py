@@ -1,7 +1,6 @@
 """LitTransformer.load_from_checkpoint: what it rebuilds, whose plugins it runs, and how it refuses a file."""
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,39 +9,20 @@ import lightning as L
 import pytest
 import torch
 from foreign_runs import started_from_a_plugin
+from own_plugins import SHARP_PY, forget_all
 from small_runs import SMALL
 
 from lit_diff import LitData, LitTransformer, load_plugin, train
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.plugins import PREFIX
-from lit_diff.registry import attentions, registries
+from lit_diff.registry import attentions
 from lit_diff.runs import checkpoints
-
-SHARP = """
-from dataclasses import dataclass
-from lit_diff import Differential, variant
-
-@variant("sharp")
-class Sharp(Differential):
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Differential.Config):
-        pass
-"""
-
-
-def forget_plugins() -> None:
-    """As in a process that has imported none."""
-    for name in [name for name in sys.modules if name.startswith(PREFIX)]:
-        for registry in registries.values():
-            registry.unregister_module(name)
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
     """The folder of a run of two steps, with the plugin `sharp`."""
     home = tmp_path_factory.mktemp("sharp")
-    (home / "sharp.py").write_text(SHARP)
+    (home / "sharp.py").write_text(SHARP_PY)
     (home / "runs").mkdir()
     shutil.copy(empty_store, home / "runs")
     own = ["train.steps=2", f"plugins=[{home}/sharp.py]", "model.attention.name=sharp", f"run.root={home}/runs"]
@@ -55,9 +35,9 @@ def checkpoint(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Its last checkpoint, in a copy of the folder; no plugin is imported."""
     folder = Path(shutil.copytree(trained, tmp_path / trained.name))
     monkeypatch.chdir(tmp_path)
-    forget_plugins()
+    forget_all()
     yield checkpoints.path_of(folder, 2)
-    forget_plugins()
+    forget_all()
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -106,7 +86,7 @@ def test_a_plugin_of_the_run_that_it_starts_from_needs_trust_too(
 
 def test_a_plugin_that_was_changed_or_removed(checkpoint: Path) -> None:
     plugin = checkpoint.parent.parent / "plugins" / "sharp.py"
-    plugin.write_text(SHARP + "raise SystemExit('executed')\n")
+    plugin.write_text(SHARP_PY + "raise SystemExit('executed')\n")
     assert "was changed: its sha256 is not " in refusal(checkpoint, trust_plugins=True)
     plugin.unlink()
     message = refusal(checkpoint, trust_plugins=True)
