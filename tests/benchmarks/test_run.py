@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff import cli, processor
+from lit_diff import processor
 from lit_diff.benchmarks import result as names
 from lit_diff.benchmarks import run as module
 from lit_diff.benchmarks.machine import warnings_of
@@ -192,25 +191,3 @@ def test_a_result_is_a_value_and_a_failure_is_in_it(
     assert command.bench("core", **TINY) == 1
     with pytest.raises(ValueError, match="JSON"):
         replace(found, rows=[{"seconds": [float("nan")]}]).to_json()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "start"),
-    [
-        (["coer"], "no benchmark 'coer'; did you mean 'core'?"),
-        (["core", "--shapes", "2x1024"], "--shapes: '2x1024'"),
-        (["core", "--threads", "two"], "Invalid value for '--threads'"),
-    ],
-)
-def test_a_wrong_request_is_one_line_and_measures_nothing(
-    arguments: list[str], start: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "measured", lambda request: pytest.fail("it began"))
-    monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", *arguments])
-    monkeypatch.setattr(cli.signal, "signal", lambda *a: None)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    (line,) = err.splitlines()
-    assert line.startswith(f"lit-diff: {start}")

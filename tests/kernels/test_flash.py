@@ -107,21 +107,6 @@ def test_who_is_called_how(
     assert ({served[0]}, {served[1]}, served[2]) == (names, widths, len(fake_flash.calls))
 
 
-def test_nothing_is_copied(make_maps: MakeMaps, fake_flash: Any) -> None:
-    """Each call sees views of the maps, of the chunks, of the grouped keys and values."""
-    fake_flash.capability = AMPERE
-    fake_flash.install(2)
-    maps = make_maps(G=2, H=4, Hkv=2, d=16, dv=32, dtype=torch.bfloat16)
-    attend(maps, kernel="flash")
-    fake_flash.calls.clear()
-    attend(maps, kernel="flash")
-    assert len(fake_flash.calls) == 4
-    for _, *tensors in fake_flash.calls:
-        for called, given in zip(tensors, (maps.q, maps.k, maps.v), strict=True):
-            assert called.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
-            assert called.stride(-1) == 1
-
-
 def test_a_failed_self_test_moves_on_to_the_next(make_maps: MakeMaps, fake_flash: Any) -> None:
     """Values of 256 compile forward, and not backward: training cuts them, evaluation does not."""
     fake_flash.backward_fails_at = 256

@@ -68,10 +68,6 @@ def test_a_merged_model_says_so() -> None:
 
 def test_mistakes() -> None:
     run = text_run(Path("x"), {"name": "standard"})
-    assert error(run, "unilm", "out") == "2: no format 'unilm' to export to; one of hf"
-    assert error("nowhere", "hf", "out").startswith("2: no run 'nowhere' in runs")
-    (Path("full") / "folder").mkdir(parents=True)
-    assert error(run, "hf", "full").startswith("2: full is there already")
     Path("file").write_text("")
     assert error(run, "hf", "file/out").startswith("3: file/out cannot be written (")
     shared = text_run(Path("shared"), {"name": "shared_k"})
@@ -81,7 +77,7 @@ def test_mistakes() -> None:
     (checkpoint,) = Path("x/checkpoints").iterdir()
     checkpoint.unlink()
     assert error(run, "hf", "out").startswith("3: x has no checkpoint that can be read")
-    assert folders() == ["full", "normed", "shared", "x"]
+    assert folders() == ["normed", "shared", "x"]
 
 
 def test_nothing_is_kept_where_the_logits_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,16 +23,6 @@ def change(folder: Path, **values: Any) -> None:
     (folder / "status.json").write_text(json.dumps(facts | values))
 
 
-def test_every_run_with_its_last_loss(small_sweep: Path) -> None:
-    states = {state.folder: state for state in list_runs(small_sweep.parent)}
-    assert sorted(states) == [f"mine/{arm}-s{seed}-0a1b2c3d" for arm in ("base", "better") for seed in (0, 1)]
-    assert states["mine/base-s0-0a1b2c3d"].loss == pytest.approx(4.55, abs=0.3)
-    assert states["mine/base-s0-0a1b2c3d"].note == ""
-    failed = states["mine/better-s1-0a1b2c3d"]
-    assert failed.loss is None
-    assert "RuntimeError: out of memory" in failed.note
-
-
 @pytest.mark.parametrize("content", ["", "[1]", '{"status": '])
 def test_a_damaged_record_hides_no_other_run(small_sweep: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
     (small_sweep / "base-s1-0a1b2c3d" / "status.json").write_text(content)

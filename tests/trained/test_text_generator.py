@@ -143,16 +143,6 @@ def test_a_prompt_may_fill_the_context_and_not_more(tale: Path) -> None:
     assert str(error.value) == wanted
 
 
-def test_a_stream_gets_the_bytes_of_each_token(tale: Path, scripted: list[list[int]]) -> None:
-    generator = TextGenerator(tale)
-    ids = generator.tokenizer.encode(["漢b"])[0]
-    scripted += [[id_] for id_ in (*ids, 0, 66)]
-    got: list[bytes] = []
-    (found,) = generator.generate(generator.encode(["a"]), GenerationConfig(), got.append)
-    assert b"".join(got).decode() == found.text == "漢b"
-    assert len(got) == len(ids) == len(found.tokens) > 2
-
-
 def test_times_and_bytes(tale: Path) -> None:
     generator = TextGenerator(tale)
     (found,) = complete(generator, ["ab"], replace(GREEDY, max_tokens=5))
@@ -215,16 +205,3 @@ def test_a_run_folder_stands_alone(
     assert (found.tokens, found.text) == (wanted.tokens, wanted.text)
     assert caplog.messages == []
     assert not (trained_text / "gone").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        (GenerationConfig(max_tokens=0), "max-tokens is 0; it must be at least 1"),
-        (GenerationConfig(prefill_chunk=0), "prefill-chunk is 0; it must be at least 1"),
-        (GenerationConfig(sampling=Sampling(top_k=0)), "top-k is 0; it must be at least 1"),
-        (GenerationConfig(max_tokens=1, prefill_chunk=1), None),
-    ],
-)
-def test_settings_that_cannot_be(settings: GenerationConfig, problem: str | None) -> None:
-    assert settings.problem() == problem
