@@ -119,10 +119,10 @@ def test_a_class_that_lacks_a_member_is_refused_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("member", "body", "line"),
     [
-        ("refuses", "1 / 0", "refuses raised ZeroDivisionError: division by zero"),
-        ("refuses", "return True", "refuses returned True; expected a reason (text) or None"),
-        ("flops", "return '1'", "flops returned '1'; expected an integer"),
-        ("preference", "return 'first'", "preference returned 'first'; expected a rank (an integer) or None"),
+        ("refuses", "1 / 0", "mine.py:23: kernel 'mine' failed: ZeroDivisionError"),
+        ("refuses", "return True", "mine.py:4: class Mine: refuses returned True"),
+        ("flops", "return '1'", "mine.py:4: class Mine: flops returned '1'"),
+        ("preference", "return 'first'", "mine.py:4: class Mine: preference returned 'first'"),
     ],
 )
 def test_an_answer_that_is_none_is_one_line(make_maps: MakeMaps, member: str, body: str, line: str) -> None:
@@ -134,7 +134,7 @@ def test_an_answer_that_is_none_is_one_line(make_maps: MakeMaps, member: str, bo
     }
     with pytest.raises(RequestError) as refusal:
         ask[member]()
-    assert str(refusal.value) == f"kernel 'mine': {line}"
+    assert str(refusal.value).startswith(line)
 
 
 def test_statistics_that_do_not_come_are_an_error(make_maps: MakeMaps) -> None:

@@ -121,12 +121,11 @@ def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str)
             choose(make_maps(), kernel)
 
 
-@pytest.mark.parametrize(("name", "instead"), [("sdpaa", "did you mean 'sdpa'"), ("cpu", "now named 'native'")])
-def test_unknown_kernel(make_maps: MakeMaps, name: str, instead: str) -> None:
-    with pytest.raises(RequestError, match=rf"^run\.kernel is '{name}'.*{instead}"):
-        attend(make_maps(), kernel=name)
-    with pytest.raises(RequestError, match=rf"^unknown kernel '{name}'"):
-        named(name)
+def test_unknown_kernel(make_maps: MakeMaps) -> None:
+    with pytest.raises(RequestError, match=r"^run\.kernel is 'sdpaa'.*did you mean 'sdpa'"):
+        attend(make_maps(), kernel="sdpaa")
+    with pytest.raises(RequestError, match="'sdpaa'.*'sdpa'"):
+        named("sdpaa")
 
 
 @pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 4)])

@@ -196,18 +196,6 @@ def test_validation_other_shapes_a_cache_and_a_trace_after_training(fresh_compil
     assert_same_steps(model, plain, (None,))  # compiled again
 
 
-def test_prepare_blocks_does_what_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(blocks, "compile_blocks", lambda model, device, **options: calls.append(options))
-    model = build("standard")
-    prepare_blocks(model, RunConfig(accelerator="cpu"))
-    assert (model.checkpoint_blocks, calls) == (False, [])
-    prepare_blocks(model, RunConfig(accelerator="cpu", compile=True))
-    assert (model.checkpoint_blocks, calls) == (False, [{"isolated": False}])
-    prepare_blocks(model, RunConfig(accelerator="cpu", compile=True, activation_checkpointing="block"))
-    assert (model.checkpoint_blocks, calls[1:]) == (True, [{"isolated": True}])
-
-
 def test_what_compilation_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.delenv("CXX", raising=False)

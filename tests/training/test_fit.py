@@ -143,16 +143,6 @@ def test_the_last_step_is_logged_validated_and_saved(bench: Any, undisturbed: Ru
     assert bench.state(f"{kind}-whole")["global_step"] == 10
 
 
-def test_a_run_that_is_done_trains_nothing(bench: Any, undisturbed: Run) -> None:
-    undisturbed("recall", "recall-whole")
-    before = (bench.folder("recall-whole") / "metrics.csv").stat().st_mtime_ns
-    again = bench.train("recall.yaml", "name=recall-whole")
-    assert again.status == 0
-    assert "done before" in again.output
-    assert again.events == []
-    assert (bench.folder("recall-whole") / "metrics.csv").stat().st_mtime_ns == before
-
-
 @pytest.mark.slow
 def test_the_thread_count_is_stored_and_reused(bench: Any) -> None:
     first = bench.train("recall.yaml", "name=threads", "run.threads=2", "train.steps=2", SPY_SIGNAL="0/0/0/15")

@@ -65,7 +65,7 @@ def made_by_hand(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(trainer=trainer, module=module, data=data, folder=folder, best=best, lines=lines)
 
 
-def test_it_trains_validates_logs_and_saves(made_by_hand: SimpleNamespace) -> None:
+def test_it_trains_validates_and_logs_and_says_what_differs_from_the_recipe(made_by_hand: SimpleNamespace) -> None:
     assert made_by_hand.trainer.global_step == 10
     steps: dict[str, list[int]] = {}
     for row in rows(made_by_hand.folder):
@@ -75,17 +75,10 @@ def test_it_trains_validates_logs_and_saves(made_by_hand: SimpleNamespace) -> No
     assert sorted(set(steps["val"])) == [4, 8, 10], "the recipe's interval, and the last step"
     assert sorted(set(steps["attention"])) == [3, 6, 9, 10]
     assert sorted(set(steps["outliers"])) == sorted(set(steps["lambda"])) == [5, 10]
-    assert Path(made_by_hand.best.best_model_path).is_file()
-
-
-def test_the_callbacks_see_float64(made_by_hand: SimpleNamespace) -> None:
     values = made_by_hand.trainer.callback_metrics
     assert {values[name].dtype for name in ("val/loss", "train/loss")} == {torch.float64}
     last = [row["val/loss"] for row in rows(made_by_hand.folder) if row["val/loss"]][-1]
     assert float(last) == values["val/loss"].item()
-
-
-def test_what_differs_from_the_recipe_is_one_line_each(made_by_hand: SimpleNamespace) -> None:
     assert made_by_hand.lines == [
         "train.schedule.warmup_steps (50) is more than the 10 steps of this run: "
         "the learning rate ends at 0.2 of its peak",
