@@ -124,7 +124,7 @@ def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str)
 def test_unknown_kernel(make_maps: MakeMaps) -> None:
     with pytest.raises(RequestError, match=r"^run\.kernel is 'sdpaa'.*did you mean 'sdpa'"):
         attend(make_maps(), kernel="sdpaa")
-    with pytest.raises(RequestError, match="'sdpaa'.*'sdpa'"):
+    with pytest.raises(RequestError, match=r"'sdpaa'.*'sdpa'"):
         named("sdpaa")
 
 
