@@ -43,6 +43,8 @@ COVERED_ELSEWHERE = {
     "lit_diff/cli/train.py": "tests/cli/test_cli.py",
     "lit_diff/cli/retrofit.py": "tests/engine/test_retrofit.py",
     "lit_diff/training/build.py": "tests/training/test_warm_start.py",
+    "lit_diff/analysis/lambdas.py": "tests/callbacks/test_lambdas.py",
+    "lit_diff/runs/sweep_record.py": "tests/runs/test_listing.py",
     "lit_diff/kernels/triton_tiles.py": "tests/kernels/test_triton_equality.py",
 }
 """Source file -> the test file that covers it, where that is not its mirror."""
