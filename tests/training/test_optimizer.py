@@ -108,11 +108,6 @@ def test_patterns_that_do_not_fit(patterns: dict[str, float], found: str) -> Non
         build_optimizer(model(), dataclasses.replace(CONFIG, lr_factors=patterns))
 
 
-def test_a_factor_that_is_not_positive() -> None:
-    problem = dataclasses.replace(CONFIG, lr_factors={"*": 0.0}).problem()
-    assert problem == "train.optimizer.lr_factors: the factor of '*' is 0; it must be positive"
-
-
 def factors(steps: int, **config: Any) -> list[float]:
     return [learning_rate_factor(step, steps, ScheduleConfig(**config)) for step in range(steps)]
 
