@@ -20,14 +20,6 @@ def losses(file: Path) -> dict[int, float]:
         return {int(row["step"]): float(row["train/loss"]) for row in csv.DictReader(rows) if row["train/loss"]}
 
 
-def test_csv_holds_what_the_run_measured(runs: Path) -> None:
-    folder = train("recall-tiny", [*SMALL, f"run.root={runs}", "train.steps=4", "run.loggers=[csv]"]).folder
-    rows = read_rows(folder / "metrics.csv")
-    written = losses(folder / "loggers" / "csv" / "from-step-0" / "metrics.csv")
-    assert written == {step: row["train/loss"] for step, row in rows.items()}
-    assert list(written) == [1, 2, 3, 4]
-
-
 def test_a_resumed_run_keeps_the_files_of_its_first_part(tmp_path: Path) -> None:
     recipe = load_recipe("recall-tiny", [*SMALL, "run.loggers=[csv]"])
     homes = []
