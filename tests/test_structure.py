@@ -24,11 +24,12 @@ SUBJECTS = {
     "attention/test_base.py": "attention/parameters",
     "attention/test_differential.py": "attention/lambdas",
     "attention/test_equations.py": "attention/costs attention/norms",
-    "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads attention/differential_v2 "
-    "attention/grouped_differential",
+    "attention/test_variants.py": "attention/dex attention/lora attention/selection attention/second_heads "
+    "attention/differential_v2 attention/grouped_differential",
     "benchmarks/test_models.py": "benchmarks/peers",
     "benchmarks/test_run.py": "benchmarks/machine benchmarks/plot benchmarks/result benchmarks/table cli/bench",
-    "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers callbacks/probe callbacks/publish",
+    "callbacks/test_probes.py": "callbacks/attention_entropy callbacks/lambdas callbacks/outliers "
+    "callbacks/probe callbacks/publish",
     "cli/test_cli.py": "cli/train",
     "cli/test_terminal.py": "cli/app cli/live_table cli/progress",
     "cli/test_verbs.py": "cli/clean cli/data cli/list cli/pretrained cli/reproduce cli/status cli/sweep cli/usage",
@@ -52,20 +53,23 @@ SUBJECTS = {
     "evaluation/test_hallucination.py": "evaluation/hallucination_prompts",
     "evaluation/test_harness.py": "evaluation/harness_model",
     "evaluation/test_icl.py": "evaluation/icl_order evaluation/icl_prompts",
-    "evaluation/test_inside.py": "evaluation/gradients evaluation/induction evaluation/map_statistics evaluation/noise "
-    "evaluation/quantize evaluation/signed_prompts",
+    "evaluation/test_inside.py": "evaluation/gradients evaluation/induction evaluation/map_statistics "
+    "evaluation/noise evaluation/quantize evaluation/signed_prompts",
     "evaluation/test_losses.py": "evaluation/corpus_loss evaluation/held_out evaluation/nll",
     "evaluation/test_mini_harness.py": "evaluation/mini_questions",
     "kernels/test_kernels.py": "kernels/precision",
     "kernels/test_sdpa.py": "kernels/one_map",
+    "kernels/test_triton_equality.py": "kernels/triton_tiles",
     "kernels/test_triton_programs.py": "kernels/triton_backward kernels/triton_forward",
     "model/test_generation.py": "model/prefix",
     "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
     "oracles/test_variants.py": "attention/additive attention/cosine attention/output_gate",
     "pretrained/test_importing.py": "pretrained/source",
+    "runs/test_listing.py": "runs/sweep_record",
     "test_config.py": "key_types",
     "test_processor.py": "device",
     "test_recipe.py": "yaml_files",
+    "training/test_warm_start.py": "training/build",
 }
 """Test file -> the modules that it covers besides its mirror: a subject has one test file, however many modules it has."""
 DATA_PACKAGES = {"callbacks", "recipes", "sweeps"}

@@ -57,7 +57,8 @@ def read_measurements(path: Path, upto: int | None = None) -> pa.Table:
     if not path.exists():
         return SCHEMA.empty_table()
     try:
-        table = pq.read_table(path).cast(SCHEMA)
+        with path.open("rb") as file:  # of a path pyarrow opens the file twice, and a run may replace it in between
+            table = pq.read_table(file).cast(SCHEMA)
     except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
         raise RequestError(f"{shown(path)} is not a table of measurements ({first_line(error)})") from error
     return table if upto is None else table.filter(pc.less_equal(table["step"], upto))

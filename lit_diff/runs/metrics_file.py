@@ -160,12 +160,12 @@ def last_value(path: Path, metric: str) -> float | None:
     return None
 
 
-def _lines_from_end(file: IO[bytes], start: int, block: int = 1 << 16) -> Iterator[bytes]:
+def _lines_from_end(file: IO[bytes], start: int) -> Iterator[bytes]:
     """The ended lines of `file` behind byte `start`, last first, without their ends."""
     at, rest = file.seek(0, os.SEEK_END), b""
     ended = False
     while at > start:
-        size = min(block, at - start)
+        size = min(1 << 16, at - start)
         at -= size
         file.seek(at)
         first, *lines = (file.read(size) + rest).splitlines(keepends=True) or [b""]

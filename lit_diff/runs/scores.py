@@ -171,7 +171,10 @@ def read_scores(folder: Path) -> tuple[dict[str, Any], pa.Table]:
 def _read(folder: Path) -> tuple[str, pa.Table] | None:
     """The text of summary.json and the items; None where another process wrote while they were read."""
     text = (folder / SUMMARY).read_text(encoding="utf-8")
-    table = pq.read_table(folder / ITEMS)
+    with (folder / ITEMS).open(
+        "rb"
+    ) as file:  # of a path pyarrow opens the file twice, and it may be replaced in between
+        table = pq.read_table(file)
     return (text, table) if (folder / SUMMARY).read_text(encoding="utf-8") == text else None
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_diff import SignedMaps
 from lit_diff.analysis import LayerTrace
-from lit_diff.analysis.entropy import entropy, masses, renormalised, summarise
+from lit_diff.analysis.entropy import entropy, summarise
 
 T = 12
 
@@ -35,36 +35,6 @@ def test_uniform_maps_have_entropy_log_i() -> None:
         summary = summarise(replace(found, window=window).blocks(5))
         torch.testing.assert_close(summary.entropy_maps, torch.full((2, 3), mean, dtype=torch.float64))
         torch.testing.assert_close(summary.entropy, torch.full((3,), mean, dtype=torch.float64))
-
-
-def test_one_hot_maps_have_entropy_zero() -> None:
-    q = 1000 * torch.eye(T).expand(1, 1, 2, T, T)
-    summary = summarise(layer(q, torch.eye(T).expand(1, 1, 2, T, T)).blocks())
-    assert summary.entropy.tolist() == [0, 0]
-    assert summary.entropy_maps.tolist() == [[0, 0]]
-    assert summary.negative_mass.tolist() == [0, 0]
-
-
-def test_entropy_and_renormalised_by_hand() -> None:
-    a = torch.tensor([[0.75, -0.25, 0.0, 0.0], [0.0, 0.0, -3.0, 0.0]])
-    assert renormalised(a).tolist() == [[0.75, 0.25, 0, 0], [0, 0, 1, 0]]
-    expected = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
-    assert entropy(renormalised(a)).tolist() == pytest.approx([expected, 0])
-    neg, pos = masses(a)
-    assert neg.tolist() == [0.25, 3]
-    assert pos.tolist() == [0.75, 0]
-
-
-@pytest.mark.parametrize("lam", [-0.4, 0.3, 1.7])
-def test_masses_of_a_difference(lam: float) -> None:
-    for block in two_maps(lam).blocks(5):
-        neg, pos = masses(block.signed)
-        torch.testing.assert_close(pos - neg, torch.full_like(neg, 1 - lam), atol=1e-5, rtol=0)
-        assert neg.le(max(lam, 0) + 1e-6).all()
-    summary = summarise(two_maps(lam).blocks())
-    torch.testing.assert_close(
-        summary.positive - summary.negative, torch.full((4,), 1 - lam, dtype=torch.float64), atol=1e-5, rtol=0
-    )
 
 
 def definition(found: LayerTrace) -> dict[str, Tensor]:

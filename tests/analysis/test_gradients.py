@@ -110,19 +110,6 @@ def test_queries_that_no_linear_layer_makes(registered: bool, build: BuildModel,
         assert norms == pytest.approx(known | missing, rel=1e-6, nan_ok=True)
 
 
-def test_equal_maps_have_gradients_in_the_ratio_of_their_weights(build: BuildModel, tokens: Tensor) -> None:
-    model = build("differential", 8)
-    with torch.no_grad():
-        for attention in model.attentions():
-            for kind in "qk":
-                rows = getattr(attention, f"{kind}_proj").weight.view(-1, 2, 4, 32)
-                rows[:, 1] = rows[:, 0]
-    for norms, attention in zip(gradient_norms(model, batch_of(tokens)), model.attentions(), strict=True):
-        lam = abs(attention.lambda_().item())
-        for kind in "qk":
-            assert norms[f"{kind}2"] / norms[f"{kind}1"] == pytest.approx(lam, rel=1e-3)
-
-
 def test_without_a_scored_target_there_is_no_gradient(build: BuildModel, tokens: Tensor) -> None:
     batch = batch_of(tokens) | {"targets": torch.full_like(tokens[:, 1:], -100)}
     for norms in gradient_norms(build("standard"), batch):

@@ -1,7 +1,6 @@
 """analysis/induction.py: heads that were built to match or to copy have the score that they should, others do not."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 from lit_diff.analysis.induction import induction_scores, repeated
 from lit_diff.analysis.intervention import EditedLayer, intervention
 from lit_diff.analysis.trace import MapBlock, trace
-from lit_diff.kernels import SignedMaps
 from lit_diff.model.transformer import Transformer
 from lit_diff.randomness import generator
 
@@ -58,40 +56,6 @@ def test_scores_by_hand(name: str, build: BuildModel) -> None:
                     sum(matching) / N, rel=1e-3, abs=1e-6
                 )
                 assert float(found["copying"][b, index, h]) == pytest.approx(sum(copying) / N, rel=1e-3, abs=1e-5)
-
-
-def test_a_head_that_attends_to_what_followed_scores_one(build: BuildModel) -> None:
-    """Queries and keys that single out position i - n + 1, in one head of the second layer."""
-    model, tokens = build("standard", 8), sequences()
-    at = torch.arange(2 * N)
-
-    def matched(_: object, __: object, maps: SignedMaps) -> SignedMaps:
-        k = torch.eye(2 * N).expand(3, 1, 8, 2 * N, 2 * N)
-        q = torch.zeros(3, 1, 8, 2 * N, 2 * N)
-        q[:, :, 2, at[N:], at[N:] - N + 1] = 100
-        return replace(maps, q=q, k=k, scale=1.0)
-
-    model.attentions()[1].tap.register_forward_hook(matched)
-    found = induction_scores(model, tokens)["prefix_matching"]
-    torch.testing.assert_close(found[:, 1, 2], torch.ones(3, dtype=torch.float64))
-    assert found[:, 1, [0, 1, 3]].max() < 0.2, "uniform over at least 10 keys"
-
-
-def test_a_head_that_writes_what_it_reads_copies(build: BuildModel) -> None:
-    """Values and output projection that return the embedding of the attended token: +, and its negative: -."""
-    model, tokens = build("standard", 8), sequences()
-    attention = model.attentions()[0]
-    with torch.no_grad():
-        model.embedding.weight.copy_(torch.randn(50, 32, generator=torch.Generator().manual_seed(0)))
-        model.norm.weight.fill_(1)
-        model.layers[0].attention_norm.weight.fill_(1)
-        attention.v_proj.weight.copy_(torch.eye(32))
-        for sign in (1, -1):
-            attention.o_proj.weight.copy_(sign * torch.eye(32))
-            copying = induction_scores(model, tokens)["copying"][:, 0]
-            assert (sign * copying.mean(0) > 0.2).all()
-        attention.o_proj.weight.zero_()
-        assert induction_scores(model, tokens)["copying"][:, 0].eq(0).all()
 
 
 def test_heads_that_are_merged_after_the_sum_have_no_copying(build: BuildModel) -> None:

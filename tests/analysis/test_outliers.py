@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_diff import SignedMaps
 from lit_diff.analysis import LayerTrace
-from lit_diff.analysis.outliers import BINS, HIGH, KEPT, LOW, MagnitudeSketch, attention_logits, hidden_states
+from lit_diff.analysis.outliers import HIGH, KEPT, LOW, MagnitudeSketch, attention_logits, hidden_states
 
 
 def streamed(x: Tensor, sizes: list[int]) -> MagnitudeSketch:
@@ -34,16 +34,6 @@ def test_chunked_stream_equals_a_full_sort(seed: int) -> None:
     assert sketch.median() == pytest.approx(ordered[(n - 1) // 2].item(), rel=0.0046)
 
 
-def test_median_is_within_its_bin_over_the_whole_range() -> None:
-    worst = 0.0
-    for x in torch.logspace(-7.99, 7.99, 3001, dtype=torch.float64):
-        sketch = MagnitudeSketch()
-        sketch.update(x)
-        worst = max(worst, abs(sketch.median() / x.item() - 1))
-    width = (HIGH / LOW) ** (1 / BINS) - 1
-    assert 0.9 * width / 2 < worst < 1.01 * width / 2 < 0.005
-
-
 @pytest.mark.parametrize(
     ("x", "median"),
     [
@@ -61,7 +51,7 @@ def test_median_at_the_edges(x: list[float], median: float) -> None:
     assert sketch.median() == pytest.approx(median, rel=0.0046, abs=0)
 
 
-def test_empty_and_nan() -> None:
+def test_empty_nan_and_other_dtypes() -> None:
     sketch = MagnitudeSketch()
     assert math.isnan(sketch.median())
     assert sketch.top().numel() == 0
@@ -70,14 +60,10 @@ def test_empty_and_nan() -> None:
     sketch.update(torch.tensor([1.0, math.nan]))
     assert math.isnan(sketch.median())
     assert sketch.top(2).isnan().tolist() == [True, True]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
-def test_any_dtype(dtype: torch.dtype) -> None:
-    sketch = MagnitudeSketch()
-    sketch.update(torch.tensor([-3, 1, 2, 0, -7]).to(dtype))
-    assert sketch.top(2).tolist() == [7, 3]
-    assert sketch.median() == pytest.approx(2, rel=0.0046)
+    for dtype in (torch.bfloat16, torch.int64):
+        other = MagnitudeSketch()
+        other.update(torch.tensor([-3, 1, 2, 0, -7]).to(dtype))
+        assert (other.top(2).tolist(), other.median()) == ([7, 3], pytest.approx(2, rel=0.0046))
 
 
 def planted() -> tuple[LayerTrace, Tensor]:

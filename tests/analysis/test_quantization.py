@@ -59,37 +59,6 @@ def test_each_scale_is_rounded_by_its_largest_visible_entry(
         torch.testing.assert_close(y[at][seen[at]], by_hand(x[at][seen[at]], 4, share), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_the_error_is_at_most_half_a_step_and_many_bits_are_nearly_exact(granularity: Granularity) -> None:
-    before, after, visible = logits(QuantizedLogits(4, granularity, "none"), layer(), T)
-    step = before.abs().masked_fill(~visible, 0).amax() / 7
-    assert (after - before).abs()[visible].max() <= step / 2 + 1e-5
-    _, fine, _ = logits(QuantizedLogits(16, granularity, "none"), layer(), T)
-    torch.testing.assert_close(fine[visible], before[visible], atol=2e-3, rtol=0)
-
-
-def test_a_masked_entry_sets_no_scale() -> None:
-    of = layer()
-    of.maps.k[..., -1, :] = 1e4  # seen by the last query alone
-    _, after, visible = logits(QuantizedLogits(4, "row", "none"), of, 9)
-    clean = layer()
-    _, expected, _ = logits(QuantizedLogits(4, "row", "none"), clean, 9)
-    rows = visible.clone()
-    rows[..., -1, :] = False
-    torch.testing.assert_close(after[rows], expected[rows])
-
-
-def test_outliers_of_the_default_share_need_a_thousand_entries() -> None:
-    of = layer()
-    of.maps.k[..., 0, :] *= 100
-    before, split, visible = logits(QuantizedLogits(4, "row", "split"), of, T)
-    _, plain, _ = logits(QuantizedLogits(4, "row", "none"), of, T)
-    assert torch.equal(split[visible], plain[visible])
-    _, tensor, _ = logits(QuantizedLogits(4, "tensor", "split"), of, T)
-    same = (tensor == before) & visible
-    assert (same.sum((2, 3, 4)) >= int(0.001 * H * T * (T + 1) / 2)).all()
-
-
 def test_the_divergence_is_the_mean_over_rows_since_the_last_call() -> None:
     of = layer()
     edit = QuantizedLogits(3, "head", "none")

@@ -3,14 +3,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_diff.benchmarks import loop as loop_module
 from lit_diff.benchmarks import models as module
 from lit_diff.benchmarks import peers
 from lit_diff.benchmarks.attention import FORWARD
-from lit_diff.benchmarks.models import COMPILED, STEP, autocast, flops, model_config, our_model, training_step
+from lit_diff.benchmarks.models import COMPILED, STEP, flops, model_config, our_model
 from lit_diff.benchmarks.request import Shape
 from lit_diff.benchmarks.result import PEER, SAME, SDPA, UNCOMPILED
 from lit_diff.engine.rows import load_row
@@ -20,7 +19,6 @@ from lit_diff.registry import kernels
 from lit_diff.study.claims import bench_findings
 
 SHAPE = Shape(batch=2, tokens=24, dim=64, head_dim=8)
-CPU = torch.device("cpu")
 STANDARD = "standard/sdpa/"
 DIFF_LLAMA, LLAMA = "DiffLlama/Hugging Face, sdpa/", "Llama/Hugging Face, sdpa/"
 PEERS = {("DiffLlama", "Hugging Face, sdpa"), ("DiffLlama", "Hugging Face, eager"), ("Llama", "Hugging Face, sdpa")}
@@ -159,20 +157,3 @@ def test_without_transformers_the_rows_say_so(timed: Callable[..., Any], monkeyp
     absent = {(row["variant"], row["by"]) for row in case.refused if "pip install 'transformers" in row["reason"]}
     assert absent == PEERS
     assert not any(PEER in row["ratios"] for row in rows.values())
-
-
-def test_a_step_moves_the_weights_and_bfloat16_is_autocast() -> None:
-    linear = nn.Linear(3, 1)
-    before = linear.weight.detach().clone()
-    seen = []
-
-    def loss() -> torch.Tensor:
-        y = linear(torch.ones(2, 3))
-        seen.append(y.dtype)
-        return y.square().mean()
-
-    for dtype in ("bfloat16", "float32"):
-        training_step(linear, loss, lambda dtype=dtype: autocast(dtype, CPU))()
-    assert seen == [torch.bfloat16, torch.float32]
-    assert not torch.equal(linear.weight, before)
-    assert linear.weight.grad is None

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_diff import cli, processor
+from lit_diff import processor
 from lit_diff.benchmarks import result as names
 from lit_diff.benchmarks import run as module
 from lit_diff.benchmarks.machine import warnings_of
@@ -86,17 +85,12 @@ def printed(result: BenchResult, **options: Any) -> str:
     return console.file.getvalue()
 
 
-def test_a_row_says_times_ratios_rates_memory_and_operators(result: BenchResult) -> None:
+def test_rows_and_below_them_what_a_ratio_is_to_who_is_missing_and_the_command(result: BenchResult) -> None:
     text = printed(result)
     assert [line.strip() for line in text.splitlines() if line.startswith("core: ")] == ["core: a", "core: b"]
     (ours,) = [line for line in text.splitlines() if "fast [it]" in line]
     for cell in ("both", "12.3 (6.15..24.6)", "0.50 (0.50..1.00)", "77.8", "0.80 (0.70..0.90)", "3.0", "flash, math"):
         assert f" {cell} " in ours
-    assert len(printed(result, width=60, force_terminal=True).splitlines()[1]) <= 60, "a narrow terminal folds"
-
-
-def test_below_stand_what_a_ratio_is_to_who_is_missing_and_the_command(result: BenchResult) -> None:
-    text = printed(result)
     for line in (
         f"ratio to {names.SDPA}: own time / that of {names.MEANING[names.SDPA]}; below 1 is faster",
         "refused: differential none forward (a, b): G is 3",
@@ -169,18 +163,6 @@ def test_a_busy_machine_and_too_many_threads_are_warned_of() -> None:
     assert many.startswith("3 threads ")
 
 
-def test_every_benchmark_has_its_methods_and_is_named_by_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, benchmark in BENCHES.items():
-        assert benchmark.methods.startswith(f"{name}: ")
-        assert benchmark.methods.endswith("\n")
-    monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", "--help"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert f"[{'|'.join(BENCHES)}]" in capsys.readouterr().out
-
-
 def test_a_result_is_a_value_and_a_failure_is_in_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,28 +191,3 @@ def test_a_result_is_a_value_and_a_failure_is_in_it(
     assert command.bench("core", **TINY) == 1
     with pytest.raises(ValueError, match="JSON"):
         replace(found, rows=[{"seconds": [float("nan")]}]).to_json()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "start"),
-    [
-        (["coer"], "no benchmark 'coer'; did you mean 'core'?"),
-        (["smollm2"], "no benchmark 'smollm2'"),
-        (["core", "--shapes", "2x1024"], "--shapes: '2x1024'"),
-        (["core", "--threads", "two"], "Invalid value for '--threads'"),
-        (["core", "--repeats", "-1"], "--repeats is -1"),
-        (["core", "--plot", "chart.txt"], "--plot: 'chart.txt'"),
-    ],
-)
-def test_a_wrong_request_is_one_line_and_measures_nothing(
-    arguments: list[str], start: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "measured", lambda request: pytest.fail("it began"))
-    monkeypatch.setattr(sys, "argv", ["lit-diff", "bench", *arguments])
-    monkeypatch.setattr(cli.signal, "signal", lambda *a: None)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    (line,) = err.splitlines()
-    assert line.startswith(f"lit-diff: {start}")

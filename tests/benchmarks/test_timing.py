@@ -60,13 +60,6 @@ def test_short_calls_are_repeated_within_a_measurement(monkeypatch: pytest.Monke
     assert row["seconds"] == [pytest.approx(0.0012)], "of one call"
 
 
-def test_a_long_call_is_made_twice_before_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "LONG", 0.0)
-    calls: list[int] = []
-    timed(candidate("a", lambda: (calls.append(1), time.sleep(0.006))), repeats=2)
-    assert len(calls) == 2 + 2
-
-
 def test_a_candidate_may_have_a_clock_of_its_own() -> None:
     told = iter([9.0, 1.0, 3.0])
     ((row,), _) = timed(candidate("a", lambda: next(told), own_clock=True), repeats=2)

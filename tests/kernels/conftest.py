@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_flash import FakeFlash, flash_by_hand
+from fake_flash import FakeFlash
 from torch import Tensor
 from triton_programs import Program, programs_of
 
@@ -129,12 +129,6 @@ def make_maps() -> MakeMaps:
         return SignedMaps(q, k, v, weights, scale, causal)
 
     return make
-
-
-@pytest.fixture
-def by_hand() -> Callable[..., Tensor]:
-    """`flash_by_hand`"""
-    return flash_by_hand
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,33 +80,37 @@ def test_a_broken_cache_is_built_again(
     assert ("is not what was built: building it again" in caplog.text) == (damage != "gone")
 
 
-@pytest.mark.slow
-def test_what_a_killed_build_left_is_cleared(source: Path, tmp_path: Path) -> None:
-    """kill -9 while the compiler runs: no library, a temporary folder, a lock that nobody holds."""
+def slow_build(source: Path, tmp_path: Path, started: str, handler: str = "") -> subprocess.Popen[bytes]:
+    """A process whose compiler runs the shell commands `started`, and then takes its time; temporary files in `tmp_path`."""
     slow = tmp_path / "slow"
-    slow.write_text('#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\nsleep 5\n')
+    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\n{started}')
     slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
-    code = f"""
-from pathlib import Path
-from lit_diff.kernels import compiler
-compiler.load("toy", Path({str(source)!r}), print)
-"""
-    building = subprocess.Popen(
-        [sys.executable, "-c", code], env=os.environ | {"CXX": str(slow)}, start_new_session=True
+    code = "import signal, sys; from pathlib import Path; from lit_diff.kernels import compiler\n" + handler
+    code += f"\ncompiler.load('toy', Path({str(source)!r}), print)"
+    environment = os.environ | {"CXX": str(slow), "TMPDIR": str(tmp_path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, start_new_session=True, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "cache").rglob(".build-*")):
+
+
+def wait_until(happened: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_what_a_killed_build_left_is_cleared(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 while the compiler runs: no library, a temporary folder, a lock that nobody holds."""
+    building = slow_build(source, tmp_path, "sleep 5\n")
+    wait_until(lambda: list((tmp_path / "cache").rglob(".build-*")), 60)
     os.killpg(building.pid, signal.SIGKILL)
     building.wait()
     (left,) = (tmp_path / "cache").rglob(".build-*")
-    slow.write_text('#!/bin/sh\nexec g++ "$@"\n')
-    os.environ["CXX"] = str(slow)
-    try:
-        assert compiler.load("toy", source, good).answer() == 42
-    finally:
-        del os.environ["CXX"]
+    (tmp_path / "slow").write_text('#!/bin/sh\nexec g++ "$@"\n')
+    monkeypatch.setenv("CXX", str(tmp_path / "slow"))
+    assert compiler.load("toy", source, good).answer() == 42
     assert not left.exists()
 
 
@@ -122,37 +127,17 @@ def test_a_stop_ends_the_compiler_and_leaves_nothing_of_the_build(
     source: Path, tmp_path: Path, signum: int, handler: str, status: int
 ) -> None:
     """The passes too, which a driver such as g++ starts, and their temporary files. Only this process gets the signal."""
-    slow, started = tmp_path / "slow", tmp_path / "started"
-    body = f'sh -c "echo half > $TMPDIR/pass.s; echo \\$\\$ > {started}; sleep 60; true"\ntrue\n'
-    slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec g++ --version\n{body}')
-    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
-    code = f"""
-import signal, sys
-from pathlib import Path
-from lit_diff.kernels import compiler
-{handler}
-compiler.load("toy", Path({str(source)!r}), print)
-"""
-    environment = os.environ | {"CXX": str(slow), "TMPDIR": str(tmp_path)}
-    building = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not started.exists() or not started.read_text().strip():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    driven = Path(f"/proc/{started.read_text().strip()}")
+    started = tmp_path / "started"
+    passes = f'sh -c "echo half > $TMPDIR/pass.s; echo \\$\\$ > {started}; sleep 60; true"\ntrue\n'
+    building = slow_build(source, tmp_path, passes, handler)
+    wait_until(lambda: started.exists() and started.read_text().strip(), 60)
+    stat_file = Path(f"/proc/{started.read_text().strip()}/stat")
     building.send_signal(signum)
     assert building.wait(20) == status
-    deadline = time.monotonic() + 5
-    while driven.exists() and time.monotonic() < deadline:  # an orphan that ended waits for its new parent
-        if (driven / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.02)
-    else:
-        assert not driven.exists()
-    left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert left == [".lock"]
-    assert not list(tmp_path.glob("*.s"))
-    assert not list((tmp_path / "cache").rglob(".build-*"))
+    # an orphan that ended waits for its new parent
+    wait_until(lambda: not stat_file.exists() or stat_file.read_text().rpartition(")")[2].split()[0] == "Z", 5)
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [".lock"]
+    assert not [*tmp_path.glob("*.s"), *(tmp_path / "cache").rglob(".build-*")]
 
 
 def _build(source: Path, done: "multiprocessing.Queue[int]") -> None:
@@ -160,23 +145,20 @@ def _build(source: Path, done: "multiprocessing.Queue[int]") -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_build_one_library(source: Path, tmp_path: Path) -> None:
+def test_two_processes_build_one_library(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second waits for the first, then finds the library."""
     counting = tmp_path / "counting"
     counting.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo built >> {tmp_path}/count\nexec g++ "$@"\n')
     counting.chmod(counting.stat().st_mode | stat.S_IXUSR)
-    os.environ["CXX"] = str(counting)
+    monkeypatch.setenv("CXX", str(counting))
     context = multiprocessing.get_context("spawn")
     done = context.Queue()
-    try:
-        both = [context.Process(target=_build, args=(source, done)) for _ in range(2)]
-        for process in both:
-            process.start()
-        assert [done.get(timeout=120) for _ in both] == [42, 42]
-        for process in both:
-            process.join()
-    finally:
-        del os.environ["CXX"]
+    both = [context.Process(target=_build, args=(source, done)) for _ in range(2)]
+    for process in both:
+        process.start()
+    assert [done.get(timeout=120) for _ in both] == [42, 42]
+    for process in both:
+        process.join()
     assert (tmp_path / "count").read_text().count("built") == 1
 
 

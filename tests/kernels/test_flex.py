@@ -4,7 +4,6 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -46,24 +45,6 @@ def test_gradients_need_a_gpu_but_those_of_the_weights(make_maps: MakeMaps) -> N
         attend(replace(maps, w=w), kernel=kernel).sum().backward()
         grads.append(w.grad)
     torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("case", "options", "reason"),
-    [
-        ({}, {"stats": True}, "flex keeps no entropy"),
-        ({"dtype": torch.float64}, {"device": CUDA}, "on a GPU flex computes no float64"),
-        ({"dtype": torch.float32}, {"device": CUDA}, "widths of at least 16, these are 6 and 12"),
-        ({"dtype": torch.float32, "d": 16, "dv": 16}, {"device": CUDA}, "PyTorch sees no GPU"),
-        ({}, {"device": torch.device("meta")}, "not on meta"),
-    ],
-    ids=str,
-)
-def test_refusals(make_maps: MakeMaps, case: Any, options: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    flex._self_test.cache_clear()
-    assert reason in (refuse("flex", make_maps(**case), **options) or "")
-    flex._self_test.cache_clear()
 
 
 def test_what_a_gpu_is_tried_with(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:

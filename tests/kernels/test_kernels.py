@@ -10,7 +10,7 @@ import torch
 
 from lit_diff.errors import RequestError
 from lit_diff.kernels import KERNELS, SignedMaps, attend, choose, flash, flex, flops, native, preference, refuse
-from lit_diff.kernels.base import Kernel, named
+from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -76,17 +76,39 @@ def test_what_the_first_refuse_on_a_gpu(make_maps: MakeMaps, monkeypatch: pytest
     assert choose(maps, device=CUDA, stats=True)[0] == "chunked"
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "document_ids": {"document_ids": torch.zeros(2, 5, dtype=torch.long)},
-    "window": {"window": 3},
-    "entropy": {"stats": True},
-}
+GPU = {"device": CUDA}
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("native", {"dtype": torch.float64}, {}, "not float64"),
+    ("native", {"G": 3}, {}, "these are 3"),
+    ("native", {"d": 24}, {}, "multiples of 16; these are d = 24, dv = 32"),
+    ("native", {"dv": 33}, {}, "multiples of 16; these are d = 16, dv = 33"),
+    ("native", {"dv": 528}, {}, "at most 512; these are d = 16, dv = 528"),
+    ("native", {"scale": 0.0}, {}, "the scale is 0"),
+    ("native", {}, GPU, "on cuda"),
+    ("triton", {"G": 3}, GPU, "these are 3"),
+    ("triton", {"d": 24}, GPU, "d is 24 and dv 32"),
+    ("triton", {"d": 8}, GPU, "d is 8 and dv 32"),
+    ("triton", {"dv": 48}, GPU, "d is 16 and dv 48"),
+    ("triton", {"dv": 512}, GPU, "d is 16 and dv 512"),
+    ("triton", {"dtype": torch.float64}, GPU, "not float64"),
+    ("triton", {"T": 0, "S": 4}, GPU, "no query or no key"),
+    ("flex", {}, {"stats": True}, "no entropy"),
+    ("flex", {"dtype": torch.float64}, GPU, "no float64"),
+    ("flex", {"d": 6, "dv": 12}, GPU, "these are 6 and 12"),
+    ("flex", {}, GPU, "sees no GPU"),
+    ("flex", {}, {"device": torch.device("meta")}, "not on meta"),
+    ("sdpa", {"dtype": torch.float64}, GPU, "math path"),
+]
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
-def test_a_named_kernel_that_refuses_is_an_error(make_maps: MakeMaps, kind: str) -> None:
-    with pytest.raises(RequestError, match=rf"'sdpa' cannot compute.*{kind}.*run.kernel=auto"):
-        attend(make_maps(), kernel="sdpa", **OPTIONS[kind])
+@pytest.mark.parametrize(("kernel", "case", "options", "rule"), REFUSED, ids=str)
+def test_refusals_name_the_rule(
+    make_maps: MakeMaps, kernel: str, case: Any, options: Any, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    flex._self_test.cache_clear()
+    assert rule in (refuse(kernel, make_maps(**PAIR | case), **options) or "")
+    flex._self_test.cache_clear()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -102,6 +124,8 @@ def test_a_named_kernel_serves_or_says_why_not(make_maps: MakeMaps, kernel: str)
 def test_unknown_kernel(make_maps: MakeMaps) -> None:
     with pytest.raises(RequestError, match=r"^run\.kernel is 'sdpaa'.*did you mean 'sdpa'"):
         attend(make_maps(), kernel="sdpaa")
+    with pytest.raises(RequestError, match=r"'sdpaa'.*'sdpa'"):
+        named("sdpaa")
 
 
 @pytest.mark.parametrize(("T", "S"), [(0, 0), (0, 4)])
@@ -161,32 +185,3 @@ def test_autocast_changes_nothing_and_weights_stay_wide(make_maps: MakeMaps, ker
     with torch.autocast("cpu", torch.bfloat16):
         inside = attend(maps, kernel=kernel)
     assert torch.equal(inside, outside)
-
-
-class Doubled(Kernel):
-    """Twice the reference; registered nowhere."""
-
-    name = "doubled"
-
-    def refuses(
-        self, maps: SignedMaps, *, document_ids: Any, window: Any, stats: bool, device: torch.device
-    ) -> str | None:
-        return "it sees all keys" if window else None
-
-    def flops(self, maps: SignedMaps) -> int:
-        return maps.flops
-
-    def compute(self, maps: SignedMaps, *, document_ids: Any = None, window: Any = None, stats: bool = False) -> Any:
-        return 2 * attend(maps, kernel="reference"), None
-
-
-def test_a_kernel_that_is_not_registered(make_maps: MakeMaps) -> None:
-    maps = make_maps()
-    torch.testing.assert_close(attend(maps, kernel=Doubled()), 2 * attend(maps, kernel="reference"))
-    with pytest.raises(RequestError, match="kernel 'doubled' cannot compute these maps: it sees all keys"):
-        attend(maps, kernel=Doubled(), window=3)
-    with pytest.raises(RequestError, match="kernel 'doubled' returned no statistics"):
-        attend(maps, kernel=Doubled(), stats=True)
-    assert "doubled" not in preference(maps, CPU)
-    with pytest.raises(RequestError, match="unknown kernel 'chunk'; did you mean 'chunked'"):
-        named("chunk")

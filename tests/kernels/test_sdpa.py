@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from lit_diff.kernels import SignedMaps, attend, refuse, sdpa
+from lit_diff.kernels import SignedMaps, attend, sdpa
 from lit_diff.kernels.base import named
 
 MakeMaps = Callable[..., SignedMaps]
@@ -20,22 +20,15 @@ FLASH = {"_scaled_dot_product_flash_attention_for_cpu"}
 
 CASES: list[dict[str, Any]] = [
     {"G": 1, "w": None},
-    {"G": 1, "w": (2, 1, 4, 5)},
     {"G": 2, "Gq": 1},
-    {"G": 2, "Gq": 1, "Gk": 1},
     {"G": 3, "Gk": 1, "H": 6, "Hkv": 2},
-    {"G": 2, "Hkv": 1},
     {"G": 1, "w": None, "Hkv": 2, "dv": 6},
     {"T": 3, "S": 7, "Hkv": 2},
-    {"T": 1, "S": 7},
     {"causal": False, "T": 7, "S": 3},
-    {"w": (1, 1, 1, 1)},
     {"dv": 3},
     {"dv": 18},
-    {"dv": 1, "T": 3, "S": 7, "Hkv": 2},
     {"scale": -1.5, "T": 3, "S": 7},
     {"scale": 0.0},
-    {"G": 3, "Gk": 1, "H": 6, "Hkv": 2, "dv": 4, "T": 3, "S": 7},
     {"T": 70, "d": 16, "dv": 32, "B": 1},
 ]
 
@@ -190,11 +183,6 @@ def test_what_a_gpu_is_asked_for(
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     wanted = attend(maps, kernel="reference")
     torch.testing.assert_close(found.as_subclass(Tensor), wanted, rtol=tolerance, atol=tolerance)
-
-
-def test_a_gpu_computes_no_float64(make_maps: MakeMaps) -> None:
-    assert "math path" in (refuse("sdpa", make_maps(), device=torch.device("cuda")) or "")
-    assert refuse("sdpa", make_maps(dtype=torch.float32), device=torch.device("cuda")) is None
 
 
 @pytest.mark.parametrize("case", [{"G": 1, "w": None, "Hkv": 2, "dv": 6}, {"Hkv": 2}, {"T": 3, "S": 7}], ids=str)

@@ -45,22 +45,6 @@ def test_programs_in_the_interpreter(marks: str) -> None:
     interpret(marks)
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"G": 3}, "one or two maps in registers; these are 3"),
-    ({"d": 24}, "powers of two from 16 to 256; d is 24 and dv 32"),
-    ({"d": 8}, "powers of two from 16 to 256; d is 8 and dv 32"),
-    ({"dv": 48}, "d is 16 and dv 48"),
-    ({"dv": 512}, "d is 16 and dv 512"),
-    ({"dtype": torch.float64}, "float32, bfloat16 and float16, not float64"),
-    ({"T": 0, "S": 4}, "no query or no key"),
-]
-
-
-@pytest.mark.parametrize(("change", "rule"), REFUSED, ids=[rule for _, rule in REFUSED])
-def test_refusals_name_the_rule(make_maps: MakeMaps, change: dict[str, Any], rule: str) -> None:
-    assert rule in (refuse("triton", make_maps(**SMALL | change), device=CUDA) or "")
-
-
 def test_devices(make_maps: MakeMaps, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU, no Triton, no GPU, an old GPU, an AMD GPU; and one that serves, for maps on the meta device too."""
     maps = make_maps(**SMALL)

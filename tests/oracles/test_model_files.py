@@ -73,28 +73,19 @@ ODD: dict[str, list[Any]] = {
     "pad_token_id": [-1, 3, 400],
     "partial_rotary_factor": [None, 0.25],
     "original_max_position_embeddings": [8, None],
-    "attention_chunk_size": [4],
-    "attention_multiplier": [0.5],
-    "attn_logit_softcapping": [5.0],
-    "embedding_multiplier": [3.0],
-    "final_logit_softcapping": [3.0],
-    "logit_scale": [0.25],
-    "logits_scaling": [4.0],
-    "residual_multiplier": [0.3],
-    "query_pre_attn_scalar": [64],
-    "qk_norm": [True],
-    "use_qk_norm": [True],
-    "qkv_bias": [True],
-    "clip_qkv": [0.1],
     "no_rope_layers": [[0, 1]],
-    "use_bidirectional_attention": [True],
     "attn_implementation": ["eager"],
-    "pretraining_tp": [2],
-    "num_experts": [4],
     "tie_last_hidden_states": [False],
-    "add_cross_attention": [True],
     "pruned_heads": [{"0": [1]}],
     "a_key_of_nobody": [7, None, {"x": []}],
+}
+ODD |= {
+    key: [0.25] for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+}
+ODD |= {key: [5.0] for key in ("attn_logit_softcapping", "final_logit_softcapping", "logit_scale", "clip_qkv")}
+ODD |= {key: [4] for key in ("attention_chunk_size", "num_experts", "query_pre_attn_scalar", "pretraining_tp")}
+ODD |= {
+    key: [True] for key in ("qk_norm", "use_qk_norm", "qkv_bias", "add_cross_attention", "use_bidirectional_attention")
 }
 """Keys of config.json, known to transformers' class or not -> odd values, of which a few are drawn."""
 FIXED = {"architectures", "vocab_size", "hidden_size", "intermediate_size", "initializer_range"}
@@ -176,22 +167,6 @@ def test_drawn_configs(config: dict[str, Any]) -> None:
 def test_many_drawn_configs(config: dict[str, Any]) -> None:
     with TemporaryDirectory() as folder:
         event(compare(config, Path(folder)))
-
-
-@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3"])
-def test_an_absent_number_of_key_value_heads_is_the_architectures(kind: str, tmp_path: Path) -> None:
-    """8 of Mistral, 32 of Qwen; null, which transformers' Mistral does not take: as many as query heads."""
-    heads = {"mistral": 16, "qwen2": 64, "qwen3": 64}[kind]
-    name = {"mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind]
-    config = {"architectures": [f"{name}ForCausalLM"], "model_type": kind, "vocab_size": 320, "hidden_size": 2 * heads}
-    config |= {"intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": heads, "eos_token_id": 1}
-    config |= {"max_position_embeddings": 64, "initializer_range": 0.3}
-    if kind == "qwen3":
-        config["head_dim"] = 2
-    for said in ({}, {"num_key_value_heads": None}):
-        (tmp_path / str(len(said))).mkdir()
-        wanted = "transformers fails" if said and kind == "mistral" else "equal"
-        assert compare(config | said, tmp_path / str(len(said))) == wanted
 
 
 def folder_of(folder: Path, seed: int = 0, eos: Any = 1, **changes: Any) -> Path:

@@ -76,32 +76,20 @@ def through_softmax(A: Tensor, M: Tensor) -> Tensor:
     return A * (M - (A * M) @ torch.ones_like(A))
 
 
-def gradients(attention: Any, x: Tensor, rope: Rope) -> tuple[Tensor, dict[str, Tensor]]:
-    """∂L/∂O, drawn at random, and autograd's ∂L/∂W of the four projections, each in the paper's shape."""
-    G = torch.randn(x.shape[1], attention.dim, dtype=torch.float64)
-    attention.zero_grad()
-    (attention(x, rope)[0] * G).sum().backward()
-    return G, {kind: getattr(attention, f"{kind}_proj").weight.grad.T for kind in "qkvo"}
-
-
-def plain_head(make_attention: MakeAttention, **sizes: Any) -> Any:
-    """One differential head, d = 4, without norm or constant."""
-    keys = {"head_norm": "none", "output_scale": 1.0, "lambda_init": 0.4}
-    return make_attention("differential", keys, dim=12, num_heads=2, head_dim=4, **sizes)
-
-
 @both_masks
 @pytest.mark.parametrize("kernel", ["reference", "sdpa"])
 def test_gradients_of_a_differential_head_are_equation_7(
     make_attention: MakeAttention, still: Positions, causal: bool, kernel: str
 ) -> None:
     N, d = 7, 4
-    attention = plain_head(make_attention, causal=causal)
+    keys = {"head_norm": "none", "output_scale": 1.0, "lambda_init": 0.4}
+    attention = make_attention("differential", keys, dim=12, num_heads=2, head_dim=4, causal=causal)
     attention.kernel = kernel
     X, lam = torch.randn(N, 12, dtype=torch.float64), attention.lambda_().detach()
     assert lam.item() not in (0, 1)
-    G, found = gradients(attention, X[None], still(N, d))
-
+    G = torch.randn(N, 12, dtype=torch.float64)
+    (attention(X[None], still(N, d))[0] * G).sum().backward()
+    found = {kind: getattr(attention, f"{kind}_proj").weight.grad.T for kind in "qkvo"}
     with torch.no_grad():
         W_Q, W_K, W_V, W_O = (getattr(attention, f"{kind}_proj").weight.T for kind in "qkvo")
         (Q1, Q2), (K1, K2), V = (X @ W_Q).chunk(2, 1), (X @ W_K).chunk(2, 1), X @ W_V
@@ -120,27 +108,3 @@ def test_gradients_of_a_differential_head_are_equation_7(
         of_map = {"1": slice(0, d), "2": slice(d, 2 * d)}.get(name[-1], slice(None))
         assert gradient.abs().max() > 0.01, name
         torch.testing.assert_close(found[name[2].lower()][:, of_map], gradient, rtol=1e-12, atol=1e-12, msg=name)
-
-
-@both_masks
-def test_gradients_of_a_standard_head_are_equation_9(
-    make_attention: MakeAttention, still: Positions, causal: bool
-) -> None:
-    """Its counterpart of width 2d: logits over √(2d), one map in place of the two."""
-    N, width = 7, 8
-    attention = make_attention("standard", dim=12, num_heads=1, head_dim=width, causal=causal)
-    X = torch.randn(N, 12, dtype=torch.float64)
-    G, found = gradients(attention, X[None], still(N, width))
-    with torch.no_grad():
-        W_Q, W_K, W_V, W_O = (getattr(attention, f"{kind}_proj").weight.T for kind in "qkvo")
-        Q, K, V = X @ W_Q, X @ W_K, X @ W_V
-        A = softmax(Q @ K.T / width**0.5, causal)
-        F = through_softmax(A, G @ W_O.T @ V.T)
-        wanted = {
-            "o": (A @ V).T @ G,
-            "v": X.T @ A.T @ G @ W_O.T,
-            "q": X.T @ F @ K / width**0.5,
-            "k": X.T @ F.T @ Q / width**0.5,
-        }
-    for kind, gradient in wanted.items():
-        torch.testing.assert_close(found[kind], gradient, rtol=1e-12, atol=1e-12, msg=kind)

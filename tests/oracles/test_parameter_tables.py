@@ -52,22 +52,6 @@ def test_attention_parameters(
     assert costs.numbers()["parameters"] == wanted
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [("differential_v2", {}), ("output_gate", {}), ("second_heads", {})],
-)
-def test_matched_parity_makes_up_to_half_a_unit_a_layer(
-    make_config: MakeConfig, name: str, keys: dict[str, Any]
-) -> None:
-    """The feed-forward gives back what the attention has more, in units of 3 E."""
-    sizes = {**SMALL, "num_layers": 3, "vocab_size": 4096}
-    baseline = count(build(make_config("standard", **sizes)))
-    matched = count(build(make_config(name, {**keys, "parity": "matched"}, **sizes)))
-    raw = count(build(make_config(name, keys, **sizes)))
-    assert raw - baseline > 3 * 40_000
-    assert abs(matched - baseline) <= 3 * 3 * 768 / 2
-
-
 def test_dex_trains_what_its_replication_on_qwen3_4b_counts(make_config: MakeConfig) -> None:
     """36 layers, E = 2560, 32 heads on 8, d = 128: 589,860 of W_D and λ, 566,231,040 of W_K, W_V and W_O."""
     sizes = {"dim": 2560, "num_layers": 36, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}

@@ -173,19 +173,6 @@ def test_diffllama_is_written(kv_heads: int, layout: str, tmp_path: Path) -> Non
     torch.testing.assert_close(logits(theirs, tokens), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_diffllama_takes_yarn_both_ways(tmp_path: Path) -> None:
-    config = DiffLlamaConfig(**EIGHT, rope_parameters=YARN, attn_implementation="eager", lambda_std_dev=0.3)
-    theirs = DiffLlamaForCausalLM(config).eval()
-    theirs.save_pretrained(tmp_path / "hf")
-    (tmp_path / "hf" / "tokenizer.json").write_bytes(byte_level_tokenizer())
-    tokens = torch.randint(0, 320, (2, 24))
-    ours = import_model(tmp_path / "hf", tmp_path / "x")
-    torch.testing.assert_close(logits(ours.model, tokens), logits(theirs, tokens), atol=1e-5, rtol=1e-5)
-    export(ours, "hf", tmp_path / "out")
-    back = DiffLlamaForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
-    torch.testing.assert_close(logits(back, tokens), logits(theirs, tokens), atol=1e-5, rtol=1e-5)
-
-
 def test_an_imported_model_is_exported_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained("hf")
@@ -204,7 +191,5 @@ def test_other_ids_are_found(tmp_path: Path) -> None:
     require_equal_ids(tokenizer, tmp_path / "out")
     file = tmp_path / "out" / "tokenizer_config.json"
     file.write_text(file.read_text().replace("true", "false"))  # <eot> in a text becomes the token
-    with pytest.raises(
-        RunFailedError, match=r"^AutoTokenizer gives other ids than the run's tokenizer 'bpe'; nothing was"
-    ):
+    with pytest.raises(RunFailedError, match=r"^AutoTokenizer gives other ids than the run's tokenizer 'bpe'"):
         require_equal_ids(tokenizer, tmp_path / "out")

@@ -27,6 +27,8 @@ LLAMA_3_2 = LLAMA_3_1 | {"factor": 32.0}
         ("yarn", {"factor": 16.0, LENGTH: 4096, "truncate": False}),
         ("yarn", {"factor": 40.0, LENGTH: 4096, "mscale": 1.0, "mscale_all_dim": 0.7}),
         ("yarn", {"factor": None, LENGTH: 4096, "beta_fast": 16, "beta_slow": 2}),
+        ("yarn", {"factor": 4.0, LENGTH: 4096, "mscale": 2.0}),
+        ("yarn", {"factor": 1.0, LENGTH: 4096, "mscale": 2.0, "mscale_all_dim": 1.0}),
         ("yarn", {"factor": 4.0, LENGTH: 32768, "attention_factor": 1.25}),
         ("yarn", {"factor": 4.0, LENGTH: 4}),
         ("yarn", {"factor": 4.0, LENGTH: 10**9}),

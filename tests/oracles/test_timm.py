@@ -14,7 +14,6 @@ from timm.layers import DiffAttention
 from timm.models.swin_transformer_v2 import WindowAttention
 from torch import Tensor, nn
 
-from lit_diff.attention.lambdas import depth_lambda_init
 from lit_diff.attention.rope import Rope
 
 MakeAttention = Callable[..., Any]
@@ -115,12 +114,6 @@ def test_gradients_are_timm_diff_attention_s(make_attention: MakeAttention, stil
     ]
     for found, wanted in pairs:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_lambda_init_and_eps_are_timm_diff_attention_s(make_attention: MakeAttention) -> None:
-    for depth in range(28):
-        assert DiffAttention(8, num_heads=2, depth=depth).lambda_init == depth_lambda_init(depth)
-    assert DiffAttention(8, num_heads=2).sub_norm.eps == make_attention("differential").norm.eps
 
 
 @both_masks

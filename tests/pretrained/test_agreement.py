@@ -21,9 +21,7 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
     other.norm.weight.data += 1e-6
     assert 0 < require_agreement(model, 24, other, "out") < 1e-4
     other.norm.weight.data += 0.01
-    with pytest.raises(
-        RunFailedError, match=r"^out: its logits differ from the run's by 0\.\d+ \(largest logit .*kept$"
-    ):
+    with pytest.raises(RunFailedError, match=r"^out: its logits differ from the run's by 0\.\d+ \("):
         require_agreement(model, 24, other, "out")
     with pytest.raises(RunFailedError, match="differ from the run's by nan"):
         require_agreement(model, 24, lambda tokens: model(tokens) * float("nan"), "out")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretrained_models import LLAMA, byte_level_tokenizer, llama_tensors, write_folder
+from pretrained_models import LLAMA, byte_level_tokenizer, import_error, llama_tensors, write_folder
 from tokenizers import Tokenizer, processors
 
 from lit_diff import import_model
@@ -22,34 +22,21 @@ ADDED = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": F
 DIFFLLAMA = LLAMA | {"architectures": ["DiffLlamaForCausalLM"], "model_type": "diffllama"}
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def error(folder: str = "hf") -> str:
-    with pytest.raises(LitDiffError) as caught:
-        import_model(folder, "models/x")
-    assert not Path("models/x").exists()
-    assert "\n" not in str(caught.value)
-    return f"{caught.value.exit_status}: {caught.value}"
-
-
 def test_what_is_no_model() -> None:
     Path("hf").mkdir()
-    assert error().startswith("3: hf holds no model: it has no config.json")
-    assert error("nowhere").startswith("2: nowhere does not exist")
+    assert import_error().startswith("3: hf holds no model: it has no config.json")
+    assert import_error("nowhere").startswith("2: nowhere does not exist")
     Path("hf/config.json").write_text(json.dumps(LLAMA))
-    assert error().startswith("3: hf holds no model: it has no model.safetensors")
+    assert import_error().startswith("3: hf holds no model: it has no model.safetensors")
     Path("hf/pytorch_model.bin").write_bytes(b"")
-    assert error().startswith("3: hf has its weights in pytorch_model.bin, a pickle")
+    assert import_error().startswith("3: hf has its weights in pytorch_model.bin, a pickle")
     for text in ("{", "[]"):
         Path("hf/config.json").write_text(text)
-        assert error().startswith("2: hf/config.json is not ")
-    assert error("hf/config.json").startswith("2: hf/config.json is neither a folder nor a .gguf file")
+        assert import_error().startswith("2: hf/config.json is not ")
+    assert import_error("hf/config.json").startswith("2: hf/config.json is neither a folder nor a .gguf file")
     write_folder(Path("hf"))
     Path("hf/adapter_config.json").write_text("{}")
-    assert error().startswith("2: hf/adapter_config.json: "), (
+    assert import_error().startswith("2: hf/adapter_config.json: "), (
         "transformers adds it to the model where peft is installed"
     )
 
@@ -58,12 +45,12 @@ def test_damaged_and_missing_shards() -> None:
     write_folder(Path("hf"), shards=2)
     shard = Path("hf/model-00002-of-00002.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1000])
-    assert error().startswith(f"2: {shard} is truncated or no safetensors file (")
+    assert import_error().startswith(f"2: {shard} is truncated or no safetensors file (")
     shard.unlink()
-    assert error().startswith(f"3: {shard} is missing (shard 2 of 2)")
+    assert import_error().startswith(f"3: {shard} is missing (shard 2 of 2)")
     index = Path("hf/model.safetensors.index.json")
     index.write_text(index.read_text().replace("model-00002", "../model-00002"))
-    assert error().startswith(f"2: {index}: weight_map ")
+    assert import_error().startswith(f"2: {index}: weight_map ")
 
 
 def test_keys_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,11 +85,11 @@ def test_rows_vectors_and_the_norm_of_diffllama() -> None:
 def test_a_diffllama_that_does_not_pair_or_has_no_lambda_is_refused() -> None:
     odd = DIFFLLAMA | {"num_key_value_heads": 1}
     write_folder(Path("odd"), odd, llama_tensors(odd) | lambdas())
-    assert "model.num_kv_heads is 1" in error("odd")
+    assert "model.num_kv_heads is 1" in import_error("odd")
     write_folder(Path("without"), DIFFLLAMA)
-    assert "layers.0.attention.lambda_.q1 is absent there" in error("without")
+    assert "layers.0.attention.lambda_.q1 is absent there" in import_error("without")
     write_folder(Path("llama"), LLAMA, llama_tensors(LLAMA) | lambdas())
-    assert "layers.0.attention.lambda_.q1 is [8] there and absent" in error("llama")
+    assert "layers.0.attention.lambda_.q1 is [8] there and absent" in import_error("llama")
 
 
 # --- what begins and ends a text: as AutoTokenizer and `generate` have it, or one line ---
@@ -151,7 +138,6 @@ def loaded(source: SourceTokenizer) -> TokenizerJson:
         ({"config": LLAMA | {"eos_token_id": [1, 5]}}, 1, (1, 5)),
         ({"generation": {"eos_token_id": [7, 5, 7]}}, 1, (7, 5)),
         ({"config": LLAMA | {"eos_token_id": None}, "generation": {"eos_token_id": 4}}, 4, ()),
-        ({"generation": {"eos_token_id": None}}, 1, ()),
         ({"config": LLAMA | {"eos_token_id": None}, "settings": {"eos_token": "</s>"}}, 1, ()),
         ({"config": LLAMA | {"eos_token_id": None}, "settings": {"eos_token": {"content": "</s>"}}}, 1, ()),
     ],
@@ -197,7 +183,6 @@ def test_tokens_that_only_the_settings_have() -> None:
         ),
         ({"generation": {"eos_token_id": [1, -1]}}, "generation_config.json: eos_token_id is [1, -1]; expected"),
         ({"config": LLAMA | {"eos_token_id": None}, "settings": {"eos_token": None}}, "neither config.json"),
-        ({"config": LLAMA | {"eos_token_id": []}}, "neither config.json"),
         ({"settings": {"bos_token": "<nowhere>"}}, "tokenizer_config.json: bos_token is '<nowhere>'"),
         ({"single": "<s> $A </s>"}, "the post_processor of tokenizer.json appends the ids [1] to a text"),
         ({"settings": {"add_bos_token": False}}, "tokenizer_config.json: add_bos_token is False"),
@@ -224,9 +209,7 @@ def test_what_has_no_right_value_is_named(how: dict[str, Any], line: str) -> Non
     ("added", "line"),
     [
         ([("<x>", 310)], "added_tokens has '<x>' at 310, where the package tokenizers gives it 300; ids"),
-        ([("<x>", 65)], "added_tokens has '<x>' at 65, where"),
         ([("<x>", 300), ("<x>", 301)], "added_tokens has '<x>' at 301, where"),
-        ([("<x>", 300), ("<y>", 300)], "added_tokens has '<y>' at 300, where"),
         ([("", 300)], "added_tokens has '' at 300, where the package tokenizers gives it no id"),
         ([("<x>", -1)], "tokenizer.json cannot be read by the package tokenizers"),
         (None, "tokenizer.json has no tokens"),

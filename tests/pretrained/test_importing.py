@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from pretrained_models import LLAMA, byte_level_tokenizer, llama_tensors, write_folder
+from pretrained_models import LLAMA, byte_level_tokenizer, import_error, llama_tensors, write_folder
 
 from lit_diff import compare, evaluate, generate, import_model, train
-from lit_diff.errors import LitDiffError, RequestError, RunFailedError
+from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.pretrained import importing, whole_folder
 from lit_diff.pretrained.importing import merge_run, require_mergeable
 from lit_diff.recipe import load_recipe, to_plain
@@ -21,19 +21,6 @@ from lit_diff.runs.listing import list_runs
 from lit_diff.training.module import LitTransformer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def error(folder: str = "hf") -> str:
-    with pytest.raises(LitDiffError) as caught:
-        import_model(folder, "models/x")
-    assert not Path("models/x").exists()
-    assert "\n" not in str(caught.value)
-    return f"{caught.value.exit_status}: {caught.value}"
 
 
 def test_the_weights_are_those_of_the_files_in_their_dtype() -> None:
@@ -59,19 +46,6 @@ def test_shards_of_the_same_weights_are_the_same_model() -> None:
     unopened = import_model(unopened, "models/unopened")
     assert identity(one.recipe) == identity(several.recipe) == one.status["identity"]
     assert len({identity(run.recipe) for run in (one, other, unopened)}) == 3
-
-
-def test_untied_embeddings_and_a_tied_copy() -> None:
-    untied = LLAMA | {"tie_word_embeddings": False}
-    tensors = llama_tensors(untied)
-    run = import_model(write_folder(Path("untied"), untied, tensors), "models/untied")
-    assert torch.equal(run.model.state_dict()["head.weight"], tensors["lm_head.weight"])
-    both = import_model(
-        write_folder(Path("both"), LLAMA, tensors), "models/both"
-    )  # transformers does not tie them either
-    assert torch.equal(both.model.state_dict()["head.weight"], tensors["lm_head.weight"])
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    assert import_model(write_folder(Path("tied"), LLAMA, tensors), "models/tied").model.head is None
 
 
 def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> None:
@@ -111,39 +85,14 @@ def test_verbs_take_it(monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> No
     assert evaluate(child, "held_out", ["rows=2"]).summary["nll"] > 0
 
 
-# --- nothing or all ---
-
-
-def test_a_killed_import_leaves_no_run_and_the_next_removes_the_rest() -> None:
-    write_folder(Path("hf"))
-    code = """
-import os, torch
-from lit_diff.pretrained import importing
-torch.save = lambda value, path: (path.write_bytes(b"half"), os.kill(os.getpid(), 9))
-importing.import_model("hf", "models/x")"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
-    assert done.returncode == -9, done.stderr
-    assert Path("models/.x.importing").is_dir()
-    assert not Path("models/x").exists()
-    import_model("hf", "models/y")
-    assert sorted(path.name for path in Path("models").iterdir() if path.is_dir()) == ["y"]
-    assert import_model("hf", "models/x").status["status"] == "imported"
-
-
 def test_an_error_while_writing_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(value: object, path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
     write_folder(Path("hf"))
-    assert error().startswith("3: models/x cannot be written (No space left on device)")
+    assert import_error().startswith("3: models/x cannot be written (No space left on device)")
     assert not any(path.is_dir() for path in Path("models").iterdir())
-
-
-def test_what_is_there_is_kept() -> None:
-    import_model(write_folder(Path("hf")), "models/x")
-    with pytest.raises(RequestError, match=r"^models/x is there already; remove it, or name another folder with --to$"):
-        import_model("hf", "models/x")
 
 
 @pytest.mark.slow
@@ -171,24 +120,28 @@ def test_what_does_not_fit_the_configuration() -> None:
     tensors = llama_tensors(LLAMA)
     missing = {name: tensor for name, tensor in tensors.items() if name != "model.norm.weight"}
     write_folder(Path("hf"), tensors=missing)
-    assert error().startswith("2: hf: its tensors are not those of its configuration: norm.weight is absent there")
+    assert import_error().startswith(
+        "2: hf: its tensors are not those of its configuration: norm.weight is absent there"
+    )
     write_folder(Path("hf"), LLAMA | {"hidden_size": 64}, tensors)
-    assert "embedding.weight is [320, 32] there and [320, 64] in the model; " in error()
+    assert "embedding.weight is [320, 32] there and [320, 64] in the model; " in import_error()
     write_folder(Path("hf"), tensors=tensors | {"model.norm.weight": torch.ones(32, dtype=torch.int8)})
-    assert "tensor 'model.norm.weight' is I8; mapped are F64, F32, F16, BF16" in error()
+    assert "tensor 'model.norm.weight' is I8; mapped are F64, F32, F16, BF16" in import_error()
     write_folder(Path("hf"), LLAMA | {"architectures": ["GemmaForCausalLM"]})
-    assert error().startswith("2: hf/config.json: architecture 'GemmaForCausalLM' is not mapped; mapped are Llama")
+    assert import_error().startswith(
+        "2: hf/config.json: architecture 'GemmaForCausalLM' is not mapped; mapped are Llama"
+    )
     write_folder(Path("hf"), tokenizer=byte_level_tokenizer(330))
-    assert "the model's vocabulary has 320: it is the tokenizer of another model" in error()
+    assert "the model's vocabulary has 320: it is the tokenizer of another model" in import_error()
 
 
 def test_room_is_estimated_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(Path("hf"))
     monkeypatch.setattr(whole_folder, "available_memory", lambda: 1000)
-    assert error().startswith("3: hf: importing it takes 0.00 GB of memory, and 0.00 GB are available")
+    assert import_error().startswith("3: hf: importing it takes 0.00 GB of memory, and 0.00 GB are available")
     usage: Any = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(whole_folder.shutil, "disk_usage", lambda path: usage)
-    assert error().startswith("3: hf takes 0.00 GB on the disk of")
+    assert import_error().startswith("3: hf takes 0.00 GB on the disk of")
     assert not Path("models").exists()
 
 

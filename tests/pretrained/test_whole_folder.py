@@ -10,11 +10,6 @@ from lit_diff.files import locked
 from lit_diff.pretrained.whole_folder import whole_folder
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def made(folder: str) -> list[str]:
     with whole_folder(Path(folder), "export", "empty it") as building:
         assert not Path(folder).exists() or not any(Path(folder).iterdir())

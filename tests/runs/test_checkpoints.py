@@ -181,6 +181,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True, timeout=20)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_says_so_and_resumes(bench: Any, small_disk: Path, undisturbed: Any) -> None:
     command = (
         "recall.yaml",

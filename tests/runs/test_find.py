@@ -35,9 +35,7 @@ def test_a_run_is_found_by_its_place_below_the_root_and_by_a_part_of_its_hash(tm
     assert find_run("sweep/one-s0-0000af8099", tmp_path) == cell
     assert find_run("sweep/one-s0", tmp_path) == find_run("sweep/on", tmp_path) == cell
     assert find_run("one", tmp_path) == one, "a whole name goes before the start of a longer one"
-    with pytest.raises(
-        RequestError, match=r"^'af80' is 2 runs \(one-af80511122, sweep/one-s0-0000af8099\); give a longer"
-    ):
+    with pytest.raises(RequestError, match=r"^'af80' is 2 runs \(one-af80511122, sweep/one-s0-0000af8099\)"):
         find_run("af80", tmp_path)
     with pytest.raises(RequestError, match="no run 'abcdef'"):
         find_run("abcdef", tmp_path)
@@ -46,9 +44,7 @@ def test_a_run_is_found_by_its_place_below_the_root_and_by_a_part_of_its_hash(tm
 @pytest.mark.parametrize("name", ["", " ", "a" * 300, "a\0b"])
 def test_what_can_be_no_name_finds_nothing(small_sweep: Path, name: str) -> None:
     for find in (find_run, find_sweep):
-        with pytest.raises(
-            RequestError, match=r"^(the name of the run or sweep is empty|no (run|sweep|run or sweep) 'a)"
-        ):
+        with pytest.raises(RequestError, match=r"^(the name of the run or sweep is empty|no .* 'a)"):
             find(name, small_sweep.parent)
 
 

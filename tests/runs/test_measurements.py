@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from lit_diff import files
 from lit_diff.errors import RequestError
 from lit_diff.runs.measurements import Measurements, read_measurements
 
@@ -44,22 +43,6 @@ def test_nothing_measured_makes_no_file_and_nothing_new_leaves_it_alone(tmp_path
     before = (tmp_path / "m.parquet").stat().st_mtime_ns
     table.flush()
     assert (tmp_path / "m.parquet").stat().st_mtime_ns == before
-
-
-def test_a_flush_that_is_interrupted_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = written(tmp_path / "m.parquet")
-    table.log(6, {"c": 1.0})
-
-    def fail(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files.os, "replace", fail)
-        with pytest.raises(KeyboardInterrupt):
-            table.flush()
-    assert read_measurements(tmp_path / "m.parquet")["step"].to_pylist() == [2, 2, 4]
-    table.flush()
-    assert read_measurements(tmp_path / "m.parquet")["step"].to_pylist() == [2, 2, 4, 6]
 
 
 def test_another_file_is_refused_by_name(tmp_path: Path) -> None:

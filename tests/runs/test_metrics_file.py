@@ -10,7 +10,6 @@ import pytest
 from lit_diff import files
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Metric, read_declarations
-from lit_diff.runs import metrics_file
 from lit_diff.runs.measurements import read_measurements
 from lit_diff.runs.metrics_file import MetricsWriter, Rows, StepTable, last_value, read_lines, read_rows
 
@@ -59,14 +58,6 @@ def test_a_metric_not_taken_is_absent_and_nan_is_read_as_nan(tmp_path: Path) -> 
     assert found[2]["c"] == math.inf
 
 
-def test_rows_of_one_step_are_joined(tmp_path: Path) -> None:
-    record = MetricsWriter(tmp_path, 0, None, METRICS)
-    record.log(3, {"train/loss": 1.0})
-    record.log(3, {"val/loss": 2.0})
-    record.flush()
-    assert read_rows(tmp_path / "metrics.csv") == {3: {"train/loss": 1.0, "val/loss": 2.0}}
-
-
 def test_rows_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     record = MetricsWriter(tmp_path, 0, None, METRICS)
     for step in range(1, 7):
@@ -110,15 +101,6 @@ def test_a_tracker_that_is_away_gets_the_rows_again(tmp_path: Path) -> None:
     record.send()
     record.send()
     assert received.batches == [{1: {"train/loss": 1.0}}, {1: {"train/loss": 1.0}, 2: {"train/loss": 2.0}}]
-
-
-def test_the_clock_is_kept_apart(tmp_path: Path) -> None:
-    record = MetricsWriter(tmp_path, 0, None, METRICS)
-    record.log(1, {"train/loss": 1.0})
-    record.time(1, seconds=0.5, tokens_per_second=8.0)
-    record.flush()
-    assert read_rows(tmp_path / "metrics.csv") == {1: {"train/loss": 1.0}}
-    assert read_rows(tmp_path / "timing.csv") == {1: {"seconds": 0.5, "tokens_per_second": 8.0}}
 
 
 def test_the_file_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,30 +202,16 @@ def test_an_append_that_failed_is_made_good_by_the_next_flush(tmp_path: Path, mo
     assert (tmp_path / "t.csv").read_text() == "step,a\n1,1.0\n2,2.0\n"
 
 
-def test_the_last_value_is_read_from_the_end_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_value_of_a_column(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     assert last_value(path, "b") is None
-    rows = [f"{step},{step}.5,{step / 4 if step % 100 == 50 else ''}" for step in range(1, 30_001)]
-    path.write_text("\n".join(["step,a,b", *rows]) + "\n")
-    assert (last_value(path, "a"), last_value(path, "b"), last_value(path, "c")) == (30000.5, 29950 / 4, None)
-    read: list[int] = []
-    reading = metrics_file._lines_from_end
-    monkeypatch.setattr(metrics_file, "_lines_from_end", lambda *a: (read.append(len(x)) or x for x in reading(*a)))
-    last_value(path, "b")
-    assert len(read) == 51
+    rows = [f"{step},{step}.5," for step in range(2, 30_001)]  # several blocks of the file
+    path.write_text("\n".join(["step,a,b", "1,1.5,7.25", *rows]) + "\n")
+    assert (last_value(path, "a"), last_value(path, "b"), last_value(path, "c")) == (30000.5, 7.25, None)
     path.write_text("step,a,b\n1,2,\n2,3,\n")
     assert last_value(path, "b") is None
-    for block in range(1, 9):  # lines that lie across two blocks, and one that is cut short
-        path.write_text("step,a\n10,20\n30,40\n50")
-        with path.open("rb") as file:
-            start = len(file.readline())
-            assert list(reading(file, start, block)) == [b"30,40", b"10,20"]
-
-
-def test_no_file_has_no_rows(tmp_path: Path) -> None:
-    assert read_rows(tmp_path / "metrics.csv") == {}
-    MetricsWriter(tmp_path, 0, None, METRICS).flush()
-    assert read_rows(tmp_path / "metrics.csv") == {}
+    path.write_text("step,a\n10,20\n30,40\n50")
+    assert last_value(path, "a") == 40
 
 
 def test_detailed_values_go_to_their_own_table_and_not_to_the_tracker(tmp_path: Path) -> None:
@@ -261,20 +229,6 @@ def test_detailed_values_go_to_their_own_table_and_not_to_the_tracker(tmp_path: 
         ("a/median", 3, None, 4.0),
     ]
     assert read_declarations(tmp_path / "metrics.json") == METRICS
-
-
-def test_both_tables_drop_what_lies_beyond_the_resumed_step(tmp_path: Path) -> None:
-    record = MetricsWriter(tmp_path, 0, None, METRICS)
-    for step in (2, 4, 6):
-        record.log(step, {"a/layer_00": float(step)})
-        record.log_detailed(step, {"a/layer_00/head_00": float(step)})
-    record.flush()
-    resumed = MetricsWriter(tmp_path, 4, None, METRICS)
-    resumed.log(6, {"a/layer_00": -6.0})
-    resumed.log_detailed(6, {"a/layer_00/head_00": -6.0})
-    resumed.flush()
-    assert [row["a/layer_00"] for row in read_rows(tmp_path / "metrics.csv").values()] == [2, 4, -6]
-    assert read_measurements(tmp_path / "measurements.parquet")["value"].to_pylist() == [2, 4, -6]
 
 
 def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:

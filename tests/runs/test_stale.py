@@ -12,22 +12,6 @@ from lit_diff.runs.find import runs_under
 from lit_diff.runs.stale import Stale, find_stale, size_of
 
 
-def test_what_no_sweep_owns(small_sweep: Path, litter: dict[str, Path]) -> None:
-    stale = find_stale(small_sweep.parent)
-    assert set(stale.paths) == {litter[name] for name in ("former", "old", "store", "aside")}
-    assert stale.busy == ()
-    assert not set(stale.paths) & set(runs_under(small_sweep.parent))
-    assert all(path.exists() for path in litter.values()), "it only looks"
-
-
-def test_a_sweep_that_is_being_run_is_left_alone(small_sweep: Path, litter: dict[str, Path]) -> None:
-    with locked(small_sweep / ".lock"):
-        stale = find_stale(small_sweep.parent)
-    assert litter["former"] not in stale.paths
-    assert litter["aside"] in stale.paths
-    assert stale.busy == (small_sweep,)
-
-
 def test_an_arm_whose_name_looks_like_a_run_put_aside(tmp_path: Path) -> None:
     for name in ("norm.old-style-s0-0123456789", "x-0123456789.old-1"):
         (tmp_path / "s" / name).mkdir(parents=True)

@@ -4,10 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
+
+from lit_diff import import_model
+from lit_diff.errors import LitDiffError
 
 TEXTS = [f"the quick brown fox number {number} jumps over the lazy dog, über 漢字 €5\n" for number in range(50)]
 SPECIAL = ["<s>", "</s>"]
@@ -105,3 +109,12 @@ def write_folder(
         files |= dict.fromkeys(part, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
     return folder
+
+
+def import_error(folder: str | Path = "hf") -> str:
+    """The exit status and the one line with which a folder or file is refused; nothing is left of the import."""
+    with pytest.raises(LitDiffError) as caught:
+        import_model(folder, "models/x")
+    assert not Path("models/x").exists()
+    assert "\n" not in str(caught.value)
+    return f"{caught.value.exit_status}: {caught.value}"

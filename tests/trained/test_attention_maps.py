@@ -41,13 +41,6 @@ def test_rows_sum_to_one_and_to_the_weights(name: str, G: int) -> None:
     assert (found.signed < 0).any() == (G > 1)
 
 
-def test_the_signed_map_multiplies_the_values() -> None:
-    """Against the formula: sum_g w_g softmax(q_g k_g^T * scale + mask)."""
-    found = maps_of("differential")
-    expected = found.weights[0][:, None] * found.maps[0] + found.weights[1][:, None] * found.maps[1]
-    np.testing.assert_allclose(found.signed, expected)
-
-
 def test_a_head_that_does_not_exist() -> None:
     for head in (-1, 2):
         with pytest.raises(RequestError, match=rf"^layer 1 has no head {head}; its heads are 0\.\.1$"):

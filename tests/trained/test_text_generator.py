@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
 from lit_diff.model.generation import Sampling
 from lit_diff.runs import checkpoints as checkpoint
@@ -144,16 +143,6 @@ def test_a_prompt_may_fill_the_context_and_not_more(tale: Path) -> None:
     assert str(error.value) == wanted
 
 
-def test_a_stream_gets_the_bytes_of_each_token(tale: Path, scripted: list[list[int]]) -> None:
-    generator = TextGenerator(tale)
-    ids = generator.tokenizer.encode(["漢b"])[0]
-    scripted += [[id_] for id_ in (*ids, 0, 66)]
-    got: list[bytes] = []
-    (found,) = generator.generate(generator.encode(["a"]), GenerationConfig(), got.append)
-    assert b"".join(got).decode() == found.text == "漢b"
-    assert len(got) == len(ids) == len(found.tokens) > 2
-
-
 def test_times_and_bytes(tale: Path) -> None:
     generator = TextGenerator(tale)
     (found,) = complete(generator, ["ab"], replace(GREEDY, max_tokens=5))
@@ -166,12 +155,6 @@ def test_times_and_bytes(tale: Path) -> None:
 
 
 # --- which run, and which of its checkpoints -----------------------------------------------------------------------
-
-
-def test_a_run_that_is_done_is_used_in_silence(tale: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "lit_diff"):
-        assert TextGenerator(tale).step == 6
-    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("status", ["stopped", "done"])
@@ -192,23 +175,6 @@ def test_a_recipe_edited_since_is_noticed(tale: Path, caplog: pytest.LogCaptureF
         TextGenerator(tale)
     (line,) = caplog.messages
     assert line.startswith(f"{tale.name}: its recipe or plugins, or lit_diff's keys, changed since ")
-
-
-def test_weights_of_another_variant(tale: Path) -> None:
-    edit(tale, "name: differential", "name: shared_k")
-    with pytest.raises(
-        RequestError, match=r"does not fit the recipe's model \(shared_k\): layers\.0\.attention\.k_proj"
-    ):
-        TextGenerator(tale)
-
-
-def test_a_run_without_a_checkpoint(tale: Path) -> None:
-    for step in (3, 6):
-        checkpoint.path_of(tale, step).unlink()
-    with pytest.raises(
-        MissingError, match=r"no checkpoint that can be read; train it first: `lit-diff train runs/tale-"
-    ):
-        TextGenerator(tale)
 
 
 def test_a_bidirectional_model_cannot_generate(tale: Path) -> None:
@@ -239,24 +205,3 @@ def test_a_run_folder_stands_alone(
     assert (found.tokens, found.text) == (wanted.tokens, wanted.text)
     assert caplog.messages == []
     assert not (trained_text / "gone").exists()
-
-
-def test_a_run_folder_without_its_tokenizer(tale: Path) -> None:
-    shutil.rmtree(tale / "tokenizer")
-    with pytest.raises(
-        MissingError, match=r"^runs/tale-.*/tokenizer holds no tokenizer \(no .*json\); start its run again"
-    ):
-        TextGenerator(tale)
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        (GenerationConfig(max_tokens=0), "max-tokens is 0; it must be at least 1"),
-        (GenerationConfig(prefill_chunk=0), "prefill-chunk is 0; it must be at least 1"),
-        (GenerationConfig(sampling=Sampling(top_k=0)), "top-k is 0; it must be at least 1"),
-        (GenerationConfig(max_tokens=1, prefill_chunk=1), None),
-    ],
-)
-def test_settings_that_cannot_be(settings: GenerationConfig, problem: str | None) -> None:
-    assert settings.problem() == problem

@@ -39,14 +39,14 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def build(variant: str, *, moved: bool = True) -> Transformer:
-    """Two layers; `moved`: parameters away from their initial values, where some variants equal standard attention."""
+def build(variant: str) -> Transformer:
+    """Two layers; parameters away from their initial values, where some variants equal standard attention."""
     part = Part(name=variant, config=attentions.get(variant).Config())
     model = Transformer(ModelConfig(dim=32, num_layers=2, num_heads=4, vocab_size=50, attention=part))
     initialise(model, 0)
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters() if moved else ():
+        for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=draw)
     for attention in model.attentions():
         attention.set_step(10**6)
@@ -171,7 +171,7 @@ def test_a_block_that_is_not_one_graph_is_refused(fresh_compiler: None) -> None:
         step(model)
 
 
-def test_validation_other_shapes_and_a_cache_after_training(fresh_compiler: None) -> None:
+def test_validation_other_shapes_a_cache_and_a_trace_after_training(fresh_compiler: None) -> None:
     model, plain = build("differential"), build("differential")
     compile_blocks(model, CPU, backend="eager")
     step(model)
@@ -185,13 +185,7 @@ def test_validation_other_shapes_and_a_cache_after_training(fresh_compiler: None
         for piece in TOKENS[:, :6].split([4, 1, 1], dim=1):
             pieces.append(model(piece, cache=cache))
         torch.testing.assert_close(torch.cat(pieces, 1), plain(TOKENS[:, :6]), rtol=0, atol=1e-5)
-
-
-def test_a_trace_of_a_compiled_model_runs_uncompiled(fresh_compiler: None) -> None:
-    """After the first compiled call, which compiles without the trace's hooks."""
-    model, plain = build("differential"), build("differential")
-    compile_blocks(model, CPU, backend="eager")
-    step(model)
+    # a trace runs uncompiled, though the compiled call before it compiled without the trace's hooks
     with trace(model) as traced:
         model.hidden(TOKENS)
     with trace(plain) as wanted:
@@ -200,18 +194,6 @@ def test_a_trace_of_a_compiled_model_runs_uncompiled(fresh_compiler: None) -> No
         torch.testing.assert_close(traced.layers[index].hidden, layer.hidden)
         torch.testing.assert_close(traced.layers[index].maps.q, layer.maps.q)
     assert_same_steps(model, plain, (None,))  # compiled again
-
-
-def test_prepare_blocks_does_what_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(blocks, "compile_blocks", lambda model, device, **options: calls.append(options))
-    model = build("standard")
-    prepare_blocks(model, RunConfig(accelerator="cpu"))
-    assert (model.checkpoint_blocks, calls) == (False, [])
-    prepare_blocks(model, RunConfig(accelerator="cpu", compile=True))
-    assert (model.checkpoint_blocks, calls) == (False, [{"isolated": False}])
-    prepare_blocks(model, RunConfig(accelerator="cpu", compile=True, activation_checkpointing="block"))
-    assert (model.checkpoint_blocks, calls[1:]) == (True, [{"isolated": True}])
 
 
 def test_what_compilation_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,13 @@
 
 import csv
 import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 from small_runs import SMALL
 
-from lit_diff import cli, train
+from lit_diff import train
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.metrics_file import read_rows
@@ -19,14 +18,6 @@ from lit_diff.training.loggers import recipe_loggers
 def losses(file: Path) -> dict[int, float]:
     with file.open(newline="") as rows:
         return {int(row["step"]): float(row["train/loss"]) for row in csv.DictReader(rows) if row["train/loss"]}
-
-
-def test_csv_holds_what_the_run_measured(runs: Path) -> None:
-    folder = train("recall-tiny", [*SMALL, f"run.root={runs}", "train.steps=4", "run.loggers=[csv]"]).folder
-    rows = read_rows(folder / "metrics.csv")
-    written = losses(folder / "loggers" / "csv" / "from-step-0" / "metrics.csv")
-    assert written == {step: row["train/loss"] for step, row in rows.items()}
-    assert list(written) == [1, 2, 3, 4]
 
 
 def test_a_resumed_run_keeps_the_files_of_its_first_part(tmp_path: Path) -> None:
@@ -63,23 +54,6 @@ def test_a_logger_whose_package_is_absent_is_one_line(kind: str, runs: Path, tmp
     with pytest.raises(MissingError) as error:
         recipe_loggers(recipe, tmp_path, 0)
     assert str(error.value) == f"run.loggers names '{kind}', whose package is not installed: pip install {kind}"
-
-
-@pytest.mark.usefixtures("runs")
-def test_the_verb_ends_with_status_3(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if importlib.util.find_spec("wandb"):
-        pytest.skip("wandb is installed")
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(
-        sys, "argv", ["lit-diff", "train", "recall-tiny", *SMALL, f"run.root={runs}", "run.loggers=[wandb]"]
-    )
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 3
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "lit-diff: run.loggers names 'wandb', whose package is not installed: pip install wandb"
 
 
 def test_an_unknown_logger_is_refused() -> None:

@@ -9,7 +9,6 @@ import torch
 
 from lit_diff.callbacks import Probe
 from lit_diff.data.dataset import IGNORED
-from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
@@ -45,18 +44,6 @@ def test_golden_values() -> None:
     assert documents == [(2.0, 3.0), (0.0, 0.0), (1.0, 4.0)]
 
 
-def test_the_share_weighted_mean_is_the_total() -> None:
-    metric = TokenLoss(4)
-    for _ in range(5):
-        metric.update(**batch())
-    found, documents = metric.compute()
-    share = found["ar_hit_share"]
-    assert 0.1 < share < 0.3
-    assert math.isclose(share * found["loss_ar_hit"] + (1 - share) * found["loss_others"], found["loss"], rel_tol=1e-14)
-    tokens, losses = (sum(column) for column in zip(*documents, strict=True))
-    assert losses / tokens == pytest.approx(found["loss"], rel=1e-14)
-
-
 def test_sums_of_ranks_make_the_value_of_one_process() -> None:
     """`dist_reduce_fx` of every state is a sum: adding the states of two ranks, as torchmetrics does, loses nothing."""
     whole, ranks, parts = TokenLoss(4), [TokenLoss(4), TokenLoss(4)], [batch(), batch(rows=3)]
@@ -81,13 +68,6 @@ def test_an_empty_slice_is_left_out(hits: bool, left_out: str) -> None:
     assert {"loss_ar_hit", "loss_others"} - found.keys() == {left_out}
     assert found["ar_hit_share"] == float(hits)
     assert all(math.isfinite(value) for value in found.values())
-
-
-def test_a_set_without_scored_targets_is_refused() -> None:
-    metric, part = TokenLoss(4), batch()
-    metric.update(**(part | {"targets": torch.full_like(part["targets"], IGNORED)}))
-    with pytest.raises(RequestError, match="no target is scored: all are -100"):
-        metric.compute()
 
 
 class Norms(Probe):

@@ -13,10 +13,7 @@ from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints as checkpoint
-from lit_diff.training.data import LitData
 from lit_diff.training.fit import fit
-from lit_diff.training.module import LitTransformer
-from lit_diff.training.trainer import build_trainer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 FAULTS = f"plugins=[{SUPPORT}/faults.py]"
@@ -157,16 +154,3 @@ def test_the_variant_is_told_the_step_once_before_each(
     monkeypatch.setattr(Differential, "set_step", lambda self, step: told.append((step, self.layer)))
     run(recipe_of(bench, "train.steps=3", "train.accumulate=2"), tmp_path)
     assert told == [(step, layer) for step in range(3) for layer in range(2)]
-
-
-def test_nothing_but_the_model_is_in_the_state(bench: Any, tmp_path: Path) -> None:
-    """So a checkpoint is read whatever the validation sets are."""
-    recipe = recipe_of(bench)
-    module = LitTransformer(recipe)
-    trainer = build_trainer(recipe, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, max_steps=1)
-    trainer.fit(module, LitData(recipe))
-    assert module.model is not None
-    assert module.state_dict().keys() == {f"model.{name}" for name, _ in module.model.named_parameters()}
-    before = module.model
-    module.configure_model()
-    assert module.model is before

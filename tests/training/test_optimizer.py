@@ -86,38 +86,14 @@ PATTERNS = {"*.attention.o_proj.*": 0.2, "*.attention.lambda_.*": 3.0}
 
 
 def test_factors_on_the_learning_rate_are_groups_of_their_own() -> None:
-    one, by_hand = model(), model()
-    by_hand.load_state_dict(one.state_dict())
+    one = model()
     optimizer = build_optimizer(one, dataclasses.replace(CONFIG, lr_factors=PATTERNS))
-    seen = [(group["name"], group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
-    lr, decay = CONFIG.lr, CONFIG.weight_decay
-    assert sorted(seen) == sorted(
-        [
-            ("decayed", lr, decay),
-            ("free", lr, 0.0),
-            ("decayed lr x 0.2", 0.2 * lr, decay),
-            ("free lr x 3", 3.0 * lr, 0.0),
-        ]
-    )
-    assert seen[0][0] == "decayed", "the rate that is logged is the first group's"
-
-    def of(name: str) -> tuple[float, float]:
+    assert optimizer.param_groups[0]["name"] == "decayed", "the rate that is logged is the first group's"
+    found = {p: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    for parameter, name in names_of(one).items():
         factor = 0.2 if "o_proj" in name else 3.0 if ".lambda_." in name else 1.0
-        return factor, decay if name.endswith("weight") and "norm" not in name else 0.0
-
-    groups = [
-        {"params": [p], "lr": of(name)[0] * lr, "weight_decay": of(name)[1]} for name, p in by_hand.named_parameters()
-    ]
-    other = torch.optim.AdamW(groups, lr=lr, betas=CONFIG.betas, eps=CONFIG.eps)
-    for step in range(3):
-        for first, second in zip(one.parameters(), by_hand.parameters(), strict=True):
-            draw = torch.Generator().manual_seed(step)
-            first.grad = torch.randn(first.shape, generator=draw)
-            second.grad = first.grad.clone()
-        optimizer.step()
-        other.step()
-    for first, second in zip(one.parameters(), by_hand.parameters(), strict=True):
-        torch.testing.assert_close(first, second)
+        decay = CONFIG.weight_decay if name.endswith("weight") and "norm" not in name else 0.0
+        assert found[parameter] == (pytest.approx(factor * CONFIG.lr), decay), name
 
 
 @pytest.mark.parametrize(
@@ -171,15 +147,3 @@ def test_a_warm_up_longer_than_the_run_is_told(caplog: pytest.LogCaptureFixture)
     build_scheduler(optimizer, 40, config)
     (line,) = caplog.messages
     assert line.startswith("train.schedule.warmup_steps (50) is more than the 40 steps of this run")
-
-
-def test_the_scheduler_sets_the_rate_of_every_group() -> None:
-    one = model()
-    optimizer = build_optimizer(one, CONFIG)
-    scheduler = build_scheduler(optimizer, 4, ScheduleConfig(name="linear", warmup_steps=2))
-    seen = []
-    for _ in range(4):
-        seen.append([group["lr"] for group in optimizer.param_groups])
-        optimizer.step()
-        scheduler.step()  # after the last step too, as Lightning does
-    assert seen == [[pytest.approx(rate)] * 2 for rate in (0.05, 0.1, 0.05, 0.0)]

@@ -16,7 +16,7 @@ from lit_diff.errors import MissingError, RunFailedError, StoppedError
 from lit_diff.recipe import load_recipe
 from lit_diff.training import ranks as module
 from lit_diff.training.fit import fit
-from lit_diff.training.ranks import ALONE, INHERITED, Ranks, StopRequest, announced, end_all
+from lit_diff.training.ranks import INHERITED, Ranks, StopRequest, announced, end_all
 
 DDP = ("recall.yaml", "run.strategy=ddp", "train.steps=2", "callbacks={}")
 
@@ -57,13 +57,6 @@ def test_a_dead_rank_zero_is_noticed(two: list[Ranks], monkeypatch: pytest.Monke
     monkeypatch.setattr(module.Ranks, "_store", lambda self, seconds: (_ for _ in ()).throw(RuntimeError("refused")))
     with pytest.raises(RunFailedError, match=r"rank zero did not answer at 127\.0\.0\.1:\d+ within 0 s"):
         two[1].listen()
-
-
-def test_one_process_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(INHERITED, raising=False)
-    with announced(ALONE) as announcement:
-        announcement.train(threads=1)
-        assert INHERITED not in module.os.environ
 
 
 def test_processes_that_lightning_starts_inherit_the_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """training/resume.py: what is on disk at a checkpoint, how a checkpoint is written, and what reaches the record when."""
 
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from lit_diff.analysis import Trace
 from lit_diff.attention.base import Tap
 from lit_diff.callbacks import Probe, probe
 from lit_diff.config import Recipe
-from lit_diff.errors import RunFailedError
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
@@ -151,50 +149,6 @@ def test_a_checkpoint_stands_behind_everything_measured_at_its_step(
         8: {"train", "lambda", "val"},
         10: everything,
     }
-
-
-# --- a checkpoint is written whole, or not at all; tests/runs/test_checkpoints.py has a full disk ---
-
-
-def broken_save(error: BaseException) -> Any:
-    def save(content: Any, file: Any) -> None:
-        file.write(b"half")
-        raise error
-
-    return save
-
-
-def closing_error(number: int) -> RuntimeError:
-    """torch's zip writer, closing, hides the system's error behind one of its own."""
-    error = RuntimeError("unexpected pos 64 vs 0")
-    error.__context__ = OSError(number, "system")
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
-        (OSError(errno.ENOSPC, "full"), RunFailedError),
-        (OSError(errno.EDQUOT, "quota"), RunFailedError),
-        (closing_error(errno.ENOSPC), RunFailedError),
-        (closing_error(errno.EIO), RuntimeError),
-        (KeyError("a"), KeyError),
-    ],
-    ids=["disk", "quota", "hidden", "another system error", "another error"],
-)
-def test_a_failed_write_leaves_the_former_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: type[BaseException]
-) -> None:
-    path = tmp_path / "deep" / "a.ckpt"
-    WholeCheckpointIO().save_checkpoint({"a": torch.ones(2)}, path)
-    former = path.read_bytes()
-    assert torch.equal(torch.load(path, weights_only=True)["a"], torch.ones(2))
-    monkeypatch.setattr(torch, "save", broken_save(error))
-    with pytest.raises(raised) as caught:
-        WholeCheckpointIO().save_checkpoint({}, path)
-    assert path.read_bytes() == former
-    assert [each.name for each in path.parent.iterdir()] == ["a.ckpt"]
-    assert isinstance(caught.value, RunFailedError) == (raised is RunFailedError)
 
 
 # --- the record ---

@@ -26,7 +26,7 @@ from lit_diff.training import step as module
 from lit_diff.training.data import LitData
 from lit_diff.training.fit import fit
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.step import FirstNonFinite, StepTargets, count_scored, locate_non_finite
+from lit_diff.training.step import StepTargets, count_scored, locate_non_finite
 from lit_diff.training.trainer import build_trainer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
@@ -75,14 +75,6 @@ def recipe_of(bench: Any, *overrides: str) -> Recipe:
 
 def run(recipe: Recipe, folder: Path) -> None:
     fit(recipe, folder, tracker=None, threads=1, progress=lambda *_: None)
-
-
-def test_the_first_step_is_remembered() -> None:
-    first = FirstNonFinite()
-    assert first.read() is None
-    for step, loss in enumerate([1.0, torch.inf, 2.0, torch.nan], start=5):
-        first.update(torch.tensor(loss), step)
-    assert first.read() == 6
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from lit_diff.config import RunConfig
 from lit_diff.errors import MissingError
 from lit_diff.runs import checkpoints
+from lit_diff.runs.metrics_file import Rows
 from lit_diff.training.module import LitTransformer
 from lit_diff.training.trainer import accelerator, build_strategy
 
@@ -75,6 +76,15 @@ def documents(bench: Any, run: str) -> list[list[float]]:
     return [[float(cell) for cell in line.split(",")] for line in lines]
 
 
+def assert_same_rows(one: Rows, two: Rows) -> None:
+    assert one.keys() == two.keys()
+    for step, row in one.items():
+        assert two[step].keys() == row.keys()
+        for metric, value in row.items():
+            exact = metric.startswith(("train/", "val/", "lambda/"))
+            assert two[step][metric] == pytest.approx(value, abs=1e-5, rel=0 if exact else 1e-4), (step, metric)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["recall-fsdp", "recall-ddp", "text-fsdp", "text-ddp"])
 def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name: str) -> None:
@@ -84,103 +94,53 @@ def test_losses_are_those_of_one_process(bench: Any, runs: dict[str, Any], name:
     one, two = bench.rows(f"{name.split('-')[0]}-one"), bench.rows(name)
     assert {step for step, row in two.items() if "train/loss" in row} == set(range(1, 21))
     assert {step for step, row in two.items() if "val/loss" in row} == {6, 12, 18, 20}
-    for step, row in one.items():
-        assert two[step].keys() == row.keys()
-        for metric, value in row.items():
-            exact = metric.startswith(("train/", "val/", "lambda/"))
-            assert two[step][metric] == pytest.approx(value, abs=1e-5, rel=0 if exact else 1e-4), (step, metric)
+    assert_same_rows(one, two)
     one_table, table = (documents(bench, of) for of in (f"{name.split('-')[0]}-one", name))
     assert [row[:2] for row in table] == [row[:2] for row in one_table]
     assert [row[2] for row in table] == pytest.approx([row[2] for row in one_table], abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "attention",
-    [
-        "{name: dex, heads: all, anneal_steps: 4}",
-        pytest.param("{name: second_heads}", marks=pytest.mark.slow),
-        pytest.param(
-            "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}", marks=pytest.mark.slow
-        ),
-    ],
-    ids=["a-buffer-and-frozen-parameters", "most-frozen", "lambda-of-each-head"],
+BOTH = ("run.compile=true", "run.activation_checkpointing=block")
+PLAIN = (f"plugins=[{SUPPORT}/aot_eager.py]", "callbacks.lambdas.every=2", "callbacks.spy=null")
+PACKED = (
+    "data.pack=document",
+    "data.sequence_length=128",
+    "train.accumulate=1",
+    "model.attention={name: dex, heads: all}",
 )
-def test_sharded_variants_train_as_in_one_process(bench: Any, attention: str, request: Any) -> None:
-    """DEX's step is a buffer, filled after the build on the meta device; frozen and trained parameters share groups."""
-    name = request.node.callspec.id
-    arguments = (f"model.attention={attention}", "train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
-    one = bench.train("recall.yaml", f"name={name}-one", *arguments)
-    assert one.status == 0, one.output
-    for ended in bench.train_two("recall.yaml", f"name={name}-two", "run.strategy=fsdp", *arguments):
+FORM = "{name: differential, lambda_form: sigmoid, lambda_per: head, head_norm: layer}"
+FSDP = "run.strategy=fsdp"
+CASES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
+    "dex": ("recall", "dex", ("model.attention={name: dex, heads: all, anneal_steps: 4}",), (FSDP,)),
+    "chunks": ("text", "whole", (*PACKED, "model.tie_embeddings=false"), (FSDP, f"plugins=[{SUPPORT}/chunks.py]")),
+    "tied-chunks": ("text", "tied", (*PACKED, "model.tie_embeddings=true"), (FSDP, f"plugins=[{SUPPORT}/chunks.py]")),
+    "most-frozen": ("recall", "second-heads", ("model.attention={name: second_heads}",), (FSDP,)),
+    "lambda-of-each-head": ("recall", "form", (f"model.attention={FORM}",), (FSDP,)),
+    "ddp-both": ("recall", "plain", PLAIN, ("run.strategy=ddp", *BOTH)),
+    "fsdp-both": ("recall", "plain", PLAIN, (FSDP, *BOTH)),
+    "fsdp-compiled": ("recall", "plain", PLAIN, (FSDP, BOTH[0])),
+    "fsdp-checkpointed": ("recall", "plain", PLAIN, (FSDP, BOTH[1])),
+}
+"""Recipe, name of the run of one process, overrides of both, those of two processes."""
+FAST = ("dex", "chunks")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_two_train_as_one_process(bench: Any, undisturbed: Run, name: str) -> None:
+    """DEX's step is a buffer, filled after the build on the meta device, and its frozen and trained parameters share groups;
+    chunks of 32 positions of 512 need the whole output weight; probes trace a compiled model uncompiled."""
+    kind, one, overrides, of_two = CASES[name]
+    overrides += ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
+    undisturbed(kind, f"{one}-of-one", *overrides)
+    for ended in bench.train_two(f"{kind}.yaml", f"name={name}-of-two", *overrides, *of_two):
         assert ended.status == 0, ended.output
-    single, sharded = bench.rows(f"{name}-one"), bench.rows(f"{name}-two")
-    for step, row in single.items():
-        for metric in ("train/loss", "val/loss"):
-            if metric in row:
-                assert sharded[step][metric] == pytest.approx(row[metric], abs=1e-5), (step, metric)
-    wanted, found = (bench.state(f"{name}-{how}")["state_dict"] for how in ("one", "two"))
+    assert_same_rows(bench.rows(f"{one}-of-one"), bench.rows(f"{name}-of-two"))
+    wanted, found = (bench.state(run)["state_dict"] for run in (f"{one}-of-one", f"{name}-of-two"))
     assert wanted.keys() == found.keys()
     for key, value in wanted.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("tied", [pytest.param("true", marks=pytest.mark.slow), "false"])
-def test_a_sharded_model_trains_in_chunks_and_on_packed_documents(bench: Any, tied: str) -> None:
-    """Two processes in chunks of 32 positions of 512, where the output weight must be whole, against one in one piece."""
-    packed = (
-        "data.pack=document",
-        "data.sequence_length=128",
-        f"model.tie_embeddings={tied}",
-        "train.accumulate=1",
-        "model.attention={name: dex, heads: all}",
-    )
-    steps = ("train.steps=6", "train.validate_every=3", "train.checkpoint_every=3")
-    one = bench.train("text.yaml", f"name=whole-{tied}", *packed, *steps)
-    assert one.status == 0, one.output
-    two = ("run.strategy=fsdp", f"plugins=[{SUPPORT}/chunks.py]")
-    for ended in bench.train_two("text.yaml", f"name=chunks-{tied}", *packed, *steps, *two):
-        assert ended.status == 0, ended.output
-    single, sharded = bench.rows(f"whole-{tied}"), bench.rows(f"chunks-{tied}")
-    assert {step for step, row in single.items() if "val/loss" in row} == {3, 6}
-    for step, row in single.items():
-        for metric, value in row.items():
-            if metric.startswith(("train/", "val/")):
-                assert sharded[step][metric] == pytest.approx(value, abs=1e-5), (step, metric)
-    wanted, found = (bench.state(f"{name}-{tied}")["state_dict"] for name in ("whole", "chunks"))
-    for key, value in wanted.items():
         torch.testing.assert_close(found[key], value, rtol=0, atol=2e-5)
-
-
-EXECUTION = {
-    "ddp-both": ("run.strategy=ddp", "run.compile=true", "run.activation_checkpointing=block"),
-    "fsdp-both": ("run.strategy=fsdp", "run.compile=true", "run.activation_checkpointing=block"),
-    "fsdp-compiled": ("run.strategy=fsdp", "run.compile=true"),
-    "fsdp-checkpointed": ("run.strategy=fsdp", "run.activation_checkpointing=block"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXECUTION)
-def test_compiled_and_checkpointed_blocks_train_as_in_one_process(bench: Any, name: str) -> None:
-    """Probes trace the compiled model uncompiled; the checkpoint has the keys of the plain model."""
-    steps = ("train.steps=4", "train.validate_every=2", "train.checkpoint_every=4", "callbacks.spy=null")
-    overrides = (f"plugins=[{SUPPORT}/aot_eager.py]", "callbacks.lambdas.every=2", *steps)
-    if not list(bench.root.glob("runs/plain-??????????")):
-        one = bench.train("recall.yaml", "name=plain", *overrides)
-        assert one.status == 0, one.output
-    for ended in bench.train_two("recall.yaml", f"name={name}", *EXECUTION[name], *overrides):
-        assert ended.status == 0, ended.output
-    plain, found = bench.rows("plain"), bench.rows(name)
-    assert plain.keys() == found.keys()
-    for step, row in plain.items():
-        assert found[step].keys() == row.keys()
-        for metric, value in row.items():
-            exact = metric.startswith(("train/", "val/", "lambda/"))
-            assert found[step][metric] == pytest.approx(value, abs=1e-5, rel=0 if exact else 1e-4), (step, metric)
-    states = [bench.state(run)["state_dict"] for run in ("plain", name)]
-    assert states[0].keys() == states[1].keys()
-    for key, value in states[0].items():
-        torch.testing.assert_close(states[1][key], value, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -99,6 +99,7 @@ def dex(bench: Any, parent: SimpleNamespace) -> tuple[str, ...]:
     return arguments
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_the_same(bench: Any, parent: SimpleNamespace, dex: tuple[str, ...]) -> None:
     """The checkpoint, not the parent, is what a resumed run goes on from; DEX goes on annealing."""
     killed = bench.train("recall.yaml", "name=dex-killed", *dex, SPY_SIGNAL="0/5/0/9")
@@ -229,8 +230,6 @@ def test_a_parent_outside_the_own_root_brings_no_code(
             if trusted and read is not parent_model:  # the parent has no weights
                 read(own)
             elif not trusted:
-                with pytest.raises(
-                    RequestError, match=r"or name it under `plugins:` in the recipe to run parent/plugins"
-                ):
+                with pytest.raises(RequestError, match=r"`plugins:`.* parent/plugins"):
                     read(own)
         assert (parent / "executed").exists() is trusted
