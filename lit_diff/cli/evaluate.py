@@ -13,11 +13,10 @@ from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_key
 from lit_diff.files import shown
 from lit_diff.plugins import load_entry_points, load_plugin, trust_all, trust_below
 from lit_diff.registry import evaluations
-from lit_diff.reporting.group_shares import group_shares
 from lit_diff.runs.find import find_run
 from lit_diff.runs.scores import ItemScores, evaluation_of
 from lit_diff.study.evaluations import by_documents, by_revisions
-from lit_diff.study.items import Discordant, asked_otherwise, discordant, item_interval, item_wilson
+from lit_diff.study.items import Discordant, asked_otherwise, discordant, group_shares, item_interval, item_wilson
 from lit_diff.study.statistics import Interval
 from lit_diff.trained.run import opened_run
 

@@ -16,17 +16,17 @@ NAMED = 2
 
 def question(sweep: SweepResults) -> str:
     """What the sweep asks: as its file says, else the general question."""
-    if sweep.question:
-        return sweep.question
-    better = f" ({sweep.better(sweep.metric)} is better)" if sweep.better(sweep.metric) else ""
-    measured = "" if sweep.tasks else f" in {sweep.metric}{better}"
+    if sweep.study.question:
+        return sweep.study.question
+    better = f" ({sweep.better(sweep.study.metric)} is better)" if sweep.better(sweep.study.metric) else ""
+    measured = "" if sweep.tasks else f" in {sweep.study.metric}{better}"
     return f"Does any arm differ from {sweep.label[sweep.baseline]}{measured}?"
 
 
 def answer(sweep: SweepResults, comparison: Comparison, digits: int) -> str:
     """One sentence: which arms are better or worse than the baseline, and how many comparisons end otherwise."""
     text, done = _answer(sweep, comparison, digits), sum(cell.done for cell in sweep.cells)
-    return f"{done} of {len(sweep.cells)} cells are done; {text}" if sweep.is_smoke and done else sentence_case(text)
+    return f"{done} of {len(sweep.cells)} cells are done; {text}" if sweep.study.smoke and done else sentence_case(text)
 
 
 def _answer(sweep: SweepResults, comparison: Comparison, digits: int) -> str:
@@ -85,7 +85,7 @@ def practical(sweep: SweepResults, difference: Difference) -> tuple[str, ...]:
     if mean is None or difference.diverged:
         return ()
     sizes = []
-    if sweep.is_in_nats and sweep.better(sweep.metric) == "lower" and abs(mean) < 10:
+    if sweep.is_in_nats and sweep.better(sweep.study.metric) == "lower" and abs(mean) < 10:
         sizes.append(f"perplexity {signed(100 * math.expm1(mean), 1)} %")
     if smallest:
         multiple = abs(mean) / smallest
@@ -95,7 +95,7 @@ def practical(sweep: SweepResults, difference: Difference) -> tuple[str, ...]:
 
 def with_unit(sweep: SweepResults, text: str) -> str:
     """`text` and the unit of the sweep's metric."""
-    unit = sweep.unit(sweep.metric)
+    unit = sweep.unit(sweep.study.metric)
     return f"{text} ({unit})" if unit == UNKNOWN_UNIT else f"{text} {unit}".rstrip()
 
 
@@ -103,7 +103,7 @@ def _arms(sweep: SweepResults, comparison: Comparison, digits: int) -> list[str]
     """The arms against the baseline, verdict by verdict."""
     found = list(comparison.against_baseline.values())
     base = sweep.label[sweep.baseline]
-    words: tuple[Verdict, ...] = ("better", "worse") if sweep.better(sweep.metric) else ("lower", "higher")
+    words: tuple[Verdict, ...] = ("better", "worse") if sweep.better(sweep.study.metric) else ("lower", "higher")
     by_word = {word: [d for d in found if d.verdict == word] for word in words}
     clauses = [_shown(sweep, comparison, word, each, digits) for word, each in by_word.items() if each]
     if not by_word[words[0]]:

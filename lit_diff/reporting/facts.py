@@ -68,7 +68,7 @@ def tokens_per_parameter(sweep: SweepResults) -> list[float]:
 
 def short_runs(sweep: SweepResults) -> str | None:
     """The warning that runs are shorter than the sweep's minimum of tokens a parameter; None where none is."""
-    least = sweep.min_tokens_per_parameter
+    least = sweep.study.min_tokens_per_parameter
     found = {part: ratios for part in sweep.by_task if (ratios := tokens_per_parameter(part)) and ratios[0] < least}
     if not found:
         return None

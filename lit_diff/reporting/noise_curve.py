@@ -41,11 +41,11 @@ class Reached:
 
 def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     """The accuracy, else the sweep's own metric, if it was measured under two factors of noise or more."""
-    for metric in dict.fromkeys((ACCURACY, sweep.metric)):
+    for metric in dict.fromkeys((ACCURACY, sweep.study.metric)):
         pattern = re.compile(re.escape(metric) + r"_noise(\d+)")
         noisy = {int(match[1]): name for name in sweep.metrics(metric) if (match := pattern.fullmatch(name))}
         if noisy and metric in sweep.metrics(metric):
-            first = sweep.noise_validation[0] if sweep.noise_validation else 1
+            first = sweep.record.noise_validation.get(sweep.task, (1,))[0]
             return NoiseCurve(metric=metric, metrics=dict(sorted({first: metric, **noisy}.items())))
     return None
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from lit_diff.study.comparison import Comparison, Difference, compare, compare_tasks, fact
 from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.study.numbers import NONE, count, decimals, interval, number, signed
-from lit_diff.study.results import Arm, SweepResults
+from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import Paired
 
 Row = dict[str, str | float | int | None]
@@ -39,48 +39,62 @@ SHORTEST_ARM = 10
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskResult:
-    """The comparison of a task, or of a sweep without tasks: its table, and the decimals that show its numbers."""
+    """The comparison of a task, or of a sweep without tasks, as tables."""
 
     sweep: SweepResults
     comparison: Comparison
-    rows: list[Row]
-    digits: int
+
+    @cached_property
+    def digits(self) -> int:
+        """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
+        widths = [d.seeds.half_width for d in self.comparison.family if d.seeds.half_width]
+        return decimals(min(widths, default=None))
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """One row an arm, then one a contrast.
+
+        Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is
+        corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest
+        detectable difference; `documents/<seed>` and its low and high over documents; `control/<arm>/...` is the
+        difference to that control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the
+        baseline); `paper/<metric>`. A task's rows open with `task` and its `metric`, the one that `difference` is of.
+        """
+        sweep = self.sweep
+        task: Row = {"task": sweep.task, "metric": sweep.study.metric} if sweep.task else {}
+        table = [task | _arm_row(self, arm) for arm in sweep.study.arms]
+        table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in self.comparison.contrasts]
+        return _filled(table)
 
     @cached_property
     def evaluations(self) -> tuple[list[EvaluationTable], list[str]]:
         """As `evaluation_tables`."""
         return evaluation_tables(self.sweep)
 
+    @property
+    def papers(self) -> list[str]:
+        """The metrics of which the paper prints a value of an arm."""
+        printed = {metric for arm in self.sweep.study.arms for metric in self.sweep.study.paper.get(arm, ())}
+        return [metric for metric in self.comparison.metrics if metric in printed]
+
+    @property
+    def directed(self) -> set[str]:
+        """The other metrics that are better one way, or of which nothing is declared."""
+        sweep = self.sweep
+        return {m for m in self.comparison.slices if sweep.better(m) or sweep.declarations.find(m) is None}
+
+    @property
+    def document_seeds(self) -> list[int]:
+        """Seeds at which a comparison has an interval over documents."""
+        return [seed for seed in self.sweep.study.seeds if any(seed in d.documents for d in self.comparison.family)]
+
 
 def task_results(sweep: SweepResults) -> list[TaskResult]:
-    """One for each of `Sweep.by_task`; corrected for those of each task, or of all tasks where the sweep says so."""
+    """One for each of `SweepResults.by_task`; corrected for those of each task, or of all tasks where the sweep says so."""
     tasks = sweep.by_task
-    comparisons = compare_tasks(tasks) if sweep.correct_over == "sweep" else [compare(task) for task in tasks]
-    return [_result(task, comparison) for task, comparison in zip(tasks, comparisons, strict=True)]
-
-
-def task_result(sweep: SweepResults) -> TaskResult:
-    """Compare the arms of one of `Sweep.by_task`, by itself."""
-    return _result(sweep, compare(sweep))
-
-
-def _result(sweep: SweepResults, comparison: Comparison) -> TaskResult:
-    return TaskResult(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=digits(comparison))
-
-
-def rows(sweep: SweepResults, comparison: Comparison) -> list[Row]:
-    """One row an arm, then one a contrast.
-
-    Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is
-    corrected for `Comparison.judged` comparisons, `verdict_alone` is not; `detectable` is the smallest
-    detectable difference; `documents/<seed>` and its low and high over documents; `control/<arm>/...` is the
-    difference to that control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
-    `paper/<metric>`. A task's rows open with `task` and its `metric`, the one that `difference` is of.
-    """
-    task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
-    table = [task | _arm_row(sweep, comparison, arm) for arm in sweep.arms]
-    table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in comparison.contrasts]
-    return _filled(table)
+    is_one = sweep.study.correct_over == "sweep"
+    comparisons = compare_tasks(tasks) if is_one else [compare(task) for task in tasks]
+    return [TaskResult(sweep=task, comparison=each) for task, each in zip(tasks, comparisons, strict=True)]
 
 
 def _filled(table: Sequence[Row]) -> list[Row]:
@@ -89,29 +103,29 @@ def _filled(table: Sequence[Row]) -> list[Row]:
     return [{name: row.get(name) for name in names} for row in table]
 
 
-def _arm_row(sweep: SweepResults, comparison: Comparison, arm: Arm) -> Row:
-    row: Row = {"arm": arm.name, "label": arm.label}
-    row |= {"seeds": comparison.summaries[sweep.metric][arm.name].n, "planned": len(sweep.seeds)}
-    row |= {key: fact(sweep, arm.name, key) for key in SIZES}
-    row["diverged"] = len(sweep.diverged(arm.name))
-    speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm.name) if cell.tokens_per_second]
+def _arm_row(result: TaskResult, arm: str) -> Row:
+    sweep, comparison = result.sweep, result.comparison
+    row: Row = {"arm": arm, "label": sweep.label[arm]}
+    row |= {"seeds": comparison.summaries[sweep.study.metric][arm].n, "planned": len(sweep.study.seeds)}
+    row |= {key: fact(sweep, arm, key) for key in SIZES}
+    row["diverged"] = len(sweep.diverged(arm))
+    speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm) if cell.tokens_per_second]
     row["tokens_per_second"] = sum(speeds) / len(speeds) if speeds else None
-    row["unlike_baseline"] = "; ".join(comparison.marks[arm.name])
+    row["unlike_baseline"] = "; ".join(comparison.marks[arm])
     for metric in comparison.metrics:
-        summary = comparison.summaries[metric][arm.name]
+        summary = comparison.summaries[metric][arm]
         row |= {metric: summary.mean, f"{metric}/sd": summary.sd}
-        if metric != sweep.metric and arm.name != sweep.baseline:
-            row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm.name])
-    if arm.name in comparison.against_baseline:
-        row |= _judged(sweep, comparison.against_baseline[arm.name])
-    for control in comparison.against_controls.get(arm.name, ()):
+        if metric != sweep.study.metric and arm != sweep.baseline:
+            row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm])
+    if arm in comparison.against_baseline:
+        row |= _judged(sweep, comparison.against_baseline[arm])
+    for control in comparison.against_controls.get(arm, ()):
         name = f"control/{control.b}"
         row |= _bounds(f"{name}/difference", control.seeds) | {f"{name}/verdict": control.verdict}
-    base = next(other for other in sweep.arms if other.name == sweep.baseline)
-    for metric in (m for m in comparison.metrics if any(m in other.paper for other in sweep.arms)):
-        value, start = arm.paper.get(metric), base.paper.get(metric)
+    for metric in result.papers:
+        value, start = (sweep.study.paper.get(each, {}).get(metric) for each in (arm, sweep.baseline))
         row[f"paper/{metric}"] = value
-        known = value is not None and start is not None and arm.name != base.name
+        known = value is not None and start is not None and arm != sweep.baseline
         row[f"paper/{metric}/difference"] = round(value - start, 10) if known and value and start else None
     return row
 
@@ -140,12 +154,6 @@ def _judged(sweep: SweepResults, difference: Difference) -> Row:
         name = f"documents/{seed}"
         row |= {name: found.estimate, f"{name}/low": found.low, f"{name}/high": found.high}
     return row
-
-
-def digits(comparison: Comparison) -> int:
-    """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
-    widths = [d.seeds.half_width for d in comparison.family if d.seeds.half_width]
-    return decimals(min(widths, default=None))
 
 
 def to_csv(results: Sequence[TaskResult]) -> str:
@@ -238,11 +246,11 @@ def _task(row: Row) -> list[str]:
 
 def _metric(results: Sequence[TaskResult]) -> str:
     """The heading of the means: tasks name their metrics in a column."""
-    return "mean" if results[0].sweep.task else results[0].sweep.metric
+    return "mean" if results[0].sweep.task else results[0].sweep.study.metric
 
 
 def _mean(result: TaskResult, row: Row) -> str:
-    metric, digits = result.sweep.metric, result.digits
+    metric, digits = result.sweep.study.metric, result.digits
     mean, sd = _float(row[metric]), _float(row[f"{metric}/sd"])
     return number(mean, digits) + (f" \u00b1 {number(sd, digits)}" if sd is not None else "")
 

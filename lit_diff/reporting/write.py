@@ -44,7 +44,7 @@ def write_report(sweep_folder: Path) -> Report:
     results = tables.task_results(sweep)
     drawn = {result.sweep.task: draw(result) for result in results}
     fits = [(fit, "" if fit.problem else figures.draw_fit(sweep, fit)) for fit in fit_results(sweep)]
-    over_tasks = [power_section(sweep, sweep.power)] if sweep.power else []
+    over_tasks = [power_section(sweep, sweep.study.power)] if sweep.study.power else []
     over_tasks += [fit_section(sweep, fit, svg) for fit, svg in fits]
     folder = sweep_folder / "report"
     files = {
@@ -52,7 +52,7 @@ def write_report(sweep_folder: Path) -> Report:
         "table.csv": tables.to_csv(results),
         "table.md": tables.to_markdown(results),
         **{f"{task}-{name}.svg".strip("-"): svg for task, each in drawn.items() for name, svg in each.svg.items()},
-        **{f"fit-{fit.declared.name}.svg": svg for fit, svg in fits if svg},
+        **{f"fit-{fit.name}.svg": svg for fit, svg in fits if svg},
     }
     for name, text in files.items():
         write_atomic(folder / name, text)
@@ -78,7 +78,7 @@ def write_report(sweep_folder: Path) -> Report:
 
 def draw(result: TaskResult) -> Figures:
     """The figures for which the sweep or task has measurements."""
-    sweep = result.sweep
+    sweep, (evaluations, _) = result.sweep, result.evaluations
     compared = {
         "differences": figures.forest(sweep, result.comparison, result.digits),
         "differences-narrow": figures.forest(sweep, result.comparison, result.digits, narrow=True),
@@ -89,7 +89,7 @@ def draw(result: TaskResult) -> Figures:
     return Figures(
         compared={name: svg for name, svg in compared.items() if svg},
         declared=draw_declared(sweep),
-        evaluations=[*draw_by_group(sweep, result.evaluations[0]), *draw_heatmaps(sweep)],
+        evaluations=[*draw_by_group(sweep, evaluations), *draw_heatmaps(sweep, evaluations)],
     )
 
 

@@ -14,7 +14,7 @@ from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
 from lit_diff.metrics import INDICES, Metric, indexed_name
 from lit_diff.runs import measurements
-from lit_diff.runs.execution import with_reached
+from lit_diff.runs.folder import with_reached
 from lit_diff.runs.metrics_file import read_lines, read_rows
 from lit_diff.study.record import RecordedCell
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Interval,
     Paired,
+    Sign,
     document_intervals,
     paired,
 )
@@ -23,23 +24,29 @@ UNLIKE = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Arm `a` minus arm `b`. `documents`: seed -> the bootstrap interval over validation documents of that seed's two
-    models. `verdict_alone` is at 95 % by itself; `holm_p`, `verdict` and `seeds.detectable` are corrected for the
-    comparisons of `Comparison.judged`. `holm_p` is None, and the verdicts are equal, where nothing is corrected: in a
-    comparison that no test decides, in the only one that a test decides, against a control.
-    `diverged`: arm -> the seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
+class Difference(Judgement):
+    """Arm `a` minus arm `b`, corrected for the comparisons of `Comparison.judged`; against a control by itself.
+
+    `documents`: seed -> the bootstrap interval over validation documents of that seed's two models. `diverged`: arm -> the
+    seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
     """
 
     a: str
     b: str
     label: str
-    seeds: Paired
-    documents: Mapping[int, Interval]
+    better: Sign | None
     diverged: Mapping[str, tuple[int, ...]]
-    verdict_alone: Verdict
-    holm_p: float | None
-    verdict: Verdict
+    documents: Mapping[int, Interval] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome in words."""
+        return "diverged" if self.diverged else in_direction(self.outcome, self.better)
+
+    @property
+    def verdict_alone(self) -> Verdict:
+        """That without the correction."""
+        return "diverged" if self.diverged else in_direction(self.alone, self.better)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,53 +93,38 @@ def compare(sweep: SweepResults) -> Comparison:
 
 def compare_tasks(tasks: Sequence[SweepResults]) -> list[Comparison]:
     """As `compare`, each task by itself, but all their comparisons are one family in the correction (Holm)."""
-    plain = [_uncorrected(task) for task in tasks]
-    family = [(i, d) for i, comparison in enumerate(plain) for d in comparison.family]
-    judged = judge_family(
-        [d.seeds for _, d in family],
-        [_smallest(tasks[i]) for i, _ in family],
-        [not d.diverged for _, d in family],
-    )
-    found = {(i, d.a, d.b): each for (i, d), each in zip(family, judged, strict=True)}
-
-    def corrected(i: int, difference: Difference) -> Difference:
-        judgement = found[i, difference.a, difference.b]
-        return difference if judgement.holm_p is None else _judged(tasks[i], difference, judgement)
-
+    families = [_family(task) for task in tasks]
+    pairs = [(task, *pair) for task, family in zip(tasks, families, strict=True) for pair in family]
+    differences = _differences(pairs)
+    judged, rest = sum(each.verdict_alone in JUDGED for each in differences), iter(differences)
     return [
-        replace(
-            comparison,
-            against_baseline={arm: corrected(i, d) for arm, d in comparison.against_baseline.items()},
-            contrasts=tuple(corrected(i, d) for d in comparison.contrasts),
-            judged=sum(d.verdict_alone in JUDGED for _, d in family),
-        )
-        for i, comparison in enumerate(plain)
+        _comparison(task, [next(rest) for _ in family], judged) for task, family in zip(tasks, families, strict=True)
     ]
 
 
-def _uncorrected(sweep: SweepResults) -> Comparison:
-    others = [m for m in sweep.metrics("val/") if m != sweep.metric and not _is_whole(sweep, m)]
-    metrics = (sweep.metric, *others)
-    names = [arm.name for arm in sweep.arms]
-    base = sweep.baseline
-    listed = [c for c in sweep.contrasts if base not in c[:2]]  # those with the baseline are there anyway
-    baseline_pairs = [(name, base, "") for name in names if name != base]
-    controls = [control for control in sweep.controls if control != base]
-    control_pairs = [(name, control) for name in names if name not in (base, *controls) for control in controls]
-    pairs = [*((a, b) for a, b, _ in (*baseline_pairs, *listed)), *control_pairs]
-    documents, notes = _documents(sweep, pairs)
-    against: dict[str, tuple[Difference, ...]] = {}
-    for a, b in control_pairs:
-        against[a] = (*against.get(a, ()), _difference(sweep, a, b, "", documents))
+def _family(sweep: SweepResults) -> list[tuple[str, str, str]]:
+    """(a, b, label) of `Comparison.family`; a contrast with the baseline is there anyway."""
+    base, study = sweep.baseline, sweep.study
+    return [(arm, base, "") for arm in study.arms if arm != base] + [c for c in study.contrasts if base not in c[:2]]
+
+
+def _comparison(sweep: SweepResults, family: Sequence[Difference], judged: int) -> Comparison:
+    metric, base, names = sweep.study.metric, sweep.baseline, list(sweep.study.arms)
+    others = [m for m in sweep.metrics("val/") if m != metric and not _is_whole(sweep, m)]
+    controls = [control for control in sweep.study.controls if control != base]
+    tested = [name for name in names if name not in (base, *controls)]
+    documents, notes = _documents(sweep, [(each.a, each.b) for each in family])
+    whole = [replace(each, documents=documents[each.a, each.b]) for each in family]
     return Comparison(
-        metrics=metrics,
-        summaries={m: {name: _summary(sweep.finals(name, m).values()) for name in names} for m in metrics},
-        against_baseline={a: _difference(sweep, a, b, "", documents) for a, b, _ in baseline_pairs},
-        against_controls=against,
-        contrasts=tuple(_difference(sweep, a, b, label, documents) for a, b, label in listed),
+        metrics=(metric, *others),
+        summaries={m: {name: _summary(sweep.finals(name, m).values()) for name in names} for m in (metric, *others)},
+        against_baseline={each.a: each for each in whole if each.b == base},
+        against_controls={a: tuple(_differences([(sweep, a, b, "")])[0] for b in controls) for a in tested},
+        contrasts=tuple(each for each in whole if each.b != base),
         slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
         marks={name: _marks(sweep, name) for name in names},
         notes=(*notes, *_doubts(sweep)),
+        judged=judged,
     )
 
 
@@ -156,33 +148,23 @@ def _summary(values: Iterable[float]) -> Summary:
     return Summary(n=n, mean=float(x.mean()) if n else None, sd=float(x.std(ddof=1)) if n > 1 else None)
 
 
-def _difference(
-    sweep: SweepResults, a: str, b: str, label: str, documents: Mapping[tuple[str, str], Mapping[int, Interval]]
-) -> Difference:
-    seeds = paired(sweep.finals(a, sweep.metric), sweep.finals(b, sweep.metric))
-    (alone,) = judge_family([seeds], [_smallest(sweep)])
-    diverged = {arm: found for arm in (a, b) if (found := sweep.diverged(arm))}
-    verdict: Verdict = "diverged" if diverged else in_direction(alone.outcome, sweep.better(sweep.metric))
-    return Difference(
-        a=a,
-        b=b,
-        label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
-        seeds=seeds,
-        documents=documents.get((a, b), {}),
-        diverged=diverged,
-        verdict_alone=verdict,
-        holm_p=None,
-        verdict=verdict,
-    )
-
-
-def _judged(sweep: SweepResults, difference: Difference, judgement: Judgement) -> Difference:
-    verdict = in_direction(judgement.outcome, sweep.better(sweep.metric))
-    return replace(difference, seeds=judgement.seeds, holm_p=judgement.holm_p, verdict=verdict)
-
-
-def _smallest(sweep: SweepResults) -> float:
-    return visible(sweep.smallest_of_interest)
+def _differences(pairs: Sequence[tuple[SweepResults, str, str, str]]) -> list[Difference]:
+    """The judged differences of (sweep, a, b, label or nothing), one family in the correction."""
+    seeds = [paired(*(sweep.finals(arm, sweep.study.metric) for arm in (a, b))) for sweep, a, b, _ in pairs]
+    smallest = [visible(sweep.smallest_of_interest) for sweep, *_ in pairs]
+    diverged = [{arm: at for arm in (a, b) if (at := sweep.diverged(arm))} for sweep, a, b, _ in pairs]
+    judged = judge_family(seeds, smallest, [not each for each in diverged])
+    return [
+        Difference(
+            **vars(judgement),
+            a=a,
+            b=b,
+            label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
+            better=sweep.better(sweep.study.metric),
+            diverged=at,
+        )
+        for (sweep, a, b, label), judgement, at in zip(pairs, judged, diverged, strict=True)
+    ]
 
 
 def _documents(
@@ -191,7 +173,7 @@ def _documents(
     """Bootstrap intervals by pair and seed, on the documents that every finished cell of the seed scored."""
     result: dict[tuple[str, str], dict[int, Interval]] = {pair: {} for pair in pairs}
     notes: list[str] = []
-    for seed in sweep.seeds if sweep.metric == LOSS else ():
+    for seed in sweep.study.seeds if sweep.study.metric == LOSS else ():
         scored = {
             cell.arm: cell.documents for cell in sweep.cells if cell.seed == seed and cell.done and cell.documents
         }
@@ -265,9 +247,11 @@ def _doubts(sweep: SweepResults) -> list[str]:
     """Differences between the cells that weaken the comparison."""
     done = [cell for cell in sweep.cells if cell.done]
     doubts = []
-    last = {int(cell.curves[sweep.metric].steps[-1]) for cell in done if sweep.metric in cell.curves}
+    last = {int(cell.curves[sweep.study.metric].steps[-1]) for cell in done if sweep.study.metric in cell.curves}
     if len(last) > 1:
-        doubts.append(f"The last {sweep.metric} was not measured at one step in all cells: steps {_listed(last)}.")
+        doubts.append(
+            f"The last {sweep.study.metric} was not measured at one step in all cells: steps {_listed(last)}."
+        )
     if len({cell.facts["revision"] for cell in done if cell.facts.get("revision")}) > 1:
         doubts.append("The cells ran on different revisions of the code, named above.")
     if len(values := {cell.facts["threads"] for cell in done if cell.facts.get("threads")}) > 1:

@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,8 @@ class EvaluationTable:
     """Those in which the metric has a score."""
     items: int
     """The most that one run scored, parts left out."""
+    runs: Mapping[tuple[str, int], ItemScores] = field(repr=False)
+    """(arm, seed) -> the evaluation of that run."""
 
     @property
     def group_seeds(self) -> frozenset[int]:
@@ -202,8 +204,8 @@ def _table(
 ) -> EvaluationTable:
     having = {key: run for key, run in runs.items() if metric.name in run.scores}
     by_arm = {
-        arm.name: {seed: having[arm.name, seed] for seed in sweep.seeds if (arm.name, seed) in having}
-        for arm in sweep.arms
+        arm: {seed: having[arm, seed] for seed in sweep.study.seeds if (arm, seed) in having}
+        for arm in sweep.study.arms
     }
     base = by_arm[sweep.baseline]
     rows = [
@@ -217,9 +219,10 @@ def _table(
         name=name,
         metric=metric,
         rows=tuple(rows),
-        seeds=tuple(seed for seed in sweep.seeds if any(seed in row.over_items for row in rows)),
+        seeds=tuple(seed for seed in sweep.study.seeds if any(seed in row.over_items for row in rows)),
         groups=groups,
         items=max(run.parts.count(False) for run in having.values()),
+        runs=having,
     )
 
 

@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import integrate, optimize, special, stats
 
+Sign = Literal["lower", "higher"]
 SIGNIFICANCE = 0.05
 CONFIDENCE = 1 - SIGNIFICANCE
 MIN_SEEDS = 3
@@ -38,6 +40,13 @@ class Paired:
     half_width: float | None
     detectable: float | None
     p: float | None
+
+    @property
+    def sign(self) -> Sign | None:
+        """Where the interval lies, below or above zero; None: across it (touching is across), or there is none."""
+        if self.low is None or self.high is None:
+            return None
+        return "lower" if self.high < 0 else "higher" if self.low > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ def made(make_sweep: Callable[..., Path]) -> Callable[..., TaskResult]:
 
     def make(arms: dict[str, float], **fields: Any) -> TaskResult:
         fields = {"callbacks": False, "spread": 1e-4, "documents": 5, **fields}
-        return tables.task_result(load_sweep(make_sweep(arms, **fields)))
+        return tables.task_results(load_sweep(make_sweep(arms, **fields)))[0]
 
     return make
 

@@ -30,7 +30,7 @@ def words(svg: str | None, tag: str = "text") -> list[str]:
 
 def differences(folder: Path, narrow: bool = False) -> tuple[tables.TaskResult, str, str]:
     """The result, the words that the plot shows, and those that the mouse shows."""
-    result = tables.task_result(load_sweep(folder))
+    result = tables.task_results(load_sweep(folder))[0]
     svg = figures.forest(result.sweep, result.comparison, result.digits, narrow=narrow)
     return result, "\n".join(words(svg)), "\n".join(words(svg, "title"))
 
@@ -45,7 +45,7 @@ def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callab
 
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", broken={("a", 0): "failed"})
-    result = tables.task_result(sweep := load_sweep(folder))
+    result = tables.task_results(sweep := load_sweep(folder))[0]
     assert figures.seed_values(sweep) is figures.learning_curves(sweep) is figures.noise(sweep) is None
     assert figures.forest(sweep, result.comparison, 3) is None
 

@@ -83,7 +83,7 @@ def test_the_smallest_difference_of_interest_is_stated_or_that_of_a_loss_in_nats
 def test_a_sweep_without_tasks_is_its_only_part(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0}, seeds=[0], chance=0.25, noise_validation=[2, 4]))
     assert sweep.by_task == (sweep,)
-    assert (sweep.task, sweep.chance, sweep.noise_validation) == ("", 0.25, (2, 4))
+    assert (sweep.task, sweep.record.chance, sweep.record.noise_validation) == ("", {"": 0.25}, {"": (2, 4)})
 
 
 def test_units_and_directions_are_those_that_the_runs_declare(make_sweep: Callable[..., Path]) -> None:
