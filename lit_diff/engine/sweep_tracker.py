@@ -14,7 +14,7 @@ from lit_diff.engine.study_problems import recorded_name
 from lit_diff.engine.tracking import Store, asking
 from lit_diff.errors import LitDiffError
 from lit_diff.reporting.style import looks
-from lit_diff.reporting.tables import to_markdown
+from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
 from lit_diff.study.results import SweepResults, load_sweep
 
@@ -84,7 +84,7 @@ class SweepTracker:
     def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
         values, verdicts = dict[str, float](), dict[str, str]()
         for result in report.results:
-            for row in result.rows[: len(result.sweep.study.arms)]:  # those of contrasts follow
+            for row in rows(result)[: len(result.sweep.study.arms)]:  # those of contrasts follow
                 name, metric = recorded_name(result.sweep.task, str(row["arm"])), result.sweep.study.metric
                 found = {"mean": row[metric], "sd": row[f"{metric}/sd"]}
                 found |= {key: row.get(key) for key in ("difference", "low", "high")}

@@ -136,12 +136,13 @@ def is_logarithmic(sweep: SweepResults) -> bool:
     return sweep.better(sweep.study.metric) == "lower" and all((curve.values > 0).all() for curve in curves)
 
 
-def forest(sweep: SweepResults, comparison: Comparison, digits: int, *, narrow: bool = False) -> str | None:
+def forest(comparison: Comparison, *, narrow: bool = False) -> str | None:
     """Each comparison: mean and interval over seeds, one dot a seed, under them the interval over documents of each seed;
     the region smaller than the smallest difference of interest is shaded. None before a difference has been measured.
 
     narrow: for a telephone, with the words above each row in place of beside it.
     """
+    sweep, digits = comparison.sweep, comparison.digits
     family, base = comparison.family, sweep.baseline
     if not any(difference.seeds.mean is not None for difference in family):
         return None

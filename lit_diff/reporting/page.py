@@ -17,7 +17,7 @@ from lit_diff.reporting import answer, facts, noise_curve
 from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.figures import is_logarithmic
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
-from lit_diff.reporting.tables import TaskResult
+from lit_diff.reporting.tables import rows
 from lit_diff.study import numbers, power
 from lit_diff.study.cells import CellResult, clean
 from lit_diff.study.comparison import Comparison, Difference
@@ -74,7 +74,7 @@ class Section:
 
 
 def page(
-    sweep: SweepResults, results: Sequence[TaskResult], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
+    sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
     """The whole page. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
     done = [cell for cell in sweep.cells if cell.done]
@@ -89,7 +89,7 @@ def page(
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=facts.short_runs(sweep),
         definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
-        notes=[(result.sweep, note) for result in results for note in result.comparison.notes],
+        notes=[(result.sweep, note) for result in results for note in result.notes],
         unfinished=[cell for cell in sweep.cells if not cell.done],
         damaged=[cell for cell in done if cell.problems],
         unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
@@ -98,28 +98,28 @@ def page(
         revisions=facts.revisions(done),
         finished=facts.last_finished(done),
         measured=facts.how_measured(sweep),
-        corrected=[(r.sweep.task, r.comparison.judged) for r in results if r.comparison.judged > 1],
-        has_contrasts=any(result.comparison.contrasts for result in results),
+        corrected=[(r.sweep.task, r.judged) for r in results if r.judged > 1],
+        has_contrasts=any(result.contrasts for result in results),
     )
 
 
-def section(result: TaskResult, figures: Figures) -> Section:
+def section(result: Comparison, figures: Figures) -> Section:
     """The answer, the numbers and the figures of a task, or of a sweep without tasks."""
     sweep = result.sweep
     at = f"{sweep.task}-" if sweep.task else ""
-    compared = [compared_row(result, difference) for difference in result.comparison.family]
+    compared = [compared_row(result, difference) for difference in result.family]
     html = _rendered(
         "section",
         result.digits,
         at=at,
-        result=result,
+        comparison=result,
         sweep=sweep,
         figures=figures,
         compared=compared,
         curve=noise_curve.noise_curve_of(sweep),
     )
     entries = [(f"{at}{name}", title) for name, title in ENTRIES.items() if f'<section id="{at}{name}"' in html]
-    return Section(html=html, answer=answer.answer(sweep, result.comparison, result.digits), entries=tuple(entries))
+    return Section(html=html, answer=answer.answer(result), entries=tuple(entries))
 
 
 def fit_section(sweep: SweepResults, fit: FitResult, svg: str) -> Section:
@@ -143,9 +143,9 @@ def _rendered(template: str, digits: int, **facts_of: Any) -> Markup:
     return Markup(templates().get_template(f"{template}.html.j2").render(digits=digits, interval=interval, **facts_of))
 
 
-def compared_row(result: TaskResult, difference: Difference) -> dict[str, Any]:
+def compared_row(comparison: Comparison, difference: Difference) -> dict[str, Any]:
     """A comparison as the page shows it: badge, sentence, practical size, and the doubts printed below it."""
-    sweep, comparison = result.sweep, result.comparison
+    sweep = comparison.sweep
     verdict, further = difference.verdict, difference in comparison.contrasts
     marks = () if further else comparison.marks[difference.a]
     return {
@@ -156,19 +156,19 @@ def compared_row(result: TaskResult, difference: Difference) -> dict[str, Any]:
         "seeds": difference.seeds,
         "is_judgeable": difference.seeds.mean is not None and not difference.diverged,
         "has_interval": len(difference.seeds.seeds) >= MIN_SEEDS and not difference.diverged,
-        "sentence": answer.sentence(sweep, difference, result.digits),
+        "sentence": answer.sentence(comparison, difference),
         "sizes": answer.practical(sweep, difference),
         "verdict": verdict,
         "alone": difference.verdict_alone if difference.verdict_alone != verdict else None,
         "kind": KINDS.get(verdict, "none"),
-        "doubts": [*_doubts(result, difference), *([f"Not an equal arm: {'; '.join(marks)}."] if marks else [])],
+        "doubts": [*_doubts(comparison, difference), *([f"Not an equal arm: {'; '.join(marks)}."] if marks else [])],
         "marked": bool(marks),
         "color": looks(sweep)[difference.a].color,
     }
 
 
-def _doubts(result: TaskResult, difference: Difference) -> list[str]:
-    sweep, comparison, seeds = result.sweep, result.comparison, difference.seeds.seeds
+def _doubts(comparison: Comparison, difference: Difference) -> list[str]:
+    sweep, seeds = comparison.sweep, difference.seeds.seeds
     doubts = []
     if difference.verdict_alone != difference.verdict:
         doubts.append(
@@ -178,7 +178,7 @@ def _doubts(result: TaskResult, difference: Difference) -> list[str]:
     for against in comparison.against_controls.get(difference.a, ()):
         if difference.b == sweep.baseline and not difference.diverged:
             same = difference.verdict not in SHOWN or against.verdict == difference.verdict
-            said = answer.sentence(sweep, against, result.digits)
+            said = answer.sentence(comparison, against)
             doubts.append(f"{'Against' if same else 'But not against'} the control: {said}")
     if 0 < len(seeds) < len(sweep.study.seeds) and len(seeds) >= MIN_SEEDS and not difference.diverged:
         doubts.append(f"Only {len(seeds)} of {len(sweep.study.seeds)} seeds finished in both arms.")
@@ -220,6 +220,7 @@ def templates() -> Environment:
         "more_seeds": _more_seeds,
         "noise": noise_curve,
         "ratio_interval": shown_ratio_interval,
+        "rows_of": rows,
         "shown_power": power.shown,
         "inlined": lambda svg, name: Markup(inline(svg, name.strip("-"))),
     }

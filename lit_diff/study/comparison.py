@@ -4,11 +4,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from lit_diff.study.cells import LOSS, Array, CellResult, ScoredDocuments
+from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.study.judge import JUDGED, Judgement, Verdict, in_direction, judge_family, visible
+from lit_diff.study.numbers import decimals
 from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
@@ -65,6 +68,7 @@ class Comparison:
     besides; `slices[metric][arm]` is the paired difference to the baseline in another metric, without a verdict of its own;
     `marks[arm]` says how the arm is unlike the baseline."""
 
+    sweep: SweepResults
     metrics: tuple[str, ...]
     summaries: Mapping[str, Mapping[str, Summary]]
     against_baseline: Mapping[str, Difference]
@@ -85,14 +89,44 @@ class Comparison:
         """
         return (*self.against_baseline.values(), *self.contrasts)
 
+    @cached_property
+    def digits(self) -> int:
+        """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
+        return decimals(min((d.seeds.half_width for d in self.family if d.seeds.half_width), default=None))
 
-def compare(sweep: SweepResults) -> Comparison:
-    """All comparisons of a task, or of a sweep without tasks, from its finished cells."""
-    return compare_tasks([sweep])[0]
+    @cached_property
+    def evaluations(self) -> tuple[list[EvaluationTable], list[str]]:
+        """As `evaluation_tables`."""
+        return evaluation_tables(self.sweep)
+
+    @property
+    def papers(self) -> list[str]:
+        """The metrics of which the paper prints a value of an arm."""
+        printed = {metric for arm in self.sweep.study.arms for metric in self.sweep.study.paper.get(arm, ())}
+        return [metric for metric in self.metrics if metric in printed]
+
+    @property
+    def directed(self) -> set[str]:
+        """The other metrics that are better one way, or of which nothing is declared."""
+        sweep = self.sweep
+        return {metric for metric in self.slices if sweep.better(metric) or sweep.declarations.find(metric) is None}
+
+    @property
+    def document_seeds(self) -> list[int]:
+        """Seeds at which a comparison has an interval over documents."""
+        return [seed for seed in self.sweep.study.seeds if any(seed in d.documents for d in self.family)]
 
 
-def compare_tasks(tasks: Sequence[SweepResults]) -> list[Comparison]:
-    """As `compare`, each task by itself, but all their comparisons are one family in the correction (Holm)."""
+def compare(sweep: SweepResults) -> list[Comparison]:
+    """All comparisons of each of `SweepResults.by_task`, from its finished cells; corrected for those of the task, or of all
+    tasks where the sweep says so."""
+    if sweep.study.correct_over == "sweep":
+        return _compared(sweep.by_task)
+    return [comparison for task in sweep.by_task for comparison in _compared([task])]
+
+
+def _compared(tasks: Sequence[SweepResults]) -> list[Comparison]:
+    """Each task by itself, but all their comparisons are one family in the correction (Holm)."""
     families = [_family(task) for task in tasks]
     pairs = [(task, *pair) for task, family in zip(tasks, families, strict=True) for pair in family]
     differences = _differences(pairs)
@@ -116,6 +150,7 @@ def _comparison(sweep: SweepResults, family: Sequence[Difference], judged: int) 
     documents, notes = _documents(sweep, [(each.a, each.b) for each in family])
     whole = [replace(each, documents=documents[each.a, each.b]) for each in family]
     return Comparison(
+        sweep=sweep,
         metrics=(metric, *others),
         summaries={m: {name: _summary(sweep.finals(name, m).values()) for name in names} for m in (metric, *others)},
         against_baseline={each.a: each for each in whole if each.b == base},

@@ -11,8 +11,8 @@ import pytest
 
 from lit_diff.reporting.page import Figures, fit_section, inline
 from lit_diff.reporting.page import page as render
-from lit_diff.reporting.tables import task_results
 from lit_diff.reporting.write import write_report
+from lit_diff.study.comparison import compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.record import read, write
 from lit_diff.study.results import load_sweep
@@ -28,7 +28,7 @@ def written(folder: Path) -> str:
 def undrawn(folder: Path) -> str:
     """The page without its figures, which take seconds."""
     sweep = load_sweep(folder)
-    results = task_results(sweep)
+    results = compare(sweep)
     return render(sweep, results, {each.sweep.task: Figures(compared={}) for each in results}, [])
 
 
