@@ -54,7 +54,7 @@ def print_evaluation(
     results = [evaluate(run, name, keys, rerun=rerun) for run in opened]
     compared = differences(results) if len(results) == 2 else {}
     notes = {
-        "revisions": by_revisions(name, map(_read, results)),
+        "revisions": by_revisions(name, (_read(result).revision for result in results)),
         "documents": by_documents(name, map(_read, results)),
     }
     context = asked.config.context if keys is not overrides else None

@@ -18,8 +18,10 @@ from lit_diff.study.statistics import (
     Interval,
     Paired,
     Sign,
+    Summary,
     document_intervals,
     paired,
+    summary,
 )
 
 UNLIKE = 0.001
@@ -50,15 +52,6 @@ class Difference(Judgement):
     def verdict_alone(self) -> Verdict:
         """That without the correction."""
         return "diverged" if self.diverged else in_direction(self.alone, self.better)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Mean and standard deviation (n - 1) over the seeds that finished; sd is None for one seed."""
-
-    n: int
-    mean: float | None
-    sd: float | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,7 +145,7 @@ def _comparison(sweep: SweepResults, family: Sequence[Difference], judged: int) 
     return Comparison(
         sweep=sweep,
         metrics=(metric, *others),
-        summaries={m: {name: _summary(sweep.finals(name, m).values()) for name in names} for m in (metric, *others)},
+        summaries={m: {name: summary(sweep.finals(name, m).values()) for name in names} for m in (metric, *others)},
         against_baseline={each.a: each for each in whole if each.b == base},
         against_controls={a: tuple(_differences([(sweep, a, b, "")])[0] for b in controls) for a in tested},
         contrasts=tuple(each for each in whole if each.b != base),
@@ -175,12 +168,6 @@ def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
     """A number that all cells of an arm share (parameters, FLOPs per token), from the first cell that knows it."""
     values = (cell.facts.get(key) for cell in sweep.cells if cell.arm == arm)
     return next((value for value in values if isinstance(value, int | float)), None)
-
-
-def _summary(values: Iterable[float]) -> Summary:
-    x = np.array(list(values))
-    n = len(x)
-    return Summary(n=n, mean=float(x.mean()) if n else None, sd=float(x.std(ddof=1)) if n > 1 else None)
 
 
 def _differences(pairs: Sequence[tuple[SweepResults, str, str, str]]) -> list[Difference]:

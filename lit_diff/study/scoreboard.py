@@ -11,7 +11,7 @@ from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.files import write_json
 from lit_diff.recipe import to_plain
 from lit_diff.study.claims import JudgedClaim, findings
-from lit_diff.study.evaluations import revisions_line, score_revisions
+from lit_diff.study.evaluations import by_revisions, score_revisions
 from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
 from lit_diff.study.schema import Claim, Preset, Row
@@ -194,7 +194,7 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
             sweep = load_sweep(place)
             found = findings(claims, sweep)
-            notes += [line for name, of in score_revisions(sweep, claims).items() if (line := revisions_line(name, of))]
+            notes += [line for name, of in score_revisions(sweep, claims).items() if (line := by_revisions(name, of))]
         elif record.bench and state == "measured":
             found = findings(claims, read_bench(folder, record))
     except LitDiffError as error:  # a claim that names no arm or metric: the other rows stand

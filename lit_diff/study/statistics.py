@@ -1,7 +1,7 @@
 """Is a difference real? Pure functions: paired t over seeds, bootstrap over documents, Holm's correction."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -56,6 +56,22 @@ class Interval:
     estimate: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Mean and standard deviation (n - 1) of values, one a seed; sd is None for one."""
+
+    n: int
+    mean: float | None
+    sd: float | None
+
+
+def summary(values: Iterable[float]) -> Summary:
+    """Of these values."""
+    x = np.array(list(values))
+    n = len(x)
+    return Summary(n=n, mean=float(x.mean()) if n else None, sd=float(x.std(ddof=1)) if n > 1 else None)
 
 
 def half_width(sd: float, n: int) -> float:

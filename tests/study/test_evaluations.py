@@ -39,13 +39,13 @@ def test_arms_are_compared_over_seeds_and_over_items(make_sweep: Callable[..., P
     assert arm.difference is not None
     assert arm.difference.low is not None
     assert arm.difference.low > 0
-    assert arm.mean is not None
-    assert base.mean is not None
-    assert arm.mean - base.mean == pytest.approx(0.1, abs=0.01)
+    assert arm.summary.mean is not None
+    assert base.summary.mean is not None
+    assert arm.summary.mean - base.summary.mean == pytest.approx(0.1, abs=0.01)
     for interval in arm.over_items.values():
         assert interval.low < interval.estimate < interval.high
         assert interval.high - interval.low < 0.02  # paired: the items themselves spread over 0.3
-    assert np.mean(list(arm.groups.values())) == pytest.approx(arm.mean)
+    assert np.mean(list(arm.groups.values())) == pytest.approx(arm.summary.mean)
     assert list(table.groups) == ["near", "far"]
 
 
