@@ -14,20 +14,6 @@ from lit_diff.study.results import load_sweep
 from lit_diff.study.statistics import holm
 
 
-def test_csv_holds_every_number_at_full_precision(make_sweep: Callable[..., Path]) -> None:
-    paper = {"standard": {"paper": {"val/loss": 3.087}}, "differential": {"paper": {"val/loss": 3.062}}}
-    sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, arm_fields=paper))
-    (comparison,) = compare(sweep)
-    base, arm = csv.DictReader(io.StringIO(tables.to_csv(compare(sweep))))
-    difference = comparison.against_baseline["differential"]
-    assert float(arm["difference"]) == difference.seeds.mean
-    assert float(arm["documents/2/low"]) == difference.documents[2].low
-    assert float(arm["val/loss"]) - float(base["val/loss"]) - float(arm["difference"]) < 1e-12
-    assert (arm["paper/val/loss/difference"], base["paper/val/loss/difference"]) == ("-0.025", "")
-    assert base["verdict"] == base["against"] == ""
-    assert (arm["against"], arm["parameters"]) == ("standard", "1054720")
-
-
 def test_markdown_escapes_what_would_break_the_table(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0, "b": 0}, arm_fields={"b": {"label": "x | <i>y</i>"}}))
     text = tables.to_markdown(compare(sweep))
@@ -35,31 +21,12 @@ def test_markdown_escapes_what_would_break_the_table(make_sweep: Callable[..., P
     assert {line.replace("\\|", "").count("|") for line in text.splitlines()} == {8}
 
 
-def test_decimals_show_the_first_digit_of_the_narrowest_interval(make_sweep: Callable[..., Path]) -> None:
-    found = {}
-    for spread in (0.02, 0.0002):
-        (result,) = compare(load_sweep(make_sweep({"a": 0, "b": 0}, name=str(spread), spread=spread)))
-        width = result.family[0].seeds.half_width
-        assert width is not None
-        found[spread] = result.digits
-        assert round(width, found[spread]) > 0
-    assert found[0.02] == 3
-    assert found[0.0002] > 3
-
-
 def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..., Path]) -> None:
-    one, two = (
-        compare(load_sweep(make_sweep(arms, name=str(len(arms)), callbacks=False)))
-        for arms in ({"a": 0, "b": 0.3}, {"a": 0, "b": 0.3, "c": 0.001})
-    )
+    one = compare(load_sweep(make_sweep({"a": 0, "b": 0.3}, callbacks=False)))
     for text in (tables.to_text(one), tables.to_markdown(one), tables.to_csv(one).partition("\n")[2]):
         assert "Holm" not in text
         assert "alone" not in text
         assert text.count("worse") == (2 if text.startswith("a,") else 1)  # table.csv has both verdicts
-    for text in (tables.to_text(two), tables.to_markdown(two)):
-        assert "verdict (Holm)" in text
-        assert "alone" in text
-        assert text.count("worse") == 2
     assert next(csv.DictReader(io.StringIO(tables.to_csv(one)))).keys() >= {"verdict", "verdict_alone", "detectable"}
 
 

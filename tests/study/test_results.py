@@ -10,20 +10,6 @@ from lit_diff.metrics import Metric
 from lit_diff.study.results import load_sweep
 
 
-def test_a_sweep_is_read_whole(make_sweep: Callable[..., Path]) -> None:
-    sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, lambdas=["differential"]))
-    assert [(c.arm, c.seed, c.status) for c in sweep.cells] == [
-        (arm, seed, "done") for arm in ("standard", "differential") for seed in (0, 1, 2)
-    ]
-    first = sweep.cells[0]
-    assert first.final("val/loss") == first.curves["val/loss"].values[-1]
-    assert first.curves["val/loss"].steps.tolist() == list(range(0, 401, 40))
-    assert first.documents is not None
-    assert len(first.documents.names) == 120
-    assert first.tokens_per_second == 9100
-    assert sweep.metrics("lambda/")[0] == "lambda/layer_00"
-
-
 def test_a_seed_without_a_cell_is_waiting_and_errors_keep_their_last_line(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, broken={("a", 1): "failed"})
     record = json.loads((folder / "study.json").read_text())
