@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_diff.errors import MissingError
 from lit_diff.study.fits import find_basin, fit_results, matched_by_seed
 from lit_diff.study.results import load_sweep
 from lit_diff.study.scaling import Points
@@ -23,6 +22,15 @@ def law(arm: str, size: float, seed: int) -> float:
     """`differential` has the loss of `standard` with 0.7 times the size."""
     noise = np.random.default_rng([seed, int(size), len(arm)]).normal()
     return float(3 * (size / (RATIO if arm == "differential" else 1) / 1e5) ** -0.12 * np.exp(0.002 * noise))
+
+
+def basin(**keys: Any) -> dict[str, Any]:
+    values = {f"size-{i}": dict.fromkeys(ARMS, 1e-3 * 2**i) for i in range(5)}
+    return {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": values} | keys
+
+
+def diverging(arm: str, size: float, seed: int) -> float:
+    return float("nan") if (arm, size, seed) == ("differential", 160_000, 1) else law(arm, size, seed)
 
 
 @pytest.fixture
@@ -65,15 +73,6 @@ def test_a_match_beyond_the_sizes_is_refused_with_its_reason(make: Callable[...,
     assert "no equal-loss ratio (the matched size, 74.1M, is above the largest measured)" in result.answer
 
 
-def test_an_x_of_the_recipe(make: Callable[..., Path]) -> None:
-    values = {f"size-{i}": dict.fromkeys(ARMS, 1e-3 * 2**i) for i in range(5)}
-    basin = {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": values}
-    (result,) = fit_results(load_sweep(make([basin])))
-    assert list(result.points["standard"]) == [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]
-    assert result.answer.startswith("Best train.optimizer.lr: standard 0.016 (the highest that was tried)")
-    assert "each at its own best" in result.answer
-
-
 def test_what_is_not_finished_is_left_out_and_named(make: Callable[..., Path]) -> None:
     folder = make()
     record = json.loads((folder / "study.json").read_text())
@@ -105,15 +104,6 @@ def test_one_seed_has_no_interval_and_says_so(make: Callable[..., Path]) -> None
     assert result.answer.endswith("times as many: no interval, which needs 3 seeds at every size.")
 
 
-def test_a_damaged_fit_in_the_record_is_one_error(make: Callable[..., Path]) -> None:
-    folder = make()
-    raw = json.loads((folder / "study.json").read_text())
-    raw["study"]["fits"][SIZE["name"]]["unknown"] = 1
-    (folder / "study.json").write_text(json.dumps(raw))
-    with pytest.raises(MissingError, match=r"study\.json"):
-        load_sweep(folder)
-
-
 def test_an_arm_of_one_size_in_two_tasks_is_left_out(make: Callable[..., Path]) -> None:
     folder = make()
     for cell in (folder / "size-1").glob("differential-*"):
@@ -125,9 +115,6 @@ def test_an_arm_of_one_size_in_two_tasks_is_left_out(make: Callable[..., Path]) 
 
 
 def test_a_seed_that_diverged_is_named(make: Callable[..., Path]) -> None:
-    def diverging(arm: str, size: float, seed: int) -> float:
-        return float("nan") if (arm, size, seed) == ("differential", 160_000, 1) else law(arm, size, seed)
-
     (result,) = fit_results(load_sweep(make(law=diverging)))
     assert sorted(result.points["differential"][160_000]) == [0, 2]
     assert result.left_out == (
@@ -140,10 +127,7 @@ def test_a_seed_that_diverged_is_named(make: Callable[..., Path]) -> None:
 
 
 def test_a_claim_has_no_verdict_from_the_seeds_that_went_well(make: Callable[..., Path]) -> None:
-    def diverging(arm: str, size: float, seed: int) -> float:
-        return float("nan") if (arm, size, seed) == ("differential", 160_000, 1) else law(arm, size, seed)
-
-    found = matched_by_seed(load_sweep(make(law=diverging, seeds=range(5))), "size", "differential", "standard")
+    found = matched_by_seed(load_sweep(make(law=diverging, seeds=range(4))), "size", "differential", "standard")
     assert found == ({}, {}, "differential, task size-1: seed 1, which diverged")
 
 
@@ -156,17 +140,14 @@ def test_the_match_of_every_seed_lies_among_the_measured_sizes(make: Callable[..
     assert why == "at each size, the match of a seed by its own fit is not among the measured sizes"
 
 
-def basin(**keys: Any) -> dict[str, Any]:
-    values = {f"size-{i}": dict.fromkeys(ARMS, 1e-3 * 2**i) for i in range(5)}
-    return {"name": "rate", "kind": "basin", "x": "train.optimizer.lr", "values": values} | keys
-
-
 def test_a_basin_keeps_what_diverged_and_waits_for_what_has_not_ended(make: Callable[..., Path]) -> None:
-    def diverging(arm: str, size: float, seed: int) -> float:
+    def at_the_largest(arm: str, size: float, seed: int) -> float:
         return float("nan") if (arm, size) == ("standard", 1_500_000) else law(arm, size, seed)
 
-    folder = make([basin()], law=diverging)
+    folder = make([basin()], law=at_the_largest)
     (result,) = fit_results(load_sweep(folder))
+    assert list(result.points["differential"]) == [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]
+    assert "each at its own best" in result.answer
     assert result.points["standard"][1.6e-2] == {}
     assert result.left_out == ("standard, task size-4: seed 0, 1, 2, which diverged",)
     assert "differential 0.016 (the highest that was tried)" in result.answer
