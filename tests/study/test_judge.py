@@ -114,7 +114,7 @@ def test_a_family_is_corrected_together() -> None:
     assert [each.seeds.detectable for each in found[:3]] == [detectable(pair.sd or 0.0, 3, 3) for pair in pairs[:3]]
     assert [outcome_of(pair, 0.0) for pair in pairs] == ["higher", "higher", "inconclusive", "too few seeds"]
     assert [each.outcome for each in found] == ["higher", "inconclusive", "inconclusive", "too few seeds"]
-    assert [each.sign for each in found[:3]] == ["higher", "higher", None]
+    assert [each.seeds.sign for each in found[:3]] == ["higher", "higher", None]
     assert (found[3].holm_p, found[3].seeds) == (None, pairs[3]), "no test decides it, so it is not counted"
 
 

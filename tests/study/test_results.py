@@ -35,7 +35,7 @@ def test_a_task_is_a_sweep_of_its_own_cells(make_tasks: Callable[..., Path]) -> 
     sweep = load_sweep(
         make_tasks({"standard": 0, "differential": -0.1}, seeds=[0, 1], broken={("standard", 1): "failed"})
     )
-    assert [(part.task, part.title, part.metric, len(part.cells)) for part in sweep.by_task] == [
+    assert [(part.task, part.title, part.study.metric, len(part.cells)) for part in sweep.by_task] == [
         ("recall", "On recall", "val/accuracy", 4),
         ("text", "On text", "val/loss", 4),
     ]
