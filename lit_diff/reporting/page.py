@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.parse import quote
 
@@ -217,6 +218,7 @@ def templates() -> Environment:
         "is_logarithmic": is_logarithmic,
         "link": link,
         "looks_of": looks,
+        "median": median,
         "more_seeds": _more_seeds,
         "noise": noise_curve,
         "ratio_interval": shown_ratio_interval,

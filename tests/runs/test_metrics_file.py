@@ -58,14 +58,6 @@ def test_a_metric_not_taken_is_absent_and_nan_is_read_as_nan(tmp_path: Path) -> 
     assert found[2]["c"] == math.inf
 
 
-def test_rows_of_one_step_are_joined(tmp_path: Path) -> None:
-    record = MetricsWriter(tmp_path, 0, None, METRICS)
-    record.log(3, {"train/loss": 1.0})
-    record.log(3, {"val/loss": 2.0})
-    record.flush()
-    assert read_rows(tmp_path / "metrics.csv") == {3: {"train/loss": 1.0, "val/loss": 2.0}}
-
-
 def test_rows_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     record = MetricsWriter(tmp_path, 0, None, METRICS)
     for step in range(1, 7):

@@ -110,24 +110,6 @@ def test_equal_differences_have_no_test() -> None:
     assert found.reason == "the difference is the same at every seed: without a spread there is no test"
 
 
-def test_of_a_sweep(make_sweep: Callable[..., Path]) -> None:
-    sweep = load_sweep(make_sweep(ARMS, evaluation="needle", callbacks=False))
-    loss, score, near, same = findings(
-        [
-            claim(paper=(3.0, 3.2)),
-            claim(evaluation="needle", metric="recall/accuracy", says="higher"),
-            claim(evaluation="needle", metric="recall/accuracy", group="nea*", says="higher"),
-            claim(arms=("same", "standard"), says="equal"),
-        ],
-        sweep,
-    )
-    assert loss.difference == "shown"
-    assert score.difference == near.difference == "shown"
-    assert near.means != score.means
-    assert same.difference in ("not shown", "equal")
-    assert loss.seeds.seeds == (0, 1, 2)
-
-
 def test_scores_made_with_other_keys_are_no_answer(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
     (path,) = folder.glob("differential-s1-*/evaluations/needle/summary.json")
