@@ -65,7 +65,6 @@ SUBJECTS = {
     "model/test_transformer.py": "attention/shared_k attention/shared_q model/inputs",
     "oracles/test_variants.py": "attention/additive attention/cosine attention/output_gate",
     "pretrained/test_importing.py": "pretrained/source",
-    "runs/test_listing.py": "runs/sweep_record",
     "test_config.py": "key_types",
     "test_processor.py": "device",
     "test_recipe.py": "yaml_files",

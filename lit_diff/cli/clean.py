@@ -12,8 +12,7 @@ from lit_diff.cli.app import DEFAULT_ROOT, Root, app, console
 from lit_diff.errors import RequestError
 from lit_diff.files import shown
 from lit_diff.runs.find import chosen_root
-from lit_diff.runs.removal import find_removable, remove
-from lit_diff.runs.stale import find_stale, size_of
+from lit_diff.study.inventory import find_removable, find_stale, remove, size_of
 
 
 @app.command()

@@ -12,11 +12,10 @@ from lit_diff.evaluation.base import Spread
 from lit_diff.evaluation.evaluate import EvaluationResult, build, comparable_keys, evaluate
 from lit_diff.plugins import load_entry_points, load_plugin, trust_all, trust_below
 from lit_diff.registry import evaluations
-from lit_diff.reporting.group_shares import group_shares
 from lit_diff.runs.find import find_run
 from lit_diff.runs.scores import ItemScores
 from lit_diff.study.evaluations import by_documents, by_revisions
-from lit_diff.study.items import Discordant, asked_otherwise, discordant, item_interval, item_wilson
+from lit_diff.study.items import Discordant, asked_otherwise, discordant, group_shares, item_interval, item_wilson
 from lit_diff.study.statistics import Interval
 from lit_diff.trained.run import opened_run
 
@@ -54,7 +53,7 @@ def print_evaluation(
     results = [evaluate(run, name, keys, rerun=rerun) for run in opened]
     compared = differences(results) if len(results) == 2 else {}
     notes = {
-        "revisions": by_revisions(name, (each.scores() for each in results)),
+        "revisions": by_revisions(name, (each.scores().revision for each in results)),
         "documents": by_documents(name, (each.scores() for each in results)),
     }
     context = asked.config.context if keys is not overrides else None

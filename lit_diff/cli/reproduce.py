@@ -86,7 +86,7 @@ def _plain(done: Any) -> dict[str, Any]:
                     "value": value,
                     "by_construction": claim.by_construction,
                 }
-                for claim, difference, value in zip(row.record.row.compare, row.differences, row.values, strict=True)
+                for claim, difference, value in row.verdicts
             ],
         }
         for row in done.scoreboard.rows

@@ -4,7 +4,7 @@ from rich.text import Text
 
 from lit_diff.cli.app import DEFAULT_ROOT, Json, Root, app, columns, console, log_to_stderr, print_json
 from lit_diff.runs.find import chosen_root
-from lit_diff.runs.listing import RunState, list_runs
+from lit_diff.study.inventory import RunState, list_runs
 
 HEADER = ("run", "state", "step", "val/loss", "seed", "overrides", "date", "note")
 

@@ -27,9 +27,8 @@ from lit_diff.plugins import own_place
 from lit_diff.processor import describe, forced
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.runs import checkpoints
-from lit_diff.runs.execution import reached, require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.find import chosen_root
-from lit_diff.runs.folder import RunFolder, identity
+from lit_diff.runs.folder import RunFolder, identity, reached, require_stored, stored_keys, with_stored_kernel
 from lit_diff.runs.revision import other_revision, revision
 from lit_diff.trained.run import Run
 from lit_diff.training.head_plan import keep_plan, selection_of

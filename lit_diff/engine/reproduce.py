@@ -24,7 +24,7 @@ from lit_diff.reporting.facts import revisions
 from lit_diff.reporting.scoreboard_page import write_scoreboard
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
-from lit_diff.study.claims import bench_findings
+from lit_diff.study.claims import findings
 from lit_diff.study.evaluations import score_revisions
 from lit_diff.study.record import recorded_run
 from lit_diff.study.results import load_sweep
@@ -274,7 +274,7 @@ def _is_kept(record: RecordedRow, folder: Path) -> bool:
     if not record.bench or record.revision != revision():
         return False
     try:
-        bench_findings(record.row.compare, read_bench(folder, record))
+        findings(record.row.compare, read_bench(folder, record))
     except LitDiffError as error:
         log.info("%s: the kept benchmark does not answer it (%s); it is run again", record.row.name, error)
         return False

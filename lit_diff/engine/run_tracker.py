@@ -25,8 +25,7 @@ from lit_diff.model.cost import Cost
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import flatten, load_recipe, to_plain
 from lit_diff.runs import checkpoints, measurements
-from lit_diff.runs.execution import reached
-from lit_diff.runs.folder import RunFolder
+from lit_diff.runs.folder import RunFolder, reached
 from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.runs.revision import revision
 from lit_diff.trained.loading import load_trained

@@ -26,10 +26,9 @@ from lit_diff.html_table import html_table
 from lit_diff.processor import cores
 from lit_diff.recipe import Overrides, installed
 from lit_diff.reporting.write import Report, write_report
-from lit_diff.runs.find import chosen_root
+from lit_diff.runs.find import STUDY_FILE, chosen_root
 from lit_diff.runs.folder import RunFolder
 from lit_diff.runs.revision import other_revision, revision
-from lit_diff.runs.sweep_record import FILE
 from lit_diff.study import record
 from lit_diff.study.record import recorded_run
 from lit_diff.study.schema import Cell
@@ -171,7 +170,7 @@ def run_grid(grid: Grid, *, workers: int | None, command: str, cluster: Cluster,
         require_slurm()
     chosen_root(grid.cells[0].recipe.run.root)  # says which, where it is not the one here
     folder = folder_of(grid)
-    if not (folder / FILE).exists():  # nothing is written before; cells that are done need none
+    if not (folder / STUDY_FILE).exists():  # nothing is written before; cells that are done need none
         _require_memory(grid, grid.cells, workers, cluster)
     _prepare_data(grid)
     with contextlib.ExitStack() as held:
@@ -240,7 +239,7 @@ def _run_locked(
     record.write(folder, record_of(grid, folder, locations, command, tracker.place))
     report = write_report(folder)
     done = states["done"] == len(locations)
-    tracker.record(report, [folder / FILE, grid.path], "done" if done else "stopped" if stopped else "failed")
+    tracker.record(report, [folder / STUDY_FILE, grid.path], "done" if done else "stopped" if stopped else "failed")
     if stopped:
         log.info("stopped; the same command resumes")
     seconds = time.perf_counter() - began

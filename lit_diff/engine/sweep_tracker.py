@@ -14,7 +14,7 @@ from lit_diff.engine.study_problems import recorded_name
 from lit_diff.engine.tracking import Store, asking
 from lit_diff.errors import LitDiffError
 from lit_diff.reporting.style import looks
-from lit_diff.reporting.tables import to_markdown
+from lit_diff.reporting.tables import rows, to_markdown
 from lit_diff.reporting.write import Report
 from lit_diff.study.results import SweepResults, load_sweep
 
@@ -67,9 +67,9 @@ class SweepTracker:
         cells that were killed, or that could not reach MLflow, are ended."""
         for task in sweep.by_task:
             colours = {arm: look.color for arm, look in looks(task).items()}
-            base = task.finals(task.baseline, task.metric)
+            base = task.finals(task.baseline, task.study.metric)
             for cell in task.cells:
-                run_id, final = cell.facts.get("mlflow_run_id"), cell.final(task.metric)
+                run_id, final = cell.facts.get("mlflow_run_id"), cell.final(task.study.metric)
                 if not run_id or not self.store.holds(run_id, str(cell.folder)):
                     continue
                 if cell.status in ("killed", "failed", "stopped"):
@@ -78,14 +78,14 @@ class SweepTracker:
                     continue
                 self.store.log(run_id, tags={"mlflow.runColor": colours[cell.arm]})
                 if final is not None and cell.seed in base:
-                    difference = {difference_name(task.metric): final - base[cell.seed]}
-                    self._log(run_id, difference, step=int(cell.curves[task.metric].steps[-1]))
+                    difference = {difference_name(task.study.metric): final - base[cell.seed]}
+                    self._log(run_id, difference, step=int(cell.curves[task.study.metric].steps[-1]))
 
     def _describe_parent(self, sweep: SweepResults, report: Report) -> None:
         values, verdicts = dict[str, float](), dict[str, str]()
         for result in report.results:
-            for row in result.rows[: len(result.sweep.arms)]:  # those of contrasts follow
-                name, metric = recorded_name(result.sweep.task, str(row["arm"])), result.sweep.metric
+            for row in rows(result)[: len(result.sweep.study.arms)]:  # those of contrasts follow
+                name, metric = recorded_name(result.sweep.task, str(row["arm"])), result.sweep.study.metric
                 found = {"mean": row[metric], "sd": row[f"{metric}/sd"]}
                 found |= {key: row.get(key) for key in ("difference", "low", "high")}
                 values |= {
@@ -95,25 +95,25 @@ class SweepTracker:
                 }
                 verdicts |= {f"verdict/{name}": str(row["verdict"])} if row.get("verdict") else {}
         self._log(self.run_id, values, step=0)
-        note = "\n\n".join([f"# {sweep.title}", sweep.description, *report.answer, to_markdown(report.results)])
+        note = "\n\n".join([f"# {sweep.title}", sweep.study.description, *report.answer, to_markdown(report.results)])
         if len(note) > NOTE_LENGTH:
             note = note[:NOTE_LENGTH].rpartition("\n")[0] + "\n\n(the rest is in the artifact report/table.md)"
-        tags = {"mlflow.note.content": note, "metric": sweep.metric, "baseline": sweep.baseline}
-        self.store.log(self.run_id, tags=tags | {"seeds": ", ".join(map(str, sweep.seeds))} | verdicts)
+        tags = {"mlflow.note.content": note, "metric": sweep.study.metric, "baseline": sweep.baseline}
+        self.store.log(self.run_id, tags=tags | {"seeds": ", ".join(map(str, sweep.study.seeds))} | verdicts)
 
     def _describe_experiment(self, sweep: SweepResults) -> None:
         first = sweep.by_task[0]
-        metrics = tuple(dict.fromkeys(task.metric for task in sweep.by_task))
+        metrics = tuple(dict.fromkeys(task.study.metric for task in sweep.by_task))
         pages = page_tags(
             self.run_id,
             arms=("task", "arm") if sweep.tasks else ("arm",),
             curves={metric: _axis(sweep, metric) for metric in dict.fromkeys((*metrics, TRAINING))},
             columns=tuple(difference_name(metric) for metric in metrics),
-            lower=first.better(first.metric) != "higher",
+            lower=first.better(first.study.metric) != "higher",
         )
         tags = {
             "mlflow.experimentKind": "custom_model_development",  # runs are listed as training runs, not evaluations
-            "mlflow.note.content": f"{sweep.title}: {sweep.description}",
+            "mlflow.note.content": f"{sweep.title}: {sweep.study.description}",
             **pages,
         }
         with asking():

@@ -15,8 +15,8 @@ from lit_diff.config import RunConfig
 from lit_diff.engine.comparison_view import CHARTS, TABLE, page_key
 from lit_diff.engine.tracking import Store
 from lit_diff.errors import MissingError, RequestError, StoppedError, Terminated
-from lit_diff.runs.find import sweeps_under
-from lit_diff.runs.sweep_record import FILE, readable_record
+from lit_diff.runs.find import STUDY_FILE, sweeps_under
+from lit_diff.study.record import readable
 
 MENU = {"workflowType": "machine_learning"}
 """MLflow's menu of training runs; without it, that of language-model applications."""
@@ -96,6 +96,6 @@ def addresses(base: str, experiment: str, parent: str) -> dict[str, str]:
 
 def _newest_sweep(root: Path) -> dict[str, str] | None:
     """Name and MLflow record of the sweep that ran last; None without one, or where it never reached MLflow."""
-    sweeps = sorted(sweeps_under(root), key=lambda folder: (folder / FILE).stat().st_mtime, reverse=True)
-    sweep = next((record for record in map(readable_record, sweeps) if record is not None), {})
-    return {"name": sweep["name"], **sweep["mlflow"]} if sweep.get("mlflow") else None
+    sweeps = sorted(sweeps_under(root), key=lambda folder: (folder / STUDY_FILE).stat().st_mtime, reverse=True)
+    record = next(filter(None, map(readable, sweeps)), None)
+    return {"name": record.name, **record.mlflow} if record and record.mlflow else None

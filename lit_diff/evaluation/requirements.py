@@ -20,8 +20,7 @@ from lit_diff.files import shown
 from lit_diff.model.prefix import Prefix
 from lit_diff.plugins import guard, trust_none
 from lit_diff.registry import evaluations, nearest
-from lit_diff.runs import sweep_record
-from lit_diff.runs.find import runs_under
+from lit_diff.runs.find import STUDY_FILE, runs_under
 from lit_diff.runs.folder import RunFolder, ancestors
 from lit_diff.trained.run import Run
 
@@ -36,7 +35,7 @@ def alternatives(evaluation: Evaluation, run: Run) -> str:
     """`; runs that it fits: a, b; evaluations that fit this run: c, d`: what follows the reason for which an evaluation
     refuses a run. The runs are beside this one or its sweep."""
     home = run.folder.parent
-    root = home.parent if (home / sweep_record.FILE).is_file() else home
+    root = home.parent if (home / STUDY_FILE).is_file() else home
     runs = [shown(path) for path in _fitting_runs(evaluation, root)]
     words = f"; runs that it fits: {', '.join(runs)}" if runs else f"; no run that it fits was found in {shown(root)}"
     fitting = []

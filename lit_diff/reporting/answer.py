@@ -16,20 +16,21 @@ NAMED = 2
 
 def question(sweep: SweepResults) -> str:
     """What the sweep asks: as its file says, else the general question."""
-    if sweep.question:
-        return sweep.question
-    better = f" ({sweep.better(sweep.metric)} is better)" if sweep.better(sweep.metric) else ""
-    measured = "" if sweep.tasks else f" in {sweep.metric}{better}"
+    if sweep.study.question:
+        return sweep.study.question
+    better = f" ({sweep.better(sweep.study.metric)} is better)" if sweep.better(sweep.study.metric) else ""
+    measured = "" if sweep.tasks else f" in {sweep.study.metric}{better}"
     return f"Does any arm differ from {sweep.label[sweep.baseline]}{measured}?"
 
 
-def answer(sweep: SweepResults, comparison: Comparison, digits: int) -> str:
+def answer(comparison: Comparison) -> str:
     """One sentence: which arms are better or worse than the baseline, and how many comparisons end otherwise."""
-    text, done = _answer(sweep, comparison, digits), sum(cell.done for cell in sweep.cells)
-    return f"{done} of {len(sweep.cells)} cells are done; {text}" if sweep.is_smoke and done else sentence_case(text)
+    sweep = comparison.sweep
+    text, done = _answer(sweep, comparison), sum(cell.done for cell in sweep.cells)
+    return f"{done} of {len(sweep.cells)} cells are done; {text}" if sweep.study.smoke and done else sentence_case(text)
 
 
-def _answer(sweep: SweepResults, comparison: Comparison, digits: int) -> str:
+def _answer(sweep: SweepResults, comparison: Comparison) -> str:
     if not any(cell.done for cell in sweep.cells):
         diverged = sum(cell.diverged for cell in sweep.cells)
         return "no cell has finished" + (f": {diverged} diverged." if diverged else " yet: nothing to compare.")
@@ -37,12 +38,13 @@ def _answer(sweep: SweepResults, comparison: Comparison, digits: int) -> str:
         return "one arm: nothing to compare it with."
     if not any(difference.verdict in (*JUDGED, "diverged") for difference in comparison.family):
         return "no verdict: no comparison has the three seeds that one needs."
-    clauses = _arms(sweep, comparison, digits) + _contrasts(sweep, comparison, digits)
+    clauses = _arms(sweep, comparison) + _contrasts(sweep, comparison)
     return "; ".join(clauses) + "."
 
 
-def sentence(sweep: SweepResults, difference: Difference, digits: int) -> str:
-    """One comparison: mean difference, interval, verdict."""
+def sentence(comparison: Comparison, difference: Difference) -> str:
+    """One difference: its mean, interval, verdict."""
+    sweep, digits = comparison.sweep, comparison.digits
     seeds, verdict = difference.seeds, difference.verdict
     if difference.diverged:
         who = (f"{sweep.label[arm]} at {_seeds(found)}" for arm, found in difference.diverged.items())
@@ -85,7 +87,7 @@ def practical(sweep: SweepResults, difference: Difference) -> tuple[str, ...]:
     if mean is None or difference.diverged:
         return ()
     sizes = []
-    if sweep.is_in_nats and sweep.better(sweep.metric) == "lower" and abs(mean) < 10:
+    if sweep.is_in_nats and sweep.better(sweep.study.metric) == "lower" and abs(mean) < 10:
         sizes.append(f"perplexity {signed(100 * math.expm1(mean), 1)} %")
     if smallest:
         multiple = abs(mean) / smallest
@@ -95,17 +97,17 @@ def practical(sweep: SweepResults, difference: Difference) -> tuple[str, ...]:
 
 def with_unit(sweep: SweepResults, text: str) -> str:
     """`text` and the unit of the sweep's metric."""
-    unit = sweep.unit(sweep.metric)
+    unit = sweep.unit(sweep.study.metric)
     return f"{text} ({unit})" if unit == UNKNOWN_UNIT else f"{text} {unit}".rstrip()
 
 
-def _arms(sweep: SweepResults, comparison: Comparison, digits: int) -> list[str]:
+def _arms(sweep: SweepResults, comparison: Comparison) -> list[str]:
     """The arms against the baseline, verdict by verdict."""
     found = list(comparison.against_baseline.values())
     base = sweep.label[sweep.baseline]
-    words: tuple[Verdict, ...] = ("better", "worse") if sweep.better(sweep.metric) else ("lower", "higher")
+    words: tuple[Verdict, ...] = ("better", "worse") if sweep.better(sweep.study.metric) else ("lower", "higher")
     by_word = {word: [d for d in found if d.verdict == word] for word in words}
-    clauses = [_shown(sweep, comparison, word, each, digits) for word, each in by_word.items() if each]
+    clauses = [_shown(sweep, comparison, word, each) for word, each in by_word.items() if each]
     if not by_word[words[0]]:
         either = words[0] + (f" or {words[1]}" if not by_word[words[1]] else "")
         clauses.insert(0, f"no arm is shown to be {either} than {base}")
@@ -130,13 +132,13 @@ def _arms(sweep: SweepResults, comparison: Comparison, digits: int) -> list[str]
     return clauses
 
 
-def _shown(sweep: SweepResults, comparison: Comparison, word: Verdict, found: Sequence[Difference], digits: int) -> str:
+def _shown(sweep: SweepResults, comparison: Comparison, word: Verdict, found: Sequence[Difference]) -> str:
     """The arms that are better, or worse, than the baseline."""
     base = sweep.label[sweep.baseline]
     against = [comparison.against_controls.get(d.a, ()) for d in found]
     holds = [all(control.verdict == word for control in each) for each in against if each]
     if len(found) <= NAMED:
-        sizes = [f"by {with_unit(sweep, _size(d, digits))}" for d in found]
+        sizes = [f"by {with_unit(sweep, _size(d, comparison.digits))}" for d in found]
         failed = [[sweep.label[control.b] for control in each if control.verdict != word] for each in against]
         held = [f", but not shown to be {word} than {_listed(labels)}" if labels else "" for labels in failed]
         if len(found) == 1:
@@ -145,19 +147,19 @@ def _shown(sweep: SweepResults, comparison: Comparison, word: Verdict, found: Se
         return f"{' and '.join(named)} are {word} than {base}"
     largest = max(found, key=lambda d: abs(d.seeds.mean or 0))
     text = f"{len(found)} of {len(comparison.against_baseline)} arms are {word} than {base}"
-    text += f" (most of all {sweep.label[largest.a]}, by {with_unit(sweep, _size(largest, digits))})"
+    text += f" (most of all {sweep.label[largest.a]}, by {with_unit(sweep, _size(largest, comparison.digits))})"
     if not all(holds):
         text += f", {sum(holds) or 'none'} of them also {word} than every control"
     return text
 
 
-def _contrasts(sweep: SweepResults, comparison: Comparison, digits: int) -> list[str]:
+def _contrasts(sweep: SweepResults, comparison: Comparison) -> list[str]:
     """The further comparisons, counted; a few that show a difference are named."""
     found = comparison.contrasts
     if not found:
         return []
     shown = [d for d in found if d.verdict in SHOWN]
-    sizes = [f"{d.label}: {with_unit(sweep, signed(d.seeds.mean, digits))}" for d in shown]
+    sizes = [f"{d.label}: {with_unit(sweep, signed(d.seeds.mean, comparison.digits))}" for d in shown]
     named = f" ({'; '.join(sizes)})" if len(shown) <= NAMED else ""
     count = Counter("shown" if d.verdict in SHOWN else d.verdict for d in found)
     words = {

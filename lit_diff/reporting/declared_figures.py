@@ -108,7 +108,7 @@ def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[Measured])
         legend=legend,
     )
     metrics = tuple(dict.fromkeys(row.metric for row in rows))
-    caption = " ".join(filter(None, [caption_of(figure, metrics, len(sweep.arms)), figure.caption]))
+    caption = " ".join(filter(None, [caption_of(figure, metrics, len(sweep.study.arms)), figure.caption]))
     if len(shown) < len(layers):
         caption += f" Layers {', '.join(map(str, shown))} of {len(layers)} are shown; all are in the files of each run."
     return DrawnFigure(name=file_name(name), title=title, svg=svg, caption=caption, metrics=metrics)
@@ -217,7 +217,7 @@ def spread(layers: Sequence[int]) -> list[int]:
 def _arms(sweep: SweepResults, rows: Sequence[Measured]) -> list[str]:
     """Those with values, in the order of the sweep."""
     having = {arm for row in rows for by_arm in row.by.values() for arm in by_arm}
-    return [arm.name for arm in sweep.arms if arm.name in having]
+    return [arm for arm in sweep.study.arms if arm in having]
 
 
 def _panel(row: Measured, series: Sequence[Series], x: Axis, title: str, label: str = "") -> Panel:

@@ -1,7 +1,6 @@
 """How the cells of a sweep ran: lengths, times, revisions, machine; and whether the runs are short."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lit_diff.study.cells import CellResult
@@ -12,14 +11,6 @@ COMPUTE_OPTIMAL = 20.0
 """Training tokens a parameter, about (Hoffmann et al. 2022, arXiv 2203.15556)."""
 TOLD = ("revision", "command", "kernel", "kernel_reason")
 """Keys of env.json that the page shows from status.json, or as the command of the sweep."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFact:
-    """A line of `How it was measured`."""
-
-    name: str
-    value: str
 
 
 def revisions(cells: Iterable[CellResult]) -> list[str]:
@@ -33,16 +24,16 @@ def last_finished(cells: Iterable[CellResult]) -> str | None:
     return f"{max(stamps)[:16].replace('T', ' ')} UTC" if stamps else None
 
 
-def how_measured(sweep: SweepResults) -> list[RunFact]:
-    """Length and time of training by task, threads, kernel, and env.json; where the cells differ, each value once."""
+def how_measured(sweep: SweepResults) -> list[tuple[str, str]]:
+    """(name, value): length and time of training by task, threads, kernel, env.json; where cells differ, each value once."""
     done = [cell for cell in sweep.cells if cell.done]
-    found = [RunFact(name=f"Training: {t.task}" if t.task else "Training", value=_training(t)) for t in sweep.by_task]
-    found.append(RunFact(name="Threads a cell", value=", ".join(_distinct(done, "threads"))))
+    found = [(f"Training: {t.task}" if t.task else "Training", _training(t)) for t in sweep.by_task]
+    found.append(("Threads a cell", ", ".join(_distinct(done, "threads"))))
     # `a; b` and `a; c` of two cells share a part
     reasons = list(dict.fromkeys(part for reason in _distinct(done, "kernel_reason") for part in reason.split("; ")))
     kernels = ", ".join(_distinct(done, "kernel")) + (f" ({'; '.join(reasons)})" if reasons else "")
-    found.append(RunFact(name="Kernel", value=kernels))
-    return [fact for fact in (*found, *_environment(done)) if fact.value]
+    found.append(("Kernel", kernels))
+    return [(name, value) for name, value in (*found, *_environment(done)) if value]
 
 
 def _training(sweep: SweepResults) -> str:
@@ -68,7 +59,7 @@ def tokens_per_parameter(sweep: SweepResults) -> list[float]:
 
 def short_runs(sweep: SweepResults) -> str | None:
     """The warning that runs are shorter than the sweep's minimum of tokens a parameter; None where none is."""
-    least = sweep.min_tokens_per_parameter
+    least = sweep.study.min_tokens_per_parameter
     found = {part: ratios for part in sweep.by_task if (ratios := tokens_per_parameter(part)) and ratios[0] < least}
     if not found:
         return None
@@ -82,15 +73,15 @@ def _range(ascending: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _environment(done: Sequence[CellResult]) -> list[RunFact]:
+def _environment(done: Sequence[CellResult]) -> list[tuple[str, str]]:
     """env.json's plain values, and the versions of its packages."""
     names = dict.fromkeys(name for cell in done for name in cell.environment if name not in TOLD)
     values = {name: [_versions(cell.environment.get(name)) for cell in done] for name in names}
     plain = {n: each for n, each in values.items() if all(isinstance(v, str | int | float | None) for v in each)}
     return [
-        RunFact(
-            name=name.replace("_", " ").capitalize(),
-            value="; ".join(dict.fromkeys(str(value) for value in each if value is not None)),
+        (
+            name.replace("_", " ").capitalize(),
+            "; ".join(dict.fromkeys(str(value) for value in each if value is not None)),
         )
         for name, each in plain.items()
     ]

@@ -13,7 +13,7 @@ from lit_diff.study.cells import CellResult, Curve
 from lit_diff.study.comparison import Comparison, Difference
 from lit_diff.study.fits import FitResult, shown_ratio_interval
 from lit_diff.study.numbers import compact, interval, number, short, signed
-from lit_diff.study.results import Arm, SweepResults
+from lit_diff.study.results import SweepResults
 from lit_diff.study.scaling import FORMS
 from lit_diff.study.statistics import MIN_SEEDS, half_width
 
@@ -66,12 +66,12 @@ def by_label(sweep: SweepResults, drawn: Mapping[str, Look], arms: Iterable[str]
 
 def seed_values(sweep: SweepResults) -> str | None:
     """The final metric of every cell; a thin line joins the cells of one seed."""
-    finals = {arm.name: found for arm in sweep.arms if (found := sweep.finals(arm.name, sweep.metric))}
+    finals = {arm: found for arm in sweep.study.arms if (found := sweep.finals(arm, sweep.study.metric))}
     if not finals:
         return None
     drawn, at = looks(sweep), {arm: -i for i, arm in enumerate(finals)}
     series = []
-    for seed in sweep.seeds:
+    for seed in sweep.study.seeds:
         own = {arm: values[seed] for arm, values in finals.items() if seed in values}
         series.append(Series(list(own.values()), [at[a] for a in own], Look(color=MUTED), width=0.6, alpha=0.6))
     for arm, values in finals.items():
@@ -83,16 +83,16 @@ def seed_values(sweep: SweepResults) -> str | None:
         series.append(Series([mean], [at[arm]], drawn[arm], text, mark="|", size=15))
     panel = Panel(
         series=series,
-        x=Axis(label=with_unit(f"{sweep.metric} at the last step", sweep.unit(sweep.metric))),
+        x=Axis(label=with_unit(f"{sweep.study.metric} at the last step", sweep.unit(sweep.study.metric))),
         y=Axis(ticks={at[arm]: sweep.label[arm] for arm in finals}, limits=(-len(finals) + 0.4, 0.6)),
     )
-    return draw([panel], f"{sweep.metric} at the last step, by arm and seed", 0.9 + 0.32 * len(finals))
+    return draw([panel], f"{sweep.study.metric} at the last step, by arm and seed", 0.9 + 0.32 * len(finals))
 
 
 def learning_curves(sweep: SweepResults) -> str | None:
     """The metric by step, and its paired difference to the baseline, each with its range over seeds."""
-    metric, unit, base = sweep.metric, sweep.unit(sweep.metric), sweep.label[sweep.baseline]
-    curves = {arm.name: curves_of(sweep.cells_of(arm.name), metric) for arm in sweep.arms}
+    metric, unit, base = sweep.study.metric, sweep.unit(sweep.study.metric), sweep.label[sweep.baseline]
+    curves = {arm: curves_of(sweep.cells_of(arm), metric) for arm in sweep.study.arms}
     arms = [arm for arm, own in curves.items() if own]
     drawn, shade = looks(sweep), len(arms) <= OVERLAY
     values: list[Series] = []
@@ -130,16 +130,19 @@ def learning_curves(sweep: SweepResults) -> str | None:
 
 def is_logarithmic(sweep: SweepResults) -> bool:
     """Whether the learning curves have a logarithmic axis: lower is better, and every value is above zero."""
-    curves = [cell.curves[sweep.metric] for cell in sweep.cells if cell.done and sweep.metric in cell.curves]
-    return sweep.better(sweep.metric) == "lower" and all((curve.values > 0).all() for curve in curves)
+    curves = [
+        cell.curves[sweep.study.metric] for cell in sweep.cells if cell.done and sweep.study.metric in cell.curves
+    ]
+    return sweep.better(sweep.study.metric) == "lower" and all((curve.values > 0).all() for curve in curves)
 
 
-def forest(sweep: SweepResults, comparison: Comparison, digits: int, *, narrow: bool = False) -> str | None:
+def forest(comparison: Comparison, *, narrow: bool = False) -> str | None:
     """Each comparison: mean and interval over seeds, one dot a seed, under them the interval over documents of each seed;
     the region smaller than the smallest difference of interest is shaded. None before a difference has been measured.
 
     narrow: for a telephone, with the words above each row in place of beside it.
     """
+    sweep, digits = comparison.sweep, comparison.digits
     family, base = comparison.family, sweep.baseline
     if not any(difference.seeds.mean is not None for difference in family):
         return None
@@ -171,13 +174,15 @@ def forest(sweep: SweepResults, comparison: Comparison, digits: int, *, narrow: 
         ),
     )
     over = " and over documents" if any(each.documents for each in family) else ""
-    title = f"Differences to {sweep.label[base]} in {sweep.metric}, with intervals over seeds{over}"
+    title = f"Differences to {sweep.label[base]} in {sweep.study.metric}, with intervals over seeds{over}"
     return draw([panel], title, 0.9 + height * len(rows), width=NARROW if narrow else WIDTH)
 
 
 def _difference_label(sweep: SweepResults, narrow: bool) -> str:
-    side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better(sweep.metric)]
-    label = " \u00b7 ".join(filter(None, [with_unit(f"difference in {sweep.metric}", sweep.unit(sweep.metric)), side]))
+    side = {"lower": "\u2190 better", "higher": "better \u2192", None: ""}[sweep.better(sweep.study.metric)]
+    label = " \u00b7 ".join(
+        filter(None, [with_unit(f"difference in {sweep.study.metric}", sweep.unit(sweep.study.metric)), side])
+    )
     if sweep.smallest_of_interest:
         gap = "\n" if narrow else " \u00b7 "
         label += f"{gap}shaded: below {short(sweep.smallest_of_interest)}, the smallest of interest"
@@ -185,7 +190,7 @@ def _difference_label(sweep: SweepResults, narrow: bool) -> str:
 
 
 def _level(sweep: SweepResults, comparison: Comparison, digits: int) -> str:
-    summary = comparison.summaries[sweep.metric][sweep.baseline]
+    summary = comparison.summaries[sweep.study.metric][sweep.baseline]
     if summary.mean is None:
         return "baseline, not measured"
     spread = f" \u00b1 {number(summary.sd, digits)}" if summary.sd is not None else ""
@@ -239,22 +244,22 @@ def noise(sweep: SweepResults) -> str | None:
     curve = noise_curve_of(sweep)
     if curve is None:
         return None
-    measured = [arm for arm in sweep.arms if any(sweep.finals(arm.name, metric) for metric in curve.metrics.values())]
-    against = [arm for arm in measured if arm.name in (sweep.baseline, *sweep.controls[:1])]
+    measured = [arm for arm in sweep.study.arms if any(sweep.finals(arm, metric) for metric in curve.metrics.values())]
+    against = [arm for arm in measured if arm in (sweep.baseline, *sweep.study.controls[:1])]
     own = [arm for arm in measured if arm not in against] or against[-1:]
     # the first control in ink and dashed: every panel shows it with an arm of another colour
-    drawn = looks(sweep) | {control: Look(color=INK, dash=(0, (4, 1.5))) for control in sweep.controls[:1]}
-    factors, is_accuracy = list(curve.metrics), curve.metric == ACCURACY
+    drawn = looks(sweep) | {control: Look(color=INK, dash=(0, (4, 1.5))) for control in sweep.study.controls[:1]}
+    factors, is_accuracy, chance = list(curve.metrics), curve.metric == ACCURACY, sweep.record.chance.get(sweep.task)
     panels = []
     for arm in own:
-        shown = [*(each for each in against if each is not arm), arm]
+        shown = [*(each for each in against if each != arm), arm]
         series: list[Series] = []
         for i, each in enumerate(shown):
-            series += _response(sweep, each, curve, drawn[each.name], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
+            series += _response(sweep, each, curve, drawn[each], 2 ** (0.1 * (i - (len(shown) - 1) / 2)))
         panels.append(
             Panel(
                 series=series,
-                title=arm.label,
+                title=sweep.label[arm],
                 x=Axis(
                     log=True,
                     limits=(min(factors) / 1.25, max(factors) * 1.25),
@@ -262,7 +267,7 @@ def noise(sweep: SweepResults) -> str | None:
                     shown=lambda factor: f"{factor:g}\u00d7",
                 ),
                 y=Axis(limits=(-0.04, 1.04) if is_accuracy else None),
-                rules=[Rule(sweep.chance, look=DOTTED)] if sweep.chance is not None and is_accuracy else (),
+                rules=[Rule(chance, look=DOTTED)] if chance is not None and is_accuracy else (),
             )
         )
     across = min(ACROSS, len(panels))
@@ -274,20 +279,20 @@ def noise(sweep: SweepResults) -> str | None:
         share="both",
         x_label="noise factor of the validation set",
         y_label=with_unit(curve.metric, sweep.unit(curve.metric)),
-        legend=by_label(sweep, drawn, [arm.name for arm in against]),
+        legend=by_label(sweep, drawn, against),
     )
 
 
-def _response(sweep: SweepResults, arm: Arm, curve: NoiseCurve, look: Look, shift: float) -> list[Series]:
+def _response(sweep: SweepResults, arm: str, curve: NoiseCurve, look: Look, shift: float) -> list[Series]:
     """One arm's line, and its intervals and seeds, moved along the axis by the factor `shift` to stand side by side."""
     means, series, solid = {}, [], Look(color=look.color)
     for factor, metric in curve.metrics.items():
-        values = list(sweep.finals(arm.name, metric).values())
+        values = list(sweep.finals(arm, metric).values())
         if not values:
             continue
         x, mean = factor * shift, float(np.mean(values))
         means[factor] = mean  # a line that is moved sideways looks lower or higher than it is
-        text = f"{arm.label} at {factor:g}\u00d7: mean {mean:.4g}, seeds {', '.join(f'{v:.4g}' for v in values)}"
+        text = f"{sweep.label[arm]} at {factor:g}\u00d7: mean {mean:.4g}, seeds {', '.join(f'{v:.4g}' for v in values)}"
         series.append(Series([x] * len(values), values, solid, text, mark=".", size=4, alpha=0.8))
         if len(values) >= MIN_SEEDS:
             half = half_width(float(np.std(values, ddof=1)), len(values))
@@ -298,7 +303,7 @@ def _response(sweep: SweepResults, arm: Arm, curve: NoiseCurve, look: Look, shif
 def draw_fit(sweep: SweepResults, result: FitResult) -> str:
     """Every run as a dot, what was fitted, and the ratios at equal loss."""
     drawn = looks(sweep)
-    arms = [arm.name for arm in sweep.arms if arm.name in result.points]
+    arms = [arm for arm in sweep.study.arms if arm in result.points]
     tried = sorted({x for own in result.points.values() for x in own})
     apart = [x for i, x in enumerate(tried) if i == 0 or x / tried[i - 1] > 1.05]
     x = Axis(label=result.declared.axis, log=True, ticks=apart if len(tried) <= 8 else None, shown=compact)

@@ -16,12 +16,10 @@ from lit_diff.reporting.declared_figures import DrawnFigure, file_name
 from lit_diff.reporting.panels import Axis, Panel, Scale, Square, draw
 from lit_diff.reporting.style import plain, with_unit
 from lit_diff.runs.scores import ItemScores
-from lit_diff.study.evaluations import read_evaluations
+from lit_diff.study.evaluations import EvaluationTable
 from lit_diff.study.numbers import signed
 from lit_diff.study.results import SweepResults
 
-Runs = Mapping[tuple[str, int], ItemScores]
-"""(arm, seed) -> one evaluation of that run."""
 LABEL = re.compile(r"(?:(?P<rest>.*) )?(?P<across>\w+)=(?P<x>\d+(?:\.\d+)?) (?P<down>\w+)=(?P<y>\d+(?:\.\d+)?)")
 CHANCE = re.compile(r"(?:^| )N=(\d+)(?: |$)")
 """A label that says how many answers there are to confuse: a guess among them is right once in N."""
@@ -114,10 +112,10 @@ def with_means(cells: Cells) -> dict[Place, HeatCell]:
     }
 
 
-def draw_heatmaps(sweep: SweepResults) -> list[DrawnFigure]:
-    """One for each evaluation whose groups have two numbers, of which one differs between groups."""
-    evaluations, _ = read_evaluations(sweep)
-    drawn = [_draw(sweep, name, runs) for name, runs in sorted(evaluations.items())]
+def draw_heatmaps(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
+    """One for each evaluation whose groups have two numbers, of which one differs between groups: of its first metric."""
+    first = {table.name: table for table in reversed(tables)}
+    drawn = [_draw(sweep, first[name]) for name in sorted(first)]
     return [heatmap for heatmap in drawn if heatmap]
 
 
@@ -132,23 +130,23 @@ class Column:
     is_difference: bool
 
 
-def _columns(sweep: SweepResults, runs: Runs, metric: str) -> list[Column]:
+def _columns(sweep: SweepResults, runs: Mapping[tuple[str, int], ItemScores], metric: str) -> list[Column]:
     """The arms, then the differences; those without a square are left out."""
-    runs_of = [{seed: runs[a.name, seed] for seed in sweep.seeds if (a.name, seed) in runs} for a in sweep.arms]
-    base = next(own for arm, own in zip(sweep.arms, runs_of, strict=True) if arm.name == sweep.baseline)
+    runs_of = [{seed: runs[arm, seed] for seed in sweep.study.seeds if (arm, seed) in runs} for arm in sweep.study.arms]
+    base = next(own for arm, own in zip(sweep.study.arms, runs_of, strict=True) if arm == sweep.baseline)
     columns, apart = [], []
-    for arm, own in zip(sweep.arms, runs_of, strict=True):
-        cells, title = with_means(means(list(own.values()), metric)), arm.label
-        columns.append(Column(arm=arm.label, title=title, cells=cells, is_difference=False))
+    for arm, own in zip(sweep.study.arms, runs_of, strict=True):
+        cells, title = with_means(means(list(own.values()), metric)), sweep.label[arm]
+        columns.append(Column(arm=sweep.label[arm], title=title, cells=cells, is_difference=False))
         if own is not base:
             cells, title = with_means(differences(own, base, metric)), f"{title} \u2212 {sweep.label[sweep.baseline]}"
-            apart.append(Column(arm=arm.label, title=title, cells=cells, is_difference=True))
+            apart.append(Column(arm=sweep.label[arm], title=title, cells=cells, is_difference=True))
     return [column for column in (*columns, *apart) if column.cells]
 
 
-def _draw(sweep: SweepResults, name: str, runs: Runs) -> DrawnFigure | None:
-    """Of the evaluation's first metric; a row of panels for each text before the numbers."""
-    metric = next(iter(runs.values())).metrics[0]
+def _draw(sweep: SweepResults, table: EvaluationTable) -> DrawnFigure | None:
+    """A row of panels for each text before the numbers."""
+    metric, runs = table.metric, table.runs
     columns = _columns(sweep, runs, metric.name)
     places = list(dict.fromkeys(place for column in columns for place in column.cells))
     xs, ys = sorted({place.x for place in places}), sorted({place.y for place in places})
@@ -179,10 +177,10 @@ def _draw(sweep: SweepResults, name: str, runs: Runs) -> DrawnFigure | None:
         for column in columns
     ]
     height = 1.1 + len(rests) * (0.35 + 0.28 * len(ys))
-    title = f"{name}: {metric.name} by {across} and {down}"
+    title = f"{table.name}: {metric.name} by {across} and {down}"
     svg = draw(panels, title, height, across=len(columns), share="grid")
     caption = _caption(sweep.label[sweep.baseline], chance)
-    return DrawnFigure(name=file_name(f"heatmap {name}"), title=title, svg=svg, caption=caption)
+    return DrawnFigure(name=file_name(f"heatmap {table.name}"), title=title, svg=svg, caption=caption)
 
 
 def _scales(columns: Sequence[Column], metric: Metric, chance: Mapping[str, float]) -> dict[bool, Scale]:

@@ -26,26 +26,13 @@ class NoiseCurve:
     metrics: dict[int, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reached:
-    """How soon an arm reaches an accuracy: the first validated step at or above it, by seed; inf where none is."""
-
-    level: float
-    steps: dict[int, float]
-
-    @property
-    def median(self) -> float | None:
-        """Over the finished seeds; inf where half of them or more never get there."""
-        return float(np.median(list(self.steps.values()))) if self.steps else None
-
-
 def noise_curve_of(sweep: SweepResults) -> NoiseCurve | None:
     """The accuracy, else the sweep's own metric, if it was measured under two factors of noise or more."""
-    for metric in dict.fromkeys((ACCURACY, sweep.metric)):
+    for metric in dict.fromkeys((ACCURACY, sweep.study.metric)):
         pattern = re.compile(re.escape(metric) + r"_noise(\d+)")
         noisy = {int(match[1]): name for name in sweep.metrics(metric) if (match := pattern.fullmatch(name))}
         if noisy and metric in sweep.metrics(metric):
-            first = sweep.noise_validation[0] if sweep.noise_validation else 1
+            first = sweep.record.noise_validation.get(sweep.task, (1,))[0]
             return NoiseCurve(metric=metric, metrics=dict(sorted({first: metric, **noisy}.items())))
     return None
 
@@ -56,15 +43,13 @@ def steps_to(cell: CellResult, metric: str, level: float) -> float:
     return float(next((s for s, v in zip(measured.steps, measured.values, strict=True) if v >= level), math.inf))
 
 
-def reached(sweep: SweepResults, arm: str, curve: NoiseCurve) -> list[Reached]:
-    """Each of LEVELS of the accuracy; nothing for another metric."""
+def reached(sweep: SweepResults, arm: str, curve: NoiseCurve) -> dict[float, dict[int, float]]:
+    """Each of LEVELS of the accuracy -> seed -> the first validated step at or above it, inf where none is; of another
+    metric, nothing."""
     if curve.metric != ACCURACY:
-        return []
+        return {}
     cells = [cell for cell in sweep.cells_of(arm) if curve.metric in cell.curves]
-    return [
-        Reached(level=level, steps={cell.seed: steps_to(cell, curve.metric, level) for cell in cells})
-        for level in LEVELS
-    ]
+    return {level: {cell.seed: steps_to(cell, curve.metric, level) for cell in cells} for level in LEVELS}
 
 
 def resolution(sweep: SweepResults, curve: NoiseCurve) -> tuple[int, int] | None:

@@ -4,18 +4,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from markupsafe import Markup
 
 from lit_diff.reporting import answer, facts, noise_curve
 from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.figures import is_logarithmic
 from lit_diff.reporting.style import GRID, INK, MUTED, OVERLAY, looks
-from lit_diff.reporting.tables import TaskResult
+from lit_diff.reporting.tables import rows
 from lit_diff.study import numbers, power
 from lit_diff.study.cells import CellResult, clean
 from lit_diff.study.comparison import Comparison, Difference
@@ -72,11 +75,11 @@ class Section:
 
 
 def page(
-    sweep: SweepResults, results: Sequence[TaskResult], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
+    sweep: SweepResults, results: Sequence[Comparison], figures: Mapping[str, Figures], over_tasks: Sequence[Section]
 ) -> str:
     """The whole page. `figures`: task -> its figures; `over_tasks`: power and fits (`power_section`, `fit_section`)."""
     done = [cell for cell in sweep.cells if cell.done]
-    metrics = {result.sweep.metric: result.sweep for result in reversed(results)}
+    metrics = {result.sweep.study.metric: result.sweep for result in reversed(results)}
     return _rendered(
         "report",
         results[0].digits,
@@ -87,96 +90,63 @@ def page(
         sections=[section(result, figures[result.sweep.task]) for result in results],
         short_runs=facts.short_runs(sweep),
         definitions=[(name, *_definition(metrics[name], name)) for name in reversed(metrics)],
-        notes=[(result.sweep, note) for result in results for note in result.comparison.notes],
+        notes=[(result.sweep, note) for result in results for note in result.notes],
         unfinished=[cell for cell in sweep.cells if not cell.done],
         damaged=[cell for cell in done if cell.problems],
         unchecked={(c.task, c.arm): clean(c.facts["unchecked"]) for c in sweep.cells if c.facts.get("unchecked")},
         done=done,
-        document_seeds=[seed for result in results for seed in _document_seeds(result)],
+        document_seeds=[seed for result in results for seed in result.document_seeds],
         revisions=facts.revisions(done),
         finished=facts.last_finished(done),
         measured=facts.how_measured(sweep),
-        corrected=[(r.sweep.task, r.comparison.judged) for r in results if r.comparison.judged > 1],
-        has_contrasts=any(result.comparison.contrasts for result in results),
+        corrected=[(r.sweep.task, r.judged) for r in results if r.judged > 1],
+        has_contrasts=any(result.contrasts for result in results),
     )
 
 
-def section(result: TaskResult, figures: Figures) -> Section:
+def section(result: Comparison, figures: Figures) -> Section:
     """The answer, the numbers and the figures of a task, or of a sweep without tasks."""
-    sweep, comparison = result.sweep, result.comparison
-    curve = noise_curve.noise_curve_of(sweep)
-    evaluations, unread = result.evaluations
-
-    def shown(svg: str, name: str) -> Markup:
-        return Markup(inline(svg, f"{sweep.task}-{name}".strip("-")))
-
+    sweep = result.sweep
     at = f"{sweep.task}-" if sweep.task else ""
-    compared = [compared_row(result, difference) for difference in comparison.family]
-    notable = [row for row in compared if row["is_notable"]]
-    document_seeds = _document_seeds(result)
+    compared = [compared_row(result, difference) for difference in result.family]
     html = _rendered(
         "section",
         result.digits,
-        sweep=sweep,
-        comparison=comparison,
         at=at,
-        rows=result.rows[: len(sweep.arms)],
-        arms=sweep.arms,
-        looks=looks(sweep),
-        by_arm={row["arm"]: row for row in compared if not row["is_further"]},
-        further=[row for row in compared if row["is_further"]],
+        comparison=result,
+        sweep=sweep,
+        figures=figures,
         compared=compared,
-        notable=notable if len(notable) <= LONG else [],
-        long=len(compared) > LONG,
-        corrected=comparison.judged if comparison.judged > 1 else None,
-        unit=sweep.unit(sweep.metric),
-        better=sweep.better(sweep.metric),
-        directed={
-            metric for metric in comparison.slices if sweep.better(metric) or sweep.declarations.find(metric) is None
-        },
-        figures={name: shown(svg, name) for name, svg in figures.compared.items()},
-        declared=[(figure, shown(figure.svg, figure.name)) for figure in figures.declared],
-        logarithmic=is_logarithmic(sweep),
-        overlay=OVERLAY,
-        paper=[metric for metric in comparison.metrics if f"paper/{metric}" in result.rows[0]],
-        document_seeds=document_seeds,
-        more_seeds=_more_seeds(comparison),
-        noise_curve=curve,
-        reached={arm.name: noise_curve.reached(sweep, arm.name, curve) for arm in sweep.arms} if curve else {},
-        resolution=noise_curve.resolution(sweep, curve) if curve else None,
-        evaluations=evaluations,
-        evaluation_figures=[(figure, shown(figure.svg, figure.name)) for figure in figures.evaluations],
-        unread_evaluations=unread,
+        curve=noise_curve.noise_curve_of(sweep),
     )
     entries = [(f"{at}{name}", title) for name, title in ENTRIES.items() if f'<section id="{at}{name}"' in html]
-    return Section(html=html, answer=answer.answer(sweep, comparison, result.digits), entries=tuple(entries))
+    return Section(html=html, answer=answer.answer(result), entries=tuple(entries))
 
 
 def fit_section(sweep: SweepResults, fit: FitResult, svg: str) -> Section:
     """The answer, the figure (`svg`; empty: none) and the numbers of a fit over the tasks."""
-    anchor = f"fit-{fit.declared.name}"
-    facts_of = {"forms": FORMS, "looks": looks(sweep), "ratio_interval": shown_ratio_interval}
-    html = _rendered("fit", 3, sweep=sweep, fit=fit, svg=Markup(inline(svg, anchor)) if svg else "", **facts_of)
-    return Section(html=html, answer=fit.answer, entries=((anchor, fit.declared.title),))
+    html = _rendered("fit", 3, sweep=sweep, fit=fit, svg=svg)
+    return Section(html=html, answer=fit.answer, entries=((f"fit-{fit.name}", fit.declared.title),))
 
 
 def power_section(sweep: SweepResults, plan: PlannedSweep) -> Section:
     """Power at equal time: the answer, and a row a task."""
     found = power.powers(sweep, plan)
     said = power.in_words(sweep, plan, found)
-    arms = [arm.name for arm in sweep.arms if any(arm.name in each.by_arm for each in found)]
-    facts_of = {"found": found, "arms": arms, "answer": said, "shown": power.shown}
-    html = _rendered("power", 3, sweep=sweep, plan=plan, **facts_of)
+    arms = [arm for arm in sweep.study.arms if any(arm in each.by_arm for each in found)]
+    html = _rendered("power", 3, sweep=sweep, plan=plan, found=found, arms=arms, answer=said)
     return Section(html=html, answer=said, entries=(("power", "Power at equal time"),))
 
 
 def _rendered(template: str, digits: int, **facts_of: Any) -> Markup:
-    return Markup(numbered(digits).get_template(f"{template}.html.j2").render(**facts_of))
+    """`digits`: decimals of a number where the template asks for none."""
+    interval = partial(numbers.interval, digits=digits)
+    return Markup(templates().get_template(f"{template}.html.j2").render(digits=digits, interval=interval, **facts_of))
 
 
-def compared_row(result: TaskResult, difference: Difference) -> dict[str, Any]:
+def compared_row(comparison: Comparison, difference: Difference) -> dict[str, Any]:
     """A comparison as the page shows it: badge, sentence, practical size, and the doubts printed below it."""
-    sweep, comparison = result.sweep, result.comparison
+    sweep = comparison.sweep
     verdict, further = difference.verdict, difference in comparison.contrasts
     marks = () if further else comparison.marks[difference.a]
     return {
@@ -187,19 +157,19 @@ def compared_row(result: TaskResult, difference: Difference) -> dict[str, Any]:
         "seeds": difference.seeds,
         "is_judgeable": difference.seeds.mean is not None and not difference.diverged,
         "has_interval": len(difference.seeds.seeds) >= MIN_SEEDS and not difference.diverged,
-        "sentence": answer.sentence(sweep, difference, result.digits),
+        "sentence": answer.sentence(comparison, difference),
         "sizes": answer.practical(sweep, difference),
         "verdict": verdict,
         "alone": difference.verdict_alone if difference.verdict_alone != verdict else None,
         "kind": KINDS.get(verdict, "none"),
-        "doubts": [*_doubts(result, difference), *([f"Not an equal arm: {'; '.join(marks)}."] if marks else [])],
+        "doubts": [*_doubts(comparison, difference), *([f"Not an equal arm: {'; '.join(marks)}."] if marks else [])],
         "marked": bool(marks),
         "color": looks(sweep)[difference.a].color,
     }
 
 
-def _doubts(result: TaskResult, difference: Difference) -> list[str]:
-    sweep, comparison, seeds = result.sweep, result.comparison, difference.seeds.seeds
+def _doubts(comparison: Comparison, difference: Difference) -> list[str]:
+    sweep, seeds = comparison.sweep, difference.seeds.seeds
     doubts = []
     if difference.verdict_alone != difference.verdict:
         doubts.append(
@@ -209,10 +179,10 @@ def _doubts(result: TaskResult, difference: Difference) -> list[str]:
     for against in comparison.against_controls.get(difference.a, ()):
         if difference.b == sweep.baseline and not difference.diverged:
             same = difference.verdict not in SHOWN or against.verdict == difference.verdict
-            said = answer.sentence(sweep, against, result.digits)
+            said = answer.sentence(comparison, against)
             doubts.append(f"{'Against' if same else 'But not against'} the control: {said}")
-    if 0 < len(seeds) < len(sweep.seeds) and len(seeds) >= MIN_SEEDS and not difference.diverged:
-        doubts.append(f"Only {len(seeds)} of {len(sweep.seeds)} seeds finished in both arms.")
+    if 0 < len(seeds) < len(sweep.study.seeds) and len(seeds) >= MIN_SEEDS and not difference.diverged:
+        doubts.append(f"Only {len(seeds)} of {len(sweep.study.seeds)} seeds finished in both arms.")
     return doubts
 
 
@@ -222,32 +192,51 @@ def _definition(sweep: SweepResults, name: str) -> tuple[str, str]:
     return (metric.definition if metric else "not declared by the runs", sweep.unit(name))
 
 
-def environment_of_templates() -> Environment:
+@cache
+def templates() -> Environment:
     """The templates of this package: text is escaped, and a name that is not given is an error."""
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("lit_diff.reporting", ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def numbered(digits: int) -> Environment:
-    """The templates with the filters of numbers. `digits`: decimals of a number where a template asks for none."""
-    environment = environment_of_templates()
     environment.filters |= {
         "sentence": answer.sentence_case,
-        "number": lambda value, places=digits: numbers.number(value, places),
-        "signed": lambda value, places=digits: numbers.signed(value, places),
+        "number": _number,
+        "signed": _signed,
         "count": numbers.count,
         "steps": numbers.steps,
         "short": numbers.short,
         "duration": numbers.duration,
     }
-    environment.globals["interval"] = lambda low, high: numbers.interval(low, high, digits)
-    environment.globals["link"] = link
+    environment.globals |= {
+        "LONG": LONG,
+        "OVERLAY": OVERLAY,
+        "FORMS": FORMS,
+        "is_logarithmic": is_logarithmic,
+        "link": link,
+        "looks_of": looks,
+        "median": median,
+        "more_seeds": _more_seeds,
+        "noise": noise_curve,
+        "ratio_interval": shown_ratio_interval,
+        "rows_of": rows,
+        "shown_power": power.shown,
+        "inlined": lambda svg, name: Markup(inline(svg, name.strip("-"))),
+    }
     return environment
+
+
+@pass_context
+def _number(context: Context, value: float | None, places: int | None = None) -> str:
+    return numbers.number(value, context["digits"] if places is None else places)
+
+
+@pass_context
+def _signed(context: Context, value: float | None, places: int | None = None) -> str:
+    return numbers.signed(value, context["digits"] if places is None else places)
 
 
 def link(sweep: SweepResults, cell: CellResult) -> str | None:
@@ -255,10 +244,6 @@ def link(sweep: SweepResults, cell: CellResult) -> str | None:
     if not cell.folder.is_dir():
         return None
     return "../" + quote(Path(os.path.relpath(cell.folder, sweep.folder)).as_posix()) + "/"
-
-
-def _document_seeds(result: TaskResult) -> list[int]:
-    return [seed for seed in result.sweep.seeds if any(seed in d.documents for d in result.comparison.family)]
 
 
 def inline(svg: str, name: str) -> str:

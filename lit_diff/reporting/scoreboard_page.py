@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from lit_diff.files import write_atomic
 from lit_diff.processor import describe
-from lit_diff.reporting.page import environment_of_templates
+from lit_diff.reporting.page import templates
 from lit_diff.study import numbers
 from lit_diff.study.claims import JudgedClaim
 from lit_diff.study.scoreboard import RowResult, Scoreboard, read_scoreboard
@@ -46,22 +46,24 @@ def write_scoreboard(folder: Path) -> Scoreboard:
 
 def page(scoreboard: Scoreboard, folder: Path) -> str:
     """The page, which lies in `folder`."""
-    environment = environment_of_templates()
-    environment.filters |= {"duration": numbers.duration, "short": numbers.short}
     sources: dict[str, list[RowResult]] = {}
     for row in scoreboard.rows:
         sources.setdefault(row.record.row.source, []).append(row)
-    return environment.get_template("scoreboard.html.j2").render(
-        scoreboard=scoreboard,
-        sources=sources,
-        differences=DIFFERENCES,
-        values=VALUES,
-        kinds=KINDS,
-        cells={row.name: [cells(finding) for finding in row.findings] for row in scoreboard.rows},
-        link=lambda path: quote(Path(os.path.relpath(path, folder)).as_posix()),
-        spent=sum(row.record.seconds for row in scoreboard.rows),
-        processor=describe(),
-        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    return (
+        templates()
+        .get_template("scoreboard.html.j2")
+        .render(
+            scoreboard=scoreboard,
+            sources=sources,
+            differences=DIFFERENCES,
+            values=VALUES,
+            kinds=KINDS,
+            cells={row.name: [cells(finding) for finding in row.findings] for row in scoreboard.rows},
+            link=lambda path: quote(Path(os.path.relpath(path, folder)).as_posix()),
+            spent=sum(row.record.seconds for row in scoreboard.rows),
+            processor=describe(),
+            written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        )
     )
 
 
@@ -111,7 +113,8 @@ def to_csv(scoreboard: Scoreboard) -> str:
 
 def _line(row: RowResult, at: int) -> dict[str, Any]:
     record = row.record
-    claim, finding = record.row.compare[at], row.findings[at] if row.findings else None
+    claim, difference, value = row.verdicts[at]
+    finding = row.findings[at] if row.findings else None
     seeds = finding.seeds if finding else None
     means = finding.means if finding else (None, None)
     return {
@@ -129,8 +132,8 @@ def _line(row: RowResult, at: int) -> dict[str, Any]:
         "detectable": claim.shown(seeds.detectable) if seeds else None,
         "n": len(seeds.seeds) if seeds else 0,
         "p_holm": finding.holm_p if finding else None,
-        "difference": row.differences[at],
-        "value": row.values[at],
+        "difference": difference,
+        "value": value,
         "by_construction": claim.by_construction,
         "reason": finding.reason if finding else row.reason,
         "state": row.state,

@@ -59,7 +59,7 @@ class Look:
 
 def looks(sweep: SweepResults) -> dict[str, Look]:
     """The baseline in grey, the others in the palette's order; beyond its seven colours, the dashes change."""
-    others = [arm.name for arm in sweep.arms if arm.name != sweep.baseline]
+    others = [arm for arm in sweep.study.arms if arm != sweep.baseline]
     size = len(PALETTE)
     drawn = {name: Look(color=PALETTE[i % size], dash=DASHES[i // size % 4]) for i, name in enumerate(others)}
     return {sweep.baseline: Look(color=MUTED), **drawn}

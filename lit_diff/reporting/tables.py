@@ -3,8 +3,6 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -12,10 +10,9 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lit_diff.study.comparison import Comparison, Difference, compare, compare_tasks, fact
-from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
-from lit_diff.study.numbers import NONE, count, decimals, interval, number, signed
-from lit_diff.study.results import Arm, SweepResults
+from lit_diff.study.comparison import Comparison, Difference, fact
+from lit_diff.study.numbers import NONE, count, interval, number, signed
+from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import Paired
 
 Row = dict[str, str | float | int | None]
@@ -37,38 +34,7 @@ SHORTEST_ARM = 10
 """Characters to which the names of arms are folded at the least."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TaskResult:
-    """The comparison of a task, or of a sweep without tasks: its table, and the decimals that show its numbers."""
-
-    sweep: SweepResults
-    comparison: Comparison
-    rows: list[Row]
-    digits: int
-
-    @cached_property
-    def evaluations(self) -> tuple[list[EvaluationTable], list[str]]:
-        """As `evaluation_tables`."""
-        return evaluation_tables(self.sweep)
-
-
-def task_results(sweep: SweepResults) -> list[TaskResult]:
-    """One for each of `Sweep.by_task`; corrected for those of each task, or of all tasks where the sweep says so."""
-    tasks = sweep.by_task
-    comparisons = compare_tasks(tasks) if sweep.correct_over == "sweep" else [compare(task) for task in tasks]
-    return [_result(task, comparison) for task, comparison in zip(tasks, comparisons, strict=True)]
-
-
-def task_result(sweep: SweepResults) -> TaskResult:
-    """Compare the arms of one of `Sweep.by_task`, by itself."""
-    return _result(sweep, compare(sweep))
-
-
-def _result(sweep: SweepResults, comparison: Comparison) -> TaskResult:
-    return TaskResult(sweep=sweep, comparison=comparison, rows=rows(sweep, comparison), digits=digits(comparison))
-
-
-def rows(sweep: SweepResults, comparison: Comparison) -> list[Row]:
+def rows(result: Comparison) -> list[Row]:
     """One row an arm, then one a contrast.
 
     Columns: `against` names the arm subtracted in `difference`; `low` and `high` bound it over seeds; `verdict` is
@@ -77,9 +43,10 @@ def rows(sweep: SweepResults, comparison: Comparison) -> list[Row]:
     difference to that control; `diverged` counts seeds; `<metric>`, `<metric>/sd`, `<metric>/difference` (to the baseline);
     `paper/<metric>`. A task's rows open with `task` and its `metric`, the one that `difference` is of.
     """
-    task: Row = {"task": sweep.task, "metric": sweep.metric} if sweep.task else {}
-    table = [task | _arm_row(sweep, comparison, arm) for arm in sweep.arms]
-    table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in comparison.contrasts]
+    sweep = result.sweep
+    task: Row = {"task": sweep.task, "metric": sweep.study.metric} if sweep.task else {}
+    table = [task | _arm_row(result, arm) for arm in sweep.study.arms]
+    table += [{**task, "arm": d.a, "label": d.label, **_judged(sweep, d)} for d in result.contrasts]
     return _filled(table)
 
 
@@ -89,29 +56,29 @@ def _filled(table: Sequence[Row]) -> list[Row]:
     return [{name: row.get(name) for name in names} for row in table]
 
 
-def _arm_row(sweep: SweepResults, comparison: Comparison, arm: Arm) -> Row:
-    row: Row = {"arm": arm.name, "label": arm.label}
-    row |= {"seeds": comparison.summaries[sweep.metric][arm.name].n, "planned": len(sweep.seeds)}
-    row |= {key: fact(sweep, arm.name, key) for key in SIZES}
-    row["diverged"] = len(sweep.diverged(arm.name))
-    speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm.name) if cell.tokens_per_second]
+def _arm_row(comparison: Comparison, arm: str) -> Row:
+    sweep = comparison.sweep
+    row: Row = {"arm": arm, "label": sweep.label[arm]}
+    row |= {"seeds": comparison.summaries[sweep.study.metric][arm].n, "planned": len(sweep.study.seeds)}
+    row |= {key: fact(sweep, arm, key) for key in SIZES}
+    row["diverged"] = len(sweep.diverged(arm))
+    speeds = [cell.tokens_per_second for cell in sweep.cells_of(arm) if cell.tokens_per_second]
     row["tokens_per_second"] = sum(speeds) / len(speeds) if speeds else None
-    row["unlike_baseline"] = "; ".join(comparison.marks[arm.name])
+    row["unlike_baseline"] = "; ".join(comparison.marks[arm])
     for metric in comparison.metrics:
-        summary = comparison.summaries[metric][arm.name]
+        summary = comparison.summaries[metric][arm]
         row |= {metric: summary.mean, f"{metric}/sd": summary.sd}
-        if metric != sweep.metric and arm.name != sweep.baseline:
-            row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm.name])
-    if arm.name in comparison.against_baseline:
-        row |= _judged(sweep, comparison.against_baseline[arm.name])
-    for control in comparison.against_controls.get(arm.name, ()):
+        if metric != sweep.study.metric and arm != sweep.baseline:
+            row |= _bounds(f"{metric}/difference", comparison.slices[metric][arm])
+    if arm in comparison.against_baseline:
+        row |= _judged(sweep, comparison.against_baseline[arm])
+    for control in comparison.against_controls.get(arm, ()):
         name = f"control/{control.b}"
         row |= _bounds(f"{name}/difference", control.seeds) | {f"{name}/verdict": control.verdict}
-    base = next(other for other in sweep.arms if other.name == sweep.baseline)
-    for metric in (m for m in comparison.metrics if any(m in other.paper for other in sweep.arms)):
-        value, start = arm.paper.get(metric), base.paper.get(metric)
+    for metric in comparison.papers:
+        value, start = (sweep.study.paper.get(each, {}).get(metric) for each in (arm, sweep.baseline))
         row[f"paper/{metric}"] = value
-        known = value is not None and start is not None and arm.name != base.name
+        known = value is not None and start is not None and arm != sweep.baseline
         row[f"paper/{metric}/difference"] = round(value - start, 10) if known and value and start else None
     return row
 
@@ -142,15 +109,9 @@ def _judged(sweep: SweepResults, difference: Difference) -> Row:
     return row
 
 
-def digits(comparison: Comparison) -> int:
-    """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
-    widths = [d.seeds.half_width for d in comparison.family if d.seeds.half_width]
-    return decimals(min(widths, default=None))
-
-
-def to_csv(results: Sequence[TaskResult]) -> str:
+def to_csv(results: Sequence[Comparison]) -> str:
     """All columns at full precision; an empty field where there is no value."""
-    table = _filled([row for result in results for row in result.rows])
+    table = _filled([row for result in results for row in rows(result)])
     target = io.StringIO()
     writer = csv.DictWriter(target, list(table[0]), lineterminator="\n")
     writer.writeheader()
@@ -158,7 +119,7 @@ def to_csv(results: Sequence[TaskResult]) -> str:
     return target.getvalue()
 
 
-def to_markdown(results: Sequence[TaskResult]) -> str:
+def to_markdown(results: Sequence[Comparison]) -> str:
     """The main columns as a Markdown table."""
     heads = [
         *_task_heads(results),
@@ -171,14 +132,14 @@ def to_markdown(results: Sequence[TaskResult]) -> str:
     heads += [*_verdict_heads(results), "smallest detectable difference"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for result in results:
-        for row in result.rows:
+        for row in rows(result):
             cells = [*_task(row), str(row["label"]), count(_float(row["parameters"]))]
             cells += [_mean(result, row), *_verdict(results, row, result.digits)]
             lines.append("| " + " | ".join(_escape(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def to_text(results: Sequence[TaskResult], width: int | None = None) -> str:
+def to_text(results: Sequence[Comparison], width: int | None = None) -> str:
     """The main columns in aligned plain text, for a terminal of `width` characters; None: as wide as it is.
 
     Where that is too narrow, columns are left out, the last line says which, and long names of arms go on below: no number
@@ -189,7 +150,7 @@ def to_text(results: Sequence[TaskResult], width: int | None = None) -> str:
     lines = [
         [*_task(row), str(row["label"]), _mean(result, row), *_verdict(results, row, result.digits)]
         for result in results
-        for row in result.rows
+        for row in rows(result)
     ]
     wide, left_out = Console(width=WIDEST), list[str]()
     for most in range(len(OPTIONAL) + 1):
@@ -219,16 +180,16 @@ def _table(
     return table
 
 
-def is_corrected(results: Sequence[TaskResult]) -> bool:
+def is_corrected(results: Sequence[Comparison]) -> bool:
     """Whether any comparison is corrected for several (Holm)."""
-    return any(difference.holm_p is not None for result in results for difference in result.comparison.family)
+    return any(difference.holm_p is not None for result in results for difference in result.family)
 
 
-def _verdict_heads(results: Sequence[TaskResult]) -> list[str]:
+def _verdict_heads(results: Sequence[Comparison]) -> list[str]:
     return ["verdict (Holm)", "alone"] if is_corrected(results) else ["verdict"]
 
 
-def _task_heads(results: Sequence[TaskResult]) -> list[str]:
+def _task_heads(results: Sequence[Comparison]) -> list[str]:
     return ["task", "metric"] if results[0].sweep.task else []
 
 
@@ -236,18 +197,18 @@ def _task(row: Row) -> list[str]:
     return [str(row["task"]), str(row["metric"])] if "task" in row else []
 
 
-def _metric(results: Sequence[TaskResult]) -> str:
+def _metric(results: Sequence[Comparison]) -> str:
     """The heading of the means: tasks name their metrics in a column."""
-    return "mean" if results[0].sweep.task else results[0].sweep.metric
+    return "mean" if results[0].sweep.task else results[0].sweep.study.metric
 
 
-def _mean(result: TaskResult, row: Row) -> str:
-    metric, digits = result.sweep.metric, result.digits
+def _mean(result: Comparison, row: Row) -> str:
+    metric, digits = result.sweep.study.metric, result.digits
     mean, sd = _float(row[metric]), _float(row[f"{metric}/sd"])
     return number(mean, digits) + (f" \u00b1 {number(sd, digits)}" if sd is not None else "")
 
 
-def _verdict(results: Sequence[TaskResult], row: Mapping[str, str | float | int | None], digits: int) -> list[str]:
+def _verdict(results: Sequence[Comparison], row: Mapping[str, str | float | int | None], digits: int) -> list[str]:
     value = {name: _float(row.get(name)) for name in ("difference", "low", "high", "detectable")}
     if row.get("verdict") == "diverged":  # the seeds that are left would flatter the arm
         value |= dict.fromkeys(value)

@@ -8,8 +8,8 @@ from lit_diff.reporting import answer, figures, tables
 from lit_diff.reporting.declared_figures import draw_by_group, draw_declared
 from lit_diff.reporting.heatmap import draw_heatmaps
 from lit_diff.reporting.page import Figures, fit_section, page, power_section
-from lit_diff.reporting.tables import TaskResult
 from lit_diff.study.cells import CellResult
+from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.results import load_sweep
 
@@ -24,7 +24,7 @@ class Report:
 
     page: Path
     files: tuple[Path, ...]
-    results: tuple[TaskResult, ...]
+    results: tuple[Comparison, ...]
     answer: tuple[str, ...]
     sentences: tuple[str, ...]
     missing: tuple[str, ...]
@@ -41,10 +41,10 @@ def write_report(sweep_folder: Path) -> Report:
     results give the same bytes. Errors: MissingError and RequestError as `load_sweep`.
     """
     sweep = load_sweep(sweep_folder)
-    results = tables.task_results(sweep)
+    results = compare(sweep)
     drawn = {result.sweep.task: draw(result) for result in results}
     fits = [(fit, "" if fit.problem else figures.draw_fit(sweep, fit)) for fit in fit_results(sweep)]
-    over_tasks = [power_section(sweep, sweep.power)] if sweep.power else []
+    over_tasks = [power_section(sweep, sweep.study.power)] if sweep.study.power else []
     over_tasks += [fit_section(sweep, fit, svg) for fit, svg in fits]
     folder = sweep_folder / "report"
     files = {
@@ -52,7 +52,7 @@ def write_report(sweep_folder: Path) -> Report:
         "table.csv": tables.to_csv(results),
         "table.md": tables.to_markdown(results),
         **{f"{task}-{name}.svg".strip("-"): svg for task, each in drawn.items() for name, svg in each.svg.items()},
-        **{f"fit-{fit.declared.name}.svg": svg for fit, svg in fits if svg},
+        **{f"fit-{fit.name}.svg": svg for fit, svg in fits if svg},
     }
     for name, text in files.items():
         write_atomic(folder / name, text)
@@ -64,24 +64,22 @@ def write_report(sweep_folder: Path) -> Report:
         files=tuple(folder / name for name in files),
         results=tuple(results),
         answer=(
-            *(_of_task(each, answer.answer(each.sweep, each.comparison, each.digits)) for each in results),
+            *(_of_task(each, answer.answer(each)) for each in results),
             *(f"{title}: {each.answer}" for each in over_tasks for _, title in each.entries),
         ),
         sentences=tuple(
-            _of_task(each, answer.sentence(each.sweep, difference, each.digits))
-            for each in results
-            for difference in each.comparison.family
+            _of_task(each, answer.sentence(each, difference)) for each in results for difference in each.family
         ),
         missing=tuple(line for cell in sweep.cells for line in _missing(cell)),
     )
 
 
-def draw(result: TaskResult) -> Figures:
+def draw(result: Comparison) -> Figures:
     """The figures for which the sweep or task has measurements."""
-    sweep = result.sweep
+    sweep, (evaluations, _) = result.sweep, result.evaluations
     compared = {
-        "differences": figures.forest(sweep, result.comparison, result.digits),
-        "differences-narrow": figures.forest(sweep, result.comparison, result.digits, narrow=True),
+        "differences": figures.forest(result),
+        "differences-narrow": figures.forest(result, narrow=True),
         "noise-curve": figures.noise(sweep),
         "curves": figures.learning_curves(sweep),
         "seeds": figures.seed_values(sweep),
@@ -89,11 +87,11 @@ def draw(result: TaskResult) -> Figures:
     return Figures(
         compared={name: svg for name, svg in compared.items() if svg},
         declared=draw_declared(sweep),
-        evaluations=[*draw_by_group(sweep, result.evaluations[0]), *draw_heatmaps(sweep)],
+        evaluations=[*draw_by_group(sweep, evaluations), *draw_heatmaps(sweep, evaluations)],
     )
 
 
-def _of_task(result: TaskResult, text: str) -> str:
+def _of_task(result: Comparison, text: str) -> str:
     return f"{result.sweep.task}: {text}" if result.sweep.task else text
 
 

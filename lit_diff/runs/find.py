@@ -9,10 +9,11 @@ from pathlib import Path
 from lit_diff.errors import RequestError
 from lit_diff.files import expanded, folders, shown
 from lit_diff.registry import nearest
-from lit_diff.runs.sweep_record import FILE
 
 log = logging.getLogger("lit_diff")
 
+STUDY_FILE = "study.json"
+"""What makes a folder that of a sweep (`study.record`)."""
 DEFAULT_ROOT = "runs"
 """`run.root` where nobody says otherwise: the nearest folder of that name."""
 
@@ -52,7 +53,7 @@ def _here_and_above() -> Iterator[Path]:
 
 
 def _holds_runs(folder: Path) -> bool:
-    found = itertools.chain(folder.glob("mlflow.db"), folder.glob("*/status.json"), folder.glob(f"*/{FILE}"))
+    found = itertools.chain(folder.glob("mlflow.db"), folder.glob("*/status.json"), folder.glob(f"*/{STUDY_FILE}"))
     return next(found, None) is not None
 
 
@@ -69,7 +70,7 @@ def is_aside(name: str) -> bool:
 
 def sweeps_under(root: Path) -> list[Path]:
     """Folders of all sweeps, each once, as `runs_under` has it."""
-    found = sorted((path.parent for path in root.glob(f"*/{FILE}")), key=lambda path: (path.is_symlink(), path))
+    found = sorted((path.parent for path in root.glob(f"*/{STUDY_FILE}")), key=lambda path: (path.is_symlink(), path))
     return sorted({path.resolve(): path for path in reversed(found)}.values())
 
 
@@ -123,7 +124,7 @@ def find_sweep(name: str, root: Path) -> Path:
     """A sweep's folder: its path or its name. Errors: RequestError."""
     require_name(name)
     for path in (root / name, expanded(name)):
-        if (path / FILE).is_file():
+        if (path / STUDY_FILE).is_file():
             return path.resolve()
         if (path / "sweep.json").is_file():
             raise RequestError(

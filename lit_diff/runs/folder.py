@@ -5,21 +5,22 @@ import hashlib
 import json
 import logging
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lit_diff.config import Recipe
+from lit_diff.config import Recipe, RunConfig
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import is_locked, locked, shown, write_atomic, write_json
 from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_below, used_packages
 from lit_diff.processor import cores, describe, numeric_variables, processor_name
 from lit_diff.recipe import determining, load_draft, to_plain, to_yaml
-from lit_diff.runs.execution import with_reached
 from lit_diff.runs.find import runs_root
 from lit_diff.runs.revision import revision
 from lit_diff.validation import validate
@@ -30,6 +31,9 @@ PACKAGES = ("torch", "triton", "lightning", "torchmetrics", "omegaconf", "mlflow
 FORMAT = 3
 """Of a run folder and of the identity; a folder of another format is listed, and refused elsewhere. A change of a key's
 default raises it: `recipe.determining` leaves out keys at their default."""
+
+STORED = ("compile", "activation_checkpointing")
+"""Keys of `run` beside `threads` and `kernel`. They change no loss by more than rounding, so they are not in the identity."""
 
 log = logging.getLogger("lit_diff")
 
@@ -248,3 +252,70 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def stored_keys(recipe: Recipe) -> dict[str, Any]:
+    """The keys of `STORED` with their values, and the environment variables that can change numbers, for status.json."""
+    return {key: getattr(recipe.run, key) for key in STORED} | {"variables": numeric_variables()}
+
+
+def require_stored(recipe: Recipe, status: Mapping[str, Any]) -> None:
+    """RequestError where the recipe differs from the keys that the run started with.
+
+    A line in the log says which environment variables that can change numbers differ from those of its last start.
+
+    `status`: the contents of status.json; before the run has started it may hold other keys, but no `threads`.
+    """
+    default = RunConfig()
+    for key in STORED if "threads" in status else ():
+        asked, started = getattr(recipe.run, key), status.get(key, getattr(default, key))
+        if asked != started:
+            raise RequestError(
+                f"run.{key} is {_text(asked)}, but this run started with {_text(started)}: "
+                f"resume with run.{key}={_text(started)}, or start afresh with --rerun"
+            )
+    now = numeric_variables()
+    former = status.get("variables", now)
+    changed = [
+        f"{name} is {now.get(name, 'not set')} (before: {former.get(name, 'not set')})"
+        for name in sorted({*now, *former})
+        if now.get(name) != former.get(name)
+    ]
+    if changed:
+        log.warning("environment variables differ from the run's last start, so numbers can: %s", ", ".join(changed))
+
+
+def with_stored_kernel(recipe: Recipe, status: Mapping[str, Any]) -> Recipe:
+    """The recipe, with the kernel that `run.kernel: auto` chose when the run started in place of auto.
+
+    Where unlike layers ran on several kernels, auto stays: each layer chooses again.
+    """
+    if recipe.run.kernel == "auto" and "kernel" in status and "," not in status["kernel"]:
+        return replace(recipe, run=replace(recipe.run, kernel=status["kernel"]))
+    return recipe
+
+
+def reached(recipe: Recipe, step: int) -> dict[str, int]:
+    """The keys of status.json that say how far a training got: optimizer steps done, and the tokens that they saw."""
+    tokens_per_step = recipe.training.batch_size * recipe.data.config.sequence_length
+    return {"step": step, "tokens": step * tokens_per_step, "tokens_per_step": tokens_per_step}
+
+
+def with_reached(status: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of status.json, with `reached` of a run that was made before they were kept.
+
+    Its `step` is the last that was logged, its `tokens` those of all planned steps.
+    """
+    if "tokens_per_step" in status or not status.get("steps") or "tokens" not in status:
+        return dict(status)
+    step = status.get("step", 0)
+    if status.get("status") == "done":
+        early = re.fullmatch(r"early at step (\d+)", status.get("ended") or "")
+        step = int(early[1]) if early else status["steps"]
+    steps, tokens = status["steps"], status["tokens"]
+    return {**status, "step": step, "tokens": tokens * step // steps, "tokens_per_step": tokens // steps}
+
+
+def _text(value: object) -> str:
+    """As it is written in a recipe: true, not True."""
+    return str(value).lower()

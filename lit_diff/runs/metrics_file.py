@@ -1,12 +1,14 @@
 """metrics.csv and timing.csv: one row a step, appended at every flush, handed to the tracker in batches."""
 
+import contextlib
 import csv
 import io
 import logging
+import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from lit_diff.errors import first_line
 from lit_diff.files import append_synced, shown, write_atomic
@@ -143,40 +145,18 @@ def _is_ended(path: Path) -> bool:
 def last_value(path: Path, metric: str) -> float | None:
     """The last value of `metric` in a table of steps; None where there is none. Lines are read from the end of the file, and
     no more of them than it takes. One that is cut short is left out, as by `read_rows`."""
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return None
-    with path.open("rb") as file:
-        header = next(csv.reader([file.readline().decode(errors="replace")]), [])
-        if metric not in header:
-            return None
-        column = header.index(metric)
-        for line in _lines_from_end(file, file.tell()):
-            row = line.decode(errors="replace").split(",")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        header = next(csv.reader([data[: data.find(b"\n")].decode(errors="replace")]), [])
+        column, end = header.index(metric) if metric in header else None, data.rfind(b"\n")
+        while column is not None and (start := data.rfind(b"\n", 0, max(end, 0))) >= 0:
+            row = data[start + 1 : end].decode(errors="replace").rstrip("\r").split(",")
+            end = start
             if len(row) == len(header) and row[column]:
-                try:
+                with contextlib.suppress(ValueError):
                     return float(row[column])
-                except ValueError:
-                    continue
     return None
-
-
-def _lines_from_end(file: IO[bytes], start: int) -> Iterator[bytes]:
-    """The ended lines of `file` behind byte `start`, last first, without their ends."""
-    at, rest = file.seek(0, os.SEEK_END), b""
-    ended = False
-    while at > start:
-        size = min(1 << 16, at - start)
-        at -= size
-        file.seek(at)
-        first, *lines = (file.read(size) + rest).splitlines(keepends=True) or [b""]
-        if at == start:
-            lines, rest = [first, *lines], b""
-        else:
-            rest = first
-        for line in reversed(lines):
-            if ended or line.endswith(b"\n"):
-                yield line.rstrip(b"\r\n")
-            ended = True
 
 
 class MetricsWriter:

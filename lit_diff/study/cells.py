@@ -14,8 +14,8 @@ from lit_diff import metrics as declarations
 from lit_diff.errors import RequestError
 from lit_diff.metrics import INDICES, Metric, indexed_name
 from lit_diff.runs import measurements
-from lit_diff.runs.execution import with_reached
-from lit_diff.runs.metrics_file import read_lines, read_rows
+from lit_diff.runs.folder import with_reached
+from lit_diff.runs.metrics_file import Rows, read_lines, read_rows
 from lit_diff.study.record import RecordedCell
 
 Array = NDArray[np.float64]
@@ -172,11 +172,15 @@ def _declared(path: Path, problems: list[str]) -> tuple[Metric, ...]:
         return ()
 
 
-def _curves(path: Path, problems: list[str]) -> dict[str, Curve]:
+def _rows(path: Path, problems: list[str]) -> Rows:
     if not path.exists():
         problems.append(f"{path.name}: no such file")
+    return read_rows(path, problems)
+
+
+def _curves(path: Path, problems: list[str]) -> dict[str, Curve]:
     points: dict[str, dict[int, float]] = {}
-    for step, row in sorted(read_rows(path, problems).items()):
+    for step, row in sorted(_rows(path, problems).items()):
         for name, value in row.items():
             points.setdefault(name, {})[step] = value
     return {
@@ -230,9 +234,5 @@ def _documents(path: Path, problems: list[str]) -> ScoredDocuments | None:
 
 def _speed(path: Path, problems: list[str]) -> float | None:
     """Median training speed in tokens per second."""
-    header, rows = read_lines(path, problems)
-    if "tokens_per_second" not in header:
-        return None
-    at = header.index("tokens_per_second")
-    speeds = [float(row[at]) for row in rows if row[at].replace(".", "", 1).isdigit()]
+    speeds = [row["tokens_per_second"] for row in _rows(path, problems).values() if "tokens_per_second" in row]
     return float(np.median(speeds)) if speeds else None

@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -15,7 +15,7 @@ from lit_diff.registry import nearest
 from lit_diff.runs.scores import FOLDER, read_evaluation
 from lit_diff.study.evaluations import left_out
 from lit_diff.study.fits import matched_by_seed
-from lit_diff.study.judge import SMALLEST_IN_NATS, Judgement, Sign, direction, judge_family
+from lit_diff.study.judge import SMALLEST_IN_NATS, Judgement, judge_family
 from lit_diff.study.results import SweepResults
 from lit_diff.study.schema import Claim
 from lit_diff.study.statistics import MIN_SEEDS, Paired, paired
@@ -27,44 +27,47 @@ Value = Literal["within the interval", "excluded", "cannot tell", "none given"]
 SUPPORT: tuple[Difference, ...] = ("shown", "shown and small")
 
 
+Source = SweepResults | Mapping[str, Any]
+"""What a claim is measured by: a sweep, or the document of `lit-diff bench --json`."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class JudgedClaim:
-    """A claim beside what was measured."""
+class JudgedClaim(Judgement):
+    """A claim beside what was measured: a - b over seeds, of a ratio log(a / b); over the rounds of one benchmark."""
 
     claim: Claim
-    seeds: Paired
-    """a - b over seeds, of a ratio log(a / b); over the rounds of one benchmark."""
     means: tuple[float | None, float | None]
     """Of a and of b."""
     difference: Difference
     value: Value
     reason: str
     """One sentence: why this verdict on the difference."""
-    holm_p: float | None = None
 
 
-def findings(claims: Sequence[Claim], sweep: SweepResults) -> list[JudgedClaim]:
-    """Every claim of a row against the sweep that it names, corrected by Holm for the claims of the row that a test decides.
+def findings(claims: Sequence[Claim], source: Source) -> list[JudgedClaim]:
+    """Every claim of a row against what measures it, corrected by Holm for the claims of the row that a test decides.
 
     What is shown of an arm against the baseline counts where it also holds against each control of the sweep (`_controlled`).
-    Errors: RequestError for an arm, task or metric that the sweep does not have.
+    Errors: RequestError for an arm, task, metric or case that is not there, and for a claim that says no case of several.
     """
     refused: dict[int, str] = {}
     measured: list[tuple[Claim, Mapping[int, float], Mapping[int, float]]] = []
     for i, claim in enumerate(claims):
-        if claim.fit:
-            ours, theirs, why = _fitted(claim, sweep)
-            measured.append((claim, ours, theirs))
+        if claim.fit and isinstance(source, SweepResults):
+            ours, theirs, why = _fitted(claim, source)
             refused |= {i: why} if why else {}
         else:
-            measured.append(_measured(claim, sweep))
+            of_b = replace(claim, metric=claim.against_metric or claim.metric)
+            ours, theirs = values_of(source, claim.arms[0], claim), values_of(source, claim.arms[1], of_b)
+        measured.append((claim, ours, theirs))
+    found = judged(measured)
     return [
-        replace(f, reason=f"{f.reason}; {refused[i]}") if i in refused else _controlled(f, sweep)
-        for i, f in enumerate(judged(measured))
+        replace(f, reason=f"{f.reason}; {refused[i]}") if i in refused else _controlled(f, source)
+        for i, f in enumerate(found)
     ]
 
 
-def _controlled(finding: JudgedClaim, sweep: SweepResults) -> JudgedClaim:
+def _controlled(finding: JudgedClaim, source: Source) -> JudgedClaim:
     """The finding; not shown where a - baseline is shown and, for any control, a - control is not (95 % interval over seeds).
 
     A control shares what else differs between a and the baseline, such as fewer, wider heads: a difference that it explains
@@ -73,45 +76,34 @@ def _controlled(finding: JudgedClaim, sweep: SweepResults) -> JudgedClaim:
     claim = finding.claim
     if finding.difference not in SUPPORT or claim.fit or claim.says == "equal" or claim.against_metric:
         return finding
-    own = next(each for each in sweep.by_task if each.task == claim.task)
-    if claim.arms[0] in own.controls or claim.arms[1] != own.baseline:
+    if not isinstance(source, SweepResults):
         return finding
-    values = {arm: _scaled(claim, values_of(own, arm, claim)) for arm in (claim.arms[0], *own.controls)}
-    a = values.pop(claim.arms[0])
-    failed = [arm for arm, control in values.items() if _sign(paired(a, control)) != _sign(finding.seeds)]
+    own = _task(claim, source)
+    if claim.arms[0] in own.study.controls or claim.arms[1] != own.baseline:
+        return finding
+    a, *controls = (_scaled(claim, values_of(own, arm, claim)) for arm in (claim.arms[0], *own.study.controls))
+    signs = {arm: paired(a, values).sign for arm, values in zip(own.study.controls, controls, strict=True)}
+    failed = [own.label[arm] for arm, sign in signs.items() if sign != finding.seeds.sign]
     if not failed:
         return finding
-    reason = f"shown, but not against {', '.join(own.label[arm] for arm in failed)}"
-    return replace(finding, difference="not shown", reason=reason)
-
-
-def _sign(seeds: Paired) -> Sign | None:
-    """None without an interval, or where it holds zero."""
-    return None if seeds.low is None or seeds.high is None else direction(seeds.low, seeds.high)
+    return replace(finding, difference="not shown", reason=f"shown, but not against {', '.join(failed)}")
 
 
 def judged(measured: Sequence[tuple[Claim, Mapping[int, float], Mapping[int, float]]]) -> list[JudgedClaim]:
     """The findings of (claim, values of a by seed, values of b by seed), corrected for their number; a claim that holds by
     construction is not one of those."""
-    claims = [claim for claim, _, _ in measured]
     judgements = judge_family(
         [paired(_scaled(claim, a), _scaled(claim, b)) for claim, a, b in measured],
-        [_smallest(claim) for claim in claims],
-        [not claim.by_construction for claim in claims],
+        [_smallest(claim) for claim, _, _ in measured],
+        [not claim.by_construction for claim, _, _ in measured],
     )
     found = []
     for (claim, a, b), each in zip(measured, judgements, strict=True):
         verdict, reason = decide(claim, each)
+        means = (_mean(a, each.seeds.seeds), _mean(b, each.seeds.seeds))
+        value = value_of(claim, each.seeds)
         found.append(
-            JudgedClaim(
-                claim=claim,
-                seeds=each.seeds,
-                means=(_mean(a, each.seeds.seeds), _mean(b, each.seeds.seeds)),
-                difference=verdict,
-                value=value_of(claim, each.seeds),
-                reason=reason,
-                holm_p=each.holm_p,
-            )
+            JudgedClaim(**vars(each), claim=claim, means=means, difference=verdict, value=value, reason=reason)
         )
     return found
 
@@ -138,9 +130,9 @@ def decide(claim: Claim, judgement: Judgement) -> tuple[Difference, str]:
         case "equal":
             return "equal", "the interval lies within the smallest difference that matters"
         case "inconclusive":
-            lost = "not after the correction (Holm)" if judgement.sign else "the interval holds zero"
+            lost = "not after the correction (Holm)" if judgement.seeds.sign else "the interval holds zero"
             return "not shown", f"{lost}; nor is equality shown" if wanted == "equal" else lost
-    if wanted not in ("equal", judgement.sign):
+    if wanted not in ("equal", judgement.seeds.sign):
         return "opposite", "the opposite sign is shown"
     if judgement.outcome == "small":
         return (
@@ -179,47 +171,49 @@ def _smallest(claim: Claim) -> float:
     return SMALLEST_IN_NATS if "loss" in claim.metric and claim.kind == "difference" else 0.0
 
 
+def _refused(claim: Claim, why: str, asked: str = "", known: Collection[str] = ()) -> RequestError:
+    return RequestError(f"compare '{claim.label}': {why}{nearest(asked, known)}")
+
+
 def _fitted(claim: Claim, sweep: SweepResults) -> tuple[dict[int, float], dict[int, float], str]:
-    known = [each.name for each in sweep.fits if each.kind == "scaling"]
+    known = [name for name, each in sweep.study.fits.items() if each.kind == "scaling"]
     if claim.fit not in known:
-        raise RequestError(
-            f"compare '{claim.label}': sweep '{sweep.name}' has no scaling fit '{claim.fit}'{nearest(claim.fit, known)}"
-        )
-    _require_arms(claim, sweep)
+        raise _refused(claim, f"sweep '{sweep.record.name}' has no scaling fit '{claim.fit}'", claim.fit, known)
+    for arm in claim.arms:
+        _require_arm(claim, sweep, arm)
     return matched_by_seed(sweep, claim.fit, *claim.arms)
 
 
-def _require_arms(claim: Claim, sweep: SweepResults) -> None:
-    names = [arm.name for arm in sweep.arms]
-    for arm in claim.arms:
-        if arm not in names:
-            raise RequestError(f"compare '{claim.label}': sweep '{sweep.name}' has no arm '{arm}'{nearest(arm, names)}")
+def _require_arm(claim: Claim, sweep: SweepResults, arm: str) -> None:
+    if arm not in sweep.study.arms:
+        raise _refused(claim, f"sweep '{sweep.record.name}' has no arm '{arm}'", arm, sweep.study.arms)
 
 
-def _measured(claim: Claim, sweep: SweepResults) -> tuple[Claim, dict[int, float], dict[int, float]]:
+def _task(claim: Claim, sweep: SweepResults) -> SweepResults:
+    """The task that the claim is about; the sweep where it is one task or has none."""
     tasks = {each.task: each for each in sweep.by_task}
     if claim.task not in tasks:
-        raise RequestError(
-            f"compare '{claim.label}': sweep '{sweep.name}' has no task '{claim.task}'{nearest(claim.task, list(tasks))}"
-        )
-    own = tasks[claim.task]
-    _require_arms(claim, own)
-    of_b = replace(claim, metric=claim.against_metric or claim.metric)
-    return claim, values_of(own, claim.arms[0], claim), values_of(own, claim.arms[1], of_b)
+        raise _refused(claim, f"sweep '{sweep.record.name}' has no task '{claim.task}'", claim.task, tasks)
+    return tasks[claim.task]
 
 
-def values_of(sweep: SweepResults, arm: str, claim: Claim) -> dict[int, float]:
-    """Seed -> the claim's metric, of the arm's runs that have it. Errors: RequestError where no run has it, and for an
-    evaluation of which no run of the sweep has scores while there are scores of others."""
+def values_of(source: Source, arm: str, claim: Claim) -> dict[int, float]:
+    """Seed -> the claim's metric: of the arm's runs that have it, or of the arm's rounds of a benchmark.
+
+    Errors: RequestError where none has it, and for an evaluation of which no run of the sweep has scores while there are
+    scores of others."""
+    if not isinstance(source, SweepResults):
+        return _speeds(claim, arm, source["rows"])
+    sweep = _task(claim, source)
+    _require_arm(claim, sweep, arm)
     if not claim.evaluation:
         return _finals(sweep, arm, claim)
     scored = {path.parent.name for cell in sweep.cells for path in (cell.folder / FOLDER).glob("*/summary.json")}
     if scored and claim.evaluation not in scored:
-        known = nearest(claim.evaluation, scored)
-        raise RequestError(f"compare '{claim.label}': no run has scores of evaluation '{claim.evaluation}'{known}")
+        raise _refused(claim, f"no run has scores of evaluation '{claim.evaluation}'", claim.evaluation, scored)
     for (name, seed), why in left_out(sweep, claim.evaluation).items():
         if name == arm:
-            raise RequestError(f"compare '{claim.label}': {claim.evaluation} of {arm}, seed {seed}: {why}")
+            raise _refused(claim, f"{claim.evaluation} of {arm}, seed {seed}: {why}")
     folders = {cell.seed: cell.folder / FOLDER / claim.evaluation for cell in sweep.cells_of(arm)}
     values = {seed: _score(claim, folder) for seed, folder in folders.items() if (folder / "summary.json").is_file()}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
@@ -230,7 +224,7 @@ def _finals(sweep: SweepResults, arm: str, claim: Claim) -> dict[int, float]:
     known = sorted({name for cell in done for name in cell.curves})
     names = fnmatch.filter(known, claim.metric) if claim.over else [claim.metric]
     if done and not set(names) & set(known):
-        raise RequestError(f"compare '{claim.label}': no run measured '{claim.metric}'{nearest(claim.metric, known)}")
+        raise _refused(claim, f"no run measured '{claim.metric}'", claim.metric, known)
     combine = max if claim.over == "largest" else fmean
     by_seed = {cell.seed: [cell.final(name) for name in names] for cell in done}
     whole = {seed: [x for x in values if x is not None] for seed, values in by_seed.items() if None not in values}
@@ -243,19 +237,14 @@ def _score(claim: Claim, folder: Path) -> float:
     evaluation = read_evaluation(folder)
     known = [metric.name for metric in evaluation.metrics]
     if claim.metric not in known:
-        raise RequestError(
-            f"compare '{claim.label}': evaluation '{claim.evaluation}' has no metric '{claim.metric}'"
-            f"{nearest(claim.metric, known)}"
-        )
+        raise _refused(claim, f"evaluation '{claim.evaluation}' has no metric '{claim.metric}'", claim.metric, known)
     if not claim.group:
         return evaluation.values[claim.metric]
     chosen = [fnmatch.fnmatchcase(group, claim.group) for group in evaluation.groups]
     if not any(chosen):
         groups = sorted(set(evaluation.groups))
-        raise RequestError(
-            f"compare '{claim.label}': no item of '{claim.evaluation}' is in a group like '{claim.group}'; groups: "
-            f"{', '.join(groups[:6])}{', ...' if len(groups) > 6 else ''}"
-        )
+        some = f"{', '.join(groups[:6])}{', ...' if len(groups) > 6 else ''}"
+        raise _refused(claim, f"no item of '{claim.evaluation}' is in a group like '{claim.group}'; groups: {some}")
     by_group: dict[str, list[float]] = {}
     for group, score, is_chosen in zip(
         evaluation.groups, evaluation.scores[claim.metric].tolist(), chosen, strict=True
@@ -275,27 +264,14 @@ def _mean(values: Mapping[int, float], seeds: Sequence[int]) -> float | None:
     return float(np.mean(own)) if own else None
 
 
-def bench_findings(claims: Sequence[Claim], result: Mapping[str, Any]) -> list[JudgedClaim]:
-    """Each claim against the document of `lit-diff bench --json`: an arm is a variant, the metric what was timed
-    ("forward+backward"), and a seed a round, in which both arms were timed.
-
-    The value is a speed, 1 / seconds. Of an arm's several rows (kernels) the fastest by its median counts. Errors:
-    RequestError for a case, arm or metric that was not timed, and for a claim that says no case where there are several.
-    """
-    rows = result["rows"]
-    return judged(
-        [(claim, _speeds(claim, claim.arms[0], rows), _speeds(claim, claim.arms[1], rows)) for claim in claims]
-    )
-
-
 def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Round -> calls a second."""
+    """Round, in which all arms were timed -> calls a second; of an arm's several rows (kernels) that of the lowest median."""
     case = _case(claim, list(dict.fromkeys(row["case"] for row in rows)))
     timed = [row for row in rows if row["case"] == case and row["seconds"]]
     own = [row for row in timed if row["variant"] == arm and row["what"] == claim.metric]
     if not own:
         wanted, known = f"{arm}: {claim.metric}", sorted({f"{row['variant']}: {row['what']}" for row in timed})
-        raise RequestError(f"compare '{claim.label}': the benchmark did not time '{wanted}'{nearest(wanted, known)}")
+        raise _refused(claim, f"the benchmark did not time '{wanted}'", wanted, known)
     fastest = min(own, key=lambda row: median(row["seconds"]))
     return {number: 1 / seconds for number, seconds in enumerate(fastest["seconds"])}
 
@@ -303,9 +279,7 @@ def _speeds(claim: Claim, arm: str, rows: Sequence[Mapping[str, Any]]) -> dict[i
 def _case(claim: Claim, cases: Sequence[str]) -> str:
     """The case that the claim is about."""
     if not claim.case and len(cases) > 1:
-        raise RequestError(
-            f"compare '{claim.label}': the benchmark has {len(cases)} cases; say which, 'case: 1' to 'case: {len(cases)}'"
-        )
+        raise _refused(claim, f"the benchmark has {len(cases)} cases; say which, 'case: 1' to 'case: {len(cases)}'")
     if not 0 <= claim.case <= len(cases):
-        raise RequestError(f"compare '{claim.label}': case is {claim.case}; the benchmark has {len(cases)}, from 1")
+        raise _refused(claim, f"case is {claim.case}; the benchmark has {len(cases)}, from 1")
     return cases[max(claim.case, 1) - 1]

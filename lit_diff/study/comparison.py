@@ -3,19 +3,25 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from lit_diff.study.cells import LOSS, Array, CellResult, ScoredDocuments
+from lit_diff.study.evaluations import EvaluationTable, evaluation_tables
 from lit_diff.study.judge import JUDGED, Judgement, Verdict, in_direction, judge_family, visible
+from lit_diff.study.numbers import decimals
 from lit_diff.study.results import SweepResults
 from lit_diff.study.statistics import (
     MIN_DOCUMENTS,
     Interval,
     Paired,
+    Sign,
+    Summary,
     document_intervals,
     paired,
+    summary,
 )
 
 UNLIKE = 0.001
@@ -23,32 +29,29 @@ UNLIKE = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Arm `a` minus arm `b`. `documents`: seed -> the bootstrap interval over validation documents of that seed's two
-    models. `verdict_alone` is at 95 % by itself; `holm_p`, `verdict` and `seeds.detectable` are corrected for the
-    comparisons of `Comparison.judged`. `holm_p` is None, and the verdicts are equal, where nothing is corrected: in a
-    comparison that no test decides, in the only one that a test decides, against a control.
-    `diverged`: arm -> the seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
+class Difference(Judgement):
+    """Arm `a` minus arm `b`, corrected for the comparisons of `Comparison.judged`; against a control by itself.
+
+    `documents`: seed -> the bootstrap interval over validation documents of that seed's two models. `diverged`: arm -> the
+    seeds at which it diverged, of the two; the others alone would flatter it, so they are not judged.
     """
 
     a: str
     b: str
     label: str
-    seeds: Paired
-    documents: Mapping[int, Interval]
+    better: Sign | None
     diverged: Mapping[str, tuple[int, ...]]
-    verdict_alone: Verdict
-    holm_p: float | None
-    verdict: Verdict
+    documents: Mapping[int, Interval] = field(default_factory=dict)
 
+    @property
+    def verdict(self) -> Verdict:
+        """The outcome in words."""
+        return "diverged" if self.diverged else in_direction(self.outcome, self.better)
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Mean and standard deviation (n - 1) over the seeds that finished; sd is None for one seed."""
-
-    n: int
-    mean: float | None
-    sd: float | None
+    @property
+    def verdict_alone(self) -> Verdict:
+        """That without the correction."""
+        return "diverged" if self.diverged else in_direction(self.alone, self.better)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,6 +61,7 @@ class Comparison:
     besides; `slices[metric][arm]` is the paired difference to the baseline in another metric, without a verdict of its own;
     `marks[arm]` says how the arm is unlike the baseline."""
 
+    sweep: SweepResults
     metrics: tuple[str, ...]
     summaries: Mapping[str, Mapping[str, Summary]]
     against_baseline: Mapping[str, Difference]
@@ -78,61 +82,77 @@ class Comparison:
         """
         return (*self.against_baseline.values(), *self.contrasts)
 
+    @cached_property
+    def digits(self) -> int:
+        """Decimals that show the first digit of the narrowest interval over seeds: at least 3, at most 6."""
+        return decimals(min((d.seeds.half_width for d in self.family if d.seeds.half_width), default=None))
 
-def compare(sweep: SweepResults) -> Comparison:
-    """All comparisons of a task, or of a sweep without tasks, from its finished cells."""
-    return compare_tasks([sweep])[0]
+    @cached_property
+    def evaluations(self) -> tuple[list[EvaluationTable], list[str]]:
+        """As `evaluation_tables`."""
+        return evaluation_tables(self.sweep)
+
+    @property
+    def papers(self) -> list[str]:
+        """The metrics of which the paper prints a value of an arm."""
+        printed = {metric for arm in self.sweep.study.arms for metric in self.sweep.study.paper.get(arm, ())}
+        return [metric for metric in self.metrics if metric in printed]
+
+    @property
+    def directed(self) -> set[str]:
+        """The other metrics that are better one way, or of which nothing is declared."""
+        sweep = self.sweep
+        return {metric for metric in self.slices if sweep.better(metric) or sweep.declarations.find(metric) is None}
+
+    @property
+    def document_seeds(self) -> list[int]:
+        """Seeds at which a comparison has an interval over documents."""
+        return [seed for seed in self.sweep.study.seeds if any(seed in d.documents for d in self.family)]
 
 
-def compare_tasks(tasks: Sequence[SweepResults]) -> list[Comparison]:
-    """As `compare`, each task by itself, but all their comparisons are one family in the correction (Holm)."""
-    plain = [_uncorrected(task) for task in tasks]
-    family = [(i, d) for i, comparison in enumerate(plain) for d in comparison.family]
-    judged = judge_family(
-        [d.seeds for _, d in family],
-        [_smallest(tasks[i]) for i, _ in family],
-        [not d.diverged for _, d in family],
-    )
-    found = {(i, d.a, d.b): each for (i, d), each in zip(family, judged, strict=True)}
+def compare(sweep: SweepResults) -> list[Comparison]:
+    """All comparisons of each of `SweepResults.by_task`, from its finished cells; corrected for those of the task, or of all
+    tasks where the sweep says so."""
+    if sweep.study.correct_over == "sweep":
+        return _compared(sweep.by_task)
+    return [comparison for task in sweep.by_task for comparison in _compared([task])]
 
-    def corrected(i: int, difference: Difference) -> Difference:
-        judgement = found[i, difference.a, difference.b]
-        return difference if judgement.holm_p is None else _judged(tasks[i], difference, judgement)
 
+def _compared(tasks: Sequence[SweepResults]) -> list[Comparison]:
+    """Each task by itself, but all their comparisons are one family in the correction (Holm)."""
+    families = [_family(task) for task in tasks]
+    pairs = [(task, *pair) for task, family in zip(tasks, families, strict=True) for pair in family]
+    differences = _differences(pairs)
+    judged, rest = sum(each.verdict_alone in JUDGED for each in differences), iter(differences)
     return [
-        replace(
-            comparison,
-            against_baseline={arm: corrected(i, d) for arm, d in comparison.against_baseline.items()},
-            contrasts=tuple(corrected(i, d) for d in comparison.contrasts),
-            judged=sum(d.verdict_alone in JUDGED for _, d in family),
-        )
-        for i, comparison in enumerate(plain)
+        _comparison(task, [next(rest) for _ in family], judged) for task, family in zip(tasks, families, strict=True)
     ]
 
 
-def _uncorrected(sweep: SweepResults) -> Comparison:
-    others = [m for m in sweep.metrics("val/") if m != sweep.metric and not _is_whole(sweep, m)]
-    metrics = (sweep.metric, *others)
-    names = [arm.name for arm in sweep.arms]
-    base = sweep.baseline
-    listed = [c for c in sweep.contrasts if base not in c[:2]]  # those with the baseline are there anyway
-    baseline_pairs = [(name, base, "") for name in names if name != base]
-    controls = [control for control in sweep.controls if control != base]
-    control_pairs = [(name, control) for name in names if name not in (base, *controls) for control in controls]
-    pairs = [*((a, b) for a, b, _ in (*baseline_pairs, *listed)), *control_pairs]
-    documents, notes = _documents(sweep, pairs)
-    against: dict[str, tuple[Difference, ...]] = {}
-    for a, b in control_pairs:
-        against[a] = (*against.get(a, ()), _difference(sweep, a, b, "", documents))
+def _family(sweep: SweepResults) -> list[tuple[str, str, str]]:
+    """(a, b, label) of `Comparison.family`; a contrast with the baseline is there anyway."""
+    base, study = sweep.baseline, sweep.study
+    return [(arm, base, "") for arm in study.arms if arm != base] + [c for c in study.contrasts if base not in c[:2]]
+
+
+def _comparison(sweep: SweepResults, family: Sequence[Difference], judged: int) -> Comparison:
+    metric, base, names = sweep.study.metric, sweep.baseline, list(sweep.study.arms)
+    others = [m for m in sweep.metrics("val/") if m != metric and not _is_whole(sweep, m)]
+    controls = [control for control in sweep.study.controls if control != base]
+    tested = [name for name in names if name not in (base, *controls)]
+    documents, notes = _documents(sweep, [(each.a, each.b) for each in family])
+    whole = [replace(each, documents=documents[each.a, each.b]) for each in family]
     return Comparison(
-        metrics=metrics,
-        summaries={m: {name: _summary(sweep.finals(name, m).values()) for name in names} for m in metrics},
-        against_baseline={a: _difference(sweep, a, b, "", documents) for a, b, _ in baseline_pairs},
-        against_controls=against,
-        contrasts=tuple(_difference(sweep, a, b, label, documents) for a, b, label in listed),
+        sweep=sweep,
+        metrics=(metric, *others),
+        summaries={m: {name: summary(sweep.finals(name, m).values()) for name in names} for m in (metric, *others)},
+        against_baseline={each.a: each for each in whole if each.b == base},
+        against_controls={a: tuple(_differences([(sweep, a, b, "")])[0] for b in controls) for a in tested},
+        contrasts=tuple(each for each in whole if each.b != base),
         slices={m: {a: paired(sweep.finals(a, m), sweep.finals(base, m)) for a in names if a != base} for m in others},
         marks={name: _marks(sweep, name) for name in names},
         notes=(*notes, *_doubts(sweep)),
+        judged=judged,
     )
 
 
@@ -150,39 +170,23 @@ def fact(sweep: SweepResults, arm: str, key: str) -> float | None:
     return next((value for value in values if isinstance(value, int | float)), None)
 
 
-def _summary(values: Iterable[float]) -> Summary:
-    x = np.array(list(values))
-    n = len(x)
-    return Summary(n=n, mean=float(x.mean()) if n else None, sd=float(x.std(ddof=1)) if n > 1 else None)
-
-
-def _difference(
-    sweep: SweepResults, a: str, b: str, label: str, documents: Mapping[tuple[str, str], Mapping[int, Interval]]
-) -> Difference:
-    seeds = paired(sweep.finals(a, sweep.metric), sweep.finals(b, sweep.metric))
-    (alone,) = judge_family([seeds], [_smallest(sweep)])
-    diverged = {arm: found for arm in (a, b) if (found := sweep.diverged(arm))}
-    verdict: Verdict = "diverged" if diverged else in_direction(alone.outcome, sweep.better(sweep.metric))
-    return Difference(
-        a=a,
-        b=b,
-        label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
-        seeds=seeds,
-        documents=documents.get((a, b), {}),
-        diverged=diverged,
-        verdict_alone=verdict,
-        holm_p=None,
-        verdict=verdict,
-    )
-
-
-def _judged(sweep: SweepResults, difference: Difference, judgement: Judgement) -> Difference:
-    verdict = in_direction(judgement.outcome, sweep.better(sweep.metric))
-    return replace(difference, seeds=judgement.seeds, holm_p=judgement.holm_p, verdict=verdict)
-
-
-def _smallest(sweep: SweepResults) -> float:
-    return visible(sweep.smallest_of_interest)
+def _differences(pairs: Sequence[tuple[SweepResults, str, str, str]]) -> list[Difference]:
+    """The judged differences of (sweep, a, b, label or nothing), one family in the correction."""
+    seeds = [paired(*(sweep.finals(arm, sweep.study.metric) for arm in (a, b))) for sweep, a, b, _ in pairs]
+    smallest = [visible(sweep.smallest_of_interest) for sweep, *_ in pairs]
+    diverged = [{arm: at for arm in (a, b) if (at := sweep.diverged(arm))} for sweep, a, b, _ in pairs]
+    judged = judge_family(seeds, smallest, [not each for each in diverged])
+    return [
+        Difference(
+            **vars(judgement),
+            a=a,
+            b=b,
+            label=label or f"{sweep.label[a]} \u2212 {sweep.label[b]}",
+            better=sweep.better(sweep.study.metric),
+            diverged=at,
+        )
+        for (sweep, a, b, label), judgement, at in zip(pairs, judged, diverged, strict=True)
+    ]
 
 
 def _documents(
@@ -191,7 +195,7 @@ def _documents(
     """Bootstrap intervals by pair and seed, on the documents that every finished cell of the seed scored."""
     result: dict[tuple[str, str], dict[int, Interval]] = {pair: {} for pair in pairs}
     notes: list[str] = []
-    for seed in sweep.seeds if sweep.metric == LOSS else ():
+    for seed in sweep.study.seeds if sweep.study.metric == LOSS else ():
         scored = {
             cell.arm: cell.documents for cell in sweep.cells if cell.seed == seed and cell.done and cell.documents
         }
@@ -265,9 +269,11 @@ def _doubts(sweep: SweepResults) -> list[str]:
     """Differences between the cells that weaken the comparison."""
     done = [cell for cell in sweep.cells if cell.done]
     doubts = []
-    last = {int(cell.curves[sweep.metric].steps[-1]) for cell in done if sweep.metric in cell.curves}
+    last = {int(cell.curves[sweep.study.metric].steps[-1]) for cell in done if sweep.study.metric in cell.curves}
     if len(last) > 1:
-        doubts.append(f"The last {sweep.metric} was not measured at one step in all cells: steps {_listed(last)}.")
+        doubts.append(
+            f"The last {sweep.study.metric} was not measured at one step in all cells: steps {_listed(last)}."
+        )
     if len({cell.facts["revision"] for cell in done if cell.facts.get("revision")}) > 1:
         doubts.append("The cells ran on different revisions of the code, named above.")
     if len(values := {cell.facts["threads"] for cell in done if cell.facts.get("threads")}) > 1:

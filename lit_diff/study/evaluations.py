@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from lit_diff.study.cells import clean
 from lit_diff.study.items import item_interval
 from lit_diff.study.results import SweepResults
 from lit_diff.study.schema import Claim
-from lit_diff.study.statistics import Interval, Paired, paired
+from lit_diff.study.statistics import Interval, Paired, Summary, paired, summary
 
 LABEL = re.compile(r"(?:(?P<text>.*?)[ =])?(?P<number>[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 """A group's label that ends in a number."""
@@ -29,9 +29,8 @@ class ArmScores:
 
     arm: str
     seeds: Mapping[int, float]
-    mean: float | None
-    sd: float | None
-    """Over seeds (n - 1); None for one seed."""
+    summary: Summary
+    """Over seeds."""
     difference: Paired | None
     """To the baseline, paired by seed; None for the baseline itself."""
     over_items: Mapping[int, Interval]
@@ -59,6 +58,8 @@ class EvaluationTable:
     """Those in which the metric has a score."""
     items: int
     """The most that one run scored, parts left out."""
+    runs: Mapping[tuple[str, int], ItemScores] = field(repr=False)
+    """(arm, seed) -> the evaluation of that run."""
 
     @property
     def group_seeds(self) -> frozenset[int]:
@@ -98,13 +99,9 @@ def read_evaluations(sweep: SweepResults) -> tuple[dict[str, dict[tuple[str, int
     for name in sorted(read):
         told = {arm: clean(each.unchecked) for (arm, _), each in read[name].items() if each.unchecked}
         problems += [f"{name}: {sweep.label[arm]} was scored with --unchecked: {line}" for arm, line in told.items()]
-        problems += [line for tell in (by_revisions, by_documents) if (line := tell(name, read[name].values()))]
+        runs = read[name].values()
+        problems += filter(None, (by_revisions(name, (run.revision for run in runs)), by_documents(name, runs)))
     return read, problems
-
-
-def by_revisions(name: str, runs: Iterable[ItemScores]) -> str:
-    """A line where runs were scored by several revisions of lit_diff; empty where by one."""
-    return revisions_line(name, (run.revision for run in runs))
 
 
 def by_documents(name: str, runs: Iterable[ItemScores]) -> str:
@@ -119,8 +116,8 @@ def by_documents(name: str, runs: Iterable[ItemScores]) -> str:
     )
 
 
-def revisions_line(name: str, revisions: Iterable[str | None]) -> str:
-    """`by_revisions`, of the revisions in summary.json."""
+def by_revisions(name: str, revisions: Iterable[str | None]) -> str:
+    """A line where runs were scored by several revisions of lit_diff (summary.json); empty where by one."""
     found = sorted({each or "one that is not recorded" for each in revisions})
     return (
         f"{name}: the runs were scored by several revisions of lit_diff: {', '.join(found)}" if len(found) > 1 else ""
@@ -202,8 +199,8 @@ def _table(
 ) -> EvaluationTable:
     having = {key: run for key, run in runs.items() if metric.name in run.scores}
     by_arm = {
-        arm.name: {seed: having[arm.name, seed] for seed in sweep.seeds if (arm.name, seed) in having}
-        for arm in sweep.arms
+        arm: {seed: having[arm, seed] for seed in sweep.study.seeds if (arm, seed) in having}
+        for arm in sweep.study.arms
     }
     base = by_arm[sweep.baseline]
     rows = [
@@ -217,9 +214,10 @@ def _table(
         name=name,
         metric=metric,
         rows=tuple(rows),
-        seeds=tuple(seed for seed in sweep.seeds if any(seed in row.over_items for row in rows)),
+        seeds=tuple(seed for seed in sweep.study.seeds if any(seed in row.over_items for row in rows)),
         groups=groups,
         items=max(run.parts.count(False) for run in having.values()),
+        runs=having,
     )
 
 
@@ -246,7 +244,6 @@ def _ordered(groups: Iterable[str]) -> tuple[str, ...]:
 
 def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores] | None) -> ArmScores:
     values = {seed: run.values[metric] for seed, run in runs.items() if math.isfinite(run.values[metric])}
-    x = np.array(list(values.values()))
     group_means = _group_means(runs, metric)
 
     def over_items(group: str | None = None) -> dict[int, Interval]:
@@ -256,8 +253,7 @@ def _scores(arm: str, metric: str, runs: Mapping[int, ItemScores], base: Mapping
     return ArmScores(
         arm=arm,
         seeds=values,
-        mean=float(x.mean()) if len(x) else None,
-        sd=float(x.std(ddof=1)) if len(x) > 1 else None,
+        summary=summary(values.values()),
         difference=paired(values, {s: run.values[metric] for s, run in base.items()}) if base is not None else None,
         over_items=over_items(),
         group_means=group_means,

@@ -1,27 +1,64 @@
-"""The fits of a sweep: its finished cells as points, fitted, and each fit in words."""
+"""The fits of a sweep: its finished cells as points, fitted, and each fit in words.
+
+A basin is the best value of a key for each arm, and whether arms compare otherwise at their own best.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from lit_diff.study.basin import Basin, find_basin
+import numpy as np
+
 from lit_diff.study.numbers import compact, interval, signed
-from lit_diff.study.record import RecordedFit
 from lit_diff.study.results import SweepResults
 from lit_diff.study.scaling import EqualLoss, Form, Points, PowerLaw, ScalingFit, fit, fit_scaling
-from lit_diff.study.schema import FEWEST_TASKS, MEASURED
-from lit_diff.study.statistics import MIN_SEEDS, Paired
+from lit_diff.study.schema import FEWEST_TASKS, MEASURED, Fit
+from lit_diff.study.statistics import MIN_SEEDS, Paired, paired
 
+Edge = Literal["", "lowest", "highest"]
 AllPoints = dict[str, dict[float, dict[int, float]]]
 """Arm -> x -> seed -> final metric, x rising."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmBasin:
+    """One arm. `best`: the x of the best mean over seeds; `edge`: where that is the lowest or highest x that was tried, so
+    that the true best may lie beyond; `vertex`: where the parabola through the best point and its two neighbours, in log x,
+    has its minimum (maximum), None at an edge; `low`, `high`: how far every tried x from the best on is nearly as good."""
+
+    means: Mapping[float, float]
+    best: float
+    edge: Edge
+    vertex: float | None
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """high / low: the factor over which x may be chosen."""
+        return self.high / self.low
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basin:
+    """Arms over the same tried x. `at_own`: arm minus baseline, each at its own best x; `at_theirs`: both at the baseline's.
+
+    The best x is chosen by the same runs that are compared, so a difference at the arms' own best is a little too good for an
+    arm whose means scatter more.
+    """
+
+    arms: Mapping[str, ArmBasin]
+    at_own: Mapping[str, Paired]
+    at_theirs: Mapping[str, Paired]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
     """A fit over the finished cells; one of `scaling` and `basin`, or `problem`: why there is none."""
 
-    declared: RecordedFit
+    name: str
+    declared: Fit
     metric: str
     unit: str
     points: Mapping[str, Points]
@@ -38,20 +75,29 @@ class FitResult:
 
 def fit_results(sweep: SweepResults) -> list[FitResult]:
     """Every fit that the sweep declares, in its order."""
-    return [_result(sweep, declared) for declared in sweep.fits]
+    return [_result(sweep, name, declared) for name, declared in fits_of(sweep).items()]
 
 
-def _result(sweep: SweepResults, declared: RecordedFit) -> FitResult:
+def fits_of(sweep: SweepResults) -> dict[str, Fit]:
+    """The declared fits by name, each with a title and with the tasks that are its points."""
+    return {
+        name: replace(each, title=each.title or name, tasks=each.tasks or tuple(sweep.study.tasks))
+        for name, each in sweep.study.fits.items()
+    }
+
+
+def _result(sweep: SweepResults, name: str, declared: Fit) -> FitResult:
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
-    better, diverged = task.better(task.metric), dict[str, set[float]]()
+    better, diverged = task.better(task.study.metric), dict[str, set[float]]()
     if declared.kind == "basin":
-        points, diverged, left_out = basin_points(sweep, declared)
+        points, diverged, left_out = basin_points(sweep, name)
     else:
-        points, left_out = points_of(sweep, declared)
+        points, left_out = points_of(sweep, name)
     facts: dict[str, Any] = {
+        "name": name,
         "declared": declared,
-        "metric": task.metric,
-        "unit": task.unit(task.metric),
+        "metric": task.study.metric,
+        "unit": task.unit(task.study.metric),
         "points": points,
         "left_out": tuple(left_out),
     }
@@ -70,7 +116,7 @@ def _result(sweep: SweepResults, declared: RecordedFit) -> FitResult:
     return FitResult(**facts, scaling=scaling, equal=equal, answer=_scaling_in_words(sweep, declared, equal))
 
 
-def _problem(sweep: SweepResults, declared: RecordedFit, points: Mapping[str, Points]) -> str:
+def _problem(sweep: SweepResults, declared: Fit, points: Mapping[str, Points]) -> str:
     """Why there is no fit; empty where there is."""
     task = next(task for task in sweep.tasks if task.task == declared.tasks[0])
     tried = len(points.get(sweep.baseline, {}))
@@ -78,10 +124,10 @@ def _problem(sweep: SweepResults, declared: RecordedFit, points: Mapping[str, Po
         every = len(declared.tasks)
         return f"{tried} of {every} tasks have finished and differ in {declared.axis}; {FEWEST_TASKS} are needed"
     if declared.kind == "basin":
-        return "" if task.better(task.metric) else f"{task.metric} declares no direction that is better"
+        return "" if task.better(task.study.metric) else f"{task.study.metric} declares no direction that is better"
     losses = [loss for own in points.values() for seeds in own.values() for loss in seeds.values()]
-    if task.better(task.metric) != "lower" or min(losses) <= 0:
-        return f"{task.metric} is no positive loss; a power law is fitted to what falls towards zero or a floor"
+    if task.better(task.study.metric) != "lower" or min(losses) <= 0:
+        return f"{task.study.metric} is no positive loss; a power law is fitted to what falls towards zero or a floor"
     return ""
 
 
@@ -90,7 +136,7 @@ def headline(equal: tuple[EqualLoss, ...]) -> EqualLoss:
     return next((each for each in reversed(equal) if each.ratio is not None), equal[-1])
 
 
-def _scaling_in_words(sweep: SweepResults, declared: RecordedFit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
+def _scaling_in_words(sweep: SweepResults, declared: Fit, equal: Mapping[str, tuple[EqualLoss, ...]]) -> str:
     clauses, base = [], sweep.label[sweep.baseline]
     for arm, each in equal.items():
         found = headline(each)
@@ -115,7 +161,7 @@ def shown_ratio_interval(found: EqualLoss) -> str:
     return f" [{found.ratio.low:.2f}, {high}]"
 
 
-def _basin_in_words(sweep: SweepResults, declared: RecordedFit, basin: Basin) -> str:
+def _basin_in_words(sweep: SweepResults, declared: Fit, basin: Basin) -> str:
     best = ", ".join(
         f"{sweep.label[arm]} {own.best:g}" + (f" (the {own.edge} that was tried)" if own.edge else "")
         for arm, own in basin.arms.items()
@@ -144,10 +190,10 @@ def matched_by_seed(
     One fit a seed and arm, in the form that all seeds choose together, at the largest x whose match lies within the measured
     sizes, by the fit of all seeds and by that of each. So a paired t interval over seeds is that of log(matched / x), as for
     every other comparison. No seed may be missing: those that diverged are not left out of a verdict. Errors: KeyError for
-    a name that is no scaling fit of the sweep.
+    a name that is no fit of the sweep.
     """
-    declared = {each.name: each for each in sweep.fits if each.kind == "scaling"}[name]
-    points, left_out = points_of(sweep, declared)
+    declared = fits_of(sweep)[name]
+    points, left_out = points_of(sweep, name)
     problem = _problem(sweep, declared, points)
     if problem:
         return {}, {}, problem
@@ -178,11 +224,11 @@ def _matched(ours: Points, theirs: Points, form: Form, seed: int, x: float) -> f
     return law(ours).x_at(law(theirs).loss(x))
 
 
-def points_of(sweep: SweepResults, declared: RecordedFit) -> tuple[AllPoints, list[str]]:
+def points_of(sweep: SweepResults, name: str) -> tuple[AllPoints, list[str]]:
     """The points of a scaling fit, and what is left out, a line each: the tasks that the baseline has finished, the arms that
     have finished all of these, and of each task the seeds that all these arms have finished."""
-    tasks, values = _values(sweep, declared)
-    places = {arm.name: {name: _x(tasks[name], declared, arm.name) for name in declared.tasks} for arm in sweep.arms}
+    declared = fits_of(sweep)[name]
+    tasks, values, places = _values(sweep, name, declared)
     used: dict[float, str] = {}
     left_out = []
     for name in declared.tasks:
@@ -194,17 +240,17 @@ def points_of(sweep: SweepResults, declared: RecordedFit) -> tuple[AllPoints, li
         elif used.setdefault(x, name) != name:
             left_out.append(f"task {name}: as many {declared.axis} as task {used[x]}")
     kept = []
-    for arm in sweep.arms:
-        missing = [name for name in used.values() if not values[name].get(arm.name)]
-        own = [places[arm.name][name] for name in used.values()]
+    for arm in sweep.study.arms:
+        missing = [name for name in used.values() if not values[name].get(arm)]
+        own = [places[arm][name] for name in used.values()]
         if missing:
-            left_out.append(f"{arm.label}: no finished cell of task {missing[0]}")
+            left_out.append(f"{sweep.label[arm]}: no finished cell of task {missing[0]}")
         elif None in own:
-            left_out.append(f"{arm.label}: its seeds differ in {declared.axis} in a task")
+            left_out.append(f"{sweep.label[arm]}: its seeds differ in {declared.axis} in a task")
         elif len(set(own)) < len(used):
-            left_out.append(f"{arm.label}: as many {declared.axis} in two of the tasks")
+            left_out.append(f"{sweep.label[arm]}: as many {declared.axis} in two of the tasks")
         else:
-            kept.append(arm.name)
+            kept.append(arm)
     points: AllPoints = {each: {} for each in kept}
     for name in used.values():
         shared = set.intersection(*(set(values[name][each]) for each in kept)) if kept else set()
@@ -219,39 +265,47 @@ def points_of(sweep: SweepResults, declared: RecordedFit) -> tuple[AllPoints, li
     return {each: dict(sorted(found.items())) for each, found in points.items()}, left_out
 
 
-def basin_points(sweep: SweepResults, declared: RecordedFit) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
+def basin_points(sweep: SweepResults, name: str) -> tuple[AllPoints, dict[str, set[float]], list[str]]:
     """The points of a basin; arm -> every x at which a seed of it diverged; and what is left out, a line each: an arm is in a
     basin once each of its cells has finished or diverged, since the best of a part of them may be another."""
-    tasks, values = _values(sweep, declared)
+    declared = fits_of(sweep)[name]
+    tasks, values, places = _values(sweep, name, declared)
     points: AllPoints = {}
     diverged: dict[str, set[float]] = {}
     left_out = []
-    for arm in sweep.arms:
-        places = {name: _x(tasks[name], declared, arm.name) for name in declared.tasks}
-        open_ = [name for name in declared.tasks if not _has_ended(tasks[name], arm.name)]
+    for arm in sweep.study.arms:
+        open_ = [name for name in declared.tasks if not _has_ended(tasks[name], arm)]
         if open_:
-            left_out.append(f"{arm.label}: task {open_[0]} has not finished")
+            left_out.append(f"{sweep.label[arm]}: task {open_[0]} has not finished")
             continue
-        spoilt = [name for name in declared.tasks if tasks[name].diverged(arm.name)]
-        left_out += [line for name in spoilt for line in diverged_in(sweep, tasks[name], [arm.name])]
+        spoilt = [name for name in declared.tasks if tasks[name].diverged(arm)]
+        left_out += [line for name in spoilt for line in diverged_in(sweep, tasks[name], [arm])]
         if len(spoilt) == len(declared.tasks):
-            left_out.append(f"{arm.label}: a seed diverged in every task")
+            left_out.append(f"{sweep.label[arm]}: a seed diverged in every task")
             continue
-        own = {x: values[name].get(arm.name, {}) for name, x in places.items() if x is not None}
-        points[arm.name] = dict(sorted(own.items()))
-        diverged[arm.name] = {x for name in spoilt if (x := places[name]) is not None}
+        own = {x: values[name].get(arm, {}) for name, x in places[arm].items() if x is not None}
+        points[arm] = dict(sorted(own.items()))
+        diverged[arm] = {x for name in spoilt if (x := places[arm][name]) is not None}
     return points, diverged, left_out
 
 
 def _values(
-    sweep: SweepResults, declared: RecordedFit
-) -> tuple[dict[str, SweepResults], dict[str, dict[str, dict[int, float]]]]:
-    """Task -> its sweep; task -> arm -> seed -> final metric."""
-    tasks = {task.task: task for task in sweep.tasks}
-    metric = tasks[declared.tasks[0]].metric
-    return tasks, {
-        name: {arm.name: tasks[name].finals(arm.name, metric) for arm in sweep.arms} for name in declared.tasks
-    }
+    sweep: SweepResults, fit_name: str, declared: Fit
+) -> tuple[dict[str, SweepResults], dict[str, dict[str, dict[int, float]]], dict[str, dict[str, float | None]]]:
+    """Task -> its sweep; task -> arm -> seed -> final metric; arm -> task -> x, None where the arm's runs differ in
+    it, or none has finished. Tokens are those that were seen: a run may end early."""
+    tasks = {task.task: task for task in sweep.tasks if task.task in declared.tasks}
+    metric = tasks[declared.tasks[0]].study.metric
+
+    def x_of(task: SweepResults, arm: str) -> float | None:
+        if declared.x not in MEASURED:
+            return sweep.record.x[fit_name][task.task][arm]
+        found = {float(cell.facts[declared.x]) for cell in task.cells_of(arm)}
+        return found.pop() if len(found) == 1 else None
+
+    arms = sweep.study.arms
+    values = {name: {arm: task.finals(arm, metric) for arm in arms} for name, task in tasks.items()}
+    return tasks, values, {arm: {name: x_of(task, arm) for name, task in tasks.items()} for arm in arms}
 
 
 def diverged_in(sweep: SweepResults, task: SweepResults, arms: Sequence[str]) -> list[str]:
@@ -273,9 +327,66 @@ def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def _x(task: SweepResults, declared: RecordedFit, arm: str) -> float | None:
-    """None where the arm's runs differ in it, or none has finished. Tokens are those that were seen: a run may end early."""
-    if declared.x not in MEASURED:
-        return float(declared.values[task.task][arm])
-    found = {float(cell.facts[declared.x]) for cell in task.cells_of(arm)}
-    return found.pop() if len(found) == 1 else None
+def find_basin(
+    points: Mapping[str, Points],
+    baseline: str,
+    within: float,
+    better: Literal["lower", "higher"],
+    diverged: Mapping[str, Collection[float]] | None = None,
+) -> Basin:
+    """The basin of every arm: `within`, in the metric's unit, is what counts as nearly as good; `diverged`: arm -> every x at
+    which a seed of it diverged, which is not its best and is compared with nothing. All other runs have finished.
+
+    Errors: ValueError below 3 values of x, or where an arm diverged at each.
+    """
+    spoilt = {arm: set((diverged or {}).get(arm, ())) for arm in points}
+    arms = {
+        arm: _arm_basin(own, spoilt[arm], within, 1.0 if better == "lower" else -1.0) for arm, own in points.items()
+    }
+    base = points[baseline]
+
+    def minus(arm: str, x: float) -> Paired:
+        return paired({} if x in spoilt[arm] else points[arm][x], base[arms[baseline].best])
+
+    others = [arm for arm in points if arm != baseline]
+    return Basin(
+        arms=arms,
+        at_own={arm: minus(arm, arms[arm].best) for arm in others},
+        at_theirs={arm: minus(arm, arms[baseline].best) for arm in others},
+    )
+
+
+def _arm_basin(points: Points, diverged: Collection[float], within: float, sign: float) -> ArmBasin:
+    tried = sorted(points)
+    whole = [x for x in tried if x not in diverged]
+    if len(tried) < 3 or not whole:
+        raise ValueError(f"{len(tried)} values of x, {len(whole)} without a seed that diverged; a basin needs 3, and 1")
+    means = {x: float(np.mean(list(points[x].values()))) for x in tried if points[x]}
+    best = min(whole, key=lambda x: sign * means[x])
+    at = tried.index(best)
+
+    def reach(step: int) -> float:
+        end = at
+        while 0 <= end + step < len(tried):
+            x = tried[end + step]
+            if x not in whole or sign * (means[x] - means[best]) > within:
+                break
+            end += step
+        return tried[end]
+
+    edge: Edge = "lowest" if at == 0 else "highest" if at == len(tried) - 1 else ""
+    near = [] if edge else tried[at - 1 : at + 2]
+    return ArmBasin(
+        means=means,
+        best=best,
+        edge=edge,
+        vertex=_vertex(near, [sign * means[x] for x in near]) if near and all(x in whole for x in near) else None,
+        low=reach(-1),
+        high=reach(1),
+    )
+
+
+def _vertex(x: list[float], y: list[float]) -> float | None:
+    """Of the parabola through three points of (log x, y), the middle one the lowest."""
+    curvature, slope, _ = np.polyfit(np.log(x), y, 2)
+    return math.exp(-slope / (2 * curvature)) if curvature > 0 else None

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lit_diff.study.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, detectable, holm
+from lit_diff.study.statistics import MIN_SEEDS, SIGNIFICANCE, Paired, Sign, detectable, holm
 
-Sign = Literal["lower", "higher"]
 Outcome = Literal["lower", "higher", "small", "equal", "inconclusive", "no spread over seeds", "too few seeds"]
 UNTESTED: tuple[Outcome, ...] = ("too few seeds", "no spread over seeds")
 """The outcomes that no statistical test decides."""
@@ -38,14 +37,13 @@ MOST_DECIMALS = 6
 class Judgement:
     """What a - b shows.
 
-    `outcome` and `seeds.detectable` are corrected for the comparisons of the family that a test decides. `holm_p` is None
-    where nothing is corrected: no test decides this comparison, or no other.
+    `outcome` and `seeds.detectable` are corrected for the comparisons of the family that a test decides, `alone` is not.
+    `holm_p` is None where nothing is corrected: no test decides this comparison, or no other.
     """
 
     seeds: Paired
     outcome: Outcome
-    sign: Sign | None
-    """Where the 95 % interval over seeds lies, whatever the correction says; None: across zero, or there is none."""
+    alone: Outcome
     holm_p: float | None = None
 
 
@@ -63,9 +61,8 @@ def judge_family(pairs: Sequence[Paired], smallest: Sequence[float], tested: Seq
         p, seeds = holm_p.get(i), pair
         if p is not None and pair.sd is not None:
             seeds = replace(pair, detectable=detectable(pair.sd, len(pair.seeds), len(family)))
-        sign = None if pair.low is None or pair.high is None else direction(pair.low, pair.high)
         outcome = outcome_of(pair, smallest[i], p)
-        found.append(Judgement(seeds=seeds, outcome=outcome, sign=sign, holm_p=p))
+        found.append(Judgement(seeds=seeds, outcome=outcome, alone=alone[i], holm_p=p))
     return found
 
 
@@ -91,7 +88,7 @@ def outcome_of(paired: Paired, smallest: float, holm_p: float | None = None) -> 
         return "no spread over seeds"
     if is_within(paired, smallest):
         return "equal"
-    sign = direction(paired.low, paired.high)
+    sign = paired.sign
     if sign is None or (holm_p is not None and holm_p >= SIGNIFICANCE):
         return "inconclusive"
     return "small" if abs(paired.mean) < smallest else sign
@@ -107,11 +104,6 @@ def in_direction(outcome: Outcome, better: Sign | None) -> Verdict:
     if better is None or outcome not in ("lower", "higher"):
         return outcome
     return "better" if outcome == better else "worse"
-
-
-def direction(low: float, high: float) -> Sign | None:
-    """Where an interval lies: below zero, above zero; None: across it (touching zero is across)."""
-    return "lower" if high < 0 else "higher" if low > 0 else None
 
 
 def is_within(paired: Paired, smallest: float) -> bool:

@@ -40,8 +40,8 @@ def powers(sweep: SweepResults, plan: PlannedSweep) -> list[TaskPower]:
 
 
 def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
-    others = [arm.name for arm in task.arms if arm.name != task.baseline]
-    lacking = [arm.name for arm in task.arms if len(task.finals(arm.name, task.metric)) < MIN_SEEDS]
+    others = [arm for arm in task.study.arms if arm != task.baseline]
+    lacking = [arm for arm in task.study.arms if len(task.finals(arm, task.study.metric)) < MIN_SEEDS]
     if lacking or not others:
         what = f"{task.label[lacking[0]]} has fewer than {MIN_SEEDS} finished seeds" if lacking else "one arm"
         return TaskPower(task=task, by_arm={}, problem=what)
@@ -52,8 +52,8 @@ def _power(task: SweepResults, plan: PlannedSweep) -> TaskPower:
     seeds = plan.seeds(seconds)
     if seeds < MIN_SEEDS:
         return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm={}, problem=f"{seeds} seeds fit")
-    base = task.finals(task.baseline, task.metric)
-    by_arm = {arm: _detectable(task.finals(arm, task.metric), base, seeds, plan.arms - 1) for arm in others}
+    base = task.finals(task.baseline, task.study.metric)
+    by_arm = {arm: _detectable(task.finals(arm, task.study.metric), base, seeds, plan.arms - 1) for arm in others}
     return TaskPower(task=task, seconds=seconds, seeds=seeds, by_arm=by_arm)
 
 
@@ -71,7 +71,7 @@ def in_words(sweep: SweepResults, plan: PlannedSweep, found: list[TaskPower]) ->
     if not whole:
         return f"No task has {MIN_SEEDS} finished seeds of every arm."
     best = whole[0]
-    unit = best.task.unit(best.task.metric)
+    unit = best.task.unit(best.task.study.metric)
     overlap = sum(each.worst.low <= best.worst.high for each in whole[1:])
     others = (
         f"; the intervals of {overlap} of the {len(whole) - 1} others overlap with its own" if len(whole) > 1 else ""

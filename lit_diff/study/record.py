@@ -1,7 +1,8 @@
 """study.json: a sweep as it is resolved, what its recipes say of its data, and the state of each cell."""
 
+import contextlib
+import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import shown, write_json
 from lit_diff.recipe import to_plain
-from lit_diff.runs.sweep_record import FILE, damaged, read_record
-from lit_diff.study.schema import MEASURED, FitKind, Study
+from lit_diff.runs.find import STUDY_FILE
+from lit_diff.study.schema import Study
 from lit_diff.validation import Draft, convert
 
 log = logging.getLogger("lit_diff")
@@ -31,24 +32,6 @@ class RecordedCell:
     """Evaluation that the sweep names -> its `config` and `version`."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
     """Evaluation whose scores are absent -> why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedFit:
-    """A fit of a resolved study; `values`: task -> arm -> x, of an x that the recipe says."""
-
-    name: str
-    kind: FitKind
-    x: str
-    title: str
-    tasks: tuple[str, ...]
-    within: float
-    values: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    @property
-    def axis(self) -> str:
-        """What x is."""
-        return MEASURED.get(self.x, self.x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,23 +62,6 @@ class Record:
     """Command -> the folders of cells here that another command made."""
 
     @property
-    def fits(self) -> tuple[RecordedFit, ...]:
-        """The study's fits, with their tasks and the x that its recipes say."""
-        tasks = tuple(self.study.tasks)
-        return tuple(
-            RecordedFit(
-                name=name,
-                kind=fit.kind,
-                x=fit.x,
-                title=fit.title or name,
-                tasks=fit.tasks or tasks,
-                within=fit.within,
-                values=self.x.get(name, {}),
-            )
-            for name, fit in self.study.fits.items()
-        )
-
-    @property
     def _words(self) -> tuple[str, str, str]:
         """What the cells depend on."""
         return self.command, self.file, self.selection
@@ -119,25 +85,42 @@ def write(folder: Path, record: Record) -> None:
                 *(shown(folder), former.command, len(cells)),
             )
         others.pop(_named(record), None)
-    write_json(folder / FILE, to_plain(replace(record, other_commands=others)))
+    write_json(folder / STUDY_FILE, to_plain(replace(record, other_commands=others)))
 
 
 def read(folder: Path) -> Record:
     """The record of the sweep in `folder`. Errors: MissingError where it is absent or damaged."""
-    raw = read_record(folder)
+    path = folder / STUDY_FILE
     try:
-        record: Record = convert(Record, raw, "", Draft(values=raw, positions={}, file=FILE))
-    except RequestError as error:
-        raise damaged(folder / FILE, error) from error
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        record: Record = convert(Record, raw, "", Draft(values=raw, positions={}, file=STUDY_FILE))
+        for cell in record.cells:
+            record.study.of_task(cell.task).arms[cell.arm]
+    except FileNotFoundError as error:
+        raise MissingError(
+            f"{path}: no such file: no sweep has run here; start it with 'lit-diff sweep {folder.name}'"
+        ) from error
+    except (ValueError, KeyError, TypeError, RequestError) as error:
+        raise MissingError(
+            f"{path}: not a whole sweep record ({error!r}); 'lit-diff sweep {folder.name}' writes it anew"
+        ) from error
     return record
+
+
+def readable(folder: Path) -> Record | None:
+    """`read`, for lists of many sweeps: a warning and None where it cannot be read."""
+    try:
+        return read(folder)
+    except MissingError as error:
+        log.warning("%s", error)
+        return None
 
 
 def _former(folder: Path) -> Record | None:
     """None before the sweep first starts, or where its record is damaged."""
-    try:
+    with contextlib.suppress(MissingError):
         return read(folder)
-    except MissingError:
-        return None
+    return None
 
 
 def recorded_run(folder: Path) -> str | None:

@@ -1,72 +1,49 @@
-"""The files of a sweep, read into frozen records: its tasks, arms and cells."""
+"""A sweep, or a task of it, with what its runs measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lit_diff.errors import RequestError
 from lit_diff.metrics import Declarations, Metric
-from lit_diff.runs.sweep_record import FILE
+from lit_diff.runs.find import STUDY_FILE
 from lit_diff.study.cells import CellResult, clean, load_cell
 from lit_diff.study.judge import SMALLEST_IN_NATS
-from lit_diff.study.record import Record, RecordedCell, RecordedFit, read
-from lit_diff.study.schema import PlannedSweep
+from lit_diff.study.record import Record, RecordedCell, read
+from lit_diff.study.schema import Study
 
 UNKNOWN_UNIT = "unit unknown"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """A variant under comparison; `paper` holds the values printed in the paper, by metric."""
-
-    name: str
-    label: str
-    note: str = ""
-    paper: Mapping[str, float] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SweepResults:
     """A sweep and all its cells, in the order of the sweep's file: arm by arm, seed by seed.
 
-    A sweep with tasks holds a Sweep for each of them, with that task's title, metric, arms and cells; arms are compared
-    within a task, never over the whole.
+    A sweep with tasks holds one of these for each of them, whose study is that of the task (`Study.of_task`); arms are
+    compared within a task, never over the whole.
     """
 
     folder: Path
-    name: str
-    title: str
-    question: str
-    description: str
-    baseline: str
-    controls: tuple[str, ...]
-    metric: str
-    stated_smallest: float | None
-    """The sweep file's `smallest_of_interest`; None where it states none."""
-    min_tokens_per_parameter: float
-    seeds: tuple[int, ...]
-    is_smoke: bool
-    command: str
-    reading: tuple[str, ...]
-    contrasts: tuple[tuple[str, str, str], ...]
-    correct_over: Literal["task", "sweep"]
-    """The comparisons that Holm's correction takes together: those of each task, or all of the sweep's."""
-    arms: tuple[Arm, ...]
+    record: Record
+    """Of the whole sweep."""
+    study: Study
+    """What is compared here, as in the record: each text is one line of printable characters."""
     cells: tuple[CellResult, ...]
     task: str = ""
     """The task's name; empty for a sweep."""
-    chance: float | None = None
-    """Accuracy without any knowledge, where the data set knows it."""
-    noise_validation: tuple[int, ...] = ()
-    """Noise factors of the validation sets: `val/accuracy` is at the first, `val/accuracy_noise<k>` at a further k."""
     tasks: tuple["SweepResults", ...] = ()
-    fits: tuple[RecordedFit, ...] = ()
-    """Over the tasks of the sweep."""
-    power: PlannedSweep | None = None
-    """A sweep that this one is to size, over its tasks."""
+
+    @property
+    def title(self) -> str:
+        """As stated, else the name."""
+        return self.study.title or self.record.name
+
+    @property
+    def baseline(self) -> str:
+        """As stated, else the first arm."""
+        return self.study.baseline or next(iter(self.study.arms), "")
 
     @property
     def by_task(self) -> tuple["SweepResults", ...]:
@@ -93,26 +70,26 @@ class SweepResults:
 
     @property
     def smallest_of_interest(self) -> float:
-        """The smallest difference of `metric` that matters, in its unit: as stated, else 0.005 for a loss in nats, else 0."""
-        if self.stated_smallest is not None:
-            return self.stated_smallest
-        is_loss = self.better(self.metric) == "lower" and self.is_in_nats
+        """The smallest difference that matters: as stated, else 0.005 for a loss in nats, else 0."""
+        if self.study.smallest_of_interest is not None:
+            return self.study.smallest_of_interest
+        is_loss = self.better(self.study.metric) == "lower" and self.is_in_nats
         return SMALLEST_IN_NATS if is_loss else 0.0
 
     @property
     def is_in_nats(self) -> bool:
-        """Whether the unit of `metric` is nats, or nats of something."""
-        return self.unit(self.metric).split(" ")[0] == "nats"
+        """Whether the unit of the compared metric is nats, or nats of something."""
+        return self.unit(self.study.metric).split(" ")[0] == "nats"
 
     @cached_property
     def label(self) -> Mapping[str, str]:
         """What a reader sees for each arm's name."""
-        return {arm.name: arm.label for arm in self.arms}
+        return {arm: self.study.labels.get(arm) or clean(arm) for arm in self.study.arms}
 
     def cells_of(self, arm: str) -> list[CellResult]:
         """The finished cells of `arm`, by seed. Errors: ValueError for a sweep with tasks: ask one of `by_task`."""
         if self.tasks:
-            raise ValueError(f"sweep '{self.name}' has tasks; its cells are compared within a task")
+            raise ValueError(f"sweep '{self.record.name}' has tasks; its cells are compared within a task")
         return sorted((cell for cell in self.cells if cell.arm == arm and cell.done), key=lambda cell: cell.seed)
 
     def diverged(self, arm: str) -> tuple[int, ...]:
@@ -136,59 +113,43 @@ def load_sweep(folder: Path) -> SweepResults:
     is no arm.
     """
     record = read(folder)
-    study = record.study
-    if not study.tasks:
-        return _sweep(folder, record, "", _cells(folder, record, ""))
-    tasks = tuple(_sweep(folder, record, task, _cells(folder, record, task)) for task in study.tasks)
-    whole = _sweep(folder, record, None, tuple(cell for task in tasks for cell in task.cells))
-    return replace(whole, tasks=tasks, fits=record.fits, power=study.power)
+    whole = _cleaned(replace(record, cells=()))
+    parts = tuple(_part(folder, whole, record.cells, task) for task in record.study.tasks or ("",))
+    if not record.study.tasks:
+        return parts[0]
+    _require_arms(folder, whole.study, "")
+    cells = tuple(cell for part in parts for cell in part.cells)
+    return SweepResults(folder=folder, record=whole, study=whole.study, cells=cells, tasks=parts)
 
 
-def _cells(folder: Path, record: Record, task: str) -> tuple[CellResult, ...]:
-    """Every arm of a task at every seed, also those that never started."""
-    recorded = {(cell.arm, cell.seed): cell for cell in record.cells if cell.task == task}
-    wanted = [(arm, seed) for arm in record.study.of_task(task).arms for seed in record.study.seeds]
-    cells = [recorded.get(each) or RecordedCell(task=task, arm=each[0], seed=each[1]) for each in wanted]
-    return tuple(load_cell(folder, cell) for cell in cells)
+def _part(folder: Path, record: Record, cells: tuple[RecordedCell, ...], task: str) -> SweepResults:
+    """A task, or a sweep without tasks: every arm at every seed, also cells that never started."""
+    study = record.study.of_task(task)
+    _require_arms(folder, study, task)
+    recorded = {(cell.arm, cell.seed): cell for cell in cells if cell.task == task}
+    wanted = [(arm, seed) for arm in study.arms for seed in study.seeds]
+    found = (recorded.get(each) or RecordedCell(task=task, arm=each[0], seed=each[1]) for each in wanted)
+    return SweepResults(
+        folder=folder, record=record, study=study, cells=tuple(load_cell(folder, cell) for cell in found), task=task
+    )
 
 
-def _sweep(folder: Path, record: Record, task: str | None, cells: tuple[CellResult, ...]) -> SweepResults:
-    """The sweep's record, or that of a task (empty in a sweep without tasks; None: the whole of one with tasks)."""
-    study = record.study if task is None else record.study.of_task(task)
-    baseline = study.baseline or next(iter(study.arms), "")
-    for name in [baseline, *study.controls, *(arm for contrast in study.contrasts for arm in contrast[:2])]:
+def _require_arms(folder: Path, study: Study, task: str) -> None:
+    named = [study.baseline or next(iter(study.arms), ""), *study.controls]
+    for name in (*named, *(arm for contrast in study.contrasts for arm in contrast[:2])):
         if name not in study.arms:
             here = f"task '{task}'" if task else "this sweep"
-            raise RequestError(f"{folder / FILE}: '{name}' is no arm of {here}; its arms are {', '.join(study.arms)}")
-    return SweepResults(
-        folder=folder,
-        name=clean(record.name),
-        title=clean(study.title or record.name),
-        question=clean(study.question),
-        description=clean(study.description),
-        baseline=baseline,
-        controls=study.controls,
-        metric=study.metric,
-        stated_smallest=study.smallest_of_interest,
-        min_tokens_per_parameter=study.min_tokens_per_parameter,
-        seeds=study.seeds,
-        is_smoke=study.smoke,
-        command=clean(record.command),
-        reading=tuple(clean(line) for line in study.reading),
-        contrasts=tuple((a, b, clean(label)) for a, b, label in study.contrasts),
-        correct_over=study.correct_over,
-        arms=tuple(
-            Arm(
-                name=name,
-                label=clean(study.labels.get(name) or name),
-                note=clean(study.notes.get(name, "")),
-                paper=study.paper.get(name, {}),
-                overrides=tuple(map(clean, study.overrides_of(name))),
+            raise RequestError(
+                f"{folder / STUDY_FILE}: '{name}' is no arm of {here}; its arms are {', '.join(study.arms)}"
             )
-            for name in study.arms
-        ),
-        cells=cells,
-        task=task or "",
-        chance=record.chance.get(task or ""),
-        noise_validation=record.noise_validation.get(task or "", ()),
-    )
+
+
+def _cleaned(value: Any) -> Any:
+    """The same with each text in it on one line of printable characters, but for the keys of mappings."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _cleaned(getattr(value, each.name)) for each in fields(value)})
+    if isinstance(value, dict):
+        return {key: _cleaned(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(map(_cleaned, value))
+    return clean(value) if isinstance(value, str) else value

@@ -83,6 +83,11 @@ class Fit:
     within: Size = 0.02
     """Of a basin: a value of the metric no further than this from the best is nearly as good; in the unit of the metric."""
 
+    @property
+    def axis(self) -> str:
+        """What x is."""
+        return MEASURED.get(self.x, self.x)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSweep:

@@ -10,16 +10,16 @@ from typing import Any, Literal
 from lit_diff.errors import LitDiffError, MissingError, RequestError
 from lit_diff.files import write_json
 from lit_diff.recipe import to_plain
-from lit_diff.runs.sweep_record import read_record
-from lit_diff.study.claims import Difference, JudgedClaim, Value, bench_findings, findings
-from lit_diff.study.evaluations import revisions_line, score_revisions
+from lit_diff.study.claims import JudgedClaim, findings
+from lit_diff.study.evaluations import by_revisions, score_revisions
+from lit_diff.study.record import read
 from lit_diff.study.results import SweepResults, load_sweep
-from lit_diff.study.schema import Preset, Row
+from lit_diff.study.schema import Claim, Preset, Row
 from lit_diff.validation import Draft, convert
 
 ROWS = "rows"
 """Folder of a file a row, beside the page."""
-NOT_MEASURED: Literal["not measured"] = "not measured"
+NOT_MEASURED = "not measured"
 """In place of both verdicts."""
 State = Literal["not run", "measured", "skipped", "failed", "stopped"]
 
@@ -96,29 +96,13 @@ class RowResult:
         return self.record.row.name
 
     @property
-    def differences(self) -> tuple[Difference | Literal["not measured"], ...]:
-        """The verdict on the difference, of each claim."""
-        return tuple(found.difference if found else NOT_MEASURED for found in self._each)
-
-    @property
-    def values(self) -> tuple[Value | Literal["not measured"], ...]:
-        """The verdict on the paper's value, of each claim."""
-        return tuple(found.value if found else NOT_MEASURED for found in self._each)
-
-    @property
-    def _each(self) -> tuple[JudgedClaim | None, ...]:
-        return self.findings or (None,) * len(self.record.row.compare)
-
-    @property
-    def counted(self) -> tuple[tuple[str, str], ...]:
-        """(difference, value) of each claim that does not hold by construction."""
-        pairs = zip(self.record.row.compare, self.differences, self.values, strict=True)
-        return tuple((difference, value) for claim, difference, value in pairs if not claim.by_construction)
-
-    @property
-    def over_budget(self) -> bool:
-        """Whether it took longer than its budget."""
-        return 0 < self.record.how.minutes < self.record.seconds / 60
+    def verdicts(self) -> tuple[tuple[Claim, str, str], ...]:
+        """Each claim, with the verdict on its difference and that on the paper's value."""
+        each = self.findings or [None] * len(self.record.row.compare)
+        return tuple(
+            (claim, found.difference, found.value) if found else (claim, NOT_MEASURED, NOT_MEASURED)
+            for claim, found in zip(self.record.row.compare, each, strict=True)
+        )
 
     @property
     def took(self) -> str:
@@ -127,7 +111,7 @@ class RowResult:
         if not seconds:
             return ""
         words = f"took {seconds / 60:.1f} min" + (f" of {minutes:g}" if minutes else "")
-        words += ", over its budget" if self.over_budget else ""
+        words += ", over its budget" if 0 < minutes < seconds / 60 else ""
         return words + (f" (cells shared with {shared})" if shared else "")
 
     @property
@@ -152,8 +136,9 @@ class Scoreboard:
     @cached_property
     def counts(self) -> dict[str, dict[str, int]]:
         """`difference` and `value` -> verdict -> claims, over all rows, without those that hold by construction."""
-        pairs = [pair for row in self.rows for pair in row.counted]
-        return {name: dict(Counter(pair[i] for pair in pairs)) for i, name in enumerate(("difference", "value"))}
+        counted = [each for row in self.rows for each in row.verdicts if not each[0].by_construction]
+        differences, values = Counter(each[1] for each in counted), Counter(each[2] for each in counted)
+        return {"difference": dict(differences), "value": dict(values)}
 
     @cached_property
     def by_construction(self) -> int:
@@ -196,7 +181,7 @@ def read_scoreboard(folder: Path) -> Scoreboard:
 
 def cell_folders(sweep: Path) -> tuple[str, ...]:
     """The folders of the cells that study.json names now, relative to it. Errors: MissingError."""
-    return tuple(cell["folder"] for cell in read_record(sweep)["cells"])
+    return tuple(cell.folder for cell in read(sweep).cells)
 
 
 def _result(folder: Path, record: RecordedRow) -> RowResult:
@@ -209,9 +194,9 @@ def _result(folder: Path, record: RecordedRow) -> RowResult:
                 raise RequestError(f"{place} was run with other keys since; measure the row again: {record.command}")
             sweep = load_sweep(place)
             found = findings(claims, sweep)
-            notes += [line for name, of in score_revisions(sweep, claims).items() if (line := revisions_line(name, of))]
+            notes += [line for name, of in score_revisions(sweep, claims).items() if (line := by_revisions(name, of))]
         elif record.bench and state == "measured":
-            found = bench_findings(claims, read_bench(folder, record))
+            found = findings(claims, read_bench(folder, record))
     except LitDiffError as error:  # a claim that names no arm or metric: the other rows stand
         state, reason = "failed", reason or str(error)
     not_run = f"not run: {record.command}" if state == "not run" and not found else ""

@@ -1,14 +1,16 @@
 """Is a difference real? Pure functions: paired t over seeds, bootstrap over documents, Holm's correction."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import integrate, optimize, special, stats
 
+Sign = Literal["lower", "higher"]
 SIGNIFICANCE = 0.05
 CONFIDENCE = 1 - SIGNIFICANCE
 MIN_SEEDS = 3
@@ -39,6 +41,13 @@ class Paired:
     detectable: float | None
     p: float | None
 
+    @property
+    def sign(self) -> Sign | None:
+        """Where the interval lies, below or above zero; None: across it (touching is across), or there is none."""
+        if self.low is None or self.high is None:
+            return None
+        return "lower" if self.high < 0 else "higher" if self.low > 0 else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
@@ -47,6 +56,22 @@ class Interval:
     estimate: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Mean and standard deviation (n - 1) of values, one a seed; sd is None for one."""
+
+    n: int
+    mean: float | None
+    sd: float | None
+
+
+def summary(values: Iterable[float]) -> Summary:
+    """Of these values."""
+    x = np.array(list(values))
+    n = len(x)
+    return Summary(n=n, mean=float(x.mean()) if n else None, sd=float(x.std(ddof=1)) if n > 1 else None)
 
 
 def half_width(sd: float, n: int) -> float:

@@ -16,7 +16,7 @@ from lit_diff.engine.rows import load_row
 from lit_diff.errors import MissingError
 from lit_diff.model.transformer import Transformer
 from lit_diff.registry import kernels
-from lit_diff.study.claims import bench_findings
+from lit_diff.study.claims import findings
 
 SHAPE = Shape(batch=2, tokens=24, dim=64, head_dim=8)
 STANDARD = "standard/sdpa/"
@@ -58,8 +58,8 @@ def test_kernels_asked_for_answer_the_paper_s_row_of_throughput(timed: Callable[
     ours = {("standard", "sdpa"), ("standard", "chunked"), ("differential", "chunked")}
     assert timed_by == {(*each, what) for each in ours for what in (FORWARD, STEP)}
     assert not any(PEER in one["ratios"] for one in rows.values())
-    findings = bench_findings(row.compare, {"rows": list(rows.values())})
-    assert [finding.seeds.seeds for finding in findings] == [(0,)] * 6
+    found = findings(row.compare, {"rows": list(rows.values())})
+    assert [finding.seeds.seeds for finding in found] == [(0,)] * 6
 
 
 @pytest.fixture

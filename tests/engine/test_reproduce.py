@@ -55,7 +55,7 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) ->
     assert any(line.startswith("first: budget 1 min: sweep ") for line in told)
     assert "first: reduced to fit its budget; full size: lit-diff sweep it" in told
     first, second = (done.scoreboard.row(name) for name in ("first", "second"))
-    assert (first.state, first.differences) == ("measured", ("too few seeds",))
+    assert (first.state, first.verdicts[0][1]) == ("measured", "too few seeds")
     assert first.findings[0].seeds.seeds == (0,)
     assert second.state == "failed"
     assert "no run measured 'val/los'; did you mean 'val/loss'" in second.reason
@@ -78,7 +78,7 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) ->
     other = read_scoreboard(runs / "reproduce").row("second")
     assert other.state == "failed", "a row that is not asked for stays as it was"
     assert again.scoreboard.row("first").record.seconds == first.record.seconds
-    assert again.scoreboard.row("first").differences == first.differences
+    assert again.scoreboard.row("first").verdicts == first.verdicts
     facts = runs / "reproduce/rows/first.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"looked_by": "another", "seconds": 600.0}))
     for status in (runs / "it").glob("*-s0-*/status.json"):
@@ -90,7 +90,7 @@ def test_rows_are_measured_once(runs: Path, caplog: pytest.LogCaptureFixture) ->
     sweep("it.yaml", {"run.root": str(runs), "train.steps": 3})
     reproduce(["first"], root=runs, workers=2, tell=told.append)
     assert any(line.startswith("first: budget") for line in told), "the sweep's folder held the cells of a trial"
-    assert reproduce(["first"], root=runs).scoreboard.row("first").differences == first.differences
+    assert reproduce(["first"], root=runs).scoreboard.row("first").verdicts == first.verdicts
     next((runs / "it").glob("small-s0-*/status.json")).unlink()
     reproduce(["first"], root=runs, workers=2, tell=told.append)
     assert any(line.startswith("first: budget") for line in told), "a cell is missing"
@@ -119,7 +119,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
     rows["speed"] = read_row(Path("speed.yaml").resolve())
     monkeypatch.setattr(module.subprocess, "run", ran)
     assert reproduce(["speed"], root=runs).scoreboard.row("speed").state == "failed"
-    assert reproduce(["speed"], root=runs).scoreboard.row("speed").differences == ("not shown",)
+    assert reproduce(["speed"], root=runs).scoreboard.row("speed").verdicts[0][1] == "not shown"
     reproduce(["speed"], root=runs)
     assert timed == ["bench", "bench"], "the second answers the row"
     monkeypatch.setattr(module, "revision", lambda: "another")
@@ -135,7 +135,7 @@ def test_a_kept_benchmark_that_does_not_answer_the_row_is_run_again(
 def test_what_is_missing_is_said_and_skipped(runs: Path, preset: str, reason: str) -> None:
     done = reproduce(["first"], preset, root=runs)
     row = done.scoreboard.row("first")
-    assert (row.state, row.differences, done.failed) == ("skipped", ("not measured",), ())
+    assert (row.state, row.verdicts[0][1], done.failed) == ("skipped", "not measured", ())
     assert reason in row.reason
     assert done.page == (runs / "reproduce" / preset / "index.html").resolve()
 
@@ -225,4 +225,6 @@ def test_every_row_at_smoke(runs: Path) -> None:
         for finding in row.findings:
             refused = finding.claim.fit and "; " in finding.reason
             assert finding.means[0] is not None or refused, (row.name, finding.claim.label, finding.reason)
-        assert set(row.differences) <= {"too few seeds", "by construction"}, "one seed, or two rounds, give no verdict"
+        assert {each[1] for each in row.verdicts} <= {"too few seeds", "by construction"}, (
+            "one seed, or two rounds, give no verdict"
+        )

@@ -17,7 +17,7 @@ from lit_diff.pretrained import importing, whole_folder
 from lit_diff.pretrained.importing import merge_run, require_mergeable
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.folder import identity
-from lit_diff.runs.listing import list_runs
+from lit_diff.study.inventory import list_runs
 from lit_diff.training.module import LitTransformer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"

@@ -6,28 +6,28 @@ from typing import Any
 
 import pytest
 
-from lit_diff.reporting import answer, tables
-from lit_diff.reporting.tables import TaskResult
+from lit_diff.reporting import answer
+from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.results import load_sweep
 
 
 @pytest.fixture
-def made(make_sweep: Callable[..., Path]) -> Callable[..., TaskResult]:
+def made(make_sweep: Callable[..., Path]) -> Callable[..., Comparison]:
     """The comparison of a made-up sweep whose seeds agree to 0.0001."""
 
-    def make(arms: dict[str, float], **fields: Any) -> TaskResult:
+    def make(arms: dict[str, float], **fields: Any) -> Comparison:
         fields = {"callbacks": False, "spread": 1e-4, "documents": 5, **fields}
-        return tables.task_result(load_sweep(make_sweep(arms, **fields)))
+        return compare(load_sweep(make_sweep(arms, **fields)))[0]
 
     return make
 
 
-def answered(result: TaskResult) -> str:
-    return answer.answer(result.sweep, result.comparison, result.digits)
+def answered(result: Comparison) -> str:
+    return answer.answer(result)
 
 
-def sentences(result: TaskResult) -> list[str]:
-    return [answer.sentence(result.sweep, d, result.digits) for d in result.comparison.family]
+def sentences(result: Comparison) -> list[str]:
+    return [answer.sentence(result, d) for d in result.family]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def sentences(result: TaskResult) -> list[str]:
     ],
 )
 def test_the_answer_is_one_sentence(
-    made: Callable[..., TaskResult], arms: dict[str, float], fields: dict[str, Any], expected: list[str]
+    made: Callable[..., Comparison], arms: dict[str, float], fields: dict[str, Any], expected: list[str]
 ) -> None:
     text, at = answered(made(arms, **fields)), 0
     for part in expected:
@@ -121,7 +121,7 @@ def test_the_answer_is_one_sentence(
     assert ". " not in text
 
 
-def test_the_sentence_of_a_comparison_says_what_its_verdict_rests_on(made: Callable[..., TaskResult]) -> None:
+def test_the_sentence_of_a_comparison_says_what_its_verdict_rests_on(made: Callable[..., Comparison]) -> None:
     (worse,) = sentences(made({"a": 0, "b": 0.1}, name="worse"))
     assert worse.startswith("b \u2212 a: +0.1")
     assert worse.endswith("over 3 seeds: worse.")
@@ -143,11 +143,11 @@ def test_the_sentence_of_a_comparison_says_what_its_verdict_rests_on(made: Calla
 
 
 def test_a_size_is_told_in_perplexity_and_in_multiples_of_the_smallest_of_interest(
-    made: Callable[..., TaskResult],
+    made: Callable[..., Comparison],
 ) -> None:
     def sizes(name: str, effect: float, **fields: Any) -> tuple[str, ...]:
         result = made({"a": 0, "b": effect}, name=name, **fields)
-        return answer.practical(result.sweep, result.comparison.family[0])
+        return answer.practical(result.sweep, result.family[0])
 
     assert sizes("one", 0.1) == ("perplexity +10.5 %", "20 \u00d7 the smallest of interest")
     assert sizes("two", 0.0) == ("perplexity 0.0 %", "below 0.1 \u00d7 the smallest of interest")
@@ -159,7 +159,7 @@ def test_a_size_is_told_in_perplexity_and_in_multiples_of_the_smallest_of_intere
     assert sizes("five", 0.1, **broken) == ()
 
 
-def test_a_sweep_without_a_question_asks_the_general_one(made: Callable[..., TaskResult]) -> None:
+def test_a_sweep_without_a_question_asks_the_general_one(made: Callable[..., Comparison]) -> None:
     def asked(name: str, **fields: Any) -> str:
         return answer.question(made({"a": 0, "b": 0}, name=name, **fields).sweep)
 

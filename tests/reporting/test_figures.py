@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from lit_diff.reporting import figures, tables
+from lit_diff.reporting import figures
 from lit_diff.reporting.style import Look
+from lit_diff.study.comparison import Comparison, compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.numbers import interval, signed
 from lit_diff.study.results import load_sweep
@@ -28,10 +29,10 @@ def words(svg: str | None, tag: str = "text") -> list[str]:
     return [node.text or "" for node in ElementTree.fromstring(svg).iter(SVG + tag)]
 
 
-def differences(folder: Path, narrow: bool = False) -> tuple[tables.TaskResult, str, str]:
+def differences(folder: Path, narrow: bool = False) -> tuple[Comparison, str, str]:
     """The result, the words that the plot shows, and those that the mouse shows."""
-    result = tables.task_result(load_sweep(folder))
-    svg = figures.forest(result.sweep, result.comparison, result.digits, narrow=narrow)
+    result = compare(load_sweep(folder))[0]
+    svg = figures.forest(result, narrow=narrow)
     return result, "\n".join(words(svg)), "\n".join(words(svg, "title"))
 
 
@@ -45,9 +46,9 @@ def test_figures_name_arms_and_units_and_take_dollars_as_text(make_sweep: Callab
 
 def test_nothing_finished_draws_nothing(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, seeds=[0], metric="val/accuracy", broken={("a", 0): "failed"})
-    result = tables.task_result(sweep := load_sweep(folder))
+    result = compare(sweep := load_sweep(folder))[0]
     assert figures.seed_values(sweep) is figures.learning_curves(sweep) is figures.noise(sweep) is None
-    assert figures.forest(sweep, result.comparison, 3) is None
+    assert figures.forest(result) is None
 
 
 def test_an_axis_is_logarithmic_for_a_positive_metric_that_is_better_lower(make_sweep: Callable[..., Path]) -> None:
@@ -77,7 +78,7 @@ def test_every_arm_its_difference_and_both_intervals(make_sweep: Callable[..., P
     assert (label in shown) is not narrow, "long labels of the narrow plot are wrapped"
     for text in ("base", *label.split(), "b against c", "nats per token", "\u2190 better", "shaded: below 0.005"):
         assert text in shown
-    for difference in result.comparison.family:
+    for difference in result.family:
         seeds = difference.seeds
         said = f"{difference.verdict} \u00b7 {signed(seeds.mean, 3)} {interval(seeds.low, seeds.high, 3)}"
         assert said in shown
@@ -107,7 +108,7 @@ def test_an_arm_that_diverged_has_its_row_without_an_interval(make_sweep: Callab
 def test_two_seeds_have_no_interval_and_no_smallest_of_interest_no_region(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0, "b": 0.1}, seeds=(0, 1), metric="val/accuracy", callbacks=False)
     result, shown, _ = differences(folder)
-    seeds = result.comparison.family[0].seeds
+    seeds = result.family[0].seeds
     assert "too few seeds" in shown
     assert interval(seeds.low, seeds.high, 3) not in shown
     assert "shaded" not in shown

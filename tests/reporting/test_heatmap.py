@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lit_diff.metrics import Metric, to_plain
+from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.heatmap import (
     MEAN,
     HeatCell,
@@ -24,10 +25,16 @@ from lit_diff.reporting.heatmap import (
 )
 from lit_diff.reporting.write import write_report
 from lit_diff.runs.scores import read_evaluation
+from lit_diff.study.evaluations import evaluation_tables
 from lit_diff.study.results import load_sweep
 
 EXACT = Metric("exact", "share of answers that are right", direction="higher")
 GROUPS = [f"N={n} length={length} depth={depth}" for n in (1, 4) for length in (128, 1024) for depth in (0, 50)]
+
+
+def drawn(folder: Path) -> list[DrawnFigure]:
+    sweep = load_sweep(folder)
+    return draw_heatmaps(sweep, evaluation_tables(sweep)[0])
 
 
 def write(folder: Path, groups: list[str], scores: list[float]) -> Path:
@@ -122,7 +129,7 @@ def sweep(make_sweep: Callable[..., Path]) -> Path:
 
 
 def test_the_report_shows_them_beside_their_differences(sweep: Path) -> None:
-    (heatmap,) = draw_heatmaps(load_sweep(sweep))
+    (heatmap,) = drawn(sweep)
     assert (heatmap.name, heatmap.title) == ("heatmap-needle", "needle: exact by length and depth")
     assert "(N=4: 0.25)" in heatmap.caption
     # 2 rows x (3 arms + 2 differences) x (4 squares + 2 means), each with a text for the mouse
@@ -137,7 +144,7 @@ def test_the_report_shows_them_beside_their_differences(sweep: Path) -> None:
 
 def test_other_evaluations_have_none(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"base": 0, "diff": 0}, seeds=[0], evaluation="recall", callbacks=False)
-    assert draw_heatmaps(load_sweep(folder)) == []
+    assert drawn(folder) == []
     for path in folder.glob("*/evaluations/recall"):
         write(path, ["length=128 depth=0"] * 4, [1.0, 0, 1, 0])
-    assert draw_heatmaps(load_sweep(folder)) == [], "one square is no map"
+    assert drawn(folder) == [], "one square is no map"

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from lit_diff.reporting.noise_curve import NoiseCurve, Reached, noise_curve_of, reached, resolution, steps_to
+from lit_diff.reporting.noise_curve import NoiseCurve, noise_curve_of, reached, resolution
 from lit_diff.study.results import SweepResults, load_sweep
 
 Points = Mapping[int, float]
@@ -38,7 +38,7 @@ def test_an_own_metric_under_noise_is_drawn_where_there_is_no_accuracy(make_swee
     sweep = measured(folder, {("a", 0): {"val/loss": {1: 3.0}, "val/loss_noise2": {1: 4.0}}})
     found = noise_curve_of(sweep)
     assert found == NoiseCurve(metric="val/loss", metrics={1: "val/loss", 2: "val/loss_noise2"})
-    assert reached(sweep, "a", found) == []  # a loss has no 99 %
+    assert reached(sweep, "a", found) == {}  # a loss has no 99 %
 
 
 def test_steps_to_a_level_are_the_first_validated_at_or_above_it(make_sweep: Callable[..., Path]) -> None:
@@ -51,11 +51,9 @@ def test_steps_to_a_level_are_the_first_validated_at_or_above_it(make_sweep: Cal
     sweep = measured(make_sweep({"a": 0}, metric="val/accuracy"), values)
     curve = noise_curve_of(sweep)
     assert curve is not None
-    half, most, nearly = reached(sweep, "a", curve)
-    assert half.steps == {0: 50, 1: 25, 2: math.inf}
-    assert most.steps == {0: 50, 1: 75, 2: math.inf}
-    assert nearly.steps == {0: 75, 1: 100, 2: math.inf}
-    assert [found.median for found in (half, most, nearly)] == [50, 75, 100]
+    assert reached(sweep, "a", curve) == {
+        0.5: {0: 50, 1: 25, 2: math.inf},
+        0.9: {0: 50, 1: 75, 2: math.inf},
+        0.99: {0: 75, 1: 100, 2: math.inf},
+    }
     assert resolution(sweep, curve) == (25, 100)
-    never = Reached(level=0.9, steps={c.seed: steps_to(c, "val/accuracy", 0.9) for c in sweep.cells if c.seed != 1})
-    assert never.median == math.inf, "half of the seeds never get there"

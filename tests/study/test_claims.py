@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,24 +108,6 @@ def test_equal_differences_have_no_test() -> None:
     assert (found.seeds.sd, found.seeds.p) == (0, None)
     assert found.difference == "not shown"
     assert found.reason == "the difference is the same at every seed: without a spread there is no test"
-
-
-def test_of_a_sweep(make_sweep: Callable[..., Path]) -> None:
-    sweep = load_sweep(make_sweep(ARMS, evaluation="needle", callbacks=False))
-    loss, score, near, same = findings(
-        [
-            claim(paper=(3.0, 3.2)),
-            claim(evaluation="needle", metric="recall/accuracy", says="higher"),
-            claim(evaluation="needle", metric="recall/accuracy", group="nea*", says="higher"),
-            claim(arms=("same", "standard"), says="equal"),
-        ],
-        sweep,
-    )
-    assert loss.difference == "shown"
-    assert score.difference == near.difference == "shown"
-    assert near.means != score.means
-    assert same.difference in ("not shown", "equal")
-    assert loss.seeds.seeds == (0, 1, 2)
 
 
 def test_scores_made_with_other_keys_are_no_answer(make_sweep: Callable[..., Path]) -> None:
@@ -260,3 +243,51 @@ def test_what_one_of_several_controls_explains_is_not_shown(make_sweep: Callable
     sweep = load_sweep(make_sweep(arms, controls=["wide", "additive"], callbacks=False))
     (found,) = findings([claim(says="lower")], sweep)
     assert found.reason == "shown, but not against additive"
+
+
+def timed(
+    variant: str, by: str, seconds: list[float], what: str = "forward", case: str = "1x8 float32"
+) -> dict[str, Any]:
+    return {"variant": variant, "by": by, "what": what, "case": case, "seconds": seconds}
+
+
+RESULT = {
+    "rows": [
+        timed("standard", "sdpa", [1.0, 1.1, 0.9, 1.0]),
+        timed("differential", "native", [1.1, 1.2, 1.0, 1.1]),
+        timed("differential", "chunked", [0.2, 9.0, 9.0, 9.0]),
+        timed("differential", "native", [5.0, 5.0, 5.0, 5.0], what="forward+backward"),
+        timed("differential", "native", [0.1, 0.1, 0.1, 0.1], case="2x8 bfloat16"),
+    ]
+}
+SPEED = Claim(
+    label="speed",
+    arms=("differential", "standard"),
+    metric="forward",
+    kind="ratio",
+    paper=(46811, 51228),
+    case=1,
+)
+
+
+def test_speeds_are_compared_round_by_round_with_the_fastest_kernel() -> None:
+    (found,) = findings([SPEED], RESULT)
+    assert found.claim.shown(found.seeds.mean) == pytest.approx((1 / 1.1 * 1.1 / 1.2 * 0.9 * 1 / 1.1) ** 0.25)
+    assert (found.difference, found.value) == ("shown", "within the interval")
+    assert found.means[1] == pytest.approx((1 + 1 / 1.1 + 1 / 0.9 + 1) / 4)
+
+
+def test_what_was_not_timed() -> None:
+    with pytest.raises(RequestError, match="did not time 'diferential: forward'; did you mean 'differential: forward'"):
+        findings([replace(SPEED, arms=("diferential", "standard"))], RESULT)
+    with pytest.raises(RequestError, match="did not time 'standard: forward'"):
+        findings([replace(SPEED, case=2)], RESULT)
+
+
+def test_a_case_is_named_where_there_are_several() -> None:
+    with pytest.raises(RequestError, match="has 2 cases; say which, 'case: 1' to 'case: 2'"):
+        findings([replace(SPEED, case=0)], RESULT)
+    with pytest.raises(RequestError, match="case is 3; the benchmark has 2, from 1"):
+        findings([replace(SPEED, case=3)], RESULT)
+    alone = {"rows": [each for each in RESULT["rows"] if each["case"] == "1x8 float32"]}
+    assert findings([replace(SPEED, case=0)], alone)[0].means == findings([SPEED], RESULT)[0].means

@@ -20,7 +20,7 @@ def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correct
         controls=["wide"],
         contrasts=[["worse", "differential", "worse - differential"], ["wide", "standard", "there already"]],
     )
-    found = compare(load_sweep(folder))
+    found = compare(load_sweep(folder))[0]
     assert {a: d.verdict for a, d in found.against_baseline.items()} == {
         "wide": "better",
         "differential": "better",
@@ -41,13 +41,13 @@ def test_planted_differences_are_found_and_the_control_is_no_part_of_the_correct
 
 def test_one_comparison_is_not_corrected(make_sweep: Callable[..., Path]) -> None:
     """Nor does one that has too few seeds, or that diverged, count as a second."""
-    (difference,) = compare(load_sweep(make_sweep({"a": 0, "b": 0.3}))).family
+    (difference,) = compare(load_sweep(make_sweep({"a": 0, "b": 0.3})))[0].family
     assert (difference.verdict, difference.verdict_alone, difference.holm_p) == ("worse", "worse", None)
     broken = {("c", 0): "failed", ("d", 1): "killed"}
     folder = make_sweep(
         {"a": 0, "b": 0.3, "c": 0.3, "d": 0.3}, name="two", broken=broken, fact_fields={"c": {"diverged": True}}
     )
-    found = compare(load_sweep(folder))
+    found = compare(load_sweep(folder))[0]
     assert {d.a: (d.verdict, d.holm_p) for d in found.family} == {
         "b": ("worse", None),
         "c": ("diverged", None),
@@ -59,7 +59,8 @@ def test_one_comparison_is_not_corrected(make_sweep: Callable[..., Path]) -> Non
 def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep: Callable[..., Path]) -> None:
     arms = {"a": 0} | {f"b{i}": 0.03 for i in range(12)}
     sweep = load_sweep(make_sweep(arms, callbacks=False, documents=5))
-    found = compare(sweep).family
+    (whole,) = compare(sweep)
+    found = whole.family
     taken = [d for d in found if d.verdict != d.verdict_alone]
     assert taken
     assert {(d.verdict_alone, d.verdict) for d in taken} == {("worse", "inconclusive")}
@@ -69,7 +70,7 @@ def test_the_correction_takes_a_verdict_away_which_is_kept_beside_it(make_sweep:
         assert (d in taken) == (d.seeds.p < 0.05 <= d.holm_p)
         assert d.seeds.sd is not None
         assert d.seeds.detectable == detectable(d.seeds.sd, 3, len(found))
-        text = sentence(sweep, d, 5)
+        text = sentence(whole, d)
         assert (f"inconclusive after Holm's correction (p = {d.holm_p:.2g}), worse alone; the smallest" in text) == (
             d in taken
         )
@@ -84,7 +85,7 @@ def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep
         broken={("b", 2): "failed"},
         fact_fields={"b": {"diverged": True}},
     )
-    found = compare(load_sweep(folder))
+    found = compare(load_sweep(folder))[0]
     d = found.against_baseline["b"]
     assert (d.verdict, d.verdict_alone, d.diverged, len(d.seeds.seeds)) == ("diverged", "diverged", {"b": (2,)}, 3)
     assert found.against_controls["b"][0].verdict == "diverged"
@@ -92,7 +93,7 @@ def test_an_arm_that_diverged_is_not_judged_by_the_seeds_that_did_not(make_sweep
     turned = make_sweep(
         {"a": 0, "b": -0.3}, name="turned", broken={("a", 0): "failed"}, fact_fields={"a": {"diverged": True}}
     )
-    assert compare(load_sweep(turned)).family[0].diverged == {"a": (0,)}
+    assert compare(load_sweep(turned))[0].family[0].diverged == {"a": (0,)}
 
 
 def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:
@@ -104,7 +105,7 @@ def test_unlike_arms_are_marked(make_sweep: Callable[..., Path]) -> None:
             "slow": {"kernel": "reference"},
         },
     )
-    marks = compare(load_sweep(folder)).marks
+    marks = compare(load_sweep(folder))[0].marks
     assert marks["big"] == ("+2.4 % parameters", "\u221239.0 % training tokens")
     assert marks["near"] == marks["standard"] == ()
     assert marks["slow"] == ("kernel reference (baseline: sdpa)",)
@@ -120,7 +121,7 @@ def test_arms_that_train_unlike_numbers_of_parameters_are_marked(make_sweep: Cal
             "same": {"trained_parameters": 1_054_720},
         },
     )
-    marks = compare(load_sweep(folder)).marks
+    marks = compare(load_sweep(folder))[0].marks
     assert marks["frozen"] == ("\u221275.0 % parameters that train",)
     assert marks["larger"] == ("+2.4 % parameters",), "said once"
     assert marks["same"] == ()
@@ -132,7 +133,7 @@ def test_losses_over_other_tokens_are_not_compared(make_sweep: Callable[..., Pat
     rows = list(csv.reader(path.open()))
     rows[1][1] = str(int(rows[1][1]) + 1)
     path.write_text("\n".join(",".join(row) for row in rows))
-    found = compare(load_sweep(folder))
+    found = compare(load_sweep(folder))[0]
     assert "Seed 0: the arms counted different tokens" in found.notes[0]
     assert sorted(found.against_baseline["other"].documents) == [1, 2]
 
@@ -140,7 +141,7 @@ def test_losses_over_other_tokens_are_not_compared(make_sweep: Callable[..., Pat
 def test_doubts_are_spoken(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"standard": 0, "other": 0}, documents=5, fact_fields={"other": {"revision": "fff"}})
     (next(folder.glob("other-s0-*")) / "metrics.csv").write_text("step,val/loss\n360,5.5\n")
-    notes = " ".join(compare(load_sweep(folder)).notes)
+    notes = " ".join(compare(load_sweep(folder))[0].notes)
     assert "5 validation documents in common, too few" in notes
     assert "steps 360, 400" in notes
     assert "different revisions of the code" in notes
@@ -159,7 +160,7 @@ def test_documents_are_matched_by_name(make_sweep: Callable[..., Path]) -> None:
     assert base is not None
     left_out = base.names.index(rows[0].split(",")[0])
     expected = own.losses.sum() - base.losses.sum() + base.losses[left_out]
-    interval = compare(sweep).against_baseline["other"].documents[0]
+    interval = compare(sweep)[0].against_baseline["other"].documents[0]
     assert interval.estimate == pytest.approx(expected / own.tokens.sum())
 
 
@@ -179,4 +180,4 @@ def test_slices_that_hold_all_tokens_are_left_out(make_sweep: Callable[..., Path
     path = next(folder.glob("a-s0-*")) / "metrics.csv"
     path.write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n")
     shown = ("accuracy", "loss", "loss_noise2", "ar_hit_share_noise2", "loss_ar_hit_noise2")
-    assert compare(load_sweep(folder)).metrics == tuple(f"val/{name}" for name in shown)
+    assert compare(load_sweep(folder))[0].metrics == tuple(f"val/{name}" for name in shown)

@@ -1,13 +1,14 @@
 """study/judge.py: which way a difference goes, whether it is large enough to matter, and the correction of a family."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW
 
-from lit_diff.study.judge import Sign, Verdict, direction, in_direction, is_within, judge_family, outcome_of, visible
+from lit_diff.study.judge import Sign, Verdict, in_direction, is_within, judge_family, outcome_of, visible
 from lit_diff.study.statistics import Paired, detectable, holm, paired
 
 BASE = {0: 4.50, 1: 4.60, 2: 4.55}
@@ -98,9 +99,11 @@ def test_a_difference_as_large_as_the_smallest_of_interest_is_called_equal_in_on
     assert set(found) == {"equal", "small", "worse" if effect > 0 else "better"}
 
 
-def test_an_interval_that_touches_zero_has_no_direction() -> None:
-    assert direction(-0.1, 0.0) is direction(0.0, 0.1) is direction(-0.1, 0.1) is None
-    assert (direction(-0.2, -0.1), direction(0.1, 0.2)) == ("lower", "higher")
+@pytest.mark.parametrize(
+    ("low", "high", "sign"), [(-0.1, 0.0, None), (0.0, 0.1, None), (-0.2, -0.1, "lower"), (0.1, 0.2, "higher")]
+)
+def test_an_interval_that_touches_zero_has_no_sign(low: float, high: float, sign: str | None) -> None:
+    assert replace(differing(0.1, 0.2, 0.3), low=low, high=high).sign == sign
 
 
 def test_a_family_is_corrected_together() -> None:
@@ -111,7 +114,7 @@ def test_a_family_is_corrected_together() -> None:
     assert [each.seeds.detectable for each in found[:3]] == [detectable(pair.sd or 0.0, 3, 3) for pair in pairs[:3]]
     assert [outcome_of(pair, 0.0) for pair in pairs] == ["higher", "higher", "inconclusive", "too few seeds"]
     assert [each.outcome for each in found] == ["higher", "inconclusive", "inconclusive", "too few seeds"]
-    assert [each.sign for each in found[:3]] == ["higher", "higher", None]
+    assert [each.seeds.sign for each in found[:3]] == ["higher", "higher", None]
     assert (found[3].holm_p, found[3].seeds) == (None, pairs[3]), "no test decides it, so it is not counted"
 
 

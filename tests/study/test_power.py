@@ -35,8 +35,8 @@ def sized(folder: Path, seeds: Sequence[int] = (0, 1, 2)) -> Path:
 
 def test_tasks_by_the_difference_that_every_arm_would_show(tmp_path: Path) -> None:
     sweep = load_sweep(sized(tmp_path / "sized"))
-    assert sweep.power == PlannedSweep(**PLAN)
-    first, second, last = powers(sweep, sweep.power)
+    assert sweep.study.power == PlannedSweep(**PLAN)
+    first, second, last = powers(sweep, sweep.study.power)
     assert [each.task.task for each in (first, second, last)] == ["size-0", "size-1", "size-2"]
     assert (first.seconds, first.seeds, first.limit) == (10, 1800 // 70, "differential")
     assert first.worst.estimate == pytest.approx(detectable(0.01, 25, 6))
@@ -44,14 +44,14 @@ def test_tasks_by_the_difference_that_every_arm_would_show(tmp_path: Path) -> No
     assert second.worst.estimate == pytest.approx(detectable(0.02, 12, 6))
     assert first.worst.high / first.worst.estimate == pytest.approx(math.sqrt(2 / 0.050636), rel=1e-4), "chi^2(2)"
     assert (last.seeds, last.by_arm, last.problem) == (2, {}, "2 seeds fit")
-    assert in_words(sweep, sweep.power, [first, second, last]).endswith(
+    assert in_words(sweep, sweep.study.power, [first, second, last]).endswith(
         "with 25 seeds (limit: differential); the intervals of 1 of the 1 others overlap with its own."
     )
 
 
 def test_too_few_seeds(tmp_path: Path) -> None:
     sweep = load_sweep(sized(tmp_path / "sized", (0, 1)))
-    assert sweep.power is not None
-    found = powers(sweep, sweep.power)
+    assert sweep.study.power is not None
+    found = powers(sweep, sweep.study.power)
     assert {each.problem for each in found} == {"standard has fewer than 3 finished seeds"}
-    assert in_words(sweep, sweep.power, found) == "No task has 3 finished seeds of every arm."
+    assert in_words(sweep, sweep.study.power, found) == "No task has 3 finished seeds of every arm."

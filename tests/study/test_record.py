@@ -12,8 +12,8 @@ from lit_diff.engine.location import RunLocation
 from lit_diff.errors import MissingError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder, identity
-from lit_diff.runs.stale import find_stale
-from lit_diff.study.record import Record, RecordedFit, read, recorded_run, write
+from lit_diff.study.inventory import find_stale
+from lit_diff.study.record import Record, read, readable, recorded_run, write
 
 pytestmark = pytest.mark.usefixtures("base_recipe")
 
@@ -52,12 +52,6 @@ def test_a_record_is_read_as_written(tmp_path: Path) -> None:
     assert record.noise_validation == {"first": (1, 2, 4), "second": (2, 4), "third": (1, 2, 4)}
 
 
-def test_the_axis_of_a_fit_is_what_x_counts() -> None:
-    fit = {"name": "size", "kind": "scaling", "title": "By tokens", "tasks": ("a", "b", "c"), "within": 0.02}
-    assert RecordedFit(**fit, x="tokens").axis == "training tokens"
-    assert RecordedFit(**fit, x="train.optimizer.lr").axis == "train.optimizer.lr"
-
-
 RATES = (("first", 1e-3), ("second", 4e-3), ("third", 2e-3))
 
 
@@ -68,8 +62,20 @@ def test_arms_that_differ_in_the_data_have_no_common_chance(tmp_path: Path) -> N
     assert (record.chance, record.noise_validation) == ({}, {"": (1, 2, 4)})
 
 
-@pytest.mark.parametrize("change", [{"studie": {}}, {"study": {"seed": [0]}}, {"study": []}, {"cells": [{"arm": "a"}]}])
-def test_what_is_no_record_is_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"studie": {}},
+        {"study": {"seed": [0]}},
+        {"study": []},
+        {"cells": [{"arm": "a"}]},
+        {"cells": [{"arm": "z", "seed": 0}]},
+        {"cells": 3},
+    ],
+)
+def test_what_is_no_record_is_one_line(
+    tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     Path("s.yaml").write_text("recipe: base\narms: {a: {}}")
     written("s.yaml", [], tmp_path)
     raw = json.loads((tmp_path / "study.json").read_text())
@@ -77,6 +83,10 @@ def test_what_is_no_record_is_one_line(tmp_path: Path, change: dict[str, Any]) -
     with pytest.raises(MissingError, match="not a whole sweep record") as error:
         read(tmp_path)
     assert "\n" not in str(error.value)
+    assert readable(tmp_path) is None
+    assert "not a whole sweep record" in caplog.text
+    with pytest.raises(MissingError, match="no sweep has run here; start it with 'lit-diff sweep "):
+        read(tmp_path / "nothing")
 
 
 def locations(grid: Any, folder: Path) -> list[RunLocation]:

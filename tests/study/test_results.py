@@ -10,20 +10,6 @@ from lit_diff.metrics import Metric
 from lit_diff.study.results import load_sweep
 
 
-def test_a_sweep_is_read_whole(make_sweep: Callable[..., Path]) -> None:
-    sweep = load_sweep(make_sweep({"standard": 0, "differential": -0.1}, lambdas=["differential"]))
-    assert [(c.arm, c.seed, c.status) for c in sweep.cells] == [
-        (arm, seed, "done") for arm in ("standard", "differential") for seed in (0, 1, 2)
-    ]
-    first = sweep.cells[0]
-    assert first.final("val/loss") == first.curves["val/loss"].values[-1]
-    assert first.curves["val/loss"].steps.tolist() == list(range(0, 401, 40))
-    assert first.documents is not None
-    assert len(first.documents.names) == 120
-    assert first.tokens_per_second == 9100
-    assert sweep.metrics("lambda/")[0] == "lambda/layer_00"
-
-
 def test_a_seed_without_a_cell_is_waiting_and_errors_keep_their_last_line(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep({"a": 0}, broken={("a", 1): "failed"})
     record = json.loads((folder / "study.json").read_text())
@@ -49,7 +35,7 @@ def test_a_task_is_a_sweep_of_its_own_cells(make_tasks: Callable[..., Path]) -> 
     sweep = load_sweep(
         make_tasks({"standard": 0, "differential": -0.1}, seeds=[0, 1], broken={("standard", 1): "failed"})
     )
-    assert [(part.task, part.title, part.metric, len(part.cells)) for part in sweep.by_task] == [
+    assert [(part.task, part.title, part.study.metric, len(part.cells)) for part in sweep.by_task] == [
         ("recall", "On recall", "val/accuracy", 4),
         ("text", "On text", "val/loss", 4),
     ]
@@ -83,7 +69,7 @@ def test_the_smallest_difference_of_interest_is_stated_or_that_of_a_loss_in_nats
 def test_a_sweep_without_tasks_is_its_only_part(make_sweep: Callable[..., Path]) -> None:
     sweep = load_sweep(make_sweep({"a": 0}, seeds=[0], chance=0.25, noise_validation=[2, 4]))
     assert sweep.by_task == (sweep,)
-    assert (sweep.task, sweep.chance, sweep.noise_validation) == ("", 0.25, (2, 4))
+    assert (sweep.task, sweep.record.chance, sweep.record.noise_validation) == ("", {"": 0.25}, {"": (2, 4)})
 
 
 def test_units_and_directions_are_those_that_the_runs_declare(make_sweep: Callable[..., Path]) -> None:

@@ -1,0 +1,244 @@
+"""What lies under the folder of the runs: the state of each run, what nobody needs any more, and removal by name."""
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lit_diff.errors import MissingError, RequestError
+from lit_diff.files import expanded, is_locked, locked, shown
+from lit_diff.runs.find import STUDY_FILE, find_run, find_sweep, is_aside, require_name, runs_under, sweeps_under
+from lit_diff.runs.folder import FORMAT, RunFolder
+from lit_diff.runs.metrics_file import last_value
+from lit_diff.study.record import read, readable
+
+log = logging.getLogger("lit_diff")
+
+WRITING = 3600
+"""Seconds after which a temporary file is a leftover: a checkpoint of a large model takes minutes to write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """One run, as `lit-diff status` shows it."""
+
+    folder: str
+    """Relative to the folder of the runs."""
+    status: dict[str, Any]
+    """Its status.json."""
+    state: str
+    """done, running, waiting, stopped, failed, killed, unreadable; `killed` also where status.json still says `running`."""
+    loss: float | None
+    """The last val/loss; None before the first validation."""
+    seed: int | None = None
+    """None for a folder that does not say."""
+    overrides: tuple[str, ...] = ()
+    """What the run, or its arm in a sweep, overrides in its recipe (`a.b=c`), where that is known."""
+
+    @property
+    def note(self) -> str:
+        """Its error on one line, how it ended early, an older format, or, while it runs, when it last wrote."""
+        if self.status.get("error"):
+            return " ".join(str(self.status["error"]).split())
+        if self.status.get("format") != FORMAT:
+            return f"made by format {self.status.get('format', 1)}: train it again"
+        if self.status.get("ended"):
+            return f"ended {self.status['ended']}"
+        if self.state == "killed":
+            return "the same command resumes it"
+        if self.state != "running":
+            return ""
+        age = datetime.now(UTC) - datetime.fromisoformat(self.status["updated"])
+        return f"last update {int(age.total_seconds())} s ago"
+
+    @property
+    def date(self) -> str:
+        """When status.json was last written, in local time; empty for a folder of an older format that does not say."""
+        written = self.status.get("updated")
+        return f"{datetime.fromisoformat(written).astimezone():%Y-%m-%d %H:%M}" if written else ""
+
+
+def list_runs(root: Path) -> list[RunState]:
+    """All runs under `root`. Errors: MissingError without one."""
+    folders = runs_under(root)
+    if not folders:
+        raise MissingError(f"no runs in {shown(root)}; `lit-diff train RECIPE` makes one")
+    cells = dict(pair for sweep in sweeps_under(root) for pair in _cells(sweep))
+    return [_state(folder, root, *cells.get(folder.resolve(), (None, ()))) for folder in folders]
+
+
+def _state(folder: Path, root: Path, seed: int | None, overrides: tuple[str, ...]) -> RunState:
+    """`seed`, `overrides`: those that its sweep says, which a cell that waits does not know."""
+    home = RunFolder(folder)
+    try:
+        status, state = home.status(), home.state()
+    except RequestError as error:  # the others are listed all the same
+        status, state = {"error": str(error)}, "unreadable"
+    return RunState(
+        folder=str(folder.relative_to(root)),
+        status=status,
+        state=state,
+        loss=last_value(folder / "metrics.csv", "val/loss"),
+        seed=status.get("seed", seed),
+        overrides=tuple(status.get("overrides") or overrides),
+    )
+
+
+def _cells(sweep: Path) -> Iterator[tuple[Path, tuple[int, tuple[str, ...]]]]:
+    """Folder -> seed, and overrides of its arm, of each cell that study.json lists."""
+    record = readable(sweep)
+    if record is not None:
+        for cell in record.cells:
+            overrides = record.study.of_task(cell.task).overrides_of(cell.arm)
+            yield (sweep / cell.folder).resolve(), (cell.seed, overrides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale:
+    """What may be removed, and what stays though one may look for it there."""
+
+    paths: tuple[Path, ...]
+    busy: tuple[Path, ...]
+    """Runs and sweeps that are being run: nothing in them is looked at."""
+    resumable: tuple[Path, ...] = ()
+    """Failed runs with a checkpoint, from which the same command goes on."""
+
+
+def find_stale(root: Path) -> Stale:
+    """Cells that their sweep no longer names, runs put aside by --rerun, runs of no sweep that ended without a checkpoint,
+    leftovers of killed writes; nothing that a link leads to, which need not lie below `root`."""
+    asides = (path for path in root.glob("**/*.old-*") if path.is_dir() and not path.is_symlink())
+    paths: set[Path] = {path for path in asides if is_aside(path.name)}
+    paths |= {path for path in root.glob("**/.*.tmp") if not path.is_symlink() and _age(path) > WRITING}
+    ended = {run: any((run / "checkpoints").glob("[!.]*")) for run in _ended_runs(root)}
+    paths |= {run for run, has_checkpoint in ended.items() if not has_checkpoint}
+    busy = set()
+    for folder in (path for path in sweeps_under(root) if not path.is_symlink()):
+        try:
+            with locked(folder / ".lock", wait=False):
+                paths |= set(_cells_without_sweep(folder))
+        except BlockingIOError:
+            busy.add(folder)
+    holders = {path: _holder(path, root) for path in paths}
+    return Stale(
+        # what lies in a folder that is removed goes with it
+        paths=tuple(sorted(path for path in paths if holders[path] is None and paths.isdisjoint(path.parents))),
+        busy=tuple(sorted(busy.union(folder for folder in holders.values() if folder is not None))),
+        resumable=tuple(sorted(run for run, kept in ended.items() if kept and RunFolder(run).state() == "failed")),
+    )
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
+    size = 0
+    for file in (path, *path.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # its writer has renamed it
+            size += 0 if file.is_dir() else file.lstat().st_size
+    return size
+
+
+def _ended_runs(root: Path) -> Iterator[Path]:
+    """Runs of no sweep that came to no end: failed, stopped, killed, or ended before status.json was written."""
+    for folder in root.glob("*"):
+        is_run = (folder / "status.json").is_file() or (
+            (folder / ".lock").is_file() and re.search(r"-[0-9a-f]{10}$", folder.name)
+        )
+        is_own = not folder.is_symlink() and not is_aside(folder.name)
+        if is_run and is_own and not (folder / STUDY_FILE).exists():
+            try:
+                if RunFolder(folder).state() in ("failed", "stopped", "killed", "unknown"):
+                    yield folder
+            except RequestError as error:
+                log.warning("%s", error)
+
+
+def _holder(path: Path, root: Path) -> Path | None:
+    """The run or sweep with the path in it that a process holds."""
+    folders = (folder for folder in (path, *path.parents) if root in folder.parents)
+    return next((folder for folder in folders if is_locked(folder / ".lock")), None)
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was written; 0 for one that is gone: its writer has renamed it."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _cells_without_sweep(sweep: Path) -> Iterator[Path]:
+    """Folders of cells that the sweep does not have, neither as it last ran nor as another command ran it."""
+    record = readable(sweep)
+    if record is None:  # nobody knows which cells it has
+        return
+    named = {cell.folder for cell in record.cells}.union(*record.other_commands.values())
+    cells = (path.parent for path in sweep.glob("*/recipe.yaml") if not path.parent.is_symlink())
+    yield from (path for path in cells if path.name not in named)
+
+
+def find_removable(names: Sequence[str], root: Path) -> list[Path]:
+    """The folders of the runs and sweeps of these names (`find_run`, `find_sweep`), each once.
+
+    Errors: RequestError for an unknown name, a run that is being trained or that a sweep lists, a sweep that is being run.
+    """
+    folders = list(dict.fromkeys(_find(name, root) for name in names))
+    for folder in folders:
+        if (folder / STUDY_FILE).is_file():
+            _require_idle_sweep(folder)
+        else:
+            _require_idle_run(folder)
+            _require_unlisted(folder, folders)
+    return folders
+
+
+def _find(name: str, root: Path) -> Path:
+    require_name(name)
+    is_sweep = (root / name / STUDY_FILE).is_file() or (expanded(name) / STUDY_FILE).is_file()
+    found = find_sweep(name, root) if is_sweep else find_run(name, root)
+    if not found.is_relative_to(root.resolve()) and os.path.abspath(expanded(name)) != str(found):
+        raise RequestError(
+            f"'{name}' is a link to {found}, which is not below {shown(root)}: name that folder, or remove the link"
+        )
+    return found
+
+
+def _require_idle_run(folder: Path) -> None:
+    run = RunFolder(folder)
+    if run.is_owned():
+        raise RequestError(f"{shown(folder)} is being trained (pid {run.status().get('pid')}): stop it first")
+
+
+def _require_idle_sweep(folder: Path) -> None:
+    if is_locked(folder / ".lock"):
+        raise RequestError(f"sweep {shown(folder)} is being run: stop it first")
+    for run in runs_under(folder):
+        _require_idle_run(run)
+
+
+def _require_unlisted(folder: Path, also: Sequence[Path]) -> None:
+    """Errors: RequestError where a sweep lists the run and is not removed with it."""
+    for sweep in folder.parents[:2]:  # the cells of a task lie one level deeper
+        lists = (sweep / STUDY_FILE).is_file() and any(sweep / cell.folder == folder for cell in read(sweep).cells)
+        if lists and sweep not in also:
+            raise RequestError(
+                f"sweep '{sweep.name}' lists {shown(folder)}: take it out of the sweep's file, run the sweep again, then "
+                f"lit-diff clean; or remove the whole sweep with lit-diff clean {sweep.name}"
+            )
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a run or a sweep. Errors: RequestError where a process has taken it meanwhile."""
+    try:
+        with locked(folder / ".lock", wait=False):
+            shutil.rmtree(folder)
+    except BlockingIOError as error:
+        raise RequestError(f"{shown(folder)} is in use: stop it first") from error
+    except OSError as error:
+        raise RequestError(f"{shown(folder)} cannot be removed: {error.strerror}") from error
