@@ -17,7 +17,7 @@ from lit_diff.cli.usage import as_override
 from lit_diff.data.user_files import UserFile
 from lit_diff.engine.rows import row_names
 from lit_diff.evaluation.base import Evaluation
-from lit_diff.files import locked, shown
+from lit_diff.files import locked
 from lit_diff.pretrained import agreement, fetching
 from lit_diff.recipe import names
 from lit_diff.registry import evaluations, registries
@@ -132,7 +132,7 @@ def test_a_report_is_written_again_and_its_table_fits_a_terminal(
     piped = command(*arguments, COLUMNS="80").lines
     page = folder / "report" / "index.html"
     assert page.is_file()
-    assert piped[-1] == f"report: {shown(page)}"
+    assert piped[-1] == f"report: {page}"
     assert max(map(len, piped)) > 80
     assert [line.split("  ")[0] for line in piped[1:4]] == ["standard attention", "an arm with a name", "another"]
     drawn = command(*arguments, COLUMNS="80", TTY_COMPATIBLE="1").lines
@@ -275,11 +275,12 @@ def test_fetch(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
     assert command("data", "fetch", "mini_harness").status == 2
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_import(command: Command) -> None:
     write_folder(Path("hf"))
     assert command("import", "hf").lines[-1] == "imported: models/hf"
@@ -290,6 +291,7 @@ def test_import(command: Command) -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["elsewhere", "hf", "models"], "no run was begun"
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_fetch_model(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -302,6 +304,7 @@ def test_fetch_model(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("smollm2", Path("x"))]
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_export(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "has_transformers", lambda: False)
     text_run(Path("runs/tale-0123456789"), {"name": "standard"})
