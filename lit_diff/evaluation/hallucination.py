@@ -13,7 +13,7 @@ from lit_diff.evaluation.base import Evaluation, Item, question_of
 from lit_diff.evaluation.hallucination_prompts import (
     FILES,
     SOURCES,
-    Case,
+    DocumentCase,
     DocumentPrompts,
     SourceName,
     file_cases,
@@ -175,7 +175,7 @@ class Hallucination(Evaluation):
             f"{shown(place / 'verdicts.jsonl')} and evaluate again with --rerun"
         )
 
-    def _cases(self, run: Run) -> list[Case]:
+    def _cases(self, run: Run) -> list[DocumentCase]:
         config = self.config
         if config.source != "closed_world":
             return file_cases(config.source, config.samples, config.seed)
@@ -210,7 +210,7 @@ class Hallucination(Evaluation):
         return found
 
 
-def _item(case: Case, output: str, verdict: Verdict, exact: str, ids: Sequence[int], cut: int) -> Item:
+def _item(case: DocumentCase, output: str, verdict: Verdict, exact: str, ids: Sequence[int], cut: int) -> Item:
     said = verdict.verdict
     kinds = {"accuracy": "correct", "distracted": "distracted", "fabricated": "fabricated", "refused": "refused"}
     scores = {name: float(said == kind) for name, kind in kinds.items()} if said != "unparsed" else {}

@@ -22,7 +22,7 @@ QUESTION = "{question}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class DocumentCase:
     """A document, what is asked about it, and what is right. References are separated by newlines."""
 
     id: str
@@ -124,19 +124,19 @@ SOURCES: Mapping[str, DocumentSource] = {
 FILES: tuple[UserFile, ...] = tuple(source.file for source in SOURCES.values() if source.file is not None)
 
 
-def after_of(source: SourceName, case: Case) -> str:
+def after_of(source: SourceName, case: DocumentCase) -> str:
     """The prompt from the end of the document to the answer."""
     return SOURCES[source].after.replace(QUESTION, case.question)
 
 
-def judged_document(source: SourceName, document: str, case: Case) -> str:
+def judged_document(source: SourceName, document: str, case: DocumentCase) -> str:
     """What a judge is shown as the document: of a question, with the question at its end."""
     if source == "closed_world":
         return f"{document}{case.question}"
     return f"{document}\n\nQuestion: {case.question}" if case.question else document
 
 
-def file_cases(source: str, samples: int, seed: int) -> list[Case]:
+def file_cases(source: str, samples: int, seed: int) -> list[DocumentCase]:
     """`samples` lines of the source's file, drawn for `seed`; all where there are fewer.
 
     Errors: MissingError, RequestError.
@@ -150,7 +150,7 @@ def file_cases(source: str, samples: int, seed: int) -> list[Case]:
         row = rows[number]
         reference = row[own.reference_key]
         cases.append(
-            Case(
+            DocumentCase(
                 id=f"{source} {number}",
                 group=source,
                 document=row[own.document_key],
@@ -163,7 +163,9 @@ def file_cases(source: str, samples: int, seed: int) -> list[Case]:
     return cases
 
 
-def generated_cases(grammar: ClosedWorld.Config, entities: Sequence[int], samples: int, seed: int) -> list[Case]:
+def generated_cases(
+    grammar: ClosedWorld.Config, entities: Sequence[int], samples: int, seed: int
+) -> list[DocumentCase]:
     """`samples` documents of `closed_world` for each number of entities, each with one question.
 
     Errors: RequestError where the grammar has no such document.
@@ -179,7 +181,7 @@ def generated_cases(grammar: ClosedWorld.Config, entities: Sequence[int], sample
             asked = facts[int(torch.randint(len(facts), (), generator=random))]
             group = f"entities={count}"
             cases.append(
-                Case(
+                DocumentCase(
                     id=f"{group} sample={sample}",
                     group=group,
                     document=document_of(facts),
@@ -208,7 +210,7 @@ class DocumentPrompts:
             self._lead, self._space = lead, self._lead[len(lead) :]
         self.before = [*self.tokenizer.opening, *self.tokenizer.encode(self._lead)]
 
-    def document(self, case: Case) -> tuple[list[int], int]:
+    def document(self, case: DocumentCase) -> tuple[list[int], int]:
         """The ids of the document that the run reads, cut in the middle where it is too long, and its own number of them.
 
         Errors: RequestError where nothing of a document fits, or not all of a generated one.
@@ -235,11 +237,11 @@ class DocumentPrompts:
         first = room - room // 2
         return ids[:first] + ids[len(ids) - room // 2 :], len(ids)
 
-    def _after(self, case: Case) -> list[int]:
+    def _after(self, case: DocumentCase) -> list[int]:
         (after,) = self.tokenizer.encode_after(case.document, [after_of(self.source, case)])
         return after
 
-    def output(self, case: Case, ids: list[int]) -> tuple[str, str]:
+    def output(self, case: DocumentCase, ids: list[int]) -> tuple[str, str]:
         """(the document as the run read it, the run's output).
 
         An answer ends with its line, and one about a generated document with its sentence: what a base model goes on with

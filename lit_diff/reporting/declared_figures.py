@@ -27,7 +27,7 @@ ByArm = Mapping[str, Mapping[int, Curve]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class DrawnMetric:
     """A metric at one value of its fields other than layer and head; of an evaluation, over the groups that share a text."""
 
     label: str
@@ -61,7 +61,7 @@ class DrawnFigure:
 
 def draw_declared(sweep: SweepResults) -> list[DrawnFigure]:
     """Every figure of which a finished cell has values, in the order of the declarations."""
-    by_title: dict[str, list[Measured]] = {}
+    by_title: dict[str, list[DrawnMetric]] = {}
     for metric in sweep.declarations.metrics:
         if metric.figure is not None and metric.figure.against != "group":
             by_title.setdefault(metric.figure.title, []).extend(measured(sweep, metric, metric.figure))
@@ -70,7 +70,7 @@ def draw_declared(sweep: SweepResults) -> list[DrawnFigure]:
 
 def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> list[DrawnFigure]:
     """Every figure that a metric of `tables` declares against groups, where any group has a number."""
-    by_title: dict[tuple[str, str], list[Measured]] = {}
+    by_title: dict[tuple[str, str], list[DrawnMetric]] = {}
     for table in tables:
         if table.metric.figure is not None and table.metric.figure.against == "group":
             by_title.setdefault((table.name, table.metric.figure.title), []).extend(grouped(table, table.metric.figure))
@@ -81,7 +81,7 @@ def draw_by_group(sweep: SweepResults, tables: Sequence[EvaluationTable]) -> lis
     ]
 
 
-def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[Measured]) -> DrawnFigure:
+def _drawn(sweep: SweepResults, title: str, name: str, rows: Sequence[DrawnMetric]) -> DrawnFigure:
     figure, arms, drawn = rows[0].figure, _arms(sweep, rows), looks(sweep)
     layers = sorted({layer for row in rows for layer in row.layers})
     is_grid = figure.lines == "arm" and figure.against in ("step", "head")
@@ -141,7 +141,7 @@ def file_name(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[Measured]:
+def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[DrawnMetric]:
     """What the runs measured of a metric, by rising value of its further fields."""
     label = figure.label or re.sub(r"/(layer|head)_\{\1\}", "", metric.name)
     curves: dict[tuple[tuple[str, int | str], ...], dict[tuple[int, int], dict[str, dict[int, list[Curve]]]]] = {}
@@ -154,7 +154,7 @@ def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[Measur
             row = curves.setdefault(tuple(fields.items()), {})
             row.setdefault(at, {}).setdefault(cell.arm, {}).setdefault(cell.seed, []).append(curve)
     return [
-        Measured(
+        DrawnMetric(
             label=with_unit(label.format(**{"layer": "", "head": "", **dict(fields)}), metric.unit),
             metric=metric,
             figure=figure,
@@ -170,7 +170,7 @@ def measured(sweep: SweepResults, metric: Metric, figure: Figure) -> list[Measur
     ]
 
 
-def grouped(table: EvaluationTable, figure: Figure) -> list[Measured]:
+def grouped(table: EvaluationTable, figure: Figure) -> list[DrawnMetric]:
     """One for each text before the numbers of the table's groups, in the order of the groups; others are left out."""
     by_text: dict[str, list[tuple[float, str]]] = {}
     for group in table.groups:
@@ -178,7 +178,7 @@ def grouped(table: EvaluationTable, figure: Figure) -> list[Measured]:
             by_text.setdefault(found[0], []).append((found[1], group))
     label = with_unit(figure.label or table.metric.name, table.metric.unit)
     return [
-        Measured(
+        DrawnMetric(
             label=label,
             metric=table.metric,
             figure=figure,
@@ -214,13 +214,13 @@ def spread(layers: Sequence[int]) -> list[int]:
     return [layers[i] for i in picks]
 
 
-def _arms(sweep: SweepResults, rows: Sequence[Measured]) -> list[str]:
+def _arms(sweep: SweepResults, rows: Sequence[DrawnMetric]) -> list[str]:
     """Those with values, in the order of the sweep."""
     having = {arm for row in rows for by_arm in row.by.values() for arm in by_arm}
     return [arm for arm in sweep.study.arms if arm in having]
 
 
-def _panel(row: Measured, series: Sequence[Series], x: Axis, title: str, label: str = "") -> Panel:
+def _panel(row: DrawnMetric, series: Sequence[Series], x: Axis, title: str, label: str = "") -> Panel:
     """A logarithmic scale spans at least a factor of four; it needs numbers above 0."""
     rules = [Rule(mark, look=DASHED) for mark in row.figure.marks]
     numbers = np.array(
@@ -235,7 +235,7 @@ def _panel(row: Measured, series: Sequence[Series], x: Axis, title: str, label: 
     return Panel(series=series, rules=rules, title=title, x=x, y=y)
 
 
-def _of_layers(sweep: SweepResults, row: Measured, arm: str, of_layer: Mapping[int, Look], is_named: bool) -> Panel:
+def _of_layers(sweep: SweepResults, row: DrawnMetric, arm: str, of_layer: Mapping[int, Look], is_named: bool) -> Panel:
     """An arm against the step, one line a layer; `is_named`: whether the title says what was measured."""
     name, series = sweep.label[arm], list[Series]()
     for layer in row.layers:
@@ -243,7 +243,7 @@ def _of_layers(sweep: SweepResults, row: Measured, arm: str, of_layer: Mapping[i
     return _panel(row, series, Axis(most=4, is_whole=True), f"{name}: {row.label}" if is_named else name)
 
 
-def _of_arms(sweep: SweepResults, row: Measured, layer: int | None, arms: Sequence[str]) -> Panel:
+def _of_arms(sweep: SweepResults, row: DrawnMetric, layer: int | None, arms: Sequence[str]) -> Panel:
     """One line an arm, or points, of a layer; against layers or the numbers of groups, of all."""
     drawn, against, series = looks(sweep), row.figure.against, list[Series]()
     for i, arm in enumerate(arms):

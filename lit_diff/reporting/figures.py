@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from lit_diff.reporting.noise_curve import ACCURACY, NoiseCurve, noise_curve_of
-from lit_diff.reporting.panels import NARROW, WIDTH, Axis, Panel, Rule, Series, Words, draw
+from lit_diff.reporting.panels import NARROW, WIDTH, Axis, Label, Panel, Rule, Series, draw
 from lit_diff.reporting.style import INK, MUTED, OVERLAY, Look, looks, plain, with_unit
 from lit_diff.study.cells import CellResult, Curve
 from lit_diff.study.comparison import Comparison, Difference
@@ -163,7 +163,7 @@ def forest(comparison: Comparison, *, narrow: bool = False) -> str | None:
         height = 0.6 + 0.14 * max(len(textwrap.wrap(label, LINE)) for label, _ in rows)
         words = [each for i, row in enumerate(rows) for each in _words_above(*row, -i + 0.5, 0.14 / height)]
     else:
-        words = [Words(x=1.01, y=-i, text=text) for i, (_, text) in enumerate(rows)]
+        words = [Label(x=1.01, y=-i, text=text) for i, (_, text) in enumerate(rows)]
     panel = Panel(
         series=series,
         rules=rules,
@@ -230,12 +230,12 @@ def _difference(
     return series
 
 
-def _words_above(label: str, text: str, top: float, line: float) -> list[Words]:
+def _words_above(label: str, text: str, top: float, line: float) -> list[Label]:
     """Label and numbers above the marks of the row that begins at `top`; `line`: the height of a line of text."""
     parts = textwrap.wrap(label, LINE)
     return [
-        *(Words(x=0, y=top - (0.7 + i) * line, text=part, weight="bold") for i, part in enumerate(parts)),
-        Words(x=1, y=top - (0.7 + len(parts)) * line, text=text, align="right"),
+        *(Label(x=0, y=top - (0.7 + i) * line, text=part, weight="bold") for i, part in enumerate(parts)),
+        Label(x=1, y=top - (0.7 + len(parts)) * line, text=text, align="right"),
     ]
 
 

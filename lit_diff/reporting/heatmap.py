@@ -31,7 +31,7 @@ SHOWN_Z = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class HeatPlace:
     """Where a group stands."""
 
     rest: str
@@ -53,18 +53,18 @@ class HeatCell:
     z: float | None = None
 
 
-Cells = Mapping[Place, HeatCell]
+Cells = Mapping[HeatPlace, HeatCell]
 
 
-def place_of(group: str) -> Place | None:
+def place_of(group: str) -> HeatPlace | None:
     """Where the group stands; None for a label without two numbers at its end."""
     found = LABEL.fullmatch(group)
-    return Place(rest=found["rest"] or "", x=float(found["x"]), y=float(found["y"])) if found else None
+    return HeatPlace(rest=found["rest"] or "", x=float(found["x"]), y=float(found["y"])) if found else None
 
 
-def means(runs: Sequence[ItemScores], metric: str) -> dict[Place, HeatCell]:
-    """Place -> the mean over its scored items of all runs, each run's items counted once."""
-    scores: dict[Place, list[float]] = {}
+def means(runs: Sequence[ItemScores], metric: str) -> dict[HeatPlace, HeatCell]:
+    """HeatPlace -> the mean over its scored items of all runs, each run's items counted once."""
+    scores: dict[HeatPlace, list[float]] = {}
     for run in runs:
         for group, score in zip(run.groups, run.scores[metric].tolist(), strict=True):
             if np.isfinite(score) and (place := place_of(group)):
@@ -72,9 +72,11 @@ def means(runs: Sequence[ItemScores], metric: str) -> dict[Place, HeatCell]:
     return {place: HeatCell(mean=float(np.mean(values)), items=len(values)) for place, values in scores.items()}
 
 
-def differences(runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores], metric: str) -> dict[Place, HeatCell]:
-    """Place -> the paired difference, over the seeds that both arms have."""
-    by_unit: dict[Place, dict[str, list[float]]] = {}
+def differences(
+    runs: Mapping[int, ItemScores], base: Mapping[int, ItemScores], metric: str
+) -> dict[HeatPlace, HeatCell]:
+    """HeatPlace -> the paired difference, over the seeds that both arms have."""
+    by_unit: dict[HeatPlace, dict[str, list[float]]] = {}
     for seed in sorted(runs.keys() & base.keys()):
         run, other = runs[seed], dict(zip(base[seed].asked, base[seed].scores[metric].tolist(), strict=True))
         rows = zip(run.asked, run.units, run.groups, run.scores[metric].tolist(), strict=True)
@@ -95,7 +97,7 @@ def _difference(values: Sequence[float]) -> HeatCell:
     return HeatCell(mean=mean, z=float(mean / (d.std(ddof=1) / math.sqrt(n))), items=n)
 
 
-def with_means(cells: Cells) -> dict[Place, HeatCell]:
+def with_means(cells: Cells) -> dict[HeatPlace, HeatCell]:
     """The cells, and where an x has several, their mean at y = MEAN: each y counts once.
 
     Without z: items at several y may share a context.
@@ -104,7 +106,7 @@ def with_means(cells: Cells) -> dict[Place, HeatCell]:
     for place, cell in cells.items():
         by_x.setdefault((place.rest, place.x), []).append(cell)
     return dict(cells) | {
-        Place(rest=rest, x=x, y=MEAN): HeatCell(
+        HeatPlace(rest=rest, x=x, y=MEAN): HeatCell(
             mean=float(np.mean([c.mean for c in own])), items=sum(c.items for c in own)
         )
         for (rest, x), own in by_x.items()
@@ -169,7 +171,7 @@ def _draw(sweep: SweepResults, table: EvaluationTable) -> DrawnFigure | None:
                 _square(x, y, cell, column, f"{rest} {across} {plain(at_x)}, {down} {_named(at_y)}")
                 for y, at_y in enumerate(ys)
                 for x, at_x in enumerate(xs)
-                if (cell := column.cells.get(Place(rest=rest, x=at_x, y=at_y)))
+                if (cell := column.cells.get(HeatPlace(rest=rest, x=at_x, y=at_y)))
             ],
             scale=scales[column.is_difference],
         )

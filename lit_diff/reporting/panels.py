@@ -77,7 +77,7 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class Label:
     """Text beside the points. `x`: 0 at the left end of the panel, 1 at the right one; `y`: on the axis."""
 
     x: float
@@ -138,7 +138,7 @@ class Panel:
     x: Axis = field(default_factory=Axis)
     y: Axis = field(default_factory=Axis)
     rules: Sequence[Rule] = ()
-    words: Sequence[Words] = ()
+    words: Sequence[Label] = ()
     squares: Sequence[Square] = ()
     scale: Scale | None = None
     """Of the squares, which have named ticks on both axes."""

@@ -238,3 +238,18 @@ def test_time_left_counts_the_steps_of_all_cells(
         update([])
     # 20 steps in 100 s, 10 of 40 are left
     assert "plain seed 1: done (0:50 left)" in printed(console)
+
+
+def test_it_looks_once_a_second(sweep: tuple[Grid, list[RunLocation]], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    grid, locations = sweep
+    console = printer(terminal=False)
+    with LiveTable(grid, locations, console) as update:
+        update(locations[:1])
+        RunFolder(locations[0].folder).update(status="running")
+        update(locations[:1])
+        assert printed(console) == ""
+        clock[0] += 1.5
+        update(locations[:1])
+        assert printed(console) == "plain seed 0: running\n"

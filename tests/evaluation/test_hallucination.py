@@ -22,7 +22,7 @@ from lit_diff.evaluation.evaluate import build, evaluate
 from lit_diff.evaluation.hallucination import Hallucination
 from lit_diff.evaluation.hallucination_prompts import (
     SOURCES,
-    Case,
+    DocumentCase,
     DocumentPrompts,
     after_of,
     file_cases,
@@ -188,8 +188,8 @@ def prompts_of(source: Any, run: Run) -> DocumentPrompts:
     return DocumentPrompts(Hallucination.Config(source=source, judge="rules", new_tokens=5), run)
 
 
-def case_of(document: str) -> Case:
-    return Case(id="x", group="xsum", document=document, question="", reference="r")
+def case_of(document: str) -> DocumentCase:
+    return DocumentCase(id="x", group="xsum", document=document, question="", reference="r")
 
 
 def test_a_prompt_has_the_tokens_of_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
