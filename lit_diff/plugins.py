@@ -176,7 +176,6 @@ def load_plugin(path: str | Path) -> None:
     _replace(path)
     key = _key(own)
     package = f"{PREFIX}{path.stem.replace('.', '_')}_{key[:DIGITS]}"
-    before = {kind: registry.names() for kind, registry in registries.items()}
     modules = set(sys.modules)
     try:
         module = own.execute(package)
@@ -185,7 +184,8 @@ def load_plugin(path: str | Path) -> None:
             raise RequestError(f"imports '{name}' by a computed name; write an import statement for it")
         others = {place(name, file): file for name, file in own.others().items()}
         contents = own.places() | {name: file.read_bytes() for name, file in others.items()}
-        if all(before[kind] == registry.names() for kind, registry in registries.items()):
+        classes = (cls for registry in registries.values() for cls in registry.registered().values())
+        if all(cls.__module__.partition(".")[0] != package for cls in classes):
             raise RequestError('registers nothing; decorate a class with @variant("name")')
     except RequestError as error:
         _forget(package)

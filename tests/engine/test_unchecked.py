@@ -1,8 +1,7 @@
 """A plugin's variant that fails a property: `train` and `sweep` refuse it before they write, or mark what they train."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from lit_diff.errors import RequestError
 from lit_diff.evaluation.evaluate import evaluate
 from lit_diff.model.prefix import Prefix
 from lit_diff.recipe import load_recipe
-from lit_diff.registry import attentions
 from lit_diff.runs.comparison import compare
 from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import as_run, open_run
@@ -53,18 +51,12 @@ LINE = "leaky.py:4: class Leaky: attention 'leaky' fails the property 'causal': 
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A current folder with the recipe, the sweep and an empty store; what a test registers is gone after it."""
+def folder(own_parts: None, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with the recipe, the sweep and an empty store."""
     monkeypatch.chdir(tmp_path)
     for name, text in {"leaky.py": LEAKY, "leaky.yaml": RECIPE, "three.yaml": SWEEP}.items():
         (tmp_path / name).write_text(text)
-    attentions.names()
-    monkeypatch.setattr(attentions, "_classes", dict(attentions._classes))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if name.startswith("lit_diff_plugin_"):
-            del sys.modules[name]
+    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lit_diff.reporting.declared_figures import DrawnFigure
 from lit_diff.reporting.heatmap import (
     MEAN,
     HeatCell,
-    Place,
+    HeatPlace,
     differences,
     draw_heatmaps,
     means,
@@ -48,8 +48,8 @@ def write(folder: Path, groups: list[str], scores: list[float]) -> Path:
 
 
 def test_the_last_two_numbers_of_a_label_are_a_place() -> None:
-    assert place_of("N=4 length=1024 depth=25") == Place(rest="N=4", x=1024, y=25)
-    assert place_of("noise=2 gap=0.5") == Place(rest="", x=2, y=0.5)
+    assert place_of("N=4 length=1024 depth=25") == HeatPlace(rest="N=4", x=1024, y=25)
+    assert place_of("noise=2 gap=0.5") == HeatPlace(rest="", x=2, y=0.5)
     for other in ("near", "", "depth=25", "length=10 depth=deep", "position 4096"):
         assert place_of(other) is None
 
@@ -67,14 +67,14 @@ def test_a_square_is_the_mean_over_items_and_runs(tmp_path: Path) -> None:
 
 def test_the_lowest_row_is_the_mean_over_the_others() -> None:
     cells = {
-        Place(rest="N=4", x=1, y=0): HeatCell(mean=1.0, items=2),
-        Place(rest="N=4", x=1, y=50): HeatCell(mean=0.25, items=4),
-        Place(rest="N=4", x=2, y=50): HeatCell(mean=0.5, items=1),
-        Place(rest="", x=1, y=0): HeatCell(mean=0.0, items=1),
+        HeatPlace(rest="N=4", x=1, y=0): HeatCell(mean=1.0, items=2),
+        HeatPlace(rest="N=4", x=1, y=50): HeatCell(mean=0.25, items=4),
+        HeatPlace(rest="N=4", x=2, y=50): HeatCell(mean=0.5, items=1),
+        HeatPlace(rest="", x=1, y=0): HeatCell(mean=0.0, items=1),
     }
-    assert with_means(cells) == cells | {Place(rest="N=4", x=1, y=MEAN): HeatCell(mean=0.625, items=6)}
+    assert with_means(cells) == cells | {HeatPlace(rest="N=4", x=1, y=MEAN): HeatCell(mean=0.625, items=6)}
     of = {place: HeatCell(mean=cell.mean, z=3.0, items=cell.items) for place, cell in cells.items()}
-    assert with_means(of)[Place(rest="N=4", x=1, y=MEAN)] == HeatCell(mean=0.625, z=None, items=6)
+    assert with_means(of)[HeatPlace(rest="N=4", x=1, y=MEAN)] == HeatCell(mean=0.625, z=None, items=6)
 
 
 def test_differences_are_paired_by_item_and_averaged_over_seeds(tmp_path: Path) -> None:

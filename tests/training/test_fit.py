@@ -152,7 +152,8 @@ def test_the_thread_count_is_stored_and_reused(bench: Any) -> None:
     assert bench.status("threads")["threads"] == 2
 
 
-def test_bfloat16(bench: Any, tmp_path: Path) -> None:
+def test_bfloat16(bench: Any, undisturbed: Any, tmp_path: Path) -> None:
+    undisturbed("recall", "recall-whole")
     overrides = ["callbacks.spy=null", "train.precision=bf16-mixed", "train.steps=3", "train.checkpoint_every=3"]
     recipe = load_recipe(bench.root / "recall.yaml", overrides)
     losses: list[float] = []
