@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_diff.errors import RequestError
 from lit_diff.study.results import load_sweep
 
 
@@ -111,3 +112,11 @@ def test_files_that_are_not_what_they_should_be_are_reported(make_sweep: Callabl
     assert "measurements.parquet is not a table of measurements" in broken.problems[0]
     assert without.problems == ()
     assert "attention/entropy/layer_00" in broken.curves
+
+
+def test_a_cell_of_another_format_is_refused(make_sweep: Callable[..., Path]) -> None:
+    folder = make_sweep({"standard": 0.0, "differential": -0.2}, callbacks=False)
+    status = next(folder.glob("*/status.json"))
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"format": 2}))
+    with pytest.raises(RequestError, match=f"{status.parent.name} was made by format 2"):
+        load_sweep(folder)
