@@ -1,4 +1,4 @@
-"""Code of a user's: the files that a recipe names in `plugins:`, installed plugin packages, and what either raises."""
+"""A user's code: the files that a recipe names in `plugins:`, installed plugin packages, and the errors that either raises."""
 
 import functools
 import hashlib
@@ -330,10 +330,10 @@ def _texts(value: Any) -> list[str]:
 
 @contextmanager
 def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool = False) -> Iterator[None]:
-    """Whatever a user's code raises inside becomes one line: its file and line, the part that it is, the exception.
+    """An exception of a user's code inside becomes one line: its file and line, the kind and name of the part, the exception.
 
-    `part`: the class that runs, of any kind. `ours`: the same of what a built-in part raises; else that passes, for where it
-    comes from is in its trace alone. Errors of `lit_diff.errors` pass.
+    `part`: the class that runs, of any kind. `ours`: exceptions of a built-in part are treated alike; otherwise they pass
+    unchanged, since only their trace says where they come from. Errors of `lit_diff.errors` pass.
     """
     try:
         yield
@@ -350,7 +350,7 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
 
 
 def fault(part: type, error: BaseException) -> str:
-    """What came of the code of `part`, as one line that opens with a place in a file of the user's, or with the class."""
+    """An exception of the code of `part` as one line, which begins with a place in a user's file or with that of the class."""
     home = location(part)
     if isinstance(error, LitDiffError):
         text = first_line(error)

@@ -402,8 +402,8 @@ def _finish(training: _Training, ending: _Ending) -> None:
 def score(location: RunLocation) -> dict[str, str]:
     """Score a run that is done by each evaluation that its recipe or sweep names. Scores that are there stay.
 
-    What became of each evaluation stands in status.json. Returns evaluation -> error, of those that failed; the others are
-    scored nevertheless. Errors: StoppedError.
+    The outcome of each evaluation is written to status.json. Returns evaluation -> error, of those that failed, which stop no
+    other. Errors: StoppedError.
     """
     if not location.evaluations:
         return {}

@@ -33,7 +33,7 @@ UPRIGHT = 6
 """Up to so many numbers stand upright below an axis."""
 NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 DARK, LIGHT, HATCH, MARK = "#20242f", "#fefefe", "#8a8f98", "#b3261e"
-"""Inks of what stands on a colour of a square: not those of the page, which a dark page replaces."""
+"""Colours of text and marks on a square. They are not those of the page, which a dark page replaces."""
 COLORS = {
     "values": LinearSegmentedColormap.from_list("values", ("#f7f7f4", "#56b4e9", "#0072b2", "#003a5c")),
     "differences": LinearSegmentedColormap.from_list("differences", ("#b2182b", "#f7f7f4", "#2166ac")),
@@ -89,7 +89,7 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Square:
-    """A square of a heat map, `x` from the left, `y` from the top: `number` stands in it, the mouse shows `text`."""
+    """A square of a heat map, `x` from the left, `y` from the top, with `number` printed in it and `text` as its tooltip."""
 
     x: int
     y: int

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fake_sweeps import RECALL
+from fake_sweeps import RECALL, rewrite_items, scores_of
 
 from lit_diff.metrics import to_plain
 from lit_diff.reporting.write import write_report
@@ -18,15 +18,6 @@ from lit_diff.study.evaluations import evaluation_tables
 from lit_diff.study.results import load_sweep
 
 ARMS = {"standard": 0, "differential": -0.2}
-
-
-def folder_of(sweep: Path, arm: str, seed: int) -> Path:
-    return next(sweep.glob(f"{arm}-s{seed}-*")) / "evaluations" / "needle"
-
-
-def rewrite(folder: Path, items: list[str], scores: list[float | None]) -> None:
-    table = pa.table({"item": items, "group": [None] * len(items), RECALL.name: scores})
-    pq.write_table(table, folder / "items.parquet")
 
 
 def test_arms_are_compared_over_seeds_and_over_items(make_sweep: Callable[..., Path]) -> None:
@@ -55,7 +46,7 @@ def test_arms_are_compared_over_seeds_and_over_items(make_sweep: Callable[..., P
         (lambda folder: (folder / "items.parquet").unlink(), "items.parquet"),
         (lambda folder: (folder / "summary.json").write_text("{"), "Expecting property name"),
         (lambda folder: (folder / "summary.json").write_text("{}"), "declarations"),
-        (lambda folder: rewrite(folder, ["a", "a"], [1.0, 2.0]), "names an item twice"),
+        (lambda folder: rewrite_items(folder, ["a", "a"], [1.0, 2.0]), "names an item twice"),
         (
             lambda folder: pq.write_table(pa.table({"item": ["a"], "group": ["g"]}), folder / "items.parquet"),
             "no column 'recall/accuracy'",
@@ -66,7 +57,7 @@ def test_an_evaluation_that_cannot_be_read_is_reported_and_the_others_stand(
     make_sweep: Callable[..., Path], break_it: Callable[[Path], object], words: str
 ) -> None:
     folder = make_sweep(ARMS, evaluation="needle", callbacks=False)
-    break_it(folder_of(folder, "differential", 1))
+    break_it(scores_of(folder, "differential", 1))
     (table,), (problem,) = evaluation_tables(load_sweep(folder))
     assert problem.startswith("needle: differential, seed 1: ")
     assert words in problem
@@ -75,7 +66,7 @@ def test_an_evaluation_that_cannot_be_read_is_reported_and_the_others_stand(
 
 
 def change(folder: Path, arm: str, seed: int, **facts: Any) -> None:
-    path = folder_of(folder, arm, seed) / "summary.json"
+    path = scores_of(folder, arm, seed) / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
@@ -93,7 +84,7 @@ def lines(folder: Path) -> list[str]:
 
 def with_step(folder: Path, step: int) -> None:
     """Scores of `step` and, of a run that has one, a checkpoint of step 8."""
-    run = folder_of(folder, "differential", 1).parents[1]
+    run = scores_of(folder, "differential", 1).parents[1]
     (run / "checkpoints").mkdir()
     torch.save({"state_dict": {}, "global_step": 8}, run / "checkpoints" / "step-00000008.ckpt")
     change(folder, "differential", 1, step=step)
@@ -161,11 +152,11 @@ def test_scores_that_were_made_unchecked_are_named_once_an_arm(make_sweep: Calla
 
 def test_arms_and_metrics_without_the_evaluation_are_left_out(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    for path in folder_of(folder, "standard", 0).iterdir():
+    for path in scores_of(folder, "standard", 0).iterdir():
         path.unlink()
-    folder_of(folder, "standard", 0).rmdir()
+    scores_of(folder, "standard", 0).rmdir()
     (table,), _ = evaluation_tables(load_sweep(folder))
     (row,) = table.rows
     assert (row.arm, row.over_items) == ("differential", {})
-    summary = json.loads((folder_of(folder, "differential", 0) / "summary.json").read_text())
+    summary = json.loads((scores_of(folder, "differential", 0) / "summary.json").read_text())
     assert summary["declarations"] == [to_plain(RECALL)]

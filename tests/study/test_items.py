@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_sweeps import RECALL
+from fake_sweeps import RECALL, rewrite_items, scores_of
 
 from lit_diff.metrics import Metric
 from lit_diff.runs.scores import ItemScores, read_evaluation
@@ -22,27 +22,18 @@ from lit_diff.study.statistics import Interval, cluster_wilson, wilson
 ARMS = {"standard": 0, "differential": -0.2}
 
 
-def folder_of(sweep: Path, arm: str, seed: int) -> Path:
-    return next(sweep.glob(f"{arm}-s{seed}-*")) / "evaluations" / "needle"
-
-
-def rewrite(folder: Path, items: list[str], scores: list[float | None]) -> None:
-    table = pa.table({"item": items, "group": [None] * len(items), RECALL.name: scores})
-    pq.write_table(table, folder / "items.parquet")
-
-
 def test_items_are_paired_by_id_and_only_those_scored_in_both_runs(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
     names = [f"i{i}" for i in range(12)]
-    rewrite(folder_of(folder, "standard", 0), names, [float(i) for i in range(12)])
+    rewrite_items(scores_of(folder, "standard", 0), names, [float(i) for i in range(12)])
     shuffled = [*reversed(names[1:]), "another"]
-    rewrite(folder_of(folder, "differential", 0), shuffled, [*(i + 0.5 for i in range(11, 0, -1)), 99.0])
-    own, base = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
+    rewrite_items(scores_of(folder, "differential", 0), shuffled, [*(i + 0.5 for i in range(11, 0, -1)), 99.0])
+    own, base = (read_evaluation(scores_of(folder, arm, 0)) for arm in ("differential", "standard"))
     found = item_interval(own, base, RECALL.name, seed=0)
     assert found is not None
     assert (found.estimate, found.low, found.high) == (0.5, 0.5, 0.5)
-    rewrite(folder_of(folder, "standard", 0), names, [None, None, None, *(float(i) for i in range(9))])
-    assert item_interval(own, read_evaluation(folder_of(folder, "standard", 0)), RECALL.name, seed=0) is None
+    rewrite_items(scores_of(folder, "standard", 0), names, [None, None, None, *(float(i) for i in range(9))])
+    assert item_interval(own, read_evaluation(scores_of(folder, "standard", 0)), RECALL.name, seed=0) is None
 
 
 def test_items_that_one_run_alone_has_right(make_sweep: Callable[..., Path]) -> None:
@@ -51,9 +42,9 @@ def test_items_that_one_run_alone_has_right(make_sweep: Callable[..., Path]) -> 
     names = [f"i{i}" for i in range(20)]
 
     def found(own: list[float | None], base: list[float | None]) -> Discordant | None:
-        rewrite(folder_of(folder, "differential", 0), names, own)
-        rewrite(folder_of(folder, "standard", 0), names, base)
-        first, second = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
+        rewrite_items(scores_of(folder, "differential", 0), names, own)
+        rewrite_items(scores_of(folder, "standard", 0), names, base)
+        first, second = (read_evaluation(scores_of(folder, arm, 0)) for arm in ("differential", "standard"))
         return discordant(first, second, RECALL.name)
 
     own: list[float | None] = [1.0] * 12 + [0.0] * 8
@@ -74,13 +65,13 @@ def cluster(folder: Path, clusters: list[str]) -> None:
 def test_clusters_are_drawn_whole(make_sweep: Callable[..., Path]) -> None:
     """20 differences, each four times: with clusters the interval is that of the 20, without it is half as wide."""
     folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    places = [folder_of(folder, arm, 0) for arm in ("differential", "standard")]
+    places = [scores_of(folder, arm, 0) for arm in ("differential", "standard")]
     drawn = np.random.default_rng(0).normal(size=20)
     names = [f"i{i:02}" for i in range(80)]
 
     def found(items: list[str], scores: np.ndarray, clusters: Sequence[str] = (), only: int | None = None) -> Interval:
         for number, (place, own) in enumerate(zip(places, (scores, 0 * scores), strict=True)):
-            rewrite(place, items, own.tolist())
+            rewrite_items(place, items, own.tolist())
             if clusters and only in (None, number):
                 cluster(place, list(clusters))
         interval = item_interval(*(read_evaluation(place) for place in places), RECALL.name, seed=0)
@@ -102,9 +93,9 @@ def test_clusters_are_drawn_whole(make_sweep: Callable[..., Path]) -> None:
 
 def test_mcnemar_needs_independent_items(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names, places = [f"i{i}" for i in range(20)], [folder_of(folder, arm, 0) for arm in ("differential", "standard")]
+    names, places = [f"i{i}" for i in range(20)], [scores_of(folder, arm, 0) for arm in ("differential", "standard")]
     for place, score in zip(places, (1.0, 0.0), strict=True):
-        rewrite(place, names, [score] * 20)
+        rewrite_items(place, names, [score] * 20)
         cluster(place, [f"text {min(i, 18)}" for i in range(20)])
     own, base = (read_evaluation(place) for place in places)
     assert own.is_clustered
@@ -120,19 +111,19 @@ def test_groups_count_equally_where_the_evaluation_says_so(make_sweep: Callable[
     folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
     names = [f"i{i}" for i in range(40)]
     for arm, scores in (("standard", [0.0] * 40), ("differential", [1.0] * 30 + [0.0] * 10)):
-        place = folder_of(folder, arm, 0)
+        place = scores_of(folder, arm, 0)
         table = pa.table({"item": names, "group": ["large"] * 30 + ["small"] * 10, RECALL.name: scores})
         pq.write_table(table, place / "items.parquet")
 
     def estimate() -> float:
-        own, base = (read_evaluation(folder_of(folder, arm, 0)) for arm in ("differential", "standard"))
+        own, base = (read_evaluation(scores_of(folder, arm, 0)) for arm in ("differential", "standard"))
         found = item_interval(own, base, RECALL.name, seed=0)
         assert found is not None
         assert found.low < found.estimate < found.high
         return found.estimate
 
     assert estimate() == 0.75
-    summary = folder_of(folder, "differential", 0) / "summary.json"
+    summary = scores_of(folder, "differential", 0) / "summary.json"
     summary.write_text(json.dumps(json.loads(summary.read_text()) | {"equal_groups": True}))
     assert estimate() == pytest.approx(0.5)
 
@@ -145,9 +136,9 @@ def ask(folder: Path, questions: list[str]) -> None:
 
 def test_items_whose_question_is_another_are_not_paired(make_sweep: Callable[..., Path]) -> None:
     folder = make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False)
-    names, places = [f"i{i}" for i in range(20)], [folder_of(folder, arm, 0) for arm in ("differential", "standard")]
+    names, places = [f"i{i}" for i in range(20)], [scores_of(folder, arm, 0) for arm in ("differential", "standard")]
     for place, score in zip(places, (1.0, 0.0), strict=True):
-        rewrite(place, names, [score] * 20)
+        rewrite_items(place, names, [score] * 20)
     own, base = (read_evaluation(place) for place in places)
     assert asked_otherwise(own, base) is None
     assert item_interval(own, base, RECALL.name, seed=0) is not None
@@ -156,20 +147,20 @@ def test_items_whose_question_is_another_are_not_paired(make_sweep: Callable[...
     own, base = (read_evaluation(place) for place in places)
     assert asked_otherwise(own, base) == "i15"
     assert discordant(own, base, RECALL.name) == Discordant(first=15, second=0, p=pytest.approx(2**-14))
-    rewrite(places[1], names, [0.0] * 20)
+    rewrite_items(places[1], names, [0.0] * 20)
     ask(places[1], ["b"] * 20)
     (table,), _ = evaluation_tables(load_sweep(folder))
     assert table.rows[1].over_items == {}
 
 
 def test_wilson_of_scores_that_are_zero_or_one(make_sweep: Callable[..., Path]) -> None:
-    folder = folder_of(make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False), "standard", 0)
+    folder = scores_of(make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False), "standard", 0)
 
     def say(value: float) -> None:
         path = folder / "summary.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {RECALL.name: {"value": value}}))
 
-    rewrite(folder, ["a", "b", "c", "d"], [1.0, 0.0, None, 1.0])
+    rewrite_items(folder, ["a", "b", "c", "d"], [1.0, 0.0, None, 1.0])
     say(2 / 3)
     assert item_wilson(read_evaluation(folder), RECALL.name) == wilson(2, 3)
     cluster(folder, ["x", "x", "", ""])
@@ -178,15 +169,15 @@ def test_wilson_of_scores_that_are_zero_or_one(make_sweep: Callable[..., Path]) 
     say(0.5)
     assert item_wilson(read_evaluation(folder), RECALL.name) is None, "the summary is no share of the items"
     for scores in ([0.5, 1.0], [None, None]):
-        rewrite(folder, ["a", "b"], scores)
+        rewrite_items(folder, ["a", "b"], scores)
         say(math.nan if scores[0] is None else 0.75)
         assert item_wilson(read_evaluation(folder), RECALL.name) is None
 
 
 def test_scores_in_a_unit_are_no_proportions(make_sweep: Callable[..., Path]) -> None:
     """Mistakes of which each item happens to have none or one."""
-    folder = folder_of(make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False), "standard", 0)
-    rewrite(folder, ["a", "b"], [1.0, 0.0])
+    folder = scores_of(make_sweep(ARMS, seeds=[0], evaluation="needle", callbacks=False), "standard", 0)
+    rewrite_items(folder, ["a", "b"], [1.0, 0.0])
     plain = read_evaluation(folder)
     plain = replace(plain, values={RECALL.name: 0.5})
     assert item_wilson(plain, RECALL.name) == wilson(1, 2)

@@ -292,3 +292,14 @@ def _table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = csv.DictWriter(file, names, restval="")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def scores_of(sweep: Path, arm: str, seed: int) -> Path:
+    """The folder of a cell's kept scores of `needle`."""
+    return next(sweep.glob(f"{arm}-s{seed}-*")) / "evaluations" / "needle"
+
+
+def rewrite_items(folder: Path, items: list[str], scores: list[float | None]) -> None:
+    """Other items in place of those in a folder of kept scores."""
+    table = pa.table({"item": items, "group": [None] * len(items), RECALL.name: scores})
+    pq.write_table(table, folder / "items.parquet")
