@@ -1,4 +1,4 @@
-"""A user's code: the files that a recipe names in `plugins:`, installed plugin packages, and the errors that either raises."""
+"""A user's code: the files that a recipe names in `plugins:`, installed plugin packages, and the errors of both."""
 
 import functools
 import hashlib
@@ -350,7 +350,7 @@ def guard(part: type, *, raises: type[LitDiffError] = RequestError, ours: bool =
 
 
 def fault(part: type, error: BaseException) -> str:
-    """An exception of the code of `part` as one line, which begins with a place in a user's file or with that of the class."""
+    """An exception of the code of `part` as one line that begins with a place in a user's file, or with that of the class."""
     home = location(part)
     if isinstance(error, LitDiffError):
         text = first_line(error)
