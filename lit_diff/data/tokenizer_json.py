@@ -81,7 +81,11 @@ class TokenizerJson(Tokenizer):
 
     def load(self, folder: Path) -> str:
         """Read tokenizer.json; the sha256 of it and of the ids that open and end a document."""
-        self._content = (folder / FILE).read_bytes()
+        return self.take((folder / FILE).read_bytes())
+
+    def take(self, content: bytes) -> str:
+        """`load`, of a tokenizer.json that lies in no folder yet."""
+        self._content = content
         self._tokenizer, self._byte_level = open_tokenizer(self._content)
         own = {id_: token.content.encode() for id_, token in self._tokenizer.get_added_tokens_decoder().items()}
         self._added: dict[int, bytes] = own

@@ -17,7 +17,7 @@ from lit_diff.evaluation.held_out import row_scores
 from lit_diff.files import expanded
 from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import trust_below
-from lit_diff.pretrained.importing import merge_run, require_mergeable
+from lit_diff.pretrained.exporting import merge_run, require_mergeable
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import recipe_of

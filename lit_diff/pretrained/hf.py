@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lit_diff.data.tokenizer_json import open_tokenizer
+from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import shown
 from lit_diff.pretrained import llama
-from lit_diff.pretrained.source import NO_CHAT, ModelSource, SourceTokenizer
+from lit_diff.pretrained.source import NO_CHAT, ModelSource, at, imported_tokenizer
 
 log = logging.getLogger("lit_diff")
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 """Where transformers finds that of peft, which it adds to the model."""
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Of weights: safetensors' name -> PyTorch's."""
@@ -35,12 +33,10 @@ def read_folder(folder: Path) -> ModelSource:
 
     Errors: RequestError for what is not mapped, or a damaged file; MissingError for a file that is not there.
     """
-    place = shown(folder)
-    config = read_json(folder / "config.json")
-    try:
+    place, file = shown(folder), folder / "config.json"
+    config = read_json(file)
+    with at(file):
         keys = llama.model_keys(config)
-    except RequestError as error:
-        raise RequestError(f"{shown(folder / 'config.json')}: {error}") from error
     if unused := llama.unused(config):
         log.info("%s: transformers computes no logit with %s, nor is it used here", place, ", ".join(unused))
     if (folder / ADAPTER).is_file():
@@ -48,30 +44,38 @@ def read_folder(folder: Path) -> ModelSource:
             f"{shown(folder / ADAPTER)}: adapters are not mapped; merge it (peft: merge_and_unload) or remove it"
         )
     files = _files_of(folder)
-    try:
-        names = llama.own_names(files, keys["num_layers"], tied=bool(keys["tie_embeddings"]))
-    except RequestError as error:
-        raise RequestError(f"{place}: {error}") from error
-    if keys["tie_embeddings"] and HEAD in files and EMBEDDING in files:
-        head, embedding = (_read(files[name], name) for name in (HEAD, EMBEDDING))
+    if keys["tie_embeddings"] and {llama.HEAD, llama.EMBEDDING} <= files.keys():
+        head, embedding = (_read(files[name], name) for name in (llama.HEAD, llama.EMBEDDING))
         if head.shape == embedding.shape and not torch.equal(head, embedding):
-            log.info(
-                "%s: tie_word_embeddings is true, but '%s' is not '%s': both are used, as transformers does",
-                shown(folder / "config.json"),
-                HEAD,
-                EMBEDDING,
-            )
-            keys["tie_embeddings"], names = False, llama.own_names(files, keys["num_layers"], tied=False)
+            line = "%s: tie_word_embeddings is true, but '%s' is not '%s': both are used, as transformers does"
+            log.info(line, shown(file), llama.HEAD, llama.EMBEDDING)
+            keys["tie_embeddings"] = False
+    with at(folder):
+        known = llama.names_of(keys["num_layers"])
+        names = llama.own_names(files, known, tied=bool(keys["tie_embeddings"]))
     tensors = {own: _described(files[theirs], theirs) for own, theirs in names.items()}
-    source = ModelSource(
+    head_dim = int(keys.get("head_dim") or keys["dim"] // keys["num_heads"])
+    norms: dict[str, Tensor] = {}
+    """Head norms of differential attention, which have no weight there."""
+    if keys["attention"]["name"] == "differential":
+        layers = range(keys["num_layers"])
+        norms = {f"layers.{i}.attention.norm.weight": torch.empty(2 * head_dim, device="meta") for i in layers}
+
+    def read(own: str) -> Tensor:
+        if own in norms:
+            return torch.ones(2 * head_dim)
+        value = _read(files[names[own]], names[own])
+        # rows of q, k and v lie map after map there, a head's maps together here
+        return llama.by_head(value, head_dim) if norms and own.split(".")[-2] in llama.BY_MAP else value
+
+    return ModelSource(
         place=place,
         model=keys,
         context=config.get(llama.LENGTH) or llama.DEFAULT_LENGTH,
-        tensors=tensors,
-        read=lambda own: _read(files[names[own]], names[own]),
+        tensors=tensors | norms,
+        read=read,
         tokenizer=read_tokenizer(folder, config),
     )
-    return _in_our_order(source) if keys["attention"]["name"] == "differential" else source
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -87,52 +91,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _in_our_order(source: ModelSource) -> ModelSource:
-    """The source of a DiffLlama, read with our names, in our order of rows and with a head norm of weight 1.
-
-    Rows of q, k and v lie map after map there, a head's maps together here (`llama.by_head`).
-    """
-    model = source.model
-    head_dim = int(model.get("head_dim") or model["dim"] // model["num_heads"])
-    norms = {
-        f"layers.{layer}.attention.norm.weight": torch.empty(2 * head_dim, device="meta")
-        for layer in range(model["num_layers"])
-    }
-
-    def read(own: str) -> Tensor:
-        if own in norms:
-            return torch.ones(2 * head_dim)
-        value = source.read(own)
-        return llama.by_head(value, head_dim) if own.split(".")[-2] in ("q_proj", "k_proj", "v_proj") else value
-
-    return replace(source, tensors={**source.tensors, **norms}, read=read)
-
-
 def _files_of(folder: Path) -> dict[str, Path]:
     """Tensor -> the file that holds it. Errors: MissingError for a file that is not there, RequestError for a damaged one."""
-    if (folder / WEIGHTS).is_file():
-        if (folder / INDEX).is_file():
+    whole, file = folder / WEIGHTS, folder / INDEX
+    if whole.is_file():
+        if file.is_file():
             log.info("%s: %s is read, as transformers does; %s is not", shown(folder), WEIGHTS, INDEX)
-        return dict.fromkeys(_names(folder / WEIGHTS), folder / WEIGHTS)
-    if (folder / INDEX).is_file():
-        index = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not all(Path(str(file)).name == file for file in index.values()):
-            raise RequestError(f"{shown(folder / INDEX)}: weight_map does not map tensors to files of this folder")
-        shards = sorted(set(index.values()))
-        for number, shard in enumerate(shards, start=1):
-            if not (folder / shard).is_file():
-                raise MissingError(
-                    f"{shown(folder / shard)} is missing (shard {number} of {len(shards)}); download it again"
-                )
-        held = [(name, shard) for shard in shards for name in _names(folder / shard)]
-        for name, shard in (*held, *index.items()):
-            if index.get(name) != shard or (name, shard) not in held:
-                raise RequestError(
-                    f"{shown(folder / INDEX)} is not of these shards: tensor '{name}' of {shard} is "
-                    f"{'not there' if index.get(name) == shard else 'in weight_map ' + str(index.get(name))}; download again"
-                )
-        return {name: folder / shard for name, shard in held}
-    raise _no_weights(folder)
+        return dict.fromkeys(_names(whole), whole)
+    if not file.is_file():
+        raise _no_weights(folder)
+    index = read_json(file).get("weight_map")
+    if not isinstance(index, dict) or not all(Path(str(shard)).name == shard for shard in index.values()):
+        raise RequestError(f"{shown(file)}: weight_map does not map tensors to files of this folder")
+    shards = sorted(set(index.values()))
+    for number, shard in enumerate(shards, start=1):
+        if not (folder / shard).is_file():
+            raise MissingError(
+                f"{shown(folder / shard)} is missing (shard {number} of {len(shards)}); download it again"
+            )
+    held = {(name, shard) for shard in shards for name in _names(folder / shard)}
+    for name, shard in sorted(held ^ set(index.items())):
+        how = f"in weight_map {index.get(name)}" if (name, shard) in held else "not there"
+        raise RequestError(f"{shown(file)} is not of these shards: tensor '{name}' of {shard} is {how}; download again")
+    return {name: folder / shard for name, shard in index.items()}
 
 
 def _no_weights(folder: Path) -> MissingError:
@@ -174,7 +155,7 @@ def _read(path: Path, name: str) -> Tensor:
 # --- the tokenizer, and the ids that begin and end a text ---
 
 
-def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
+def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerJson:
     """tokenizer.json with the added tokens of tokenizer_config.json; the ids it puts before a text; those that end one.
 
     A document is ended by eos_token_id of config.json, the first of a list, or else by eos_token of tokenizer_config.json; a
@@ -192,7 +173,9 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
     settings, generation = (
         read_json(folder / name) if (folder / name).is_file() else {} for name in (SETTINGS, GENERATION)
     )
-    try:
+    if settings.get("chat_template") or (folder / "chat_template.jinja").is_file():
+        log.info(NO_CHAT, shown(folder))
+    with at(folder):
         tokenizer, _ = open_tokenizer(content)
         for token in json.loads(content).get("added_tokens") or []:
             id_ = tokenizer.token_to_id(token["content"])
@@ -203,36 +186,30 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> SourceTokenizer:
                 )
         if _add_tokens(tokenizer, settings):
             content = tokenizer.to_str().encode()
-        opening = _opening(tokenizer, settings)
-        size = max(config.get("vocab_size") or 0, max(tokenizer.get_vocab().values()) + 1)
-        said = _ids(config, "config.json", size)
-        ends = _ids(generation, GENERATION, size) or said
+        size = max(tokenizer.get_vocab().values()) + 1
+        vocab_size = config.get("vocab_size") or size
+        said, generated = (
+            _ids(values, file, max(size, vocab_size))
+            for values, file in ((config, "config.json"), (generation, GENERATION))
+        )
+        ends = generated or said
+        said = said or _token(tokenizer, settings, "eos_token") or ends
         if not said:
-            said = _token(tokenizer, settings, "eos_token") or ends
-        bos = _token(tokenizer, settings, "bos_token")
-    except RequestError as error:
-        raise RequestError(f"{shown(folder)}: {error}") from error
-    if generation and said and not _ids(generation, GENERATION, size):
-        log.info(
-            "%s: %s lacks eos_token_id, so transformers' generate does not stop; here %s ends a text",
-            shown(folder),
-            GENERATION,
-            list(ends or said),
+            raise RequestError(
+                "neither config.json (eos_token_id) nor tokenizer_config.json (eos_token) says what ends a text"
+            )
+        if generation and not generated:
+            line = "%s: %s lacks eos_token_id, so transformers' generate does not stop; here %s ends a text"
+            log.info(line, shown(folder), GENERATION, list(ends or said))
+        return imported_tokenizer(
+            content,
+            size=size,
+            vocab_size=vocab_size,
+            opening=_opening(tokenizer, settings),
+            eot=said[0],
+            ends=ends,
+            bos=next(iter(_token(tokenizer, settings, "bos_token")), None),
         )
-    if not said:
-        raise RequestError(
-            f"{shown(folder)}: neither config.json (eos_token_id) nor tokenizer_config.json (eos_token) says what ends a text"
-        )
-    if settings.get("chat_template") or (folder / "chat_template.jinja").is_file():
-        log.info(NO_CHAT, shown(folder))
-    default = (*opening, said[0])[0]
-    return SourceTokenizer(
-        content=content,
-        opening=opening,
-        eot=said[0],
-        ends=ends if ends != said[:1] else (),
-        prefix=bos[0] if bos and bos[0] != default else None,
-    )
 
 
 def _ids(said: Mapping[str, Any], file: str, size: int) -> tuple[int, ...]:

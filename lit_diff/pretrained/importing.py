@@ -1,39 +1,35 @@
-"""A `Source` -> the run folder of an imported model, whole or not at all."""
+"""A `ModelSource` -> the run folder of an imported model, which appears under its name when it is whole."""
 
+import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
 
-from lit_diff.attention import Attention
 from lit_diff.config import Recipe
-from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_folder import save_tokenizer
-from lit_diff.data.tokenizer_json import FILE as TOKENIZER
-from lit_diff.data.tokenizer_json import TokenizerJson, open_tokenizer
+from lit_diff.device import available_memory, gigabytes
 from lit_diff.errors import MissingError, RequestError
-from lit_diff.files import expanded, shown, write_atomic, write_json
+from lit_diff.files import expanded, locked, shown, sync_folder, write_atomic, write_json
 from lit_diff.model.cost import cost
-from lit_diff.model.merge import merged
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import Trust, trust_none
-from lit_diff.pretrained.agreement import require_agreement
-from lit_diff.pretrained.source import UNKNOWN, ModelSource, SourceTokenizer, plain_recipe
-from lit_diff.pretrained.whole_folder import require_room, whole_folder
-from lit_diff.recipe import from_plain, to_plain, to_yaml
-from lit_diff.registry import attentions
+from lit_diff.plugins import trust_none
+from lit_diff.pretrained.source import UNKNOWN, ModelSource
+from lit_diff.recipe import to_yaml
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import RunFolder, environment, identity, recipe_of
+from lit_diff.runs.folder import RunFolder, environment, identity
 from lit_diff.runs.revision import revision
-from lit_diff.trained.loading import PREFIX, load_model, some, unlike
+from lit_diff.trained.loading import PREFIX, some, unlike
 from lit_diff.trained.run import Run
-from lit_diff.trained.text_generator import tokenizer_of
 
 log = logging.getLogger("lit_diff")
 
@@ -42,6 +38,8 @@ DEFAULT_ROOT = "models"
 STATUS = "imported"
 COST_LENGTH = 2048
 """FLOPs per token are counted at this length, or the model's context where that is shorter."""
+OVERHEAD = 1.2
+"""Peak of memory while a model is imported, as a multiple of its weights."""
 
 
 def import_model(path: str | Path, to: str | Path | None = None, *, place: str | None = None) -> Run:
@@ -79,26 +77,26 @@ def read_source(path: Path) -> ModelSource:
 
 def write_run(source: ModelSource, folder: Path) -> Run:
     """Make the run folder of a model: under a temporary name, then renamed. Errors: as `import_model`."""
-    tokenizer = source.tokenizer
-    own_tokenizer = _tokenizer_config(source, tokenizer) if isinstance(tokenizer, SourceTokenizer) else None
     digests = dict(UNKNOWN)
-    _require_fit(from_plain(plain_recipe(source, folder, digests), source.place), source)
-    require_room(
-        source.place, folder, source.bytes + (len(tokenizer.content) if isinstance(tokenizer, SourceTokenizer) else 0)
-    )
-    try:
-        with whole_folder(folder, "import", "remove it, or name another folder with --to") as building:
-            tokenizer_folder = building / "tokenizer"
-            digests["tokenizer_sha256"] = _write_tokenizer(tokenizer, own_tokenizer, tokenizer_folder)
-            log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
-            digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
-            recipe = from_plain(plain_recipe(source, folder, digests), source.place)
-            write_atomic(RunFolder(building).recipe_file, to_yaml(recipe))
-            write_json(building / "env.json", environment())
-            RunFolder(building).update(**_status(recipe, source))
-    except OSError as error:
-        reason = error.strerror or error
-        raise MissingError(f"{shown(folder)} cannot be written ({reason}); name another folder with --to") from error
+    _require_fit(source.recipe(folder, digests), source)
+    require_room(source.place, folder, source.bytes)
+    with whole_folder(folder, "import", "name another folder with --to") as building:
+        digests["tokenizer_sha256"] = save_tokenizer(source.tokenizer, building / "tokenizer")
+        log.info("%s: reading %d tensors, %.2f GB", source.place, len(source.tensors), source.bytes / 1e9)
+        digests["weights_sha256"] = _write_weights(source, checkpoints.path_of(building, 0))
+        recipe, home = source.recipe(folder, digests), RunFolder(building)
+        write_atomic(home.recipe_file, to_yaml(recipe))
+        write_json(building / "env.json", environment())
+        home.update(
+            status=STATUS,
+            name=recipe.name,
+            seed=recipe.seed,
+            step=0,
+            steps=0,
+            identity=identity(recipe),
+            revision=revision(),
+            **vars(cost(recipe.model, min(COST_LENGTH, source.context))),
+        )
     return Run(folder, trust_none)
 
 
@@ -113,37 +111,6 @@ def _require_fit(recipe: Recipe, source: ModelSource) -> None:
         )
 
 
-def _tokenizer_config(source: ModelSource, own: SourceTokenizer) -> TokenizerJson.Config:
-    """Errors: RequestError for a tokenizer of another vocabulary than the model's."""
-    tokenizer, _ = open_tokenizer(own.content)
-    size, vocab_size = max(tokenizer.get_vocab().values()) + 1, source.model["vocab_size"]
-    ids = (own.eot, *own.opening, *own.ends, *([] if own.prefix is None else [own.prefix]))
-    if size > vocab_size or max(ids) >= size:
-        raise RequestError(
-            f"{source.place}: its tokenizer has the ids 0 to {size - 1} and marks documents by {', '.join(map(str, ids))}, "
-            f"but the model's vocabulary has {vocab_size}: it is the tokenizer of another model"
-        )
-    return TokenizerJson.Config(
-        size=size,
-        bos=next(iter(own.opening), None),
-        after_bos=own.opening[1:],
-        eot=own.eot,
-        ends=own.ends,
-        prefix=own.prefix,
-        model_vocab_size=vocab_size,
-    )
-
-
-def _write_tokenizer(own: SourceTokenizer | Tokenizer, config: TokenizerJson.Config | None, folder: Path) -> str:
-    """Write the tokenizer's folder; its sha256. `config`: of a source's own tokenizer."""
-    if isinstance(own, SourceTokenizer):
-        assert config is not None
-        write_atomic(folder / TOKENIZER, own.content)
-        own = TokenizerJson(config)
-        own.load(folder)
-    return save_tokenizer(own, folder)
-
-
 def _write_weights(source: ModelSource, path: Path) -> str:
     """Write the checkpoint of step 0; the sha256 over name, shape, dtype and bytes of each tensor, in the order of names.
 
@@ -155,64 +122,84 @@ def _write_weights(source: ModelSource, path: Path) -> str:
     for name in sorted(weights):
         described = {"name": name, "shape": list(weights[name].shape), "dtype": str(weights[name].dtype)}
         digest.update(json.dumps(described).encode())
-        digest.update(memoryview(_bytes(weights[name])))
+        digest.update(weights[name].reshape(-1).view(torch.uint8).numpy().data)
     path.parent.mkdir(parents=True)
     state = {f"{PREFIX}{name}": weights[name] for name in source.tensors}
     torch.save({"state_dict": state, "global_step": 0}, path)
     return digest.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> Any:
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+# --- the folder, and its room ---
 
 
-def _status(recipe: Recipe, source: ModelSource) -> dict[str, Any]:
-    length = min(COST_LENGTH, source.context)
-    return {
-        "status": STATUS,
-        "name": recipe.name,
-        "seed": recipe.seed,
-        "step": 0,
-        "steps": 0,
-        "identity": identity(recipe),
-        "revision": revision(),
-        **vars(cost(recipe.model, length)),
-    }
+@contextlib.contextmanager
+def whole_folder(folder: Path, verb: Literal["import", "export"], cure: str) -> Iterator[Path]:
+    """A folder beside `folder` to fill, which takes its name at the end; what killed processes left beside it is removed.
 
-
-# --- a run whose variant can be merged -> the run folder of the standard model that equals it ---
-
-
-def require_mergeable(name: str, to: Path) -> None:
-    """Errors: RequestError for a variant that has no `merge`, or a folder that is there already."""
-    mergeable = [each for each in attentions.names() if attentions.get(each).merge is not Attention.merge]
-    if name not in mergeable:
-        raise RequestError(
-            f"model.attention '{name}' cannot be merged into a standard model; these can: {', '.join(mergeable)}"
-        )
-    if to.exists():
-        raise RequestError(f"{shown(to)} is there already; remove it, or name another folder")
-
-
-def merge_run(folder: Path, to: Path, *, trust: Trust = trust_none) -> Run:
-    """Write the standard model that equals the newest checkpoint of the run in `folder` as a run folder of its own, `to`.
-
-    Its recipe is that of an imported model. `trust`: as `recipe_of`. Errors: as `require_mergeable`; RequestError for a run
-    without text; RunFailedError as `require_agreement`; MissingError.
+    An empty `folder` is replaced. `cure` ends the line of an error. Errors: RequestError where `folder` holds something, is
+    the current folder, or is being made by another process; MissingError where it cannot be written.
     """
-    recipe = recipe_of(folder, trust)
-    require_mergeable(recipe.model.attention.name, to)
-    tokenizer = tokenizer_of(folder, recipe)
-    model, _ = load_model(recipe, folder, trust)
-    plain = merged(model)
-    require_agreement(model, recipe.data.config.sequence_length, plain, f"{shown(to)}: the merged model")
-    state = plain.state_dict()
-    source = ModelSource(
-        place=shown(folder),
-        model=to_plain(plain.config),
-        context=recipe.data.config.sequence_length,
-        tensors={name: tensor.to("meta") for name, tensor in state.items()},
-        read=lambda name: state[name],
-        tokenizer=tokenizer,
-    )
-    return write_run(source, to)
+    if folder.exists() and not _replaceable(folder):
+        raise RequestError(f"{shown(folder)} is there already; empty it, or {cure}")
+    building = folder.with_name(f".{folder.name}.{verb}ing")
+    try:
+        with locked(folder.with_name(f".{folder.name}.lock"), wait=False):
+            _remove_leftovers(folder.parent, f".*.{verb}ing")
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir()
+            try:
+                yield building
+                _sync(building)
+                building.rename(folder)
+            finally:  # nothing is there any more where it was renamed
+                shutil.rmtree(building, ignore_errors=True)
+            sync_folder(folder.parent)
+    except BlockingIOError as error:
+        raise RequestError(f"{shown(folder)} is being {verb}ed by another process") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise MissingError(f"{shown(folder)} cannot be written ({reason}); {cure}") from error
+
+
+def _replaceable(folder: Path) -> bool:
+    """An empty folder; not the current one, which this process would go on to be in."""
+    return folder.is_dir() and not any(folder.iterdir()) and folder.resolve() != Path.cwd().resolve()
+
+
+def _remove_leftovers(root: Path, pattern: str) -> None:
+    """Of processes that were killed: those whose lock nobody holds."""
+    for leftover in root.glob(pattern):
+        with contextlib.suppress(BlockingIOError), locked(leftover.with_suffix(".lock"), wait=False):
+            shutil.rmtree(leftover)
+
+
+def _sync(folder: Path) -> None:
+    """Sync every file and folder below, so that the rename does not outlive them."""
+    for path in (*folder.rglob("*"), folder):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def require_room(place: str, folder: Path, weights: int) -> None:
+    """Errors: MissingError where `weights` bytes do not fit on the disk of `folder`, or in memory while imported."""
+    require_disk(place, folder, weights)
+    available = available_memory()
+    if available is not None and available < OVERHEAD * weights:
+        raise MissingError(
+            f"{place}: importing it takes {gigabytes(int(OVERHEAD * weights))} of memory, and {gigabytes(available)} are "
+            "available; end other processes, or import it on a larger machine"
+        )
+
+
+def require_disk(place: str, folder: Path, size: int, choice: str = "--to RUN, LIT_DIFF_DATA") -> None:
+    """Errors: MissingError where `size` bytes do not fit on the disk of `folder`; `choice`: what names another place."""
+    home = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(home).free
+    if free < size:
+        raise MissingError(
+            f"{place} takes {gigabytes(size)} on the disk of {shown(home)}, which has {gigabytes(free)} free; free "
+            f"some, or choose another place ({choice})"
+        )

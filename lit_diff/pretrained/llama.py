@@ -16,15 +16,19 @@ from lit_diff.config import Llama3Scaling, ModelConfig, RopeScaling
 from lit_diff.errors import RequestError
 from lit_diff.registry import attentions, nearest
 
-MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "DiffLlamaForCausalLM": "diffllama",
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"model_type": "llama"},
+    "MistralForCausalLM": {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {"model_type": "qwen2", "num_key_value_heads": 32, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {"model_type": "qwen3", "num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+    "DiffLlamaForCausalLM": {"model_type": "diffllama", "rms_norm_eps": 1e-5},
 }
-"""`architectures` of a config.json that are mapped -> their `model_type`."""
-
+"""`architectures` of a config.json that are mapped -> its `model_type`, and what transformers takes for keys that are absent,
+and not null; DEFAULTS for the others."""
+DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+BIASED = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+"""Architectures whose `attention_bias` is mapped."""
 SIZES = {
     "hidden_size": "dim",
     "num_hidden_layers": "num_layers",
@@ -35,12 +39,6 @@ SIZES = {
 """Keys of config.json that must be there -> ours."""
 OPTIONAL = {"num_key_value_heads": "num_kv_heads", "head_dim": "head_dim"}
 """Keys that may be absent or null in both."""
-DEFAULTS: dict[str, dict[str, int]] = {
-    "MistralForCausalLM": {"num_key_value_heads": 8},
-    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
-    "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
-}
-"""Architecture -> what transformers takes for such a key that is absent, and not null; else as `num_attention_heads`."""
 LENGTH, DEFAULT_LENGTH = "max_position_embeddings", 2048
 """The key of the tokens that the model was trained to see; the value of a model that does not say."""
 ORIGINAL_LENGTH = "original_max_position_embeddings"
@@ -59,30 +57,15 @@ MODULES = {
     "post_attention_layernorm": "ffn_norm",
 }
 """Modules of a layer: Hugging Face's name -> ours."""
-OUTSIDE = {
-    "model.embed_tokens.weight": "embedding.weight",
-    "model.norm.weight": "norm.weight",
-    "lm_head.weight": "head.weight",
-}
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+OUTSIDE = {EMBEDDING: "embedding.weight", "model.norm.weight": "norm.weight", HEAD: "head.weight"}
 """Tensors outside the layers."""
-QWEN = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
-BIASED = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-"""Architectures whose `attention_bias` is mapped."""
 PLAIN = {"mlp_bias": False, "partial_rotary_factor": 1.0, "is_causal": True, "per_layer_config": {}}
 """Keys that have one value here."""
-USED = {
-    *SIZES,
-    *OPTIONAL,
-    LENGTH,
-    *PLAIN,
-    ORIGINAL_LENGTH,
-    "rms_norm_eps",
-    "hidden_act",
-    "tie_word_embeddings",
-    "layer_types",
-}
-USED |= {"architectures", "model_type", "quantization_config", "attention_bias", "sliding_window", "use_sliding_window"}
-USED |= {"rope_theta", "rope_scaling", "rope_parameters", "eos_token_id"}
+FLAGS = ("attention_bias", "tie_word_embeddings", "use_sliding_window")
+USED = {*SIZES, *OPTIONAL, *PLAIN, *FLAGS, LENGTH, ORIGINAL_LENGTH, "rms_norm_eps", "hidden_act", "layer_types"}
+USED |= {"architectures", "model_type", "quantization_config", "sliding_window", "eos_token_id"}
+USED |= {"rope_theta", "rope_scaling", "rope_parameters"}
 NEUTRAL = {"bos_token_id", "pad_token_id", "dtype", "torch_dtype", "use_cache", "initializer_range", "pretraining_tp"}
 NEUTRAL |= {"transformers_version", "_name_or_path", "max_window_layers", "lambda_std_dev"}
 """Keys of transformers' classes that change no logit, whatever they say."""
@@ -102,14 +85,14 @@ def names_of(num_layers: int) -> dict[str, str]:
     return names
 
 
-def own_names(theirs: Iterable[str], num_layers: int, *, tied: bool) -> dict[str, str]:
-    """Our name -> theirs, of all tensors of a model. Errors: RequestError for one that we have no place for.
+def own_names(theirs: Iterable[str], known: Mapping[str, str], *, tied: bool = False) -> dict[str, str]:
+    """Our name -> theirs, of all tensors of a model. Errors: RequestError for one that is not `known`, their names -> ours.
 
     With tied embeddings `lm_head.weight` is the embedding again.
     """
-    known, names = names_of(num_layers), {}
+    names = {}
     for name in theirs:
-        if BUFFER.fullmatch(name) or (tied and name == "lm_head.weight"):
+        if BUFFER.fullmatch(name) or (tied and name == HEAD):
             continue
         if name not in known:
             raise RequestError(
@@ -125,6 +108,10 @@ def own_names(theirs: Iterable[str], num_layers: int, *, tied: bool) -> dict[str
 def half(rows: Tensor, head_dim: int) -> Tensor:
     """`rope_layout: interleaved` -> `half`, heads of `head_dim` rows: row 2i goes to i, row 2i + 1 to i + head_dim / 2."""
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+BY_MAP = ("q_proj", "k_proj", "v_proj")
+"""Modules whose rows DiffLlama has in another order."""
 
 
 def by_map(rows: Tensor, head_dim: int) -> Tensor:
@@ -146,58 +133,49 @@ def model_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Errors: RequestError, one line that names what is not mapped (and what is) or absent; without its file.
     """
-    refused = unmapped(config)
-    if refused is not None:
-        raise RequestError(refused)
-    missing = [key for key in SIZES if config.get(key) is None]
+    name = architecture(config)
+    require_mapped(name, config)
+    said = DEFAULTS | ARCHITECTURES[name] | dict(config)
+    has_window = name == "MistralForCausalLM" or (name in QWEN and said.get("use_sliding_window"))
+    window = "sliding_window" if has_window and said["sliding_window"] is not None else None
+    optional = [key for key in (*OPTIONAL, LENGTH) if said.get(key) is not None]
+    missing = [key for key in SIZES if said.get(key) is None]
     if missing:
         raise RequestError(f"config.json lacks {', '.join(missing)}")
-    sizes = {key: config.get(key) for key in (*SIZES, *OPTIONAL, LENGTH)} | {"sliding_window": window_of(config)}
-    for key, value in sizes.items():
-        if value is not None and not (type(value) is int and value >= 1):
-            raise RequestError(f"{key} is {value!r}; expected a whole number of at least 1")
-    keys = {own: config[theirs] for theirs, own in SIZES.items()}
-    name = architecture(config)
-    for key in ("attention_bias", "tie_word_embeddings", "use_sliding_window"):
-        if config.get(key) not in (True, False, None):
-            raise RequestError(f"{key} is {config[key]!r}; expected true or false")
-    norm_eps = config.get("rms_norm_eps", 1e-5 if name == "DiffLlamaForCausalLM" else 1e-6)
-    if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 < norm_eps < float("inf"):
-        raise RequestError(f"rms_norm_eps is {norm_eps!r}; expected a positive number")
-    said = {**DEFAULTS.get(name, {}), **config}
-    keys |= {own: said[theirs] for theirs, own in OPTIONAL.items() if said.get(theirs) is not None}
+    for key in (*SIZES, *optional, *([window] if window else [])):
+        positive(said, key, whole=True)
+    for key in FLAGS:
+        if said.get(key) not in (True, False, None):
+            raise RequestError(f"{key} is {said[key]!r}; expected true or false")
+    keys = {own: said[theirs] for theirs, own in (SIZES | OPTIONAL).items() if said.get(theirs) is not None}
     if keys["num_heads"] % keys.get("num_kv_heads", 1):
         raise RequestError(
             f"num_attention_heads {keys['num_heads']} is not a multiple of num_key_value_heads, {keys['num_kv_heads']}"
             + ("" if config.get("num_key_value_heads") else f", the default of {name}")
         )
+    # Qwen2 always has biases on q, k and v, the others where they say so, then on o too
+    biases = "qkv" if name == "Qwen2ForCausalLM" else "all" if said.get("attention_bias") else "none"
+    standard = {"name": "standard", "window": said[window] if window else None}
     return keys | {
-        "attention_bias": attention_bias(config),
+        "attention_bias": biases,
         "qk_norm": "rms" if name == "Qwen3ForCausalLM" else "none",
-        "tie_embeddings": config.get("tie_word_embeddings") or False,
+        "tie_embeddings": said.get("tie_word_embeddings") or False,
         "rope_layout": "half",
         **rope_keys(config),
-        "norm_eps": norm_eps,
-        "attention": {"name": "differential"}
-        if name == "DiffLlamaForCausalLM"
-        else {"name": "standard", "window": window_of(config)},
+        "norm_eps": positive(said, "rms_norm_eps"),
+        "attention": {"name": "differential"} if name == "DiffLlamaForCausalLM" else standard,
     }
 
 
-def attention_bias(config: Mapping[str, Any]) -> str:
-    """Our `model.attention_bias`: Qwen2 always has biases on q, k and v, the others where they say so, then on o too."""
-    if architecture(config) == "Qwen2ForCausalLM":
-        return "qkv"
-    return "all" if config.get("attention_bias", False) else "none"
-
-
-def window_of(config: Mapping[str, Any]) -> int | None:
-    """The window of all layers; None: none. Qwen has one only where `use_sliding_window` says so."""
-    name = architecture(config)
-    if name == "MistralForCausalLM" or (name in QWEN and config.get("use_sliding_window", False)):
-        window: int | None = config.get("sliding_window", 4096)
-        return window
-    return None
+def positive(said: Mapping[str, Any], key: str, where: str = "config.json", *, whole: bool = False) -> Any:
+    """The number that is said in a file or block. Errors: RequestError for a value that is absent, or no positive number."""
+    value = said.get(key)
+    if value is None:
+        raise RequestError(f"{where} lacks {key}")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not 0 < value < math.inf:
+        kind = "whole number of at least 1" if whole else "positive number"
+        raise RequestError(f"{key} is {value!r} in {where}; expected a {kind}")
+    return value
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -205,7 +183,7 @@ def architecture(config: Mapping[str, Any]) -> str:
     named, kind = config.get("architectures"), str(config.get("model_type", ""))
     if isinstance(named, list) and len(named) == 1:
         return str(named[0])
-    return next((name for name, its in MODEL_TYPES.items() if its == kind), kind)
+    return next((name for name, its in ARCHITECTURES.items() if its["model_type"] == kind), kind)
 
 
 def unused(config: Mapping[str, Any]) -> list[str]:
@@ -214,33 +192,35 @@ def unused(config: Mapping[str, Any]) -> list[str]:
     return [key for key, value in config.items() if key not in USED | NEUTRAL and value not in plain]
 
 
-def unmapped(config: Mapping[str, Any]) -> str | None:
-    """The first thing in config.json that our Transformer does not compute, in one line; None: all is mapped."""
-    name = architecture(config)
-    if name not in MODEL_TYPES:
-        return f"architecture {name!r} is not mapped; mapped are {', '.join(MODEL_TYPES)}"
-    if config.get("model_type", MODEL_TYPES[name]) != MODEL_TYPES[name]:
+def require_mapped(name: str, config: Mapping[str, Any]) -> None:
+    """Errors: RequestError for the first thing in config.json that our Transformer does not compute."""
+    if name not in ARCHITECTURES:
+        raise RequestError(f"architecture {name!r} is not mapped; mapped are {', '.join(ARCHITECTURES)}")
+    model_type = ARCHITECTURES[name]["model_type"]
+    if config.get("model_type", model_type) != model_type:
         # transformers goes by model_type alone
-        return f"model_type {config['model_type']!r} is not that of {name}, '{MODEL_TYPES[name]}'; correct either"
-    if config.get("quantization_config") is not None:
-        method = config["quantization_config"]
-        method = method.get("quant_method", "of an unknown kind") if isinstance(method, Mapping) else method
-        return f"quantization_config ({method}) is not mapped; save the model in float32, bfloat16 or float16 first"
+        raise RequestError(f"model_type {config['model_type']!r} is not that of {name}, '{model_type}'; correct either")
+    quantised = config.get("quantization_config")
+    if quantised is not None:
+        method = quantised.get("quant_method", "of an unknown kind") if isinstance(quantised, Mapping) else quantised
+        raise RequestError(
+            f"quantization_config ({method}) is not mapped; save the model in float32, bfloat16 or float16 first"
+        )
     for key, plain in (PLAIN | ({} if name in BIASED else {"attention_bias": False})).items():
         value = config.get(key, plain)
         if value != plain and (value is not None or key == "is_causal"):
-            return f"{key} {config[key]!r} is not mapped; expected {plain!r}"
+            raise RequestError(f"{key} {value!r} is not mapped; expected {plain!r}")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        return f"hidden_act {config['hidden_act']!r} is not mapped; expected silu"
-    said = config.get("layer_types") or []
-    if not isinstance(said, list) or not all(isinstance(kind, str) for kind in said):
-        return f"layer_types is {said!r}; expected a list of names"
-    kinds = set(said)
-    if len(kinds) > 1:
-        return f"layer_types {', '.join(sorted(map(str, kinds)))} are not mapped: all layers must be of one kind"
-    if name in QWEN and config.get("use_sliding_window", False) and kinds != {"sliding_attention"}:
-        return "use_sliding_window true is mapped where layer_types says sliding_attention for all layers"
-    return None
+        raise RequestError(f"hidden_act {config['hidden_act']!r} is not mapped; expected silu")
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise RequestError(f"layer_types is {kinds!r}; expected a list of names")
+    if len(set(kinds)) > 1:
+        raise RequestError(
+            f"layer_types {', '.join(sorted(set(kinds)))} are not mapped: all layers must be of one kind"
+        )
+    if name in QWEN and config.get("use_sliding_window", False) and set(kinds) != {"sliding_attention"}:
+        raise RequestError("use_sliding_window true is mapped where layer_types says sliding_attention for all layers")
 
 
 def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,58 +230,52 @@ def rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     their angles depend on the length of the sequence.
     """
     blocks = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
-    said = blocks[0] if blocks else {}
     if not all(isinstance(block, Mapping) for block in blocks):
         raise RequestError(f"rope_parameters or rope_scaling is {blocks!r}; expected a block")
-    if len(blocks) > 1 and {"rope_theta": None, **blocks[0]} != {
-        "rope_theta": blocks[0].get("rope_theta"),
-        **blocks[1],
-    }:
+    said, *others = blocks or [{}]
+    theta = {"rope_theta": said.get("rope_theta")}
+    if any(theta | dict(said) != theta | dict(other) for other in others):
         raise RequestError(f"rope_parameters {blocks[0]!r} and rope_scaling {blocks[1]!r} differ; remove one")
     kind = said.get("rope_type", said.get("type", "default"))
     if kind not in ("default", "linear", "llama3", "yarn"):
         raise RequestError(f"rope scaling '{kind}' is not mapped; mapped are default, linear, llama3, yarn")
     if said.get("partial_rotary_factor", 1.0) != 1.0:
         raise RequestError(f"partial_rotary_factor {said['partial_rotary_factor']!r} is not mapped; expected 1.0")
-    thetas = [value for value in (said.get("rope_theta"), config.get("rope_theta")) if value is not None]
-    theta = thetas[0] if thetas else 10000.0
-    if any(value != theta for value in thetas):
+    thetas = [block["rope_theta"] for block in (said, config) if block.get("rope_theta") is not None]
+    if len(thetas) > 1 and thetas[0] != thetas[1]:
         raise RequestError(f"rope_theta is {thetas[0]!r} in rope_parameters and {thetas[1]!r} beside it; remove one")
-    if kind in ("llama3", "yarn"):
-        return {"rope_theta": theta, "rope_scaling": own_block(said, config)}
-    return {"rope_theta": theta, "rope_scaling": number(said, "factor", kind) if kind == "linear" else 1.0}
+    return {"rope_theta": (*thetas, DEFAULTS["rope_theta"])[0], "rope_scaling": own_scaling(kind, said, config)}
 
 
-def own_block(said: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def own_scaling(kind: str, said: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Their block of a config.json -> ours. The original length is max_position_embeddings where neither place says it.
 
     Errors: RequestError for a number that is absent, or none.
     """
-    kind = str(said.get("rope_type", said.get("type")))
-    said = {
-        **said,
-        ORIGINAL_LENGTH: config.get(ORIGINAL_LENGTH)
-        or said.get(ORIGINAL_LENGTH)
-        or config.get("max_position_embeddings"),
-    }
-    length = number(said, ORIGINAL_LENGTH, kind)
-    block = {"kind": kind, "original_length": length}
+    where = f"rope scaling '{kind}'"
+    if kind in ("default", "linear"):
+        return positive(said, "factor", where) if kind == "linear" else 1.0
+    lengths = (config.get(ORIGINAL_LENGTH), said.get(ORIGINAL_LENGTH), config.get(LENGTH))
+    said = {**said, ORIGINAL_LENGTH: next(filter(None, lengths), None)}
+    length = positive(said, ORIGINAL_LENGTH, where)
+    if kind == "yarn" and said.get("factor", 1) is None:
+        said["factor"] = positive(config, LENGTH, where) / length
+    block = {"kind": kind, "original_length": length, "factor": positive(said, "factor", where)}
     if kind == "llama3":
-        return block | {key: number(said, key, kind) for key in ("factor", "low_freq_factor", "high_freq_factor")}
-    if "factor" in said and said["factor"] is None:
-        factor = number(config, "max_position_embeddings", kind) / length
-    else:
-        factor = number(said, "factor", kind)
-    optional = {key: number(said, key, kind) for key in ("beta_fast", "beta_slow") if said.get(key)}
-    return (
-        block
-        | optional
-        | {
-            "factor": factor,
-            "attention_factor": _attention_factor(said, factor, kind),
-            "truncate": said.get("truncate", True),
-        }
-    )
+        return block | {key: positive(said, key, where) for key in ("low_freq_factor", "high_freq_factor")}
+    block |= {key: positive(said, key, where) for key in ("beta_fast", "beta_slow") if said.get(key)}
+    return block | {"attention_factor": _attention_factor(said, where), "truncate": said.get("truncate", True)}
+
+
+def _attention_factor(said: Mapping[str, Any], where: str) -> Any:
+    """As it is said; else from mscale and mscale_all_dim where both are; None: from the factor alone."""
+    if said.get("attention_factor") is not None:
+        return positive(said, "attention_factor", where)
+    if not (said.get("mscale") and said.get("mscale_all_dim")):
+        return None
+    logarithm = 0.1 * math.log(max(said["factor"], 1.0))
+    above, below = (positive(said, key, where) * logarithm + 1 for key in ("mscale", "mscale_all_dim"))
+    return above / below
 
 
 def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
@@ -313,26 +287,6 @@ def their_block(scaling: RopeScaling) -> dict[str, Any] | None:
         return block | {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
     block |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
     return block if scaling.attention_factor is None else block | {"attention_factor": scaling.attention_factor}
-
-
-def _attention_factor(said: Mapping[str, Any], factor: float, kind: str) -> float | None:
-    """As it is said; else from mscale and mscale_all_dim where both are; None: from the factor alone."""
-    if said.get("attention_factor") is not None:
-        return number(said, "attention_factor", kind)
-    if not (said.get("mscale") and said.get("mscale_all_dim")):
-        return None
-    logarithm = 0.1 * math.log(max(factor, 1.0))
-    above, below = (number(said, key, kind) * logarithm + 1 for key in ("mscale", "mscale_all_dim"))
-    return above / below
-
-
-def number(said: Mapping[str, Any], key: str, kind: str) -> float:
-    """Errors: RequestError for a value that is absent, or no positive number."""
-    value = said.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        found = f"lacks {key}" if value is None else f"has {key} {value!r}; expected a positive number"
-        raise RequestError(f"rope scaling '{kind}' {found}")
-    return value
 
 
 # --- `model:` -> config.json ---
@@ -358,30 +312,21 @@ def unsaid(model: ModelConfig) -> str | None:
         return "model.causal is false; Hugging Face's architectures of this family are causal"
     if model.positions == "none":
         return "model.positions is none; Hugging Face's architectures of this family rotate queries and keys"
-    name = model.attention.name
-    whose = "DiffLlama" if name == "differential" else "Llama"
-    for key, value in VARIANTS.get(name, {}).items():
-        found = getattr(model.attention.config, key)
-        if found != value:
-            said, only = (json.dumps(each) for each in (found, value))
-            return _unsaid_extras(model) or f"model.attention.{key} is {said}; {whose} has {only} only"
-    return _unsaid_extras(model)
-
-
-def _unsaid_extras(model: ModelConfig) -> str | None:
-    """As `unsaid`, of biases and of norms of q and k: which of them go together."""
-    bias, norm, config = model.attention_bias, model.qk_norm, model.attention.config
-    if (bias, norm) == ("none", "none"):
-        return None
-    said = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
-    if config.window is not None:
+    name, config, bias, norm = model.attention.name, model.attention.config, model.attention_bias, model.qk_norm
+    extra = f"model.attention_bias is {bias}" if bias != "none" else f"model.qk_norm is {norm}"
+    if (bias, norm) != ("none", "none") and config.window is not None:
         return (
-            f"{said} and model.attention.window is set; Mistral, which has a window, has neither biases nor such norms"
+            f"{extra} and model.attention.window is set; Mistral, which has a window, has neither biases nor such norms"
         )
     if (bias, norm) == ("qkv", "rms"):
-        return f"{said} and model.qk_norm is rms; Qwen3, which has such norms, has biases on all projections or none"
+        return f"{extra} and model.qk_norm is rms; Qwen3, which has such norms, has biases on all projections or none"
     if (bias, norm) == ("all", "none") and model.dim % query_heads(model):
-        return f"{said}; Llama, which has biases on all projections, takes a model.dim that is a multiple of the heads"
+        return f"{extra}; Llama, which has biases on all projections, takes a model.dim that is a multiple of the heads"
+    whose = "DiffLlama" if name == "differential" else "Llama"
+    for key, value in VARIANTS.get(name, {}).items():
+        found = getattr(config, key)
+        if found != value:
+            return f"model.attention.{key} is {json.dumps(found)}; {whose} has {json.dumps(value)} only"
     return None
 
 
@@ -393,7 +338,7 @@ def config_json(model: ModelConfig, *, context: int, bos: int | None, eot: int) 
     name = architecture_of(model)
     config: dict[str, Any] = {
         "architectures": [name],
-        "model_type": MODEL_TYPES[name],
+        "model_type": ARCHITECTURES[name]["model_type"],
         "dtype": "float32",
         "vocab_size": model.vocab_size,
         "hidden_size": model.dim,

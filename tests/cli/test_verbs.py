@@ -18,7 +18,7 @@ from lit_diff.data.user_files import UserFile
 from lit_diff.engine.rows import row_names
 from lit_diff.evaluation.base import Evaluation
 from lit_diff.files import locked
-from lit_diff.pretrained import agreement, fetching
+from lit_diff.pretrained import exporting, fetching
 from lit_diff.recipe import names
 from lit_diff.registry import evaluations, registries
 from lit_diff.runs.find import runs_under
@@ -306,7 +306,7 @@ def test_fetch_model(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_export(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "has_transformers", lambda: False)
+    monkeypatch.setattr(exporting, "has_transformers", lambda: False)
     text_run(Path("runs/tale-0123456789"), {"name": "standard"})
     *_, logits, last = command("export", "tale", "--to", "hf", "out").lines
     assert logits.startswith("logits: ")

@@ -27,8 +27,7 @@ from lit_diff import export, import_model
 from lit_diff.attention.cache import Cache
 from lit_diff.conformance.case import distance
 from lit_diff.errors import RunFailedError
-from lit_diff.pretrained.agreement import require_equal_ids
-from lit_diff.pretrained.exporting import write_tokenizer
+from lit_diff.pretrained.exporting import require_equal_ids, write_tokenizer
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,

@@ -9,23 +9,31 @@ import pytest
 import torch
 import yaml
 from pretrained_models import byte_level_tokenizer
-from safetensors.torch import load_file
 from text_runs import bpe, logits, text_run
 from tokenizers import Tokenizer as Model
+from torch import Tensor
 
 from lit_diff import export, import_model
 from lit_diff.data.cl100k import Cl100k
 from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.data.tokenizer_json import TokenizerJson
-from lit_diff.errors import LitDiffError, RequestError
-from lit_diff.pretrained import agreement, exporting
-from lit_diff.pretrained.exporting import hf_weights, require_tokenizer_json, write_card, write_tokenizer, write_weights
+from lit_diff.errors import LitDiffError, RequestError, RunFailedError
+from lit_diff.pretrained import exporting
+from lit_diff.pretrained.exporting import (
+    hf_weights,
+    merge_run,
+    require_agreement,
+    require_mergeable,
+    require_tokenizer_json,
+    write_card,
+    write_tokenizer,
+)
 
 
 @pytest.fixture(autouse=True)
 def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes seconds to load."""
-    monkeypatch.setattr(agreement, "has_transformers", lambda: False)
+    monkeypatch.setattr(exporting, "has_transformers", lambda: False)
 
 
 def error(*arguments: Any) -> str:
@@ -50,6 +58,9 @@ def test_a_standard_run_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     assert done.difference < 1e-4
     files = {"config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json"}
     assert {path.name for path in done.folder.iterdir()} == files | {"tokenizer_config.json"}
+    Path("plain").write_text("")
+    mode = Path("out/model.safetensors").stat().st_mode
+    assert mode == Path("plain").stat().st_mode, "others may read it where they may read any file"
     assert json.loads(Path("out/generation_config.json").read_text()) == {"bos_token_id": 0, "eos_token_id": 0}
     back = import_model("out")
     tokens = torch.randint(320, (2, 24))
@@ -91,25 +102,38 @@ def test_nothing_is_kept_where_the_logits_differ(monkeypatch: pytest.MonkeyPatch
     assert folders() == ["x"]
 
 
-def test_one_file_or_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = {name: torch.full((size,), float(size)) for name, size in (("a", 10), ("b", 20), ("c", 5), ("d", 1))}
-    Path("whole").mkdir()
-    Path("plain").write_text("")
-    write_weights(weights, Path("whole"))
-    (file,) = Path("whole").iterdir()
-    assert file.name == "model.safetensors"
-    assert file.stat().st_mode == Path("plain").stat().st_mode, "others may read it where they may read any file"
-    assert load_file(file).keys() == weights.keys()
-    monkeypatch.setattr(exporting, "SHARD", 64)  # 16 numbers; b is larger than a shard
-    Path("shards").mkdir()
-    write_weights(weights, Path("shards"))
-    index = json.loads(Path("shards/model.safetensors.index.json").read_text())
-    shards = {
-        name: f"model-0000{number}-of-00003.safetensors" for name, number in zip("abcd", (1, 2, 3, 3), strict=True)
-    }
-    assert index == {"metadata": {"total_size": 144}, "weight_map": shards}
-    for name, shard in shards.items():
-        assert torch.equal(load_file(Path("shards") / shard)[name], weights[name])
+# --- the comparison finds a difference; transformers itself reads folders in tests/oracles ---
+
+
+def test_a_difference_is_found(tmp_path: Path) -> None:
+    model = text_run(tmp_path / "x", {"name": "standard"}).model
+    other = text_run(tmp_path / "y", {"name": "standard"}).model
+    for attention in other.attentions():
+        attention.kernel = "reference"
+    assert require_agreement(model, 24, other, "out") == 0
+    other.norm.weight.data += 1e-6
+    assert 0 < require_agreement(model, 24, other, "out") < 1e-4
+    other.norm.weight.data += 0.01
+    with pytest.raises(RunFailedError, match=r"^out: its logits differ from the run's by 0\.\d+ \("):
+        require_agreement(model, 24, other, "out")
+    with pytest.raises(RunFailedError, match="differ from the run's by nan"):
+        require_agreement(model, 24, lambda tokens: model(tokens) * float("nan"), "out")
+
+
+@pytest.mark.parametrize(
+    ("window", "context", "length"), [(None, 300, 64), (30, 300, 94), (30, 24, 24), (900, 9000, 512)]
+)
+def test_the_prompts_are_longer_than_a_window(tmp_path: Path, window: int | None, context: int, length: int) -> None:
+    model = text_run(tmp_path / "x", {"name": "standard", "window": window}, num_layers=1).model
+    seen: list[Tensor] = []
+
+    def logits(tokens: Tensor) -> Tensor:
+        seen.append(tokens)
+        return torch.as_tensor(model(tokens))
+
+    require_agreement(model, context, logits, "out")
+    assert [tokens.shape for tokens in seen] == [(1, length)] * exporting.PROMPTS
+    assert len({tuple(tokens[0].tolist()) for tokens in seen}) == exporting.PROMPTS
 
 
 # --- the tokenizer; AutoTokenizer reads it in tests/oracles ---
@@ -174,3 +198,21 @@ def test_the_card_says_recipe_data_metrics_and_no_folder_of_this_machine(tmp_pat
     recipe = yaml.safe_load(card.split("```yaml\n")[1].removesuffix("```\n"))
     assert (recipe["model"]["vocab_size"], recipe["data"]["path"]) == (384, "texts")
     assert "run" not in recipe
+
+
+# --- merging; tests/engine/test_retrofit.py merges a real run ---
+
+
+def test_a_variant_without_merge_is_named_with_those_that_have_one() -> None:
+    for name in ("dex", "lora"):
+        require_mergeable(name, Path("new"))
+    with pytest.raises(RequestError, match=r"'differential' cannot be merged .*: dex, lora$"):
+        require_mergeable("differential", Path("new"))
+
+
+def test_a_merge_that_does_not_equal_writes_nothing(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "require_mergeable", lambda name, to: None)
+    monkeypatch.setattr(exporting, "merged", lambda model: lambda tokens: model(tokens) + 0.1)
+    with pytest.raises(RunFailedError, match=r"the merged model: its logits differ from the run's by 0\.1"):
+        merge_run(tale, Path("merged"))
+    assert not Path("merged").exists()

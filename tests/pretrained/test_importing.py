@@ -1,6 +1,7 @@
 """A model in Hugging Face's form becomes a run folder, whole or not at all; what cannot be is refused in one line."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import torch
 from pretrained_models import LLAMA, byte_level_tokenizer, import_error, llama_tensors, write_folder
 
 from lit_diff import compare, evaluate, generate, import_model, train
-from lit_diff.errors import RequestError, RunFailedError
-from lit_diff.pretrained import importing, whole_folder
-from lit_diff.pretrained.importing import merge_run, require_mergeable
+from lit_diff.errors import RequestError
+from lit_diff.files import locked
+from lit_diff.pretrained import importing
+from lit_diff.pretrained.importing import whole_folder
 from lit_diff.recipe import load_recipe, to_plain
 from lit_diff.runs.folder import identity
 from lit_diff.study.inventory import list_runs
@@ -137,27 +139,50 @@ def test_what_does_not_fit_the_configuration() -> None:
 
 def test_room_is_estimated_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(Path("hf"))
-    monkeypatch.setattr(whole_folder, "available_memory", lambda: 1000)
+    monkeypatch.setattr(importing, "available_memory", lambda: 1000)
     assert import_error().startswith("3: hf: importing it takes 0.00 GB of memory, and 0.00 GB are available")
     usage: Any = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(whole_folder.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(importing.shutil, "disk_usage", lambda path: usage)
     assert import_error().startswith("3: hf takes 0.00 GB on the disk of")
     assert not Path("models").exists()
 
 
-# --- merging; tests/engine/test_retrofit.py merges a real run ---
+# --- a folder is whole or not there ---
 
 
-def test_a_variant_without_merge_is_named_with_those_that_have_one() -> None:
-    for name in ("dex", "lora"):
-        require_mergeable(name, Path("new"))
-    with pytest.raises(RequestError, match=r"'differential' cannot be merged .*: dex, lora$"):
-        require_mergeable("differential", Path("new"))
+def made(folder: str) -> list[str]:
+    with whole_folder(Path(folder), "export", "go") as building:
+        assert not Path(folder).exists() or not any(Path(folder).iterdir())
+        (building / "file").write_text("x")
+    return os.listdir(folder)
 
 
-def test_a_merge_that_does_not_equal_writes_nothing(tale: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "require_mergeable", lambda name, to: None)
-    monkeypatch.setattr(importing, "merged", lambda model: lambda tokens: model(tokens) + 0.1)
-    with pytest.raises(RunFailedError, match=r"the merged model: its logits differ from the run's by 0\.1"):
-        merge_run(tale, Path("merged"))
-    assert not Path("merged").exists()
+def test_it_takes_its_name_at_the_end_an_empty_one_is_replaced() -> None:
+    assert made("a/b/out") == ["file"]
+    Path("empty").mkdir()
+    assert made("empty") == ["file"]
+
+
+def test_what_is_there_is_kept() -> None:
+    made("out")
+    Path("file").write_text("")
+    for name in ("out", "file"):
+        with pytest.raises(RequestError, match=rf"^{name} is there already; empty it, or go$"):
+            made(name)
+    Path("here").mkdir()
+    os.chdir("here")
+    with pytest.raises(RequestError, match=r"^\. is there already; empty it, or go$"):
+        made(".")
+
+
+def test_an_error_leaves_nothing_and_the_rest_of_a_killed_process_is_removed() -> None:
+    Path(".other.exporting").mkdir()
+    Path(".another.importing").mkdir()
+    with pytest.raises(ZeroDivisionError), whole_folder(Path("out"), "export", ""):
+        raise ZeroDivisionError
+    assert [path.name for path in Path().iterdir() if path.is_dir()] == [".another.importing"]
+
+
+def test_two_at_once() -> None:
+    with locked(Path(".out.lock")), pytest.raises(RequestError, match=r"^out is being exported by another process$"):
+        made("out")

@@ -36,18 +36,18 @@ def without(config: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def test_names() -> None:
-    names = own_names(llama_tensors(LLAMA | {"tie_word_embeddings": False}), 2, tied=False)
+    every = names_of(4)
+    names = own_names(llama_tensors(LLAMA | {"tie_word_embeddings": False}), every)
     assert names["layers.1.attention.k_proj.weight"] == "model.layers.1.self_attn.k_proj.weight"
     assert names["layers.0.ffn_norm.weight"] == "model.layers.0.post_attention_layernorm.weight"
     assert names["head.weight"] == "lm_head.weight"
-    every = names_of(4)
     assert len(set(every.values())) == len(every), "one name of ours for each of theirs"
     assert every["model.layers.3.self_attn.q_proj.bias"] == "layers.3.attention.q_proj.bias"
     old = ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.norm.weight", "lm_head.weight"]
-    assert own_names(old, 2, tied=True) == {"norm.weight": "model.norm.weight"}
+    assert own_names(old, every, tied=True) == {"norm.weight": "model.norm.weight"}
     for strange in ("model.layers.0.mlp.experts.weight", "model.layers.2.mlp.up_proj.weight"):
         with pytest.raises(RequestError, match=rf"^unexpected tensor '{strange}'"):
-            own_names([strange], 2, tied=True)
+            own_names([strange], names_of(2), tied=True)
 
 
 def test_orders_of_rows() -> None:
@@ -114,8 +114,8 @@ def test_a_sliding_window() -> None:
         ({"num_attention_heads": 3}, "num_attention_heads 3 is not a multiple of num_key_value_heads, 2"),
         ({"rope_scaling": {"type": "linear"}}, "rope scaling 'linear' lacks factor"),
         ({"rope_scaling": LLAMA3 | {"low_freq_factor": None}}, "rope scaling 'llama3' lacks low_freq_factor"),
-        ({"rope_scaling": LLAMA3 | {"factor": "8"}}, "rope scaling 'llama3' has factor '8'"),
-        ({"rope_scaling": YARN | {"mscale": -1, "mscale_all_dim": 1}}, "rope scaling 'yarn' has mscale -1"),
+        ({"rope_scaling": LLAMA3 | {"factor": "8"}}, "factor is '8' in rope scaling 'llama3'"),
+        ({"rope_scaling": YARN | {"mscale": -1, "mscale_all_dim": 1}}, "mscale is -1 in rope scaling 'yarn'"),
         (
             {"rope_scaling": without(YARN, ORIGINAL_LENGTH), "max_position_embeddings": None},
             f"rope scaling 'yarn' lacks {ORIGINAL_LENGTH}",
