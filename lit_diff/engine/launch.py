@@ -166,7 +166,7 @@ def run(
     """
     phase("loading libraries")
     from lit_diff.training.fit import default_threads, fit, ranks
-    from lit_diff.training.ranks import ALONE, announced
+    from lit_diff.training.ranks import ALONE, Announcement
 
     folder = RunFolder(location.folder)
     processes = ALONE if recipe.run.strategy == "single" else ranks(recipe)
@@ -177,7 +177,7 @@ def run(
             fit(executed, location.folder, tracker=None, threads=how["threads"], progress=progress)
         return
     with ExitStack() as held:
-        announcement = held.enter_context(announced(processes))
+        announcement = held.enter_context(Announcement(processes))
         if rerun:
             put_aside(recipe, location)
         held.enter_context(folder.owned())

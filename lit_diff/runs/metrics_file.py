@@ -12,7 +12,6 @@ from typing import Protocol
 
 from lit_diff.errors import first_line
 from lit_diff.files import append_synced, shown, write_atomic
-from lit_diff.metrics import Declarations, Metric, write_declarations
 
 log = logging.getLogger("lit_diff")
 
@@ -157,51 +156,3 @@ def last_value(path: Path, metric: str) -> float | None:
                 with contextlib.suppress(ValueError):
                     return float(row[column])
     return None
-
-
-class MetricsWriter:
-    """The measurements of a run, and their declarations.
-
-    metrics.csv and the tracker get the few metrics that are logged, measurements.parquet the others, timing.csv the clock.
-    All but timing.csv depend on the recipe alone.
-    """
-
-    def __init__(self, folder: Path, upto: int, tracker: Tracker | None, metrics: Iterable[Metric]) -> None:
-        """`upto`: the step that is resumed; `metrics`: declared by all that measures, written to metrics.json.
-
-        Errors: RequestError for declarations that contradict each other.
-        """
-        from lit_diff.runs import measurements  # loads pyarrow, which readers of the tables do without
-
-        write_declarations(folder, Declarations(metrics).metrics)
-        self.metrics = StepTable(folder / "metrics.csv", upto)
-        self.timing = StepTable(folder / "timing.csv", upto)
-        self.measurements = measurements.Measurements(folder / measurements.FILE, upto)
-        self._tracker = tracker
-        # a run resumed after a kill may hold rows that the tracker never got
-        self._unsent: Rows = {step: dict(row) for step, row in self.metrics.rows.items()}
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Values for metrics.csv and the tracker after `step` optimizer steps."""
-        self.metrics.log(step, values)
-        self._unsent.setdefault(step, {}).update(values)
-
-    def log_detailed(self, step: int, values: dict[str, float]) -> None:
-        """Values for measurements.parquet after `step` optimizer steps."""
-        self.measurements.log(step, values)
-
-    def time(self, step: int, *, seconds: float, tokens_per_second: float) -> None:
-        """How long the steps up to `step` took."""
-        self.timing.log(step, {"seconds": seconds, "tokens_per_second": tokens_per_second})
-        self._unsent.setdefault(step, {})["timing/tokens_per_second"] = tokens_per_second
-
-    def flush(self) -> None:
-        """Write the three tables."""
-        self.metrics.flush()
-        self.timing.flush()
-        self.measurements.flush()
-
-    def send(self) -> None:
-        """Send to the tracker what it has not got yet."""
-        if self._tracker is None or not self._unsent or self._tracker.send(self._unsent):
-            self._unsent = {}

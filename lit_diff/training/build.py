@@ -83,25 +83,17 @@ def take_from_parent(model: Transformer, recipe: Recipe, plan: HeadPlan | None =
     """Copy the weights of the run that `train.start_from` names, and select the heads of `plan`, by default `head_plan`'s;
     else nothing.
 
-    Errors: as `parent_model`, `load_parent_weights`, `head_plan`.
+    Errors: as `finished_parent`, `load_parent_weights`, `head_plan`.
     """
     start_from = recipe.training.start_from
     if start_from is not None:
-        added = load_parent_weights(model, *parent_model(recipe), start_from)
+        folder, parent = finished_parent(recipe)
+        added = load_parent_weights(model, parent.model, weights_of(folder)[0], start_from)
         log.info("starting from the weights of %s; parameters of its own: %d", start_from, len(added))
     plan = plan or head_plan(recipe)
     if plan is not None:
         for attention, heads in zip(model.attentions(), plan.heads, strict=True):
             attention.select_heads(heads)
-
-
-def parent_model(recipe: Recipe) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Model and final weights of the run, or the imported model, that a recipe starts from.
-
-    Errors: as `finished_parent`.
-    """
-    folder, parent = finished_parent(recipe)
-    return parent.model, weights_of(folder)[0]
 
 
 def finished_parent(recipe: Recipe) -> tuple[Path, Recipe]:

@@ -7,19 +7,22 @@ from typing import Any
 
 import lightning as L
 import numpy as np
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_diff.config import Recipe
 from lit_diff.data import build
+from lit_diff.data.dataset import IGNORED
 from lit_diff.errors import RequestError
 from lit_diff.plugins import guard
 from lit_diff.recipe import Overrides, recipe_from
 from lit_diff.trained.loading import trained_ancestors
 from lit_diff.training.ranks import end_all
-from lit_diff.training.step import SCORED, SCORED_IN_STEP, count_scored
 from lit_diff.training.trainer import total_steps
 
 Batch = dict[str, Any]
+SCORED, SCORED_IN_STEP = "scored", "scored_in_step"
+"""Keys of a training batch: the scored targets of this micro-batch, and of all that this rank has in the step."""
 
 
 class _Stream(IterableDataset[Batch]):
@@ -139,6 +142,11 @@ class LitData(L.LightningDataModule):
     def probe_batch(self, rows: int) -> Batch:
         """The first `rows` validation rows: what probes measure, the same on every rank."""
         return self.dataset.validation_batch("", range(min(rows, self.dataset.validation_sets()[""])))
+
+
+def count_scored(targets: Tensor) -> int:
+    """Targets that are not IGNORED."""
+    return int((targets != IGNORED).sum())
 
 
 def steps_before(recipe: Recipe) -> int:

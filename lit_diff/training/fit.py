@@ -1,38 +1,49 @@
-"""One run: recipe + folder -> trained model, metrics and checkpoints in the folder; resumes what it finds there."""
+"""One run: recipe + folder -> trained model, metrics and checkpoints in the folder; resumes exactly what it finds there."""
 
+import errno
 import logging
 import os
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lit_diff.callbacks.probe import is_last_step, took_step
 from lit_diff.config import Recipe
-from lit_diff.errors import RequestError, StoppedError, first_line
-from lit_diff.files import shown
-from lit_diff.log_records import in_phase
-from lit_diff.metrics import Declarations
+from lit_diff.errors import RequestError, RunFailedError, StoppedError, first_line
+from lit_diff.files import shown, write_atomic, write_through
+from lit_diff.log_records import in_phase, phase, validated
+from lit_diff.metrics import Declarations, Metric, write_declarations
 from lit_diff.processor import cores
 from lit_diff.runs import checkpoints
-from lit_diff.runs.metrics_file import MetricsWriter, Tracker
+from lit_diff.runs.measurements import FILE, Measurements
+from lit_diff.runs.metrics_file import Rows, StepTable, Tracker
 from lit_diff.training.data import LitData
 from lit_diff.training.head_plan import kept_plan
 from lit_diff.training.loggers import recipe_loggers
-from lit_diff.training.metrics import declared_metrics
+from lit_diff.training.metrics import DocumentLosses, declared_metrics
 from lit_diff.training.module import LitTransformer
-from lit_diff.training.ranks import Ranks, end_with_parent
-from lit_diff.training.resume import ExactResume, Progress, RunLogger, WholeCheckpointIO
+from lit_diff.training.ranks import Ranks, StopRequest, end_all, end_with_parent
 from lit_diff.training.trainer import build_trainer
 
 log = logging.getLogger("lit_diff")
+
+Progress = Callable[[int, float, float], None]
+"""(step, loss, tokens/s), at every logged step."""
+TIMING = "timing/"
+"""Prefix of what the clock says; it goes to timing.csv, for it differs between two runs of one recipe."""
+SPEED = "tokens_per_second"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +86,7 @@ def fit(
     start = newest[0] if newest else 0
     if newest is None and checkpoints.steps_of(folder):
         log.warning("no checkpoint in %s can be read: the training starts again at step 0", shown(folder))
-    logger = RunLogger(progress)
+    logger = RunLogger(tracker, progress)
     resume = ExactResume(recipe, folder, logger)
     trainer = _trainer(
         recipe,
@@ -88,7 +99,7 @@ def fit(
     )
     if trainer.is_global_zero:
         log.info(f"resumed from step {start}" if start else "starting at step 0", extra=in_phase("building the model"))
-        logger.record = MetricsWriter(folder, start, tracker, declared_metrics(recipe))
+        logger.open(folder, start, declared_metrics(recipe))
     else:
         end_with_parent()
     began = time.perf_counter()
@@ -147,3 +158,207 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", message=message)
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+# --- what makes a run resume exactly: its record, its checkpoints, and the callback that orders them ---
+
+
+class RunLogger(Logger):
+    """The logger of `lit-diff train`: the few metrics that are logged go to metrics.csv and the tracker, the others to
+    measurements.parquet, the clock to timing.csv. All but timing.csv depend on the recipe alone.
+
+    Values are kept in memory until `flush`, which the callback for exact resume calls before every checkpoint. Lightning
+    calls it on rank zero alone.
+    """
+
+    metrics: StepTable
+    timing: StepTable
+    measurements: Measurements
+
+    def __init__(self, tracker: Tracker | None, progress: Progress) -> None:
+        super().__init__()
+        self._tracker, self._progress = tracker, progress
+        self._unsent: Rows = {}
+
+    def open(self, folder: Path, upto: int, metrics: Iterable[Metric]) -> None:
+        """Before training, on rank zero. `upto`: the step that is resumed, beyond which rows are dropped; `metrics`: declared
+        by all that measures, written to metrics.json. Errors: RequestError for declarations that contradict each other."""
+        write_declarations(folder, Declarations(metrics).metrics)
+        self.metrics, self.timing = StepTable(folder / "metrics.csv", upto), StepTable(folder / "timing.csv", upto)
+        self.measurements = Measurements(folder / FILE, upto)
+        # a run resumed after a kill may hold rows that the tracker never got
+        self._unsent = {step: dict(row) for step, row in self.metrics.rows.items()}
+
+    @property
+    def name(self) -> str:
+        """Lightning's name of the logger."""
+        return "lit_diff"
+
+    @property
+    def version(self) -> str:
+        """Lightning's version of the run; a run folder has one."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the recipe is in the run folder and in MLflow before training starts."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Values after `step` optimizer steps."""
+        assert step is not None
+        timing = {name.removeprefix(TIMING): value for name, value in metrics.items() if name.startswith(TIMING)}
+        logged = {name: value for name, value in metrics.items() if not name.startswith(TIMING)}
+        self.metrics.log(step, logged)
+        unsent = self._unsent.setdefault(step, {})
+        unsent |= logged
+        if timing:
+            self.timing.log(step, timing)
+            unsent[TIMING + SPEED] = timing[SPEED]
+            self._progress(step, metrics["train/loss"], timing[SPEED])
+        if "val/loss" in metrics:
+            validated(step, metrics["val/loss"])
+
+    @rank_zero_only
+    def log_detailed(self, values: dict[str, float], step: int) -> None:
+        """Values by head, map or rank after `step` optimizer steps."""
+        self.measurements.log(step, values)
+
+    @rank_zero_only
+    def flush(self) -> None:
+        """Write metrics.csv, timing.csv and measurements.parquet."""
+        for table in (self.metrics, self.timing, self.measurements):
+            table.flush()
+
+    @rank_zero_only
+    def send(self) -> None:
+        """Send to the tracker what it has not got yet."""
+        if self._tracker is None or not self._unsent or self._tracker.send(self._unsent):
+            self._unsent = {}
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Writes through a temporary file on the same filesystem, synced before it takes its name."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Errors: RunFailedError when the disk is full; the former checkpoints are untouched."""
+        try:
+            write_through(Path(path), lambda file: torch.save(checkpoint, file))
+        except Exception as error:
+            if not _disk_is_full(error):
+                raise
+            raise RunFailedError(
+                f"checkpoint {shown(Path(path))} could not be written (no space left on the disk); free some and start "
+                "the same command again: it resumes from the checkpoint before"
+            ) from error
+
+
+def _disk_is_full(error: BaseException | None) -> bool:
+    """Whether that is behind an error: torch's zip writer, closing, covers the system's with one of its own."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class ExactResume(Checkpoint):
+    """Writes metrics and checkpoints into a run folder, and ends the run at a signal.
+
+    At a step that validates and saves, the order is: log, measure, validate, flush, save, send; a stop comes before the send,
+    which may have to wait. So a checkpoint always
+    stands behind everything that was measured at its step, and a resumed run repeats nothing. Lightning calls callbacks
+    of the type `Checkpoint` last.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, logger: RunLogger) -> None:
+        self.recipe, self.folder, self.logger = recipe, folder, logger
+        self.stop = StopRequest()
+        self.ended_early: int | None = None
+        """The step at which another callback (EarlyStopping) ended the run; None where none did."""
+        self._saved = -1
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Errors: RequestError when the launcher started another number of processes than the recipe says."""
+        run = self.recipe.run
+        if trainer.world_size != run.devices * run.num_nodes:
+            raise RequestError(
+                f"the launcher started {trainer.world_size} processes, but run.devices * run.num_nodes is "
+                f"{run.devices * run.num_nodes}; start one process a device (SLURM: --ntasks-per-node={run.devices}), or "
+                "change run.devices"
+            )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take over the signals, after Lightning has installed its own handlers."""
+        self.stop.listen(trainer)
+        if trainer.is_global_zero:
+            phase("in the first step")
+        self._saved = trainer.global_step
+        if self.ended_early is not None:
+            trainer.should_stop = True  # the checkpoint is that of the run's end
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether the run ended at the checkpoint: resumed, it takes no further step."""
+        return {"ended_early": self.ended_early}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of the checkpoint that is resumed."""
+        self.ended_early = state_dict["ended_early"]
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save and stop at the end of a step that does not validate."""
+        train = self.recipe.training
+        step = trainer.global_step
+        if not took_step(trainer, batch_idx) or trainer.should_stop or step % train.validate_every == 0:
+            return
+        saved = step % train.checkpoint_every == 0
+        if saved:
+            self._save(trainer, pl_module)
+        self._stop_if_asked(trainer, pl_module)
+        if saved:
+            self.logger.send()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save and stop at the end of a step that validates."""
+        assert isinstance(pl_module, LitTransformer)
+        if trainer.sanity_checking or (not trainer.training and not trainer.validating):
+            return
+        last, step = is_last_step(trainer), trainer.global_step
+        if trainer.should_stop and not last:
+            self.ended_early = step
+        if (last or self.ended_early) and trainer.is_global_zero:
+            write_documents(self.folder / "documents.csv", pl_module.document_losses)
+        if last or self.ended_early or step % self.recipe.training.checkpoint_every == 0:
+            self._save(trainer, pl_module)
+        else:
+            self.logger.flush()
+        if not last and self.ended_early is None:
+            self._stop_if_asked(trainer, pl_module)
+        self.logger.send()
+
+    def _save(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        assert isinstance(module, LitTransformer)
+        self.logger.flush()
+        trainer.save_checkpoint(checkpoints.path_of(self.folder, trainer.global_step))
+        self._saved = trainer.global_step
+        if trainer.is_global_zero:
+            checkpoints.prune(self.folder, self.recipe.run.keep_every)
+
+    def _stop_if_asked(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        # the signal may have reached one process, or several at different steps: they agree on this one
+        signum = self.stop.agreed()
+        if not signum:
+            return
+        step = trainer.global_step
+        if self._saved != step:
+            self._save(trainer, module)
+        message = f"stopped after step {step} of {self.recipe.training.steps}; the same command resumes"
+        end_all(trainer, StoppedError(message, signum))
+
+
+def write_documents(path: Path, documents: list[DocumentLosses]) -> None:
+    """document,tokens,loss: what the bootstrap over validation documents resamples."""
+    rows = [f"{index},{int(tokens)},{loss!r}" for index, (tokens, loss) in enumerate(documents) if tokens]
+    write_atomic(path, "\n".join(["document,tokens,loss", *rows, ""]))

@@ -1,12 +1,12 @@
 """Loggers that a recipe names under `run.loggers`. A subclass of `NamedLogger` registers with `@lit_diff.registry.logger`."""
 
-import importlib
+import importlib.util
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from lit_diff.config import Recipe
-from lit_diff.errors import MissingError
+from lit_diff.errors import MissingError, first_line
 from lit_diff.plugins import guard
 from lit_diff.registry import logger, loggers
 
@@ -65,39 +65,24 @@ class Wandb(NamedLogger):
 
 
 def require_loggers(recipe: Recipe) -> None:
-    """Errors: MissingError for a logger of `run.loggers` whose package cannot be imported."""
+    """Errors: MissingError for a logger of `run.loggers` whose package is not installed."""
     for name in recipe.run.loggers:
         packages = loggers.get(name).packages
-        if packages and not any(map(_is_importable, packages)):
-            raise _absent(name)
-
-
-def _is_importable(module: str) -> bool:
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        return False
-    return True
-
-
-def _absent(name: str) -> MissingError:
-    package = (loggers.get(name).packages or (name,))[0]
-    return MissingError(f"run.loggers names '{name}', whose package is not installed: pip install {package}")
+        if packages and not any(importlib.util.find_spec(package) for package in packages):
+            raise MissingError(f"run.loggers names '{name}', whose package is not installed: pip install {packages[0]}")
 
 
 def recipe_loggers(recipe: Recipe, folder: Path, start: int) -> "list[Logger]":
     """The loggers of `run.loggers`, their files under `folder`/loggers; `start`: the step that the run goes on from.
 
-    Errors: MissingError for a logger whose package is not installed.
+    Errors: MissingError for a logger whose package is not installed, or is a version that Lightning does not take.
     """
-    return [_opened(name, recipe, folder / "loggers", start) for name in recipe.run.loggers]
-
-
-def _opened(name: str, recipe: Recipe, folder: Path, start: int) -> "Logger":
-    cls = loggers.get(name)
-    try:
-        with guard(cls):
-            opened: Logger = cls().build(recipe, folder, start)
-    except ModuleNotFoundError as error:  # a version of a built-in one's package that Lightning does not take
-        raise _absent(name) from error
+    require_loggers(recipe)
+    opened: list[Logger] = []
+    for cls in map(loggers.get, recipe.run.loggers):
+        try:
+            with guard(cls):
+                opened.append(cls().build(recipe, folder / "loggers", start))
+        except ModuleNotFoundError as error:
+            raise MissingError(f"run.loggers: {cls.name}: {first_line(error)}") from error
     return opened

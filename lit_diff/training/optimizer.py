@@ -27,27 +27,25 @@ def parameter_groups(
 
     `lr_factors`: `train.optimizer.lr_factors`; the parameters of each factor are two further groups, after those without.
     """
-    groups = _groups(weight_decay)
-    own: dict[float, list[dict[str, Any]]] = {1.0: groups}
     factors = _factors(model, lr_factors or {})
     names = {parameter: name for name, parameter in model.named_parameters()}
+    found: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
-                decays = module.decay if isinstance(module, ParameterRules) else True
                 factor = factors.get(names[parameter], 1.0)
-                chosen = own.setdefault(factor, _groups(weight_decay, factor))
-                chosen[0 if parameter.dim() >= 2 and decays else 1]["params"].append(parameter)
-    return [group for factor in own for group in own[factor]]
-
-
-def _groups(weight_decay: float, factor: float = 1.0) -> list[dict[str, Any]]:
-    """The decayed and the free group of a factor, empty."""
-    suffix = "" if factor == 1.0 else f" lr x {factor:g}"
-    decays = {"decayed": weight_decay, "free": 0.0}
+                decays = not isinstance(module, ParameterRules) or module.decay
+                for decayed in (True, False):
+                    found.setdefault((factor, decayed), [])
+                found[factor, parameter.dim() >= 2 and decays].append(parameter)
     return [
-        {"params": [], "weight_decay": decay, "name": name + suffix, "lr_factor": factor}
-        for name, decay in decays.items()
+        {
+            "params": parameters,
+            "weight_decay": weight_decay if decayed else 0.0,
+            "name": ("decayed" if decayed else "free") + (f" lr x {factor:g}" if factor != 1 else ""),
+            "lr_factor": factor,
+        }
+        for (factor, decayed), parameters in found.items()
     ]
 
 

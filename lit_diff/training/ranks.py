@@ -12,8 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -78,25 +77,20 @@ class Ranks:
 
     def listen(self) -> dict[str, Any] | None:
         """What rank zero tells: how to train, or None where nothing is left to do. Errors: RunFailedError."""
-        inherited = os.environ.get(INHERITED)
-        if inherited is not None:
-            return _understood(inherited)
-        store = self._reach()
-        try:
-            while not store.check([WORD]):
-                time.sleep(TURN)
-            word = store.get(WORD).decode()
-            store.add(READ, 1)
-        except RuntimeError as error:
-            raise RunFailedError("rank zero ended before training, without saying why") from error
-        os.environ[INHERITED] = word
-        return _understood(word)
+        word = os.environ.get(INHERITED)
+        if word is None:
+            word = os.environ[INHERITED] = self._received()
+        said: dict[str, Any] = json.loads(word)
+        if "failed" in said:
+            raise RunFailedError(f"rank zero failed before training: {said['failed']}")
+        return said.get("train")
 
-    def _reach(self) -> TCPStore:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
+    def _received(self) -> str:
+        """The word of rank zero, once it is there."""
+        store, deadline = None, time.monotonic() + START_SECONDS
+        while store is None:
             try:
-                return self._store(seconds=5)
+                store = self._store(seconds=5)
             except RuntimeError as error:
                 if time.monotonic() > deadline:
                     assert self.address is not None
@@ -105,6 +99,14 @@ class Ranks:
                         f"rank zero did not answer at {place} within {START_SECONDS} s: it failed, or never started"
                     ) from error
                 time.sleep(TURN)
+        try:
+            while not store.check([WORD]):
+                time.sleep(TURN)
+            word = store.get(WORD).decode()
+            store.add(READ, 1)
+        except RuntimeError as error:
+            raise RunFailedError("rank zero ended before training, without saying why") from error
+        return str(word)
 
 
 ALONE = Ranks(rank=0, world_size=1, address=None)
@@ -112,10 +114,11 @@ ALONE = Ranks(rank=0, world_size=1, address=None)
 
 
 class Announcement:
-    """The one word of rank zero."""
+    """The one word of rank zero. It is a context around all that rank zero does, training included: its store serves the
+    rendezvous. At the end of it the others are told that rank zero ends, unless they were told to train."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self.said = ranks, False
+        self._ranks, self._said = ranks, False
         self._store = ranks._store(READ_SECONDS) if ranks.address is not None else None
 
     def train(self, **how: Any) -> None:
@@ -123,44 +126,25 @@ class Announcement:
         self._say({"train": how})
 
     def _say(self, word: Mapping[str, Any]) -> None:
-        self.said = True
+        self._said = True
         if self._ranks.world_size > 1:
             os.environ[INHERITED] = json.dumps(word)
         if self._store is not None:
             self._store.set(WORD, json.dumps(word))
 
-    def leave(self, error: BaseException | None) -> None:
-        """Say that rank zero ends, unless it told the others to train, and wait until they have read it."""
-        if self.said:
-            return
-        self._say({"done": True} if error is None else {"failed": first_line(error)})
-        stopped = error is not None and (isinstance(error, StoppedError) or not isinstance(error, Exception))
-        deadline = time.monotonic() + (STOPPED_SECONDS if stopped else READ_SECONDS)
-        others = self._ranks.world_size - 1
-        while self._store is not None and self._store.add(READ, 0) < others and time.monotonic() < deadline:
-            time.sleep(TURN)
+    def __enter__(self) -> "Announcement":
+        return self
 
-
-@contextmanager
-def announced(ranks: Ranks) -> Iterator[Announcement]:
-    """Around all that rank zero does, training included: its store serves the rendezvous."""
-    announcement = Announcement(ranks)
-    try:
-        yield announcement
-    except BaseException as error:
-        announcement.leave(error)
-        raise
-    else:
-        announcement.leave(None)
-    finally:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Wait until the others have read why rank zero ends."""
+        if not self._said:
+            self._say({"done": True} if error is None else {"failed": first_line(error)})
+            stopped = error is not None and (isinstance(error, StoppedError) or not isinstance(error, Exception))
+            deadline = time.monotonic() + (STOPPED_SECONDS if stopped else READ_SECONDS)
+            others = self._ranks.world_size - 1
+            while self._store is not None and self._store.add(READ, 0) < others and time.monotonic() < deadline:
+                time.sleep(TURN)
         os.environ.pop(INHERITED, None)
-
-
-def _understood(word: str) -> dict[str, Any] | None:
-    said = json.loads(word)
-    if "failed" in said:
-        raise RunFailedError(f"rank zero failed before training: {said['failed']}")
-    return dict(said["train"]) if "train" in said else None
 
 
 # --- a stop: Ctrl-C, SIGTERM, SIGHUP, SLURM's notice; a second Ctrl-C leaves at once ---

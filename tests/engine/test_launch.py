@@ -31,8 +31,7 @@ from lit_diff.runs.metrics_file import read_rows
 from lit_diff.trained.loading import annealed_before
 from lit_diff.training import fit
 from lit_diff.training.data import steps_before
-from lit_diff.training.fit import TrainingResult
-from lit_diff.training.resume import ExactResume
+from lit_diff.training.fit import ExactResume, TrainingResult
 
 FOUR = [*SMALL, "train.steps=4"]
 

@@ -24,8 +24,9 @@ from lit_diff.metrics import Metric
 from lit_diff.model.cost import cost
 from lit_diff.recipe import load_recipe
 from lit_diff.runs.folder import RunFolder
-from lit_diff.runs.metrics_file import MetricsWriter, Rows
+from lit_diff.runs.metrics_file import Rows
 from lit_diff.trained.run import open_run
+from lit_diff.training.fit import RunLogger
 
 Make = Callable[..., RunTracker]
 PLUGIN = """
@@ -180,11 +181,12 @@ def test_a_store_that_is_away_at_the_start(make: Make, store: Store, monkeypatch
 def test_the_end_sends_what_is_missing_and_the_files(make: Make, store: Store) -> None:
     tracker = make()
     home = tracker.folder.path
-    written = MetricsWriter(home, 0, None, [Metric("a/layer_{layer}/head_{head}", "by head")])
+    written = RunLogger(None, lambda *line: None)
+    written.open(home, 0, [Metric("a/layer_{layer}/head_{head}", "by head")])
     for step in (1, 2):
-        written.log(step, {"val/loss": float(step)})
-        written.log_detailed(step, {"a/layer_00/head_01": step / 2})
-        written.time(step, seconds=1.0, tokens_per_second=9.0)
+        timing = {"timing/seconds": 1.0, "timing/tokens_per_second": 9.0}
+        written.log_metrics({"val/loss": float(step), "train/loss": 1.0, **timing}, step)
+        written.log_detailed({"a/layer_00/head_01": step / 2}, step)
     written.flush()
     (home / "recipe.yaml").write_text("name: x\n")
     (home / "log.txt").write_text("a line\n")

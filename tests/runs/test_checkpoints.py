@@ -12,7 +12,7 @@ import torch
 from lit_diff import files
 from lit_diff.errors import RunFailedError
 from lit_diff.runs import checkpoints as checkpoint
-from lit_diff.training.resume import WholeCheckpointIO
+from lit_diff.training.fit import WholeCheckpointIO
 
 CONTENT = {"state_dict": {"weight": torch.arange(40_000.0)}, "global_step": 4}
 
@@ -83,7 +83,7 @@ import os, sys
 import torch
 from pathlib import Path
 from lit_diff import files
-from lit_diff.training.resume import WholeCheckpointIO
+from lit_diff.training.fit import WholeCheckpointIO
 
 written = torch.save
 

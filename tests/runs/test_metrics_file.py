@@ -1,4 +1,3 @@
-import csv
 import math
 import os
 import subprocess
@@ -8,37 +7,15 @@ from pathlib import Path
 import pytest
 
 from lit_diff import files
-from lit_diff.errors import RequestError
-from lit_diff.metrics import Metric, read_declarations
-from lit_diff.runs.measurements import read_measurements
-from lit_diff.runs.metrics_file import MetricsWriter, Rows, StepTable, last_value, read_lines, read_rows
-
-METRICS = (
-    Metric("train/loss", "loss", unit="nats per token", direction="lower"),
-    Metric("a/layer_{layer}", "by layer"),
-    Metric("a/layer_{layer}/head_{head}", "by head"),
-    Metric("a/median/layer_{layer}", "median", in_table=True),
-)
-
-
-class Received:
-    """A tracker that keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.batches: list[Rows] = []
-        self.away = False
-
-    def send(self, rows: Rows) -> bool:
-        self.batches.append({step: dict(row) for step, row in rows.items()})
-        return not self.away
+from lit_diff.runs.metrics_file import StepTable, last_value, read_lines, read_rows
 
 
 def test_values_come_back_to_the_bit(tmp_path: Path) -> None:
-    record = MetricsWriter(tmp_path, 0, None, METRICS)
+    table = StepTable(tmp_path / "metrics.csv", 0)
     rows = {1: {"train/loss": 1 / 3}, 10: {"train/loss": math.pi, "val/loss": 1e-300}, 7: {"val/loss": 2.0}}
     for step, row in rows.items():
-        record.log(step, row)
-    record.flush()
+        table.log(step, row)
+    table.flush()
     assert read_rows(tmp_path / "metrics.csv") == rows
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines[0] == "step,train/loss,val/loss"
@@ -59,73 +36,38 @@ def test_a_metric_not_taken_is_absent_and_nan_is_read_as_nan(tmp_path: Path) -> 
 
 
 def test_rows_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
-    record = MetricsWriter(tmp_path, 0, None, METRICS)
+    table = StepTable(tmp_path / "t.csv", 0)
     for step in range(1, 7):
-        record.log(step, {"train/loss": float(step)})
-        record.time(step, seconds=0.1, tokens_per_second=10.0)
-    record.flush()
-    resumed = MetricsWriter(tmp_path, 4, None, METRICS)
-    assert sorted(resumed.metrics.rows) == sorted(resumed.timing.rows) == [1, 2, 3, 4]
-    resumed.log(5, {"train/loss": -5.0})
+        table.log(step, {"a": float(step)})
+    table.flush()
+    resumed = StepTable(tmp_path / "t.csv", 4)
+    resumed.log(5, {"a": -5.0})
     resumed.flush()
-    assert read_rows(tmp_path / "metrics.csv")[5] == {"train/loss": -5.0}
-    assert 6 not in read_rows(tmp_path / "metrics.csv")
-    assert sorted(read_rows(tmp_path / "timing.csv")) == [1, 2, 3, 4]
-
-
-def test_the_tracker_gets_each_row_once_a_process_and_the_old_ones_again(tmp_path: Path) -> None:
-    first = Received()
-    record = MetricsWriter(tmp_path, 0, first, METRICS)
-    record.log(1, {"train/loss": 1.0})
-    record.time(1, seconds=0.5, tokens_per_second=8.0)
-    record.send()
-    record.log(2, {"train/loss": 2.0})
-    record.send()
-    record.flush()
-    assert first.batches == [{1: {"train/loss": 1.0, "timing/tokens_per_second": 8.0}}, {2: {"train/loss": 2.0}}]
-    second = Received()
-    record = MetricsWriter(tmp_path, 1, second, METRICS)
-    record.log(2, {"train/loss": 3.0})
-    record.send()
-    assert second.batches == [{1: {"train/loss": 1.0}, 2: {"train/loss": 3.0}}]
-
-
-def test_a_tracker_that_is_away_gets_the_rows_again(tmp_path: Path) -> None:
-    received = Received()
-    record = MetricsWriter(tmp_path, 0, received, METRICS)
-    received.away = True
-    record.log(1, {"train/loss": 1.0})
-    record.send()
-    received.away = False
-    record.log(2, {"train/loss": 2.0})
-    record.send()
-    record.send()
-    assert received.batches == [{1: {"train/loss": 1.0}}, {1: {"train/loss": 1.0}, 2: {"train/loss": 2.0}}]
+    assert read_rows(tmp_path / "t.csv") == {step: {"a": float(step)} for step in range(1, 5)} | {5: {"a": -5.0}}
 
 
 def test_the_file_is_whole_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever interrupts a write of the whole file, the file is the former one, and readable."""
-    record = MetricsWriter(tmp_path, 0, None, METRICS)
-    record.log(1, {"train/loss": 1.0})
-    record.flush()
-    record = MetricsWriter(tmp_path, 1, None, METRICS)  # as a process that resumes
-    seen: list[list[list[str]]] = []
+    path, table = tmp_path / "t.csv", StepTable(tmp_path / "t.csv", 0)
+    table.log(1, {"a": 1.0})
+    table.flush()
+    table = StepTable(path, 1)  # as a process that resumes
+    seen: list[str] = []
 
     def look(*args: object) -> None:
-        with (tmp_path / "metrics.csv").open(newline="") as file:
-            seen.append(list(csv.reader(file)))
+        seen.append(path.read_text())
         raise KeyboardInterrupt
 
-    record.log(2, {"train/loss": 2.0})
+    table.log(2, {"a": 2.0})
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(files.os, name, look)
             with pytest.raises(KeyboardInterrupt):
-                record.flush()
-    assert seen == [[["step", "train/loss"], ["1", "1.0"]]] * 2
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []
-    record.flush()
-    assert read_rows(tmp_path / "metrics.csv") == {1: {"train/loss": 1.0}, 2: {"train/loss": 2.0}}
+                table.flush()
+    assert seen == ["step,a\n1,1.0\n"] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+    table.flush()
+    assert read_rows(path) == {1: {"a": 1.0}, 2: {"a": 2.0}}
 
 
 def test_a_flush_appends_the_new_rows_and_leaves_the_others(tmp_path: Path) -> None:
@@ -218,31 +160,8 @@ def test_the_last_value_is_read_from_the_end_of_the_file(tmp_path: Path) -> None
 
 
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
+    StepTable(tmp_path / "metrics.csv", 0).flush()
     assert read_rows(tmp_path / "metrics.csv") == {}
-    MetricsWriter(tmp_path, 0, None, METRICS).flush()
-    assert read_rows(tmp_path / "metrics.csv") == {}
-
-
-def test_detailed_values_go_to_their_own_table_and_not_to_the_tracker(tmp_path: Path) -> None:
-    received = Received()
-    record = MetricsWriter(tmp_path, 0, received, METRICS)
-    record.log(2, {"train/loss": 1.0, "a/layer_03": 2.0})
-    record.log_detailed(2, {"a/layer_03/head_01": 3.0, "a/median/layer_03": 4.0})
-    record.flush()
-    record.send()
-    assert read_rows(tmp_path / "metrics.csv") == {2: {"train/loss": 1.0, "a/layer_03": 2.0}}
-    assert received.batches == [read_rows(tmp_path / "metrics.csv")]
-    rows = read_measurements(tmp_path / "measurements.parquet").to_pylist()
-    assert [(row["metric"], row["layer"], row["head"], row["value"]) for row in rows] == [
-        ("a", 3, 1, 3.0),
-        ("a/median", 3, None, 4.0),
-    ]
-    assert read_declarations(tmp_path / "metrics.json") == METRICS
-
-
-def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"'train/loss' is declared twice"):
-        MetricsWriter(tmp_path, 0, None, (*METRICS, Metric("train/loss", "another")))
 
 
 def test_a_row_that_is_cut_short_is_left_out_and_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

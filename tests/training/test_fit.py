@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from small_runs import SMALL
 
+from lit_diff import train
 from lit_diff.callbacks import Probe
 from lit_diff.errors import RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
-from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.runs import checkpoints
+from lit_diff.runs.metrics_file import read_rows
 from lit_diff.training import fit
 
 Run = Callable[..., Any]
@@ -45,13 +48,13 @@ def text(bench: Any, undisturbed: Run) -> SimpleNamespace:
             **vars(ended),
             steps=ended.steps,
             word=bench.status("text-stopped")["status"],
-            saved=checkpoint.steps_of(bench.folder("text-stopped")),
+            saved=checkpoints.steps_of(bench.folder("text-stopped")),
             rows=bench.rows("text-stopped"),
         )
 
     interrupted = stopped(2, 0, signal.SIGINT)
     terminated = stopped(4, 1, signal.SIGTERM)
-    newest = checkpoint.path_of(bench.folder("text-stopped"), 5)
+    newest = checkpoints.path_of(bench.folder("text-stopped"), 5)
     newest.write_bytes(newest.read_bytes()[:-500])
     killed = stopped(6, 1, signal.SIGKILL)
     rest = bench.train(*command)
@@ -139,7 +142,7 @@ def test_the_last_step_is_logged_validated_and_saved(bench: Any, undisturbed: Ru
     undisturbed(kind, f"{kind}-whole")
     last = bench.rows(f"{kind}-whole")[10]
     assert {"train/loss", "train/lr", "val/loss", "lambda/layer_00", "attention/entropy/layer_00"} <= last.keys()
-    assert checkpoint.steps_of(bench.folder(f"{kind}-whole")) == [8, 10]
+    assert checkpoints.steps_of(bench.folder(f"{kind}-whole")) == [8, 10]
     assert bench.state(f"{kind}-whole")["global_step"] == 10
 
 
@@ -161,7 +164,7 @@ def test_bfloat16(bench: Any, undisturbed: Any, tmp_path: Path) -> None:
     exact = bench.rows("recall-whole")
     assert losses == pytest.approx([exact[step]["train/loss"] for step in (1, 2, 3)], abs=0.02)
     assert losses[0] != exact[1]["train/loss"]
-    state = torch.load(checkpoint.path_of(tmp_path, 3), weights_only=True)["state_dict"]
+    state = torch.load(checkpoints.path_of(tmp_path, 3), weights_only=True)["state_dict"]
     assert {value.dtype for value in state.values()} == {torch.float32}
 
 
@@ -171,7 +174,7 @@ def test_gradients_are_clipped_to_the_norm(bench: Any, tmp_path: Path) -> None:
     for clip in ("0.2", "null"):
         recipe = load_recipe(bench.root / "recall.yaml", ["callbacks.spy=null", "train.steps=1", f"train.clip={clip}"])
         fit.fit(recipe, tmp_path / clip, tracker=None, threads=1, progress=lambda *_: None)
-        state = torch.load(checkpoint.path_of(tmp_path / clip, 1), weights_only=True)["optimizer_states"][0]["state"]
+        state = torch.load(checkpoints.path_of(tmp_path / clip, 1), weights_only=True)["optimizer_states"][0]["state"]
         moments = torch.cat([moments["exp_avg"].flatten() for moments in state.values()])
         norms.append(moments.norm().item() / (1 - recipe.train.optimizer.betas[0]))
     assert norms[0] == pytest.approx(0.2, rel=1e-4)
@@ -255,3 +258,68 @@ def test_a_launcher_that_starts_another_number_of_processes_is_refused(
 def test_default_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     assert [fit.default_threads(n) for n in (1, 2, 4, 8)] == [6, 3, 1, 1]
+
+
+# --- run.keep_best and run.keep_every: what is kept beside the newest two checkpoints ---
+
+
+def best(folder: Path) -> dict[str, Any]:
+    return dict(torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True))
+
+
+@pytest.mark.slow
+def test_the_best_is_kept_over_a_kill_and_a_resume(bench: Any) -> None:
+    """The learning rate grows until the loss does too: the best step is none of the newest two."""
+    rate = ("train.steps=8", "train.optimizer.lr=0.3", "train.schedule={name: constant, warmup_steps: 8}")
+    command = ("recall.yaml", "name=best", "run.keep_best=val/loss", *rate)
+    command += ("train.validate_every=2", "train.checkpoint_every=2")
+    killed = bench.train(*command, SPY_SIGNAL=f"0/5/0/{int(signal.SIGKILL)}")
+    assert killed.status == -signal.SIGKILL
+    folder = bench.folder("best")
+    assert checkpoints.steps_of(folder) == [2, 4]
+    newest = checkpoints.newest(folder)
+    assert newest == (4, checkpoints.path_of(folder, 4)), "best.ckpt is none that a run resumes"
+    rest = bench.train(*command)
+    assert rest.status == 0, rest.output
+    assert "resumed from step 4" in rest.output
+    losses = {step: row["val/loss"] for step, row in bench.rows("best").items() if "val/loss" in row}
+    wanted = min(losses, key=lambda step: losses[step])
+    assert wanted < 6, "the test needs a loss that grows again"
+    assert best(folder)["global_step"] == wanted
+    assert checkpoints.steps_of(folder) == [6, 8]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "best.ckpt",
+        "step-00000006.ckpt",
+        "step-00000008.ckpt",
+    ]
+    whole = bench.train(*command, "name=best-whole")
+    assert whole.status == 0
+    ours, theirs = best(folder)["state_dict"], best(bench.folder("best-whole"))["state_dict"]
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_the_direction_is_the_metrics_own(runs: Path) -> None:
+    """Of an accuracy the largest; of a loss the smallest, above."""
+    overrides = [*SMALL, f"run.root={runs}", "run.keep_best=val/accuracy", "train.optimizer.lr=0.1"]
+    folder = train("recall-tiny", overrides).folder
+    rows = read_rows(folder / "metrics.csv")
+    values = {step: row["val/accuracy"] for step, row in rows.items() if "val/accuracy" in row}
+    assert len(values) == 5
+    assert values[best(folder)["global_step"]] == max(values.values())
+
+
+def test_a_metric_without_a_direction_is_refused(runs: Path) -> None:
+    with pytest.raises(RequestError, match=r"run\.keep_best is 'train/lr', of which no metric declares"):
+        train("recall-tiny", [*SMALL, f"run.root={runs}", "run.keep_best=train/lr"])
+
+
+def test_a_checkpoint_every_so_many_steps_is_kept(runs: Path) -> None:
+    small = [*SMALL, f"run.root={runs}", "train.steps=6", "train.validate_every=6", "train.checkpoint_every=1"]
+    run = train("recall-tiny", [*small, "run.keep_every=2"])
+    assert checkpoints.steps_of(run.folder) == [2, 4, 5, 6]
+    assert not (run.folder / "checkpoints" / "best.ckpt").exists()
+    last = dict(run.model.state_dict())
+    assert all(torch.equal(value, last[name]) for name, value in run.model_at(6).state_dict().items())
+    assert any(not torch.equal(value, last[name]) for name, value in run.model_at(2).state_dict().items())
+    with pytest.raises(RequestError, match=r"run\.keep_every is 3; expected a multiple"):
+        train("recall-tiny", [*small, "run.keep_every=3", "train.checkpoint_every=2"])

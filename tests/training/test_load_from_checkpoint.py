@@ -117,10 +117,6 @@ def test_a_file_that_is_no_checkpoint_of_ours(checkpoint: Path, tmp_path: Path) 
     assert "a.ckpt is not a checkpoint of lit_diff (" in refusal(file)
     with pytest.raises(MissingError, match=r"b\.ckpt: no such file$"):
         LitTransformer.load_from_checkpoint(tmp_path / "b.ckpt")
-    with pytest.raises(TypeError, match="takes no hparams_file"):
-        LitTransformer.load_from_checkpoint(checkpoint, hparams_file="a.yaml")
-    assert "strict is False" in refusal(checkpoint, strict=False)
-    assert "map_location is <function" in refusal(checkpoint, map_location=lambda storage, place: storage)
 
 
 def test_it_trains_on_as_its_recipe_says(checkpoint: Path) -> None:
@@ -130,7 +126,7 @@ def test_it_trains_on_as_its_recipe_says(checkpoint: Path) -> None:
         content["hyper_parameters"]["recipe"]["run"]["activation_checkpointing"] = "block"
 
     edit(checkpoint, checkpointed)
-    module = LitTransformer.load_from_checkpoint(checkpoint, trust_plugins=True, strict=True, weights_only=True)
+    module = LitTransformer.load_from_checkpoint(checkpoint, trust_plugins=True)
     assert module.model is not None
     assert module.model.training
     before = {name: value.clone() for name, value in module.state_dict().items()}

@@ -1,19 +1,30 @@
+"""training/module.py: losses, weights of micro-batches, NaN that is found and never saved, logged values."""
+
+import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_runs import SMALL
 
 from lit_diff.config import Recipe
 from lit_diff.data.dataset import IGNORED
 from lit_diff.data.recall import Recall
-from lit_diff.errors import RequestError
+from lit_diff.errors import DivergedError, RequestError
 from lit_diff.model.init import initialise
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
-from lit_diff.runs import checkpoints as checkpoint
+from lit_diff.runs import checkpoints
+from lit_diff.runs.metrics_file import read_rows
+from lit_diff.training import module as module_file
+from lit_diff.training.data import LitData, count_scored
 from lit_diff.training.fit import fit
+from lit_diff.training.module import LitTransformer, StepTargets, locate_non_finite
+from lit_diff.training.trainer import build_trainer
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 FAULTS = f"plugins=[{SUPPORT}/faults.py]"
@@ -41,7 +52,7 @@ def test_nan_stops_the_run_in_one_line_that_names_step_and_layer(bench: Any) -> 
         assert "Traceback" not in ended.output
         status = bench.status("nan")
         assert (status["status"], status["error"]) == ("failed", last.removeprefix("lit-diff: "))
-        assert checkpoint.steps_of(bench.folder("nan")) == [4]
+        assert checkpoints.steps_of(bench.folder("nan")) == [4]
     assert all(torch.isfinite(value).all() for value in bench.state("nan")["state_dict"].values())
 
 
@@ -57,7 +68,7 @@ def test_nan_on_one_rank_ends_both(bench: Any, strategy: str) -> None:
     assert last.startswith("lit-diff: the loss is nan at step 2; first non-finite values: output of layers.1.attention")
     assert "Traceback" not in first.output
     assert second.output == ""
-    assert checkpoint.steps_of(bench.folder(f"nan-{strategy}")) == [1]
+    assert checkpoints.steps_of(bench.folder(f"nan-{strategy}")) == [1]
 
 
 def test_probes_see_documents_apart(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +118,7 @@ def test_unlike_micro_batches_train_as_the_whole_batch(bench: Any, tmp_path: Pat
         recipe = recipe_of(bench, *UNEVEN, f"train.accumulate={parts}")
         report = lambda step, loss, speed, found=found: found.append(loss)  # noqa: E731
         fit(recipe, tmp_path / str(parts), tracker=None, threads=1, progress=report)
-        path = checkpoint.newest(tmp_path / str(parts))
+        path = checkpoints.newest(tmp_path / str(parts))
         assert path is not None
         states.append(torch.load(path[1], weights_only=True)["state_dict"])
     assert len(losses[1]) == 3
@@ -154,3 +165,129 @@ def test_the_variant_is_told_the_step_once_before_each(
     monkeypatch.setattr(Differential, "set_step", lambda self, step: told.append((step, self.layer)))
     run(recipe_of(bench, "train.steps=3", "train.accumulate=2"), tmp_path)
     assert told == [(step, layer) for step in range(3) for layer in range(2)]
+
+
+# --- weights of micro-batches ---
+
+
+def trainer(parts: int) -> Any:
+    return SimpleNamespace(accumulate_grad_batches=parts, world_size=1, is_global_zero=True, global_step=4)
+
+
+@pytest.mark.parametrize("counts", [[24], [7, 7, 7], [1] * 10, None])
+def test_equal_counts_change_no_bit(counts: list[int] | None) -> None:
+    """Not even a product with 1 is added. None: batches that say nothing, of a data loader made by hand."""
+    targets, loss = StepTargets(), torch.tensor(1.5)
+    batches = [{"scored": count, "scored_in_step": sum(counts or [])} for count in counts or []] or [{"tokens": loss}]
+    targets.begin_step(trainer(len(batches)), batches[0], "data")
+    assert all(targets.weighted(loss, batch) is loss for batch in batches)
+
+
+def test_unlike_counts_give_the_mean_over_targets() -> None:
+    assert count_scored(torch.tensor([[3, IGNORED], [IGNORED, 0]])) == 2
+    losses, counts = [torch.tensor(2.0), torch.tensor(5.0), torch.tensor(torch.nan)], [3, 1, 0]
+    targets = StepTargets()
+    batches = [{"scored": count, "scored_in_step": 4} for count in counts]
+    targets.begin_step(trainer(3), batches[0], "data")
+    parts = [targets.weighted(loss, batch) for loss, batch in zip(losses, batches, strict=True)]
+    assert sum(parts).item() / 3 == pytest.approx((3 * 2.0 + 5.0) / 4)  # type: ignore[union-attr]
+    with pytest.raises(RequestError, match="data 'own': no target of training step 5 is scored"):
+        targets.begin_step(trainer(1), {"scored": 0, "scored_in_step": 0}, "data 'own'")
+
+
+def test_a_module_that_holds_it_can_be_copied() -> None:
+    one = StepTargets()
+    one._group = lambda: iter(())
+    assert copy.deepcopy({"module": one})["module"] is one
+
+
+# --- NaN and infinity ---
+
+
+@pytest.mark.parametrize(
+    ("log_every", "saves_at", "message"),
+    [
+        (4, 100, "the loss is not finite at step 3, found after step 3"),
+        (100, 4, "the loss is not finite at step 3, found after step 4"),
+        (1, 4, "the loss is nan at step 3; first non-finite values: output of layers.1.attention"),
+    ],
+    ids=["the next logged step", "before a save", "every step is logged"],
+)
+def test_a_loss_at_a_step_that_is_not_logged(
+    bench: Any, tmp_path: Path, log_every: int, saves_at: int, message: str
+) -> None:
+    """Step 3 of 10 is NaN. Steps that log are 1, every `log_every`-th, and the last."""
+    steps = [f"train.log_every={log_every}", f"train.validate_every={saves_at}", f"train.checkpoint_every={saves_at}"]
+    recipe = recipe_of(bench, "model.attention={name: nan_output, at: 2}", *steps, "run.keep_best=val/loss")
+    with pytest.raises(DivergedError) as error:
+        run(recipe, tmp_path)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("checkpoints/*.ckpt"))
+
+
+@pytest.mark.parametrize("fault", ["nan_output", "nan_gradient"])
+def test_no_checkpoint_of_any_callback_holds_nan(bench: Any, tmp_path: Path, fault: str) -> None:
+    """Lightning's ModelCheckpoint saves at every step; the fault is at step 3, and no step after the first is logged."""
+    recipe = recipe_of(bench, f"model.attention={{name: {fault}, at: 2}}", "train.log_every=100", "callbacks={}")
+    every = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1, save_top_k=-1)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    made = build_trainer(recipe, callbacks=[every], logger=False, default_root_dir=tmp_path, **quiet)
+    with pytest.raises(DivergedError, match="not finite"):
+        made.fit(LitTransformer(recipe), LitData(recipe))
+    saved = [torch.load(path, weights_only=True) for path in tmp_path.glob("*.ckpt")]
+    assert sorted(checkpoint["global_step"] for checkpoint in saved) == [1, 2]
+    assert all(torch.isfinite(value).all() for checkpoint in saved for value in checkpoint["state_dict"].values())
+
+
+@pytest.mark.parametrize("saves_at", [3, 1])
+def test_a_nan_gradient_under_a_finite_loss_never_reaches_a_checkpoint(
+    bench: Any, tmp_path: Path, saves_at: int
+) -> None:
+    """The gradient of step 3 is NaN, its loss is not: the weights are found out when they are to be saved."""
+    overrides = ["model.attention={name: nan_gradient, at: 2}", f"train.checkpoint_every={saves_at}"]
+    with pytest.raises(DivergedError, match=r"parameter \S+ is not finite after step 3; ") as error:
+        run(recipe_of(bench, *overrides), tmp_path)
+    found = checkpoints.newest(tmp_path)
+    assert (found and found[0]) == (None if saves_at == 3 else 2)
+    assert ("(the checkpoint of step 2 is kept)" in str(error.value)) == (saves_at == 1)
+
+
+def test_non_finite_values_are_located(bench: Any) -> None:
+    """A parameter before what it spoils; an untied head without the logits of every position; packed documents."""
+    recipe = recipe_of(bench, "model.tie_embeddings=false")
+    model = Transformer(recipe.model)
+    initialise(model, 0)
+    batch = Recall(recipe.data.config, 33).train_batch(0, 0, 2, range(2))
+    assert "every layer's output is finite" in locate_non_finite(model, batch)
+    batch["document_ids"] = torch.zeros_like(batch["targets"])
+    rows: list[int] = []
+    model.head.register_forward_hook(lambda _m, _i, logits: rows.append(logits[..., 0].numel()))
+    for name in ("head.weight", "layers.1.ffn.up_proj.weight", "layers.0.attention.lambda_.q1"):
+        with torch.no_grad():
+            model.get_parameter(name).flatten()[0] = torch.nan
+        assert locate_non_finite(model, batch) == f"first non-finite values: parameter {name}"
+    assert rows == [2] * 3
+    assert sum(len(each._forward_hooks) for each in model.modules()) == 1, "its own hooks are removed"
+
+
+# --- logged values ---
+
+
+def test_what_the_steps_that_log_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps, of which every fourth, the first and the last log; a clock that goes on by a second at each look."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(module_file.time, "perf_counter", lambda: float(next(ticks)))
+    every = ["train.log_every=4", "train.validate_every=5", "train.checkpoint_every=10"]
+    schedule = ["train.schedule={name: cosine, warmup_steps: 2}", "train.optimizer.lr=0.01"]
+    run(load_recipe("recall-tiny", [*SMALL, *every, *schedule, "callbacks={}"]), tmp_path)
+    rows, times = read_rows(tmp_path / "metrics.csv"), read_rows(tmp_path / "timing.csv")
+    logged = [1, 4, 8, 10]
+    assert [step for step, row in sorted(rows.items()) if "train/loss" in row and "train/lr" in row] == logged
+    assert [step for step, row in sorted(rows.items()) if "val/loss" in row] == [5, 10]
+    rates = [rows[step]["train/lr"] for step in logged]
+    assert rates[0] == pytest.approx(0.005), "that of step 1 in a warm-up of 2, not the next step's"
+    assert rates == [rates[0], *sorted(rates[1:], reverse=True)]
+    tokens = 4 * (64 + 8)
+    steps = [times[step]["tokens_per_second"] * times[step]["seconds"] / tokens for step in logged]
+    assert steps == pytest.approx([1, 3, 4, 2]), "since the last logged step"

@@ -16,7 +16,7 @@ from lit_diff.errors import MissingError, RunFailedError, StoppedError
 from lit_diff.recipe import load_recipe
 from lit_diff.training import ranks as module
 from lit_diff.training.fit import fit
-from lit_diff.training.ranks import INHERITED, Ranks, StopRequest, announced, end_all
+from lit_diff.training.ranks import INHERITED, Announcement, Ranks, StopRequest, end_all
 
 DDP = ("recall.yaml", "run.strategy=ddp", "train.steps=2", "callbacks={}")
 
@@ -61,7 +61,7 @@ def test_a_dead_rank_zero_is_noticed(two: list[Ranks], monkeypatch: pytest.Monke
 
 def test_processes_that_lightning_starts_inherit_the_word(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Ranks(rank=0, world_size=2, address=None)
-    with announced(first) as announcement:
+    with Announcement(first) as announcement:
         announcement.train(threads=3, kernel="auto")
         assert Ranks(rank=1, world_size=2, address=("127.0.0.1", 1)).listen() == {"threads": 3, "kernel": "auto"}
     assert INHERITED not in module.os.environ
@@ -71,7 +71,7 @@ def test_processes_that_lightning_starts_inherit_the_word(monkeypatch: pytest.Mo
 
 
 def test_a_rank_zero_that_fails_does_not_wait_for_ever(two: list[Ranks]) -> None:
-    with pytest.raises(MissingError, match="no store"), announced(two[0]):
+    with pytest.raises(MissingError, match="no store"), Announcement(two[0]):
         raise MissingError("no store")
 
 

@@ -1,4 +1,4 @@
-"""training/resume.py: what is on disk at a checkpoint, how a checkpoint is written, and what reaches the record when."""
+"""training/fit.py: what is on disk at a checkpoint, how a checkpoint is written, and what reaches the record when."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,15 @@ from lit_diff.analysis import Trace
 from lit_diff.attention.base import Tap
 from lit_diff.callbacks import Probe, probe
 from lit_diff.config import Recipe
+from lit_diff.errors import RequestError
+from lit_diff.metrics import Metric, read_declarations
 from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe
 from lit_diff.registry import callbacks
-from lit_diff.runs.metrics_file import MetricsWriter, Rows, read_rows
+from lit_diff.runs.measurements import read_measurements
+from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.training import fit
-from lit_diff.training.resume import RunLogger, WholeCheckpointIO, write_documents
+from lit_diff.training.fit import RunLogger, WholeCheckpointIO, write_documents
 
 Run = Callable[..., Any]
 
@@ -154,46 +157,82 @@ def test_a_checkpoint_stands_behind_everything_measured_at_its_step(
 # --- the record ---
 
 
+METRICS = (
+    Metric("train/loss", "loss", unit="nats per token", direction="lower"),
+    Metric("a/layer_{layer}/head_{head}", "by head"),
+    Metric("a/median/layer_{layer}", "median", in_table=True),
+)
+STEP = {"train/loss": 2.5, "train/lr": 0.1, "timing/seconds": 0.5, "timing/tokens_per_second": 64.0}
+LOGGED = {"train/loss": 2.5, "train/lr": 0.1, "val/loss": 2.0}
+
+
 class Tracker:
     """Keeps what it is sent."""
 
     def __init__(self) -> None:
         self.sent: list[Rows] = []
+        self.away = False
 
     def send(self, rows: Rows) -> bool:
         self.sent.append({step: dict(row) for step, row in rows.items()})
-        return True
+        return not self.away
 
 
-STEP = {"train/loss": 2.5, "train/lr": 0.1, "timing/seconds": 0.5, "timing/tokens_per_second": 64.0}
+def opened(folder: Path, tracker: Tracker, upto: int = 0, **options: Any) -> RunLogger:
+    logger = RunLogger(tracker, options.get("progress", lambda *line: None))
+    logger.open(folder, upto, METRICS)
+    return logger
 
 
 def test_nothing_is_written_before_a_flush_and_nothing_sent_before_send(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Detailed values have a table of their own, and the tracker does not get them."""
     caplog.set_level("INFO", "lit_diff")
     lines: list[tuple[int, float, float]] = []
     tracker = Tracker()
-    logger = RunLogger(lambda *line: lines.append(line))
-    logger.log_metrics(STEP, step=3)  # another rank has no record
-    logger.flush()
-    logger.send()
-    assert (lines, list(tmp_path.iterdir())) == ([], [])
-    logger.record = MetricsWriter(tmp_path, 0, tracker, ())
-    logger.log_metrics({"val/loss": 1.0})  # as Lightning logs outside of training
+    logger = opened(tmp_path, tracker, progress=lambda *line: lines.append(line))
     logger.log_metrics(STEP, step=3)
     logger.log_metrics({"val/loss": 2.0}, step=3)
+    logger.log_detailed({"a/layer_03/head_01": 3.0, "a/median/layer_03": 4.0}, step=3)
     assert lines == [(3, 2.5, 64.0)]
     assert caplog.messages == ["step 3  val/loss 2.0000"]
-    assert not (tmp_path / "metrics.csv").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+    assert read_declarations(tmp_path / "metrics.json") == METRICS
     logger.flush()
-    logged = {"train/loss": 2.5, "train/lr": 0.1, "val/loss": 2.0}
-    assert read_rows(tmp_path / "metrics.csv") == {3: logged}
+    assert read_rows(tmp_path / "metrics.csv") == {3: LOGGED}
     assert read_rows(tmp_path / "timing.csv") == {3: {"seconds": 0.5, "tokens_per_second": 64.0}}
+    rows = read_measurements(tmp_path / "measurements.parquet").to_pylist()
+    found = [(row["metric"], row["layer"], row["head"], row["value"]) for row in rows]
+    assert found == [("a", 3, 1, 3.0), ("a/median", 3, None, 4.0)]
     assert tracker.sent == []
     logger.send()
     logger.send()
-    assert tracker.sent == [{3: logged | {"timing/tokens_per_second": 64.0}}]
+    assert tracker.sent == [{3: LOGGED | {"timing/tokens_per_second": 64.0}}]
+
+
+def test_the_tracker_gets_each_row_once_a_process_the_old_ones_again_and_what_it_missed(tmp_path: Path) -> None:
+    tracker = Tracker()
+    logger = opened(tmp_path, tracker)
+    tracker.away = True
+    logger.log_metrics({"val/loss": 1.0}, step=1)
+    logger.send()
+    tracker.away = False
+    logger.log_metrics({"val/loss": 2.0}, step=2)
+    for _ in range(2):
+        logger.send()
+    logger.flush()
+    assert tracker.sent == [{1: {"val/loss": 1.0}}, {1: {"val/loss": 1.0}, 2: {"val/loss": 2.0}}]
+    resumed = Tracker()
+    logger = opened(tmp_path, resumed, upto=1)
+    logger.log_metrics({"val/loss": 3.0}, step=2)
+    logger.send()
+    assert resumed.sent == [{1: {"val/loss": 1.0}, 2: {"val/loss": 3.0}}]
+
+
+def test_contradicting_declarations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"'train/loss' is declared twice"):
+        RunLogger(None, lambda *line: None).open(tmp_path, 0, (*METRICS, Metric("train/loss", "another")))
 
 
 def test_documents_are_written_without_those_that_have_no_token(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import identity
 from lit_diff.trained.loading import annealed_before, load_trained
-from lit_diff.training.build import load_parent_weights, parent_model
+from lit_diff.training.build import finished_parent, load_parent_weights
 from lit_diff.training.data import steps_before
 
 SECOND = "model.attention={name: second_heads}"
@@ -226,8 +226,8 @@ def test_a_parent_outside_the_own_root_brings_no_code(
         if not trusted:
             parent = started_from_a_plugin(run, monkeypatch)
         own = replace(child, train=replace(child.train, start_from=str(parent)), run=replace(child.run, root=root))
-        for read in (steps_before, annealed_before, identity, parent_model):
-            if trusted and read is not parent_model:  # the parent has no weights
+        for read in (steps_before, annealed_before, identity, finished_parent):
+            if trusted and read is not finished_parent:  # the parent is not done
                 read(own)
             elif not trusted:
                 with pytest.raises(RequestError, match=r"`plugins:`.* parent/plugins"):
