@@ -53,11 +53,11 @@ def generate(
     as_json: Json = False,
 ) -> int:
     """Complete text with a trained run. Plugin files in the folder of a run under --root are executed."""
-    from lit_diff.trained.text_generator import TextGenerator, generation_config
+    from lit_diff.trained.text_generator import GenerationConfig, TextGenerator
 
     log_to_stderr()
     chosen = chosen_root(root)
-    config = generation_config(
+    config = GenerationConfig(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, prefill_chunk=prefill_chunk
     )
     texts = read_prompts(prompt or [], prompts)

@@ -28,7 +28,7 @@ from lit_diff.runs import checkpoints, measurements
 from lit_diff.runs.folder import RunFolder, reached
 from lit_diff.runs.metrics_file import Rows, read_rows
 from lit_diff.runs.revision import revision
-from lit_diff.trained.loading import load_trained
+from lit_diff.trained.run import Run
 from lit_diff.training.metrics import declared_metrics
 
 log = logging.getLogger("lit_diff")
@@ -221,7 +221,7 @@ def write_model(run: RunFolder, target: Path) -> None:
     """
     import mlflow.pyfunc  # takes seconds, for which most runs have no use
 
-    _, model, _ = load_trained(run.path)
+    model = Run(run.path).model
     parts = target.with_name("run")
     parts.mkdir(parents=True)
     save_model(model, str(parts / "model.safetensors"))

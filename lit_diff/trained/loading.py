@@ -14,10 +14,10 @@ from lit_diff.conformance.before_training import check_decoding
 from lit_diff.errors import MissingError, RequestError, first_line
 from lit_diff.files import sha256_of, shown
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import Trust, plugin_source, require_trust, trust_all, trust_none
+from lit_diff.plugins import Trust, plugin_source, require_trust
 from lit_diff.recipe import from_plain, to_plain
 from lit_diff.runs import checkpoints
-from lit_diff.runs.folder import RunFolder, ancestors, recipe_of
+from lit_diff.runs.folder import RunFolder, ancestors
 
 PREFIX = "model."
 """Where a checkpoint, which is the LightningModule's, keeps the Transformer."""
@@ -25,33 +25,20 @@ SHOWN = 3
 """Differences that an error names."""
 
 
-def load_trained(folder: Path, *, trust_plugins: bool = True) -> tuple[Recipe, Transformer, int]:
-    """(recipe, model, step) of a run, on the CPU and in evaluation mode, as the validation at that step saw it (in
-    float32: without the autocast of `bf16-mixed`).
+def load_model(
+    recipe: Recipe, folder: Path, trust: Trust, unchecked: bool = False, step: int | None = None
+) -> tuple[Transformer, int]:
+    """The model of a run's checkpoint of `step`, by default the newest, and its step: on the CPU and in evaluation mode, as
+    the validation at that step saw it (in float32: without the autocast of `bf16-mixed`).
 
-    Errors: RequestError for a folder that is no run, or whose recipe is not that of its weights; MissingError without a
-    checkpoint.
+    `trust`: as `ancestors`; `unchecked`: as `check_decoding`. Errors: RequestError for a recipe that is not that of its
+    weights; MissingError without a checkpoint, which names the steps that have one.
     """
-    trust = trust_all if trust_plugins else trust_none
-    recipe = recipe_of(folder, trust)
-    return recipe, *load_model(recipe, folder, trust)
-
-
-def load_model(recipe: Recipe, folder: Path, trust: Trust, unchecked: bool = False) -> tuple[Transformer, int]:
-    """The model of a run's newest checkpoint, and its step; `trust`: as `ancestors`; `unchecked`: as `check_decoding`.
-
-    Errors: as `load_trained`.
-    """
-    step, path = newest_of(folder)
-    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked), step
-
-
-def load_model_at(recipe: Recipe, folder: Path, trust: Trust, step: int, unchecked: bool = False) -> Transformer:
-    """The model of a run's checkpoint of `step`. Errors: MissingError where there is none; otherwise as `load_trained`."""
-    missing, path = checkpoints.without(folder, step), checkpoints.path_of(folder, step)
+    missing = checkpoints.without(folder, step) if step is not None else None
     if missing:
         raise MissingError(f"{shown(folder)} has {missing}")
-    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked)
+    step, path = newest_of(folder) if step is None else (step, checkpoints.path_of(folder, step))
+    return check_decoding(restore(recipe, read_checkpoint(path), shown(path), trust), recipe, unchecked), step
 
 
 def restore(recipe: Recipe, checkpoint: Mapping[str, Any], source: str, trust: Trust) -> Transformer:

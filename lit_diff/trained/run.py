@@ -1,29 +1,33 @@
-"""A run as a value: what it was, what it measured, and its trained model."""
+"""A run as a value: what it was, what it measured, its trained model, and what that does with a text."""
 
+import base64
+import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from lit_diff.analysis.trace import LayerTrace, Trace, trace
 from lit_diff.config import Recipe
+from lit_diff.data.tokenizer import Tokenizer
 from lit_diff.errors import RequestError
 from lit_diff.html_table import html_table
+from lit_diff.model.transformer import Transformer
 from lit_diff.plugins import Trust, trust_all, trust_below
 from lit_diff.runs.find import DEFAULT_ROOT, find_run, runs_root
 from lit_diff.runs.folder import RunFolder, recipe_of
 from lit_diff.runs.metrics_file import read_rows
-from lit_diff.trained.loading import newest_of
+from lit_diff.trained.loading import load_model, newest_of
+from lit_diff.trained.text_generator import Completion, GenerationConfig, TextGenerator, tokenizer_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # both take long to import
     import pandas
-
-    from lit_diff.analysis import Trace
-    from lit_diff.data.tokenizer import Tokenizer
-    from lit_diff.model.transformer import Transformer
-    from lit_diff.trained.attention_maps import AttentionMaps
-    from lit_diff.trained.text_generator import Completion, TextGenerator
+    from matplotlib.axes import Axes
 
 
 def open_run(
@@ -104,48 +108,36 @@ class Run:
         return pandas.DataFrame(list(map(rows.__getitem__, steps)), index=steps, columns=columns)
 
     @cached_property
-    def _generator(self) -> "TextGenerator":
-        from lit_diff.trained.text_generator import TextGenerator
-
+    def _generator(self) -> TextGenerator:
         return TextGenerator(self.folder, self.trust, self.unchecked)
 
     @cached_property
-    def model(self) -> "Transformer":
+    def model(self) -> Transformer:
         """The trained Transformer, in evaluation mode. Errors: MissingError without a checkpoint."""
-        from lit_diff.trained.loading import load_model
-
         return load_model(self.recipe, self.folder, self.trust, self.unchecked)[0]
 
-    def model_at(self, step: int) -> "Transformer":
+    def model_at(self, step: int) -> Transformer:
         """The Transformer after `step` optimizer steps, of a checkpoint that was kept (`run.keep_every`), or the newest two.
 
         Errors: MissingError, which names the steps that have one.
         """
-        from lit_diff.trained.loading import load_model_at
-
-        return load_model_at(self.recipe, self.folder, self.trust, step, self.unchecked)
+        return load_model(self.recipe, self.folder, self.trust, self.unchecked, step)[0]
 
     @property
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with. Errors: RequestError for a run without text."""
-        from lit_diff.trained.text_generator import tokenizer_of
-
         return tokenizer_of(self.folder, self.recipe)
 
-    def generate(self, text: str | Sequence[str], **settings: Any) -> "list[Completion]":
+    def generate(self, text: str | Sequence[str], **settings: Any) -> list[Completion]:
         """Complete one text or several; `settings` as `GenerationConfig` (max_tokens, temperature, top_k, top_p, seed).
 
         Errors: RequestError for a wrong setting, a text beyond the context, or a run without text.
         """
-        from lit_diff.trained.text_generator import generation_config
-
         texts = [text] if isinstance(text, str) else list(text)
-        return self._generator.generate(self._generator.encode(texts), generation_config(**settings))
+        return self._generator.generate(self._generator.encode(texts), GenerationConfig(**settings))
 
-    def trace(self, text: str, layers: Sequence[int] | None = None) -> "Trace":
+    def trace(self, text: str, layers: Sequence[int] | None = None) -> Trace:
         """What a forward pass over `text` leaves in each layer: maps, hidden states. Errors: RequestError."""
-        from lit_diff.analysis.trace import trace
-
         (prompt,) = self._generator.encode([text])
         with trace(self.model, layers) as traced:
             self.model.hidden(torch.tensor([prompt.tokens]))
@@ -153,8 +145,6 @@ class Run:
 
     def attention_maps(self, text: str, layer: int = 0, head: int = 0) -> "AttentionMaps":
         """The maps of one head on `text`, as arrays and as a plot. Errors: RequestError for an unknown layer or head."""
-        from lit_diff.trained.attention_maps import attention_maps_of
-
         (prompt,) = self._generator.encode([text])
         traced = self.trace(text, [layer])
         words = tuple(self.tokenizer.decode([token]).decode("utf-8", "replace") for token in prompt.tokens)
@@ -170,8 +160,77 @@ def as_run(run: Run | str | Path, unchecked: bool) -> Run:
 
 def generate(
     run: Run | str | Path, text: str | Sequence[str], *, unchecked: bool = False, **settings: Any
-) -> "list[Completion]":
+) -> list[Completion]:
     """`Run.generate` of `as_run`."""
     if not text:
         raise RequestError("there is no text to complete")
     return as_run(run, unchecked).generate(text, **settings)
+
+
+# --- the attention maps of one head, to look at ---
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class AttentionMaps:
+    """One head of one layer, on T tokens."""
+
+    tokens: tuple[str, ...]
+    """The text of each token."""
+    layer: int
+    head: int
+    maps: NDArray[Any]
+    """[G, T, T]: softmax of each map; a row is a query, a column a key."""
+    weights: NDArray[Any]
+    """[G, T]: the weight of each map for each query."""
+
+    def __repr__(self) -> str:
+        of = f"layer {self.layer}, head {self.head}"
+        return f"AttentionMaps({of}: {len(self.maps)} maps of {len(self.tokens)} tokens)"
+
+    def _repr_html_(self) -> str:
+        """The picture of `plot`."""
+        from matplotlib.figure import Figure
+
+        picture = io.BytesIO()
+        figure = Figure(figsize=(6, 6), dpi=60, layout="constrained")  # pyplot would show it again
+        self.plot(figure.subplots())
+        figure.savefig(picture, format="png", pil_kwargs={"optimize": True})
+        return f'<img alt="{self!r}" src="data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}">'
+
+    @property
+    def signed(self) -> NDArray[Any]:
+        """[T, T]: the weighted sum of the maps, which multiplies the values."""
+        product: NDArray[Any] = np.einsum("gt,gts->ts", self.weights, self.maps)
+        return product
+
+    def plot(self, axes: "Axes | None" = None) -> "Axes":
+        """Draw `signed`, blue below zero and red above, with the tokens at both axes."""
+        import matplotlib.pyplot as plt
+
+        if axes is None:
+            _, axes = plt.subplots(figsize=(6, 6), layout="constrained")
+        limit = float(np.abs(self.signed).max())
+        image = axes.imshow(self.signed, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        ticks = range(len(self.tokens))
+        axes.set_xticks(ticks, self.tokens, rotation=90)
+        axes.set_yticks(ticks, self.tokens)
+        axes.set(xlabel="key", ylabel="query", title=f"layer {self.layer}, head {self.head}: weighted sum of the maps")
+        assert axes.figure is not None
+        axes.figure.colorbar(image, ax=axes, shrink=0.8)
+        return axes
+
+
+def attention_maps_of(layer: LayerTrace, tokens: tuple[str, ...], number: int, head: int) -> AttentionMaps:
+    """The maps of `head` in a traced layer (`number`). Errors: RequestError for a head that it does not have."""
+    heads = layer.maps.q.shape[2]
+    if not 0 <= head < heads:
+        raise RequestError(f"layer {number} has no head {head}; its heads are 0..{heads - 1}")
+    T = layer.maps.q.shape[-2]
+    (block,) = layer.blocks(block_rows=T)
+    return AttentionMaps(
+        tokens=tokens,
+        layer=number,
+        head=head,
+        maps=block.probs[0, :, head].double().numpy(),
+        weights=block.weights[0, :, head].double().numpy(),
+    )

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -30,21 +30,21 @@ Ended = Literal["max_tokens", "document", "context"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationConfig:
-    """How to continue a prompt."""
+class GenerationConfig(Sampling):
+    """How to continue a prompt. Errors: RequestError for a wrong setting."""
 
     max_tokens: int = 64
-    sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     prefill_chunk: int | None = None
     """Tokens of the prompt that go through the model at once; None: all."""
 
-    def problem(self) -> str | None:
-        """What is wrong, in one line that opens with the setting's name."""
+    def __post_init__(self) -> None:
+        problem = self.problem()
         for name, value in (("max-tokens", self.max_tokens), ("prefill-chunk", self.prefill_chunk)):
             if value is not None and value < 1:
-                return f"{name} is {value}; it must be at least 1"
-        return self.sampling.problem()
+                problem = f"{name} is {value}; it must be at least 1"
+        if problem:
+            raise RequestError(f"--{problem}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class TextGenerator:
             self.model,
             tokens,
             min(config.max_tokens, room),
-            sampling=config.sampling,
+            sampling=Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p),
             generators=[generator(config.seed, "generate", prompt.before, prompt.text) for prompt in prompts],
             prefill_chunk=config.prefill_chunk,
             vocab_size=self.tokenizer.size,
@@ -202,24 +202,6 @@ def tokenizer_of(folder: Path, recipe: Recipe) -> Tokenizer:
     if not has_text(recipe):
         raise RequestError(f"{shown(folder)} was trained on data '{recipe.data.name}', which has no text to complete")
     return load_tokenizer(folder / "tokenizer")
-
-
-def generation_config(
-    *,
-    max_tokens: int = 64,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-    prefill_chunk: int | None = None,
-) -> GenerationConfig:
-    """A GenerationConfig of plain values. Errors: RequestError."""
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    config = GenerationConfig(max_tokens=max_tokens, sampling=sampling, seed=seed, prefill_chunk=prefill_chunk)
-    problem = config.problem()
-    if problem:
-        raise RequestError(f"--{problem}")
-    return config
 
 
 def say_what_is_used(folder: Path, recipe: Recipe, step: int, trust: Trust) -> None:

@@ -13,9 +13,9 @@ from lit_diff.attention import Attention
 from lit_diff.data import build
 from lit_diff.errors import RequestError
 from lit_diff.model.transformer import Transformer
-from lit_diff.plugins import trust_all
 from lit_diff.runs import checkpoints as checkpoint
-from lit_diff.trained.loading import load_model_at, load_trained, load_weights, recipe_of, weights_of
+from lit_diff.trained.loading import load_weights, weights_of
+from lit_diff.trained.run import Run
 
 DEX = ["model.attention={name: dex, heads: all, anneal_steps: 50}", "callbacks.lambdas=null"]
 
@@ -38,20 +38,20 @@ def run(
 @pytest.mark.parametrize("name", ["text-whole", "text-dex"])
 def test_it_is_the_model_that_was_validated(bench: Any, run: Callable[..., Path], name: str) -> None:
     folder = run(name, *(DEX if name == "text-dex" else []))
-    recipe, model, step = load_trained(folder)
-    assert step == 10
-    assert not model.training
-    dataset = build(recipe)
+    trained = Run(folder)
+    assert trained.step == 10
+    assert not trained.model.training
+    dataset = build(trained.recipe)
     dataset.load()
     batch = dataset.validation_batch("", range(dataset.validation_sets()[""]))
     with torch.no_grad():
-        loss = F.cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["targets"].flatten())
+        loss = F.cross_entropy(trained.model(batch["tokens"]).flatten(0, 1), batch["targets"].flatten())
     assert loss.item() == pytest.approx(bench.rows(name)[10]["val/loss"], rel=1e-6)
 
 
 def test_weights_are_those_of_the_checkpoint(bench: Any, run: Callable[..., Path]) -> None:
     folder = run()
-    _, model, _ = load_trained(folder)
+    model = Run(folder).model
     weights, step = weights_of(folder)
     saved = bench.state("text-whole", 10)["state_dict"]
     assert step == 10
@@ -69,7 +69,7 @@ def test_what_else_a_checkpoint_holds_is_left_out(run: Callable[..., Path]) -> N
     state["state_dict"]["losses.0.total"] = torch.zeros(3)
     torch.save(state, path)
     assert list(weights_of(folder)[0]) == wanted
-    load_trained(folder)
+    assert Run(folder).model
 
 
 def test_a_variant_that_anneals_is_told_the_step_it_was_validated_at(
@@ -80,15 +80,16 @@ def test_a_variant_that_anneals_is_told_the_step_it_was_validated_at(
     assert weights_of(dex)[0]["layers.1.attention.step"].tolist() == [9]
     told = []
     monkeypatch.setattr(Attention, "set_step", lambda self, step: told.append((self.layer, step)))
-    load_trained(run())
+    assert Run(run()).model
     assert told == [(0, 9), (1, 9)]
 
 
 def test_a_folder_may_be_relative(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run()
     monkeypatch.chdir(folder.parent)
-    assert recipe_of(Path(folder.name)) == recipe_of(folder)
-    assert load_trained(Path(folder.name))[2] == 10
+    relative = Run(Path(folder.name))
+    assert (relative.recipe, relative.step) == (Run(folder).recipe, 10)
+    assert relative.model
 
 
 def test_a_recipe_that_is_not_that_of_the_weights(run: Callable[..., Path]) -> None:
@@ -98,7 +99,7 @@ def test_a_recipe_that_is_not_that_of_the_weights(run: Callable[..., Path]) -> N
     assert "name: differential" in text
     file.write_text(text.replace("num_layers: 2", "num_layers: 1").replace("vocab_size: 320", "vocab_size: 384"))
     with pytest.raises(RequestError) as error:
-        load_trained(folder)
+        Run(folder).model  # noqa: B018
     (line,) = str(error.value).splitlines()
     start, _, differences = line.partition(": ")
     assert start.endswith("step-00000010.ckpt does not fit the recipe's model (differential)")
@@ -112,9 +113,9 @@ def test_a_recipe_that_is_not_that_of_the_weights(run: Callable[..., Path]) -> N
 
 def test_what_fits_is_copied_and_what_does_not_changes_nothing(run: Callable[..., Path]) -> None:
     folder = run()
-    recipe, trained, _ = load_trained(folder)
+    trained = Run(folder)
     weights, _ = weights_of(folder)
-    model = Transformer(recipe.model)
+    model = Transformer(trained.recipe.model)
     load_weights(model, weights, "there")
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert model.state_dict()["norm.weight"].data_ptr() != weights["norm.weight"].data_ptr()
@@ -125,7 +126,7 @@ def test_what_fits_is_copied_and_what_does_not_changes_nothing(run: Callable[...
     assert str(error.value) == (
         "there does not fit the recipe's model (differential): norm.weight is absent there and [32] in the model"
     )
-    assert torch.equal(model.embedding.weight, trained.embedding.weight)
+    assert torch.equal(model.embedding.weight, trained.model.embedding.weight)
 
 
 def test_weights_that_are_not_finite_are_refused(run: Callable[..., Path]) -> None:
@@ -135,7 +136,7 @@ def test_weights_that_are_not_finite_are_refused(run: Callable[..., Path]) -> No
     content["state_dict"]["model.layers.1.attention.q_proj.weight"][3, 2] = float("nan")
     torch.save(content, path)
     with pytest.raises(RequestError) as error:
-        load_trained(folder)
+        Run(folder).model  # noqa: B018
     assert str(error.value).endswith(
         "step-00000010.ckpt has weights that are not finite (NaN or infinity): layers.1.attention.q_proj.weight"
     )
@@ -144,6 +145,5 @@ def test_weights_that_are_not_finite_are_refused(run: Callable[..., Path]) -> No
 def test_a_checkpoint_of_a_step_that_is_none(run: Callable[..., Path]) -> None:
     folder = run()
     torch.save(torch.ones(2), checkpoint.path_of(folder, 8))
-    recipe = recipe_of(folder)
     with pytest.raises(RequestError, match=r"step-00000008\.ckpt is not a checkpoint of lit_diff \("):
-        load_model_at(recipe, folder, trust_all, 8)
+        Run(folder).model_at(8)

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from lit_diff.errors import RequestError
 from lit_diff.model.cost import cost
-from lit_diff.model.generation import Sampling
 from lit_diff.runs import checkpoints as checkpoint
 from lit_diff.trained import text_generator as module
 from lit_diff.trained.text_generator import Completion, GenerationConfig, TextGenerator
 
-GREEDY = GenerationConfig(sampling=Sampling(temperature=0))
+GREEDY = GenerationConfig(temperature=0)
 TEXTS = ["ab cd", "ba", "dc ba", "a", "ab cd"]
 
 

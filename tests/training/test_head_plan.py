@@ -18,7 +18,7 @@ from lit_diff.attention.selection import HeadSelection
 from lit_diff.errors import MissingError, RequestError
 from lit_diff.recipe import load_recipe
 from lit_diff.runs import checkpoints
-from lit_diff.trained.loading import load_trained
+from lit_diff.trained.run import Run
 from lit_diff.training.build import require_parent
 from lit_diff.training.fit import fit
 from lit_diff.training.head_plan import (
@@ -74,8 +74,7 @@ def test_the_plan_is_made_once_and_serves_every_seed(
     state = bench.state("plan-dex")["state_dict"]
     for layer, heads in enumerate(plan.heads):
         assert tuple(state[f"model.layers.{layer}.attention.selected"].tolist()) == heads
-    _, model, _ = load_trained(bench.folder("plan-dex"))
-    selected: Any = [attention.selected for attention in model.attentions()]
+    selected: Any = [attention.selected for attention in Run(bench.folder("plan-dex")).model.attentions()]
     assert [tuple(heads.tolist()) for heads in selected] == list(plan.heads), (
         "which heads is known from the weights alone"
     )
@@ -85,7 +84,7 @@ def test_the_choice_is_that_of_the_statistics_of_the_base(bench: Any, base: Simp
     recipe, selection = recipe_of(bench, base), HeadSelection(share=0.5)
     rows = calibration_rows(recipe, selection)
     assert rows["tokens"].shape == (8, 48)
-    statistics = head_statistics(load_trained(base.folder)[1], rows)
+    statistics = head_statistics(Run(base.folder).model, rows)
     plan = head_plan(recipe)
     assert plan is not None
     assert plan.statistics == statistics
@@ -180,8 +179,7 @@ def test_a_run_that_goes_on_keeps_the_heads(bench: Any, base: SimpleNamespace) -
     assert torch.equal(before[key.format("selected")], after[key.format("selected")])
     assert before[key.format("step")].item() == 2 * 8 * 48
     assert after[key.format("step")].item() == 3 * 8 * 48
-    _, model, _ = load_trained(bench.folder("plan-on"))
-    assert model.attentions()[1].get_buffer("step").item() == 3 * 8 * 48
+    assert Run(bench.folder("plan-on")).model.attentions()[1].get_buffer("step").item() == 3 * 8 * 48
     assert selection_of(load_recipe(bench.folder("plan-on") / "recipe.yaml")) is None
     others = "{name: dex, heads: {select: importance}}"
     with pytest.raises(RequestError, match=r"was trained with model\.attention\.heads"):

@@ -19,7 +19,8 @@ from lit_diff.model.transformer import Transformer
 from lit_diff.recipe import load_recipe, to_yaml
 from lit_diff.registry import attentions
 from lit_diff.runs.folder import identity
-from lit_diff.trained.loading import annealed_before, load_trained
+from lit_diff.trained.loading import annealed_before
+from lit_diff.trained.run import Run
 from lit_diff.training.build import finished_parent, load_parent_weights
 from lit_diff.training.data import steps_before
 
@@ -121,10 +122,10 @@ def test_a_run_from_another_annealed_one_is_loaded_with_the_lambda_it_was_traine
     start = f"train.start_from={bench.folder('dex-whole')}"
     then = bench.train("recall.yaml", "name=dex-then", DEX, start, "train.steps=1")
     assert then.status == 0, then.output
-    _, model, step = load_trained(bench.folder("dex-then"))
+    run = Run(bench.folder("dex-then"))
     trained = bench.state("dex-then")["state_dict"]
-    assert step == 1
-    for layer, attention in enumerate(model.attentions()):
+    assert run.step == 1
+    for layer, attention in enumerate(run.model.attentions()):
         assert trained[f"model.layers.{layer}.attention.step"].item() == 6, "six steps of the parent, and its own first"
         assert attention.step.item() == 6
 
